@@ -1,0 +1,125 @@
+"""One tree of errors: each says what was received, what the rule is, and what to do.
+
+```
+RankmeshError
+├── LayoutError(ValueError)        sizes, offsets, views, jobs that do not fit together
+├── UnknownAxis(KeyError)          an axis or view name that the mesh does not have
+├── PlanError(ValueError)          group specs, options, recipes, saved plans
+│   └── UnknownGroup(KeyError)     a group name that the plan does not have
+├── AgreementError(RuntimeError)   ranks that do not hold the same plan, or never arrived
+├── ConnectError(RuntimeError)     a live world that cannot serve the plan
+├── ProofError(RuntimeError)       a live group that gave a wrong answer
+└── NotAMember(LookupError)        a group that exists, but not for this rank
+```
+
+The values that an error speaks of are its attributes, so that a program can act on them:
+
+>>> try:
+...     raise UnknownAxis("dpp", known=("tp", "dp"))
+... except UnknownAxis as error:
+...     print(error)
+...     print(error.name, error.known)
+received axis 'dpp'; this mesh has the axes tp, dp; did you mean 'dp'?
+dpp ('tp', 'dp')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = [
+    "AgreementError",
+    "ConnectError",
+    "LayoutError",
+    "NotAMember",
+    "PlanError",
+    "ProofError",
+    "RankmeshError",
+    "UnknownAxis",
+    "UnknownGroup",
+]
+
+
+class RankmeshError(Exception):
+    """The root of every error that rankmesh raises on purpose.
+
+    Keyword arguments become attributes of the error.
+
+    >>> RankmeshError("received 3", received=3).received
+    3
+    """
+
+    def __init__(self, message: str, **values: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.values = values
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> object:
+        # Only reached when the attribute is absent; it tells type checkers that values are attributes.
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of its argument; every error here prints its sentence.
+        return self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.values)
+
+
+def _rebuild(kind: type[RankmeshError], message: str, values: dict[str, object]) -> RankmeshError:
+    error = kind.__new__(kind, message)
+    RankmeshError.__init__(error, message, **values)
+    return error
+
+
+class LayoutError(RankmeshError, ValueError):
+    """Sizes, offsets, views or jobs that do not fit together."""
+
+
+class PlanError(RankmeshError, ValueError):
+    """A group spec, option, recipe or saved plan that cannot be used."""
+
+
+class AgreementError(RankmeshError, RuntimeError):
+    """The ranks of a job do not hold the same plan, or some of them never arrived."""
+
+
+class ConnectError(RankmeshError, RuntimeError):
+    """The live world cannot serve the plan: absent, of another size, already closed."""
+
+
+class ProofError(RankmeshError, RuntimeError):
+    """A live group gave an answer that differs from the plan's arithmetic."""
+
+
+class NotAMember(RankmeshError, LookupError):
+    """The group exists, but this rank is not in it."""
+
+
+class UnknownAxis(RankmeshError, KeyError):
+    """An axis (or view) name that the mesh does not have; ``name`` and ``known`` are attributes."""
+
+    def __init__(self, name: str, known: Iterable[str], what: str = "axis") -> None:
+        known = tuple(known)
+        plural = "axes" if what == "axis" else what + "s"
+        rule = f"this mesh has the {plural} {', '.join(known)}" if known else f"this mesh has no {plural}"
+        super().__init__(
+            f"received {what} {name!r}; {rule}{_suggestion(name, known)}", name=name, known=known, what=what
+        )
+
+
+class UnknownGroup(PlanError, KeyError):
+    """A group name that the plan does not have; ``name`` and ``known`` are attributes."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        known = tuple(known)
+        rule = f"this plan has the groups {', '.join(known)}" if known else "this plan has no groups"
+        super().__init__(f"received group {name!r}; {rule}{_suggestion(name, known)}", name=name, known=known)
+
+
+def _suggestion(name: str, known: tuple[str, ...]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,19 @@
+"""Layouts: axes, strides, meshes, views, jobs. numpy only.
+
+```
+strided   the (size, stride) patterns that everything is made of
+axes      names, sizes and order strings
+span      the ranks of a mesh and their order
+mesh      coordinates, groups, views, splits
+groups    one group, and all groups of one kind
+picks     a choice of positions inside each group
+job       several meshes in one world
+```
+"""
+
+from rankmesh.layout.groups import Group, Groups
+from rankmesh.layout.job import Job
+from rankmesh.layout.mesh import Mesh
+from rankmesh.layout.picks import Pick, ends, first, last
+
+__all__ = ["Group", "Groups", "Job", "Mesh", "Pick", "ends", "first", "last"]

@@ -1,0 +1,431 @@
+"""Meshes: named axes laid over a contiguous span of global ranks.
+
+    rank = offset + Σ coordinate[a] · stride[a]        stride[a] = Π sizes of the axes before a
+
+```
+Mesh(tp=2, dp=2, pp=2)         pp=0            pp=1
+                              tp=0 tp=1       tp=0 tp=1
+                        dp=0    0    1          4    5
+                        dp=1    2    3          6    7
+```
+
+The first axis varies fastest: ranks next to each other differ in ``tp`` here, which is where the fastest links are.
+
+>>> mesh = Mesh(tp=2, cp=2, dp=4, pp=2)
+>>> mesh.size, mesh.strides
+(32, {'tp': 1, 'cp': 2, 'dp': 4, 'pp': 16})
+>>> mesh.coordinate(13)
+{'tp': 1, 'cp': 0, 'dp': 3, 'pp': 0}
+>>> mesh.rank(tp=1, cp=0, dp=3, pp=0)
+13
+>>> mesh.groups("dp-cp").of(13)
+Group(1, 3, 5, 7, 9, 11, 13, 15)
+
+Experts see the same ranks through another factorisation, a *view*, whose shared axes are proved equal:
+
+>>> mesh = mesh.with_view("expert", etp=1, ep=8, edp=2, pp=2, shared=("pp",))
+>>> mesh.groups("ep", view="expert").of(13)
+Group(8, 9, 10, 11, 12, 13, 14, 15)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from types import EllipsisType
+from typing import Any
+
+from rankmesh.errors import LayoutError
+from rankmesh.layout.axes import AxesLike, axis_name, axis_names, axis_size, fill, find, integer, parse_axes
+from rankmesh.layout.groups import Groups
+from rankmesh.layout.span import Span
+from rankmesh.layout.strided import Strided
+
+__all__ = ["Mesh"]
+
+
+class Mesh:
+    """Named axes over ranks ``offset`` to ``offset + size - 1``; frozen, hashable, equal when equivalent.
+
+    Keyword order is rank order, the first axis adjacent. ``rank_map`` lists the global rank at each position, for
+    clusters whose rank numbers do not follow the wiring; the identity map is the same mesh as no map.
+
+    Raises ``LayoutError`` for sizes that are not integers of at least 1, and for a map that is no permutation.
+    """
+
+    __slots__ = ("_parts", "_pattern", "_sizes", "_span", "_views")
+
+    _sizes: dict[str, int]
+    _parts: dict[str, tuple[str, ...]]
+    _pattern: Strided
+    _span: Span
+    _views: dict[str, Mesh]
+
+    def __init__(self, *, offset: int = 0, rank_map: Iterable[int] | None = None, **sizes: int) -> None:
+        checked = {axis_name(name): axis_size(name, size) for name, size in sizes.items()}
+        if not checked:
+            raise LayoutError("received no axes; a mesh has at least one, such as Mesh(dp=8)")
+        self._set(checked, Span.of(offset, prod(checked.values()), rank_map), {}, {})
+
+    def _set(
+        self, sizes: dict[str, int], span: Span, parts: dict[str, tuple[str, ...]], views: dict[str, Mesh]
+    ) -> None:
+        values = {
+            "_sizes": sizes,
+            "_parts": parts,
+            "_pattern": Strided.dense(sizes.values()),
+            "_span": span,
+            "_views": views,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _with(
+        self,
+        *,
+        sizes: dict[str, int] | None = None,
+        parts: dict[str, tuple[str, ...]] | None = None,
+        views: dict[str, Mesh] | None = None,
+    ) -> Mesh:
+        other = object.__new__(Mesh)
+        other._set(
+            self._sizes if sizes is None else sizes,
+            self._span,
+            self._parts if parts is None else parts,
+            self._views if views is None else views,
+        )
+        return other
+
+    @classmethod
+    def parse(
+        cls,
+        text: str,
+        *,
+        world_size: int | None = None,
+        offset: int = 0,
+        rank_map: Iterable[int] | None = None,
+    ) -> Mesh:
+        """The mesh of an axis string; with ``world_size``, one size may be ``*``: what is left.
+
+        >>> Mesh.parse("tp=2,cp=2,dp=*,pp=2", world_size=32)
+        Mesh(tp=2, cp=2, dp=4, pp=2)
+        """
+        start = integer(offset, "offset", least=0)
+        total = None if world_size is None else integer(world_size, "world_size", least=1)
+        left = None if total is None else integer(total - start, "world_size minus offset", least=1)
+        return cls(offset=start, rank_map=rank_map, **fill(parse_axes(text), left, "world_size"))
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The size of each axis, fastest first."""
+        return dict(self._sizes)
+
+    @property
+    def strides(self) -> dict[str, int]:
+        """The distance in positions between neighbours along each axis."""
+        return {name: stride for name, (_, stride) in zip(self._sizes, self._pattern.pairs, strict=True)}
+
+    @property
+    def size(self) -> int:
+        """How many ranks the mesh covers."""
+        return self._span.size
+
+    @property
+    def offset(self) -> int:
+        """The first global rank."""
+        return self._span.offset
+
+    @property
+    def span(self) -> Span:
+        """The global ranks that the mesh covers, and their order."""
+        return self._span
+
+    @property
+    def rank_map(self) -> tuple[int, ...] | None:
+        """The global rank at each position, None when they ascend."""
+        return self._span.rank_map
+
+    @property
+    def parts(self) -> dict[str, tuple[str, ...]]:
+        """The axes that were split, with the sub-axes that replace each."""
+        return dict(self._parts)
+
+    @property
+    def views(self) -> dict[str, Mesh]:
+        """The other factorisations of the same span, by name."""
+        return dict(self._views)
+
+    def view(self, name: str | None) -> Mesh:
+        """The factorisation of one view as a mesh of its own; None is the mesh itself."""
+        return self if name is None else self._views[find(name, self._views, "view")]
+
+    # -- ranks and coordinates ----------------------------------------------------------------------------------
+
+    def coordinate(self, rank: int, *, view: str | None = None) -> dict[str, int]:
+        """The position of a global rank along each axis (of a view).
+
+        >>> Mesh(tp=2, dp=2, offset=4).coordinate(6)
+        {'tp': 0, 'dp': 1}
+        """
+        mesh = self.view(view)
+        return dict(zip(mesh._sizes, mesh._pattern.digits(self._span.position(rank)), strict=True))
+
+    def rank(self, *, view: str | None = None, **coordinate: int) -> int:
+        """The global rank at a coordinate; axes of size 1 may be left out.
+
+        >>> Mesh(tp=2, dp=2, offset=4).rank(tp=0, dp=1)
+        6
+        """
+        mesh = self.view(view)
+        for name in coordinate:
+            find(name, mesh._sizes)
+        position = 0
+        for name, (size, stride) in zip(mesh._sizes, mesh._pattern.pairs, strict=True):
+            position += stride * _digit(name, size, coordinate)
+        return self._span.rank(position)
+
+    def groups(self, axes: AxesLike, *, view: str | None = None, ordered: bool = False) -> Groups:
+        """All groups along a set of axes: ``"dp-cp"``, or a sequence of names.
+
+        The members of a group are in the order of the mesh, whatever the order of request, so ``"dp-cp"`` and
+        ``"cp-dp"`` are one kind. With ``ordered=True`` the first axis *named* varies fastest instead.
+
+        >>> Mesh(cp=2, dp=2).groups("dp-cp").tolist(), Mesh(cp=2, dp=2).groups("dp-cp", ordered=True).tolist()
+        ([[0, 1, 2, 3]], [[0, 2, 1, 3]])
+        """
+        mesh = self.view(view)
+        named = mesh._leaves(axis_names(axes))
+        pairs = dict(zip(mesh._sizes, mesh._pattern.pairs, strict=True))
+        chosen = named if ordered else tuple(name for name in mesh._sizes if name in named)
+        return Groups(
+            span=self._span,
+            axes=chosen,
+            members=Strided(tuple(pairs[name] for name in chosen)),
+            fixed=tuple(name for name in pairs if name not in chosen),
+            bases=Strided(tuple(pair for name, pair in pairs.items() if name not in chosen)),
+        )
+
+    def _leaves(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The names with every split axis replaced by its sub-axes."""
+        leaves: list[str] = []
+        for name in names:
+            if name in self._parts:
+                leaves.extend(self._leaves(self._parts[name]))
+            else:
+                leaves.append(find(name, (*self._sizes, *self._parts)))
+        return axis_names(leaves)
+
+    # -- other meshes from this one -----------------------------------------------------------------------------
+
+    def with_view(self, name: str, /, *, shared: Iterable[str] | None = None, **sizes: int) -> Mesh:
+        """The mesh with one more factorisation of its span, whose ``shared`` axes are proved equal.
+
+        By default every axis that both name is shared. Two axes are equal when they give the same groups in the
+        same order: same size and same stride.
+
+        >>> Mesh(tp=2, dp=2, pp=2).with_view("expert", ep=2, pp=4)
+        Traceback (most recent call last):
+        rankmesh.errors.LayoutError: received view 'expert' with sharing of 'pp', but its groups differ: \
+the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one stride in both, or leave it out of shared
+        """
+        view = Mesh(offset=self.offset, rank_map=self.rank_map, **_of_span(name, sizes, self.size))
+        if axis_name(name) in self._views:
+            raise LayoutError(
+                f"received a second view named {name!r}; each view has its own name; rename one", view=name
+            )
+        for axis in _shared_axes(self, view, shared):
+            _prove_equal(self, view, name, axis)
+        return self._with(views={**self._views, name: view})
+
+    def split(self, axis: str, /, *, view: str | None = None, **sizes: int | EllipsisType) -> Mesh:
+        """The mesh with one axis replaced by sub-axes, the first adjacent; one size may be ``...``: what is left.
+
+        The split axis can still be named: it stands for all of its sub-axes.
+
+        >>> rings = Mesh(cp=16).split("cp", inner=2, middle=2, outer=...)
+        >>> rings.axes
+        {'inner': 2, 'middle': 2, 'outer': 4}
+        >>> rings.groups("middle")[0], rings.groups("outer")[3], rings.groups("cp").size
+        (Group(0, 2), Group(3, 7, 11, 15), 16)
+        """
+        if view is not None:
+            return self._with(views={**self._views, view: self.view(view).split(axis, **sizes)})
+        total = self._sizes[find(axis, self._sizes)]
+        asked = {axis_name(name): None if size is ... else axis_size(name, size) for name, size in sizes.items()}
+        if not asked:
+            raise LayoutError(f"received no sub-axes for {axis!r}; name them, such as inner=2, outer=...", axis=axis)
+        filled = fill(asked, total, f"size of axis {axis!r}")
+        taken = (self._sizes.keys() | self._parts.keys()) & filled.keys()
+        if taken:
+            raise LayoutError(
+                f"received sub-axis {sorted(taken)[0]!r} of {axis!r}; the mesh has that name already; use another",
+                axis=axis,
+            )
+        leaves: dict[str, int] = {}
+        for name, size in self._sizes.items():
+            leaves.update(filled if name == axis else {name: size})
+        return self._with(sizes=leaves, parts={**self._parts, axis: tuple(filled)})
+
+    def reorder(self, order: AxesLike) -> Mesh:
+        """The same axes and sizes in another rank order; axes of size 1 may be left out. Views do not carry over.
+
+        >>> Mesh(tp=2, dp=4, pp=2).reorder("tp-pp-dp").strides
+        {'tp': 1, 'pp': 2, 'dp': 4}
+        """
+        names = axis_names(order)
+        for name in names:
+            find(name, self._sizes)
+        left = [name for name in self._sizes if name not in names]
+        missing = [name for name in left if self._sizes[name] > 1]
+        if missing:
+            raise LayoutError(
+                f"received order {'-'.join(names)!r}, which leaves out {', '.join(missing)}; "
+                "an order names every axis whose size is more than 1",
+                order=names,
+                missing=missing,
+            )
+        return self._with(sizes={name: self._sizes[name] for name in (*names, *left)}, views={})
+
+    # -- value semantics ----------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data from which ``from_dict`` makes an equal mesh."""
+        data: dict[str, Any] = {"axes": [[name, size] for name, size in self._sizes.items()], "offset": self.offset}
+        if self.rank_map is not None:
+            data["rank_map"] = list(self.rank_map)
+        if self._parts:
+            data["parts"] = [[name, list(parts)] for name, parts in self._parts.items()]
+        if self._views:
+            data["views"] = [
+                [name, {key: value for key, value in view.to_dict().items() if key in ("axes", "parts")}]
+                for name, view in self._views.items()
+            ]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Mesh:
+        """The mesh of ``to_dict``; sizes, map and parts are checked as in the constructor."""
+        mesh = cls(offset=data["offset"], rank_map=data.get("rank_map"), **_unique(data["axes"]))
+        views = {
+            axis_name(name): cls.from_dict({"offset": mesh.offset, "rank_map": data.get("rank_map"), **view})
+            for name, view in data.get("views", ())
+        }
+        for name, view in views.items():
+            _of_span(name, view.axes, mesh.size)
+        return mesh._with(parts=mesh._checked_parts(data.get("parts", ())), views=views)
+
+    def _checked_parts(self, parts: Iterable[tuple[str, Iterable[str]]]) -> dict[str, tuple[str, ...]]:
+        split = {axis_name(name): axis_names(leaves) for name, leaves in parts}
+        known = {*self._sizes, *split}
+        for name, leaves in split.items():
+            if name in self._sizes or not known.issuperset(leaves):
+                raise LayoutError(f"received parts {leaves} of axis {name!r}; they must be axes of the mesh", axis=name)
+        return split
+
+    @property
+    def _value(self) -> tuple[object, ...]:
+        return (
+            tuple(self._sizes.items()),
+            self._span,
+            frozenset(self._parts.items()),
+            frozenset((name, view._value) for name, view in self._views.items()),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return self._value == other._value if isinstance(other, Mesh) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"received a new value for {name!r}; a mesh is frozen; make another one")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Mesh.from_dict, (self.to_dict(),)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._span
+
+    def __str__(self) -> str:
+        """The axis string: ``Mesh.parse`` reads it."""
+        return ",".join(f"{name}={size}" for name, size in self._sizes.items())
+
+    def __repr__(self) -> str:
+        words = [f"{name}={size}" for name, size in self._sizes.items()]
+        words += [f"offset={self.offset}"] if self.offset else []
+        words += [f"rank_map=<{self.size} ranks>"] if self.rank_map else []
+        views = "".join(f".with_view({name!r}, {', '.join(str(view).split(','))})" for name, view in self._views.items())
+        return f"Mesh({', '.join(words)}){views}"
+
+
+def _digit(name: str, size: int, coordinate: Mapping[str, int]) -> int:
+    if name not in coordinate:
+        if size == 1:
+            return 0
+        raise LayoutError(
+            f"received a coordinate without {name!r} (size {size}); a rank needs a position along every axis; "
+            f"add {name}=0 to {name}={size - 1}",
+            missing=name,
+        )
+    digit = integer(coordinate[name], f"position along axis {name!r}", least=0)
+    if digit >= size:
+        raise LayoutError(
+            f"received position {digit} along axis {name!r}; its size is {size}, so positions go from 0 to {size - 1}",
+            axis=name,
+            received=digit,
+            size=size,
+        )
+    return digit
+
+
+def _unique(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    listed = [(axis_name(name), size) for name, size in pairs]
+    axis_names([name for name, _ in listed])
+    return dict(listed)
+
+
+def _of_span(name: str, sizes: Mapping[str, int], total: int) -> dict[str, int]:
+    checked = {axis_name(axis): axis_size(axis, size) for axis, size in sizes.items()}
+    product = prod(checked.values())
+    if product != total:
+        shown = " x ".join(f"{axis} {size}" for axis, size in checked.items())
+        raise LayoutError(
+            f"received view {name!r} of {shown} = {product} ranks; the mesh has {total}, and a view is another "
+            "factorisation of the same ranks; change its sizes",
+            view=name,
+            product=product,
+            size=total,
+        )
+    return checked
+
+
+def _shared_axes(mesh: Mesh, view: Mesh, shared: Iterable[str] | None) -> tuple[str, ...]:
+    known = {*mesh.axes, *mesh.parts}
+    if shared is None:
+        return tuple(name for name in view.axes if name in known)
+    names = axis_names(shared)
+    for name in names:
+        find(name, known)
+        find(name, view.axes)
+    return names
+
+
+def _prove_equal(mesh: Mesh, view: Mesh, name: str, axis: str) -> None:
+    ours, theirs = mesh.groups(axis), view.groups(axis)
+    # Equal patterns tile the span in one way only: the lowest rank not yet covered must start a group.
+    if ours.members.coalesced() != theirs.members.coalesced():
+        raise LayoutError(
+            f"received view {name!r} with sharing of {axis!r}, but its groups differ: the mesh has "
+            f"{_start(ours.tolist()[0])}, the view has {_start(theirs.tolist()[0])}; give {axis!r} one size and one "
+            "stride in both, or leave it out of shared",
+            view=name,
+            axis=axis,
+            mesh_groups=ours,
+            view_groups=theirs,
+        )
+
+
+def _start(ranks: list[int]) -> str:
+    return str(ranks) if len(ranks) <= 8 else f"[{', '.join(map(str, ranks[:8]))}, ...]"

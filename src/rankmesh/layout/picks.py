@@ -1,0 +1,86 @@
+"""Picks: a choice of positions inside each group.
+
+```
+pipeline group   [0, 4, 8, 12]
+ends             [0, 12]          first and last: where the embeddings live
+first            [0]
+last             [12]
+```
+
+A pick is data: the chosen positions, negative ones counted from the end, so that a plan with picks can be saved,
+compared and hashed. A callable is asked once, with the group's ranks in order (as Megatron-Core asks
+``get_embedding_ranks``), and what it returns is kept as positions.
+
+>>> ends.positions_in(4), ends.positions_in(1), last.positions_in(4)
+((0, 3), (0,), (3,))
+>>> Pick.of(lambda ranks: [ranks[0], ranks[len(ranks) // 2]], size=4)
+Pick(positions=(0, 2))
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rankmesh.errors import LayoutError
+
+__all__ = ["Pick", "PickLike", "ends", "first", "last"]
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Chosen positions of a group, in order; -1 is the last."""
+
+    positions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, pick: PickLike, size: int) -> Pick:
+        """A checked pick for groups of ``size`` ranks; a callable is asked with ``range(size)``."""
+        if isinstance(pick, Pick):
+            chosen = pick
+        elif callable(pick):
+            chosen = cls(_integers(pick(range(size)), pick))
+        else:
+            chosen = cls(_integers(pick, pick))
+        chosen.positions_in(size)
+        return chosen
+
+    def positions_in(self, size: int) -> tuple[int, ...]:
+        """The positions inside a group of ``size`` ranks, each once, in the order of choice."""
+        for position in self.positions:
+            if not -size <= position < size:
+                raise LayoutError(
+                    f"received position {position} in a pick; groups have {size} ranks, "
+                    f"so positions go from {-size} to {size - 1}",
+                    position=position,
+                    size=size,
+                )
+        return tuple(dict.fromkeys(position % size for position in self.positions))
+
+    def __str__(self) -> str:
+        return _NAMES.get(self.positions) or "positions " + ", ".join(map(str, self.positions))
+
+
+PickLike = Pick | Callable[[Sequence[int]], Iterable[int]] | Iterable[int]
+
+
+def _integers(positions: object, pick: object) -> tuple[int, ...]:
+    try:
+        numbers = tuple(operator.index(position) for position in positions)  # type: ignore[attr-defined]
+    except TypeError:
+        raise LayoutError(
+            f"received {positions!r} from pick {pick!r}; a pick is a list of positions, "
+            "or a callable that takes a group's ranks and returns some of them",
+            received=positions,
+        ) from None
+    if not numbers:
+        raise LayoutError(f"received no position from pick {pick!r}; a pick chooses at least one", received=positions)
+    return numbers
+
+
+ends = Pick((0, -1))
+first = Pick((0,))
+last = Pick((-1,))
+
+_NAMES = {ends.positions: "ends", first.positions: "first", last.positions: "last"}

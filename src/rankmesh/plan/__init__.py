@@ -1,0 +1,21 @@
+"""Plans: the named groups that a job wants, the same on every rank. No torch.
+
+```
+options   how a group's process group is made, and inheritance
+spec      one kind of group
+plan      the ordered kinds over a mesh; digest, JSON, of(rank)
+own       one rank's part of a plan
+sharing   which groups use one communicator
+explain   one rank in words
+recipes   the layouts of Megatron-Core, nanotron, ezpz, torchtitan, three_d
+presets   published layouts of real runs
+source    a plan from what a user types: axes, recipe, preset, file
+```
+"""
+
+from rankmesh.plan.options import Options
+from rankmesh.plan.own import OwnGroup, OwnGroups
+from rankmesh.plan.plan import Plan
+from rankmesh.plan.spec import GroupSpec
+
+__all__ = ["GroupSpec", "Options", "OwnGroup", "OwnGroups", "Plan"]

@@ -1,0 +1,139 @@
+"""Options of a group: how its process group is made. None means inherited.
+
+```
+mesh options   <-  view options  <-  group options          the nearest that is not None counts
+timeout=1800       timeout=600       (None)                 effective: 600
+```
+
+>>> Options(timeout=1800, backend="gloo").over(Options(timeout=3600))
+Options(backend='gloo', timeout=1800.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any
+
+from rankmesh.errors import PlanError
+
+__all__ = ["Options"]
+
+NcclValue = int | float | str | bool
+
+
+@dataclass(frozen=True, repr=False)
+class Options:
+    """The options of one group; every field may be None, which means inherited.
+
+    ``backend``        a torch backend ("nccl", "gloo", "cpu:gloo,cuda:nccl"); default: the world's
+    ``timeout``        seconds (a number or a timedelta); default: the world's
+    ``nccl``           fields of the NCCL communicator configuration (min_ctas, max_ctas, cga_cluster_size, ...)
+    ``high_priority``  run the group's collectives on a high-priority stream
+    ``sharp``          let the network switch reduce (NCCL CollNet)
+    ``share``          False: never use one communicator with another group
+    ``overlap``        a class of groups that run at the same time as others: never shared with another class
+    ``lazy``           create the process group at its first use
+    """
+
+    backend: str | None = None
+    timeout: float | None = None
+    nccl: tuple[tuple[str, NcclValue], ...] | None = field(default=None)
+    high_priority: bool | None = None
+    sharp: bool | None = None
+    share: bool | None = None
+    overlap: str | None = None
+    lazy: bool | None = None
+
+    def __init__(self, **options: Any) -> None:
+        known = tuple(item.name for item in fields(Options))
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise PlanError(
+                f"received option {unknown[0]!r}; the options of a group are {', '.join(known)}; use one of them",
+                option=unknown[0],
+                known=known,
+            )
+        for name in known:
+            object.__setattr__(self, name, _CHECKS[name](name, options.get(name)))
+
+    def over(self, inherited: Options) -> Options:
+        """These options, with what they leave open taken from ``inherited``."""
+        return Options(
+            **{
+                item.name: value if value is not None else getattr(inherited, item.name)
+                for item in fields(self)
+                for value in (getattr(self, item.name),)
+            }
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options that are set, as plain data."""
+        data = {name: value for name, value in self._set().items() if name != "nccl"}
+        return data | ({"nccl": dict(self.nccl)} if self.nccl is not None else {})
+
+    def _set(self) -> dict[str, Any]:
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def __repr__(self) -> str:
+        return f"Options({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.to_dict().items())
+
+
+def _text(name: str, value: object) -> str | None:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise PlanError(f"received {value!r} as {name}; it must be a name, such as 'gloo'", option=name, received=value)
+
+
+def _flag(name: str, value: object) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    raise PlanError(f"received {value!r} as {name}; it must be True or False", option=name, received=value)
+
+
+def _seconds(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+        raise PlanError(
+            f"received {value!r} as {name}; it must be a number of seconds above 0, or a timedelta",
+            option=name,
+            received=value,
+        )
+    return float(seconds)
+
+
+def _config(name: str, value: object) -> tuple[tuple[str, NcclValue], ...] | None:
+    if value is None:
+        return None
+    try:
+        config = dict(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        config = {None: None}
+    for key, setting in config.items():
+        if not isinstance(key, str) or not isinstance(setting, bool | int | float | str):
+            raise PlanError(
+                f"received {value!r} as {name}; it must map names of NCCL options to numbers or words, "
+                "such as {'max_ctas': 8}",
+                option=name,
+                received=value,
+            )
+    return tuple(sorted(config.items()))
+
+
+_CHECKS: Mapping[str, Any] = {
+    "backend": _text,
+    "timeout": _seconds,
+    "nccl": _config,
+    "high_priority": _flag,
+    "sharp": _flag,
+    "share": _flag,
+    "overlap": _text,
+    "lazy": _flag,
+}

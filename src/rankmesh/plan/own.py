@@ -1,0 +1,139 @@
+"""One rank's part of a plan: the groups that it is in, with its place in each.
+
+>>> from rankmesh.layout import Mesh, ends
+>>> from rankmesh.plan import GroupSpec, Plan
+>>> plan = Plan(Mesh(tp=2, pp=4), [GroupSpec("tp"), GroupSpec("pp"), GroupSpec("embd", axes="pp", pick=ends)])
+>>> mine = plan.of(7)
+>>> list(mine), mine["pp"].ranks, mine["pp"].rank, str(mine["pp"])
+(['tp', 'pp', 'embd'], (1, 3, 5, 7), 3, 'pp@tp1')
+>>> plan.of(3)["embd"]
+Traceback (most recent call last):
+rankmesh.errors.NotAMember: received group 'embd' on rank 3; its members here are [1, 7]; \
+ask on one of them, or test with 'embd' in groups
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from rankmesh.errors import NotAMember, UnknownGroup
+from rankmesh.layout.groups import Group, Groups
+from rankmesh.plan.options import Options
+from rankmesh.plan.sharing import leaders
+from rankmesh.plan.spec import GroupSpec
+
+__all__ = ["OwnGroup", "OwnGroups"]
+
+
+@dataclass(frozen=True)
+class OwnGroup:
+    """One group as one of its members sees it.
+
+    ``group`` lists the members, ``rank`` is the position of this rank among them, ``coordinate`` is what all members
+    agree on, ``leader`` names the group whose process group this one uses (its own name if it leads).
+    """
+
+    spec: GroupSpec
+    group: Group
+    rank: int
+    coordinate: tuple[tuple[str, int], ...]
+    piece: int | None
+    leader: str
+
+    @property
+    def name(self) -> str:
+        """The name of the kind in the plan."""
+        return self.spec.name
+
+    @property
+    def options(self) -> Options:
+        """The effective options."""
+        return self.spec.options
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The members, global ranks in the order of their positions."""
+        return self.group.ranks
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self.group)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.group)
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self.group
+
+    def __str__(self) -> str:
+        """Kind and coordinate: ``tp@dp5,pp2``; a piece of a hierarchy adds its number: ``hcp_0@dp1#3``."""
+        place = ",".join(f"{axis}{position}" for axis, position in self.coordinate)
+        piece = "" if self.piece is None else f"#{self.piece}"
+        return f"{self.name}@{place}{piece}" if place or piece else self.name
+
+
+class OwnGroups(Mapping[str, OwnGroup]):
+    """The groups that one rank is in, by name, in the plan's order."""
+
+    __slots__ = ("_elsewhere", "_groups", "rank")
+
+    def __init__(self, rank: int, kinds: Iterable[tuple[GroupSpec, Groups]]) -> None:
+        self.rank = rank
+        listed = tuple(kinds)
+        member = [(spec, groups, groups.of(rank)) for spec, groups in listed if groups.has(rank)]
+        leader = leaders((spec.name, group, spec.options) for spec, _, group in member)
+        self._groups = {
+            spec.name: OwnGroup(
+                spec=spec,
+                group=group,
+                rank=groups.position_of(rank),
+                coordinate=tuple(groups.coordinate_of(rank).items()),
+                piece=groups.piece_of(rank),
+                leader=leader[spec.name],
+            )
+            for spec, groups, group in member
+        }
+        self._elsewhere = {spec.name: groups for spec, groups in listed if spec.name not in self._groups}
+
+    def __getitem__(self, name: str) -> OwnGroup:
+        try:
+            return self._groups[name]
+        except KeyError:
+            raise self._absent(name) from None
+
+    def _absent(self, name: str) -> UnknownGroup | NotAMember:
+        if name not in self._elsewhere:
+            return UnknownGroup(name, (*self._groups, *self._elsewhere))
+        groups = self._elsewhere[name]
+        if self.rank not in groups.span:
+            where = f"the plan covers ranks {groups.span.offset} to {groups.span.stop - 1}"
+        else:
+            where = f"its members here are {list(groups[groups.index_of(self.rank)])[:16]}"
+        return NotAMember(
+            f"received group {name!r} on rank {self.rank}; {where}; "
+            f"ask on one of them, or test with {name!r} in groups",
+            group=name,
+            rank=self.rank,
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._groups
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def communicators(self) -> tuple[OwnGroup, ...]:
+        """The groups whose process group needs a communicator: one each, leaders of more than one rank."""
+        return tuple(own for own in self.values() if own.leader == own.name and own.size > 1)
+
+    def __repr__(self) -> str:
+        return f"OwnGroups(rank={self.rank}, {', '.join(map(str, self._groups.values()))})"

@@ -1,0 +1,190 @@
+"""Plans: the ordered, named groups that one job wants. Identical on every rank, saved as JSON, known by a digest.
+
+```
+Mesh ─┐
+      ├─ Plan ── of(rank)      the groups of one rank
+specs ┘      ├── groups(name)  one kind on the whole world
+             ├── digest        the same on every rank, or the ranks do not start
+             └── to_json()     and back: Plan.from_json
+```
+
+>>> from rankmesh.layout import Mesh, ends
+>>> plan = Plan(Mesh(tp=2, pp=2), [GroupSpec("tp"), GroupSpec("pp"), GroupSpec("embd", axes="pp", pick=ends)])
+>>> plan.of(1)["tp"].ranks, plan.sharing
+((0, 1), [('tp',), ('pp', 'embd')])
+>>> Plan.from_json(plan.to_json()) == plan
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from rankmesh.errors import PlanError
+from rankmesh.layout.axes import integer
+from rankmesh.layout.groups import Groups
+from rankmesh.layout.job import Job
+from rankmesh.layout.mesh import Mesh
+from rankmesh.plan.explain import describe, explain
+from rankmesh.plan.options import Options
+from rankmesh.plan.own import OwnGroups
+from rankmesh.plan.saved import digest_of, dump, load
+from rankmesh.plan.sharing import kinds_that_share
+from rankmesh.plan.spec import GroupSpec, check_specs
+
+__all__ = ["Plan"]
+
+
+class Plan:
+    """The groups that a job wants over one mesh; frozen, equal when equivalent.
+
+    ``world_size``    the size of the world that the plan is for. None: the world that the mesh spans, or, for the
+                      ranks inside it, a larger one; a recipe always says it
+    ``options``       for every group, unless its view or the group itself says otherwise
+    ``view_options``  for every group of one view
+    ``name``          tells two plans of one job apart
+    """
+
+    __slots__ = ("__dict__", "_mesh", "_name", "_specs", "_world_size")
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        specs: Iterable[GroupSpec],
+        *,
+        world_size: int | None = None,
+        options: Options | None = None,
+        view_options: Mapping[str, Options] | None = None,
+        name: str = "",
+    ) -> None:
+        if not isinstance(mesh, Mesh):
+            raise PlanError(f"received {mesh!r} as mesh of a plan; give a Mesh, such as Mesh(tp=2, dp=4)")
+        base, by_view = options or Options(), dict(view_options or {})
+        for view in by_view:
+            mesh.view(view)
+        self._mesh = mesh
+        self._name = name
+        self._world_size = None if world_size is None else _world(world_size, mesh)
+        self._specs = tuple(
+            spec.on(mesh, by_view.get(spec.view or "", Options()).over(base)) for spec in check_specs(tuple(specs))
+        )
+        self._kinds  # noqa: B018  - a spec that does not fit the mesh is refused here, not at its first use
+
+    @classmethod
+    def of_job(cls, job: Job, specs: Mapping[str, Iterable[GroupSpec]]) -> dict[str, Plan]:
+        """One plan for each mesh of a job, named after it, for the world of the job.
+
+        >>> from rankmesh.layout import Job, Mesh
+        >>> job = Job(world_size=6, encoder=Mesh(dp=2), llm=Mesh(tp=2, dp=2, offset=2))
+        >>> Plan.of_job(job, {"encoder": [GroupSpec("dp")], "llm": [GroupSpec("tp")]})["llm"].of(4)["tp"].ranks
+        (4, 5)
+        """
+        return {
+            name: cls(job[name], chosen, world_size=job.world_size, name=name) for name, chosen in specs.items()
+        }
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that the groups are cut from."""
+        return self._mesh
+
+    @property
+    def specs(self) -> tuple[GroupSpec, ...]:
+        """The kinds of group in order, their options resolved."""
+        return self._specs
+
+    @property
+    def name(self) -> str:
+        """The name of the plan inside its job, empty when there is one plan."""
+        return self._name
+
+    @property
+    def world_size(self) -> int:
+        """The size of the world that the plan is for: as said, else up to the last rank of the mesh."""
+        return self._mesh.span.stop if self._world_size is None else self._world_size
+
+    @property
+    def fixed_world(self) -> bool:
+        """Whether the plan says its world size, so that a live world of another size is refused."""
+        return self._world_size is not None
+
+    @cached_property
+    def _kinds(self) -> dict[str, Groups]:
+        return {spec.name: spec.groups(self._mesh) for spec in self._specs}
+
+    @property
+    def kinds(self) -> dict[str, Groups]:
+        """All groups of each kind, by name in order."""
+        return dict(self._kinds)
+
+    def groups(self, name: str) -> Groups:
+        """All groups of one kind: a sequence of groups; ``array`` is the whole world."""
+        from rankmesh.errors import UnknownGroup
+
+        if name not in self._kinds:
+            raise UnknownGroup(name, self._kinds)
+        return self._kinds[name]
+
+    def spec(self, name: str) -> GroupSpec:
+        """The spec of one kind."""
+        self.groups(name)
+        return next(spec for spec in self._specs if spec.name == name)
+
+    def of(self, rank: int) -> OwnGroups:
+        """The groups that one rank is in, by name; O(groups · axes), whatever the size of the world."""
+        number = integer(rank, "rank", least=0)
+        if number >= self.world_size:
+            self._mesh.span.position(number)
+        return OwnGroups(number, ((spec, self._kinds[spec.name]) for spec in self._specs))
+
+    @cached_property
+    def sharing(self) -> list[tuple[str, ...]]:
+        """The kinds in classes that use one communicator on every rank."""
+        return kinds_that_share((spec.name, self._kinds[spec.name], spec.options) for spec in self._specs)
+
+    def explain(self, rank: int) -> str:
+        """One rank in words: coordinate, groups, neighbours, and why."""
+        return explain(self, rank)
+
+    def describe(self, rank: int) -> dict[str, object]:
+        """What ``explain`` says, as plain data."""
+        return describe(self, rank)
+
+    @cached_property
+    def digest(self) -> str:
+        """64 hexadecimal digits that are equal on two ranks if and only if their plans are."""
+        return digest_of(self)
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """The plan as JSON text with a schema version."""
+        return dump(self, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan of ``to_json``; a text that is no plan, or of a newer schema, is refused."""
+        return cls(**load(text))
+
+    def __eq__(self, other: object) -> bool:
+        return self.digest == other.digest if isinstance(other, Plan) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Plan.from_json, (self.to_json(),)
+
+    def __repr__(self) -> str:
+        return f"Plan({self._mesh!r}, {len(self._specs)} kinds: {' '.join(self._kinds)})"
+
+
+def _world(world_size: int, mesh: Mesh) -> int:
+    size = integer(world_size, "world_size", least=1)
+    if mesh.span.stop > size:
+        raise PlanError(
+            f"received a mesh over ranks {mesh.offset} to {mesh.span.stop - 1} for a world of {size}; a mesh fits "
+            "inside its world; lower its offset or a size, or raise world_size",
+            world_size=size,
+            stop=mesh.span.stop,
+        )
+    return size
