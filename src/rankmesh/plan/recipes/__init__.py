@@ -1,0 +1,14 @@
+"""Recipes: the layouts of the field's systems as plans.
+
+>>> from rankmesh.plan import recipes
+>>> recipes.megatron(world_size=64, tp=2, cp=2, pp=2, ep=4, etp=1)
+Plan(Mesh(tp=2, cp=2, dp=8, pp=2).with_view('expert', etp=1, ep=4, edp=8, pp=2), 20 kinds: dp_cp intra_dp_cp dp cp \
+mp tp pp embd pos_embd tp_dp_cp tp_dp tp_cp ep ep_tp tp_ep_mp tp_ep_pp ep_dp intra_ep_dp inter_ep_dp \
+intra_dist_opt_instance)
+"""
+
+from rankmesh.plan.recipes.megatron import megatron, megatron_mesh
+from rankmesh.plan.recipes.small import axes, ezpz, nanotron, three_d
+from rankmesh.plan.recipes.torchtitan import torchtitan
+
+__all__ = ["axes", "ezpz", "megatron", "megatron_mesh", "nanotron", "three_d", "torchtitan"]

@@ -1,0 +1,171 @@
+"""A plan from what a user types.
+
+```
+tp=2,cp=2,dp=4,pp=2                                 an axis string, adjacent first; one size may be * with a world size
+tp=2,dp=4,pp=2/expert:etp=1,ep=8,edp=1,pp=2         the same with a view
+megatron:world=64,tp=2,pp=2,ep=4                    a recipe: megatron, nanotron, ezpz, three_d, torchtitan
+llama3-405b                                         a preset (rankmesh presets lists them)
+plan.json                                           a saved plan
+```
+
+>>> read("tp=2,dp=2").plan.groups("dp").tolist()
+[[0, 2], [1, 3]]
+>>> read("three_d:tp=2,pp=2,dp=2").plan.world_size
+8
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from rankmesh.errors import PlanError
+from rankmesh.layout.mesh import Mesh
+from rankmesh.plan import presets, recipes
+from rankmesh.plan.plan import Plan
+
+__all__ = ["RECIPES", "Source", "read"]
+
+RECIPES: Mapping[str, Callable[..., Plan]] = {
+    "megatron": recipes.megatron,
+    "nanotron": recipes.nanotron,
+    "ezpz": recipes.ezpz,
+    "three_d": recipes.three_d,
+    "torchtitan": recipes.torchtitan,
+}
+
+# Arguments that take Python objects; they cannot be typed.
+_UNTYPED = frozenset({"embedding", "position_embedding", "options"})
+
+_FORMS = (
+    "write an axis string (tp=2,dp=4), a recipe (megatron:world=64,tp=2,pp=2), a preset (llama3-405b), "
+    "or the path of a saved plan (plan.json)"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A plan and where it came from: ``kind`` is axes, recipe, preset or file."""
+
+    plan: Plan
+    kind: str
+    text: str
+    preset: presets.Preset | None = None
+
+
+def read(text: str, *, world_size: int | None = None) -> Source:
+    """The plan that ``text`` describes; ``world_size`` fills a ``*`` and must fit the rest."""
+    source = _read(text.strip(), world_size)
+    if world_size is not None and source.plan.world_size != world_size:
+        raise PlanError(
+            f"received {text!r} for a world of {source.plan.world_size} ranks, with world size {world_size}; "
+            "they must be equal; change the spec or the world size",
+            world_size=world_size,
+            plan_world_size=source.plan.world_size,
+        )
+    return source
+
+
+def _read(text: str, world_size: int | None) -> Source:
+    if text in presets.names():
+        preset = presets.get(text)
+        return Source(read(preset.spec).plan, "preset", text, preset)
+    name, colon, arguments = text.partition(":")
+    if colon and name in RECIPES:
+        return Source(_recipe(name, arguments, world_size), "recipe", text)
+    if text.endswith(".json") or Path(text).is_file():
+        return Source(_file(Path(text)), "file", text)
+    if "=" in text.partition("/")[0] and ":" not in text.partition("/")[0]:
+        return Source(_axes(text, world_size), "axes", text)
+    raise PlanError(f"received {text!r}; {_near(name, text)}{_FORMS}", received=text)
+
+
+def _near(name: str, text: str) -> str:
+    near = get_close_matches(name if ":" in text else text, [*RECIPES, *presets.names()], n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def _axes(text: str, world_size: int | None) -> Plan:
+    sizes, *views = text.split("/")
+    mesh = Mesh.parse(sizes, world_size=world_size)
+    for view in views:
+        name, colon, factors = view.partition(":")
+        if not colon:
+            raise PlanError(f"received view {view!r}; a view is written name:axes, such as expert:ep=4,edp=2")
+        mesh = mesh.with_view(name.strip(), **Mesh.parse(factors, world_size=mesh.size).axes)
+    return recipes.axes(mesh)
+
+
+def _file(path: Path) -> Plan:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(
+            f"received the path {str(path)!r}, which cannot be read ({error}); {_FORMS}", path=str(path)
+        ) from error
+    try:
+        return Plan.from_json(text)
+    except PlanError as error:
+        raise type(error)(f"{path}: {error}", path=str(path)) from error
+
+
+def _recipe(name: str, text: str, world_size: int | None) -> Plan:
+    recipe = RECIPES[name]
+    parameters = {
+        key: parameter for key, parameter in inspect.signature(recipe).parameters.items() if key not in _UNTYPED
+    }
+    arguments: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        argument = "world_size" if key == "world" else key
+        if not equals or argument not in parameters:
+            known = ", ".join("world" if key == "world_size" else key for key in parameters)
+            raise PlanError(
+                f"received {item!r} for recipe {name!r}; its arguments are {known}, each written name=value",
+                recipe=name,
+                received=item,
+            )
+        if argument in arguments:
+            raise PlanError(f"received {key!r} twice for recipe {name!r}; give it once", recipe=name, received=item)
+        arguments[argument] = _value(name, key, value, str(parameters[argument].annotation))
+    if world_size is not None:
+        arguments.setdefault("world_size", world_size)
+    return recipe(**arguments)
+
+
+def _value(recipe: str, key: str, text: str, annotation: str) -> Any:
+    convert = next(function for word, function in _CONVERTERS.items() if word in annotation)
+    try:
+        return convert(text)
+    except (ValueError, KeyError):
+        raise PlanError(
+            f"received {key}={text} for recipe {recipe!r}; {key} is {_WORDS[convert]}", recipe=recipe, received=text
+        ) from None
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.split("x"))
+
+
+def _flag(text: str) -> bool:
+    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
+
+
+_CONVERTERS: Mapping[str, Callable[[str], Any]] = {
+    "Sequence[int]": _sizes,
+    "bool": _flag,
+    "float": float,
+    "int": int,
+    "str": str,
+}
+_WORDS: Mapping[Callable[[str], Any], str] = {
+    _sizes: "sizes joined by x, such as 2x4",
+    _flag: "true or false",
+    float: "a number of seconds",
+    int: "a whole number",
+    str: "a word",
+}
