@@ -1,0 +1,63 @@
+# Every target sets up what it needs in .venv with plain pip; a second run finds the stamps and starts at once.
+# Another interpreter:  make clean && make test PYTHON=python3.12
+
+PYTHON ?= python3
+SPEC ?= megatron:world=16,tp=2,cp=2,pp=2,ep=2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# The exact requirement that constraints.txt holds for a package: $(call pin,torch) is torch==x.y.z
+pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test lint clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-8s %s\n", $$1, $$2 }'
+
+demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and prove its groups live on this machine
+	$(BIN)/rankmesh show '$(SPEC)'
+	$(BIN)/rankmesh check '$(SPEC)'
+
+test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS='-k mesh -n 2')
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
+	@echo '== style: ruff check'
+	@$(BIN)/ruff check
+	@echo '== formatting: ruff format --check'
+	@$(BIN)/ruff format --check
+	@echo '== types: mypy'
+	@$(BIN)/mypy
+	@echo '== types, as Python 3.10: mypy'
+	@$(BIN)/mypy --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores
+	@echo '== layers: lint-imports'
+	@$(BIN)/lint-imports
+
+clean:  ## remove .venv, caches and build output
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# torch comes first and by its exact version, so that a wheel which pip finds on this machine is taken as it is.
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+	$(PIP) '$(call pin,torch)'
+	$(PIP) -e '.[torch]'
+	@touch $@
+
+# megatron-core is compared with in tests: its rank arithmetic needs none of its dependencies.
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) -e '.[test]'
+	$(PIP) --no-deps '$(call pin,megatron-core)'
+	@touch $@
+
+$(VENV)/.installed-lint: $(VENV)/.installed
+	$(PIP) -e '.[lint]'
+	@touch $@
