@@ -1,0 +1,212 @@
+"""The overview of a plan: the facts that text, JSON and HTML show alike.
+
+>>> from rankmesh.plan.source import read
+>>> facts = overview(read("tp=2,dp=2"), gpus_per_node=2)
+>>> [(kind.name, kind.count, kind.size, kind.stride, kind.examples[0]) for kind in facts.kinds]
+[('tp', 2, 2, '2x1', (0, 1)), ('dp', 2, 2, '2x2', (0, 2))]
+>>> facts.communicators_least, facts.nodes, facts.kinds[1].crossings.crossing
+(2, 2, 2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from rankmesh.layout.axes import integer
+from rankmesh.layout.groups import Groups
+from rankmesh.layout.mesh import Mesh
+from rankmesh.layout.strided import Strided
+from rankmesh.plan.plan import Plan
+from rankmesh.plan.source import Source
+from rankmesh.plan.spec import GroupSpec
+from rankmesh.topology import Crossings, crossings
+from rankmesh.viz.communicators import Communicators, KindUse, Unshared, communicators, unshared
+
+__all__ = ["AxisRow", "KindRow", "LayoutRow", "Origin", "Overview", "overview"]
+
+_EXAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a plan came from: ``kind`` is axes, recipe, preset or file; presets have the rest."""
+
+    spec: str
+    kind: str
+    title: str | None
+    source: str | None
+    note: str | None
+
+
+@dataclass(frozen=True)
+class AxisRow:
+    """One axis; ``shared``: the mesh and the view have the same groups along it."""
+
+    name: str
+    size: int
+    stride: int
+    shared: bool
+
+
+@dataclass(frozen=True)
+class LayoutRow:
+    """The mesh (``view`` None) or one of its views."""
+
+    view: str | None
+    axes: tuple[AxisRow, ...]
+
+
+@dataclass(frozen=True)
+class KindRow:
+    """One kind of group.
+
+    ``stride``     the pattern of a group's members, sizes x strides in positions
+    ``part``       what narrows the groups: a pick, a level of a hierarchy; None for whole groups
+    ``examples``   the first members of the first groups
+    ``crossings``  None unless the size of a node is known
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    view: str | None
+    part: str | None
+    count: int
+    size: int
+    stride: str
+    examples: tuple[tuple[int, ...], ...]
+    options: dict[str, Any]
+    communicator: KindUse
+    crossings: Crossings | None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A plan at a glance; ranks ``first`` to ``last`` are in the mesh."""
+
+    origin: Origin
+    world_size: int
+    first: int
+    last: int
+    digest: str
+    gpus_per_node: int | None
+    nodes: int | None
+    layouts: tuple[LayoutRow, ...]
+    kinds: tuple[KindRow, ...]
+    communicators_least: int
+    communicators_most: int
+    communicators_total: int
+    unshared: tuple[Unshared, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with stable keys; the words for each kind's communicator come along."""
+        data = asdict(self)
+        for row, kind in zip(data["kinds"], self.kinds, strict=True):
+            row["communicator"]["words"] = str(kind.communicator)
+        return data
+
+
+def overview(
+    source: Source,
+    *,
+    gpus_per_node: int | None = None,
+    members: int = 8,
+    kinds: Sequence[str] | None = None,
+) -> Overview:
+    """The overview of a plan; ``kinds`` keeps these rows, ``members`` limits the ranks listed of a group.
+
+    Without ``gpus_per_node`` a preset's own is used, and for other plans crossings are left out. Counts of
+    communicators are always those of the whole plan.
+    """
+    plan, preset = source.plan, source.preset
+    if gpus_per_node is None and preset is not None:
+        gpus_per_node = preset.gpus_per_node
+    if gpus_per_node is not None:
+        integer(gpus_per_node, "gpus_per_node", least=1)
+    integer(members, "members", least=1)
+    chosen = [plan.spec(name) for name in kinds] if kinds else list(plan.specs)
+    use = communicators(plan)
+    return Overview(
+        origin=_origin(source),
+        world_size=plan.world_size,
+        first=plan.mesh.offset,
+        last=plan.mesh.span.stop - 1,
+        digest=plan.digest,
+        gpus_per_node=gpus_per_node,
+        nodes=None if gpus_per_node is None else -(-plan.world_size // gpus_per_node),
+        layouts=_layouts(plan.mesh),
+        kinds=tuple(_kind(plan, spec, use, members, gpus_per_node) for spec in chosen),
+        communicators_least=use.least,
+        communicators_most=use.most,
+        communicators_total=use.total,
+        unshared=unshared(plan),
+    )
+
+
+def _origin(source: Source) -> Origin:
+    preset = source.preset
+    if preset is None:
+        return Origin(source.text, source.kind, None, None, None)
+    return Origin(source.text, source.kind, preset.title, preset.source, preset.note or None)
+
+
+def _layouts(mesh: Mesh) -> tuple[LayoutRow, ...]:
+    return tuple(_layout(mesh, view) for view in (None, *mesh.views))
+
+
+def _layout(mesh: Mesh, view: str | None) -> LayoutRow:
+    layout = mesh.view(view)
+    return LayoutRow(
+        view,
+        tuple(
+            AxisRow(name, size, layout.strides[name], view is not None and _shared(mesh, view, name))
+            for name, size in layout.axes.items()
+        ),
+    )
+
+
+def _shared(mesh: Mesh, view: str, axis: str) -> bool:
+    return axis in mesh.axes and mesh.groups(axis).tile == mesh.groups(axis, view=view).tile
+
+
+def _kind(
+    plan: Plan, spec: GroupSpec, use: Communicators, members: int, gpus_per_node: int | None
+) -> KindRow:
+    groups = plan.groups(spec.name)
+    return KindRow(
+        name=spec.name,
+        axes=spec.axes,
+        view=spec.view,
+        part=_part(spec),
+        count=len(groups),
+        size=groups.size,
+        stride=_stride(groups),
+        examples=tuple(group[:members] for group in groups[:_EXAMPLES]),
+        options=spec.options.to_dict(),
+        communicator=use.kinds[spec.name],
+        crossings=None if gpus_per_node is None else crossings(groups, gpus_per_node),
+    )
+
+
+def _part(spec: GroupSpec) -> str | None:
+    words = []
+    if spec.levels is not None and spec.level is not None:
+        words.append(f"level {spec.level} of {'x'.join(map(str, spec.levels))}")
+    if spec.pick is not None:
+        words.append(str(spec.pick))
+    return ", ".join(words) or None
+
+
+def _stride(groups: Groups) -> str:
+    pattern = groups.tile[1]
+    if groups.picked is None:
+        return str(pattern) if isinstance(pattern, Strided) else "uneven"
+    if groups.level is not None:
+        return "picked"
+    values = [groups.members.value(position) for position in groups.picked]
+    steps = {after - before for before, after in pairwise(values)}
+    if len(steps) > 1:
+        return "picked"
+    return f"{len(values)}x{steps.pop()}" if steps else "1"

@@ -1,0 +1,124 @@
+"""Where each rank of a mesh is drawn: the fastest axes across, the slowest as blocks, the others down.
+
+```
+tp=2, dp=8, pp=2              pp=0                     pp=1
+                              tp=0  tp=1               tp=0  tp=1
+                        dp=0     0     1         dp=0    16    17
+                        dp=1     2     3         dp=1    18    19
+```
+
+A row holds consecutive positions, so nodes are runs of cells.
+
+>>> from rankmesh.layout import Mesh
+>>> drawn = sheet(Mesh(tp=2, dp=8, pp=2), width=2)
+>>> drawn.headers, [block.label for block in drawn.blocks], drawn.blocks[1].rows[1]
+((('tp=0', 'tp=1'),), ['pp=0', 'pp=1'], Row(label='dp=1', ranks=(18, 19)))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from rankmesh.layout.mesh import Mesh
+from rankmesh.layout.strided import IntArray
+
+__all__ = ["Block", "Row", "Sheet", "sheet"]
+
+_Axes = list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Consecutive positions side by side."""
+
+    label: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """The rows of one position of the slowest axis; the label is empty when there is one block."""
+
+    label: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The drawing: ``headers`` are lines of column labels, the slowest axis first."""
+
+    headers: tuple[tuple[str, ...], ...]
+    blocks: tuple[Block, ...]
+
+    @property
+    def columns(self) -> int:
+        """How many cells a row has."""
+        return len(self.headers[0])
+
+
+def sheet(mesh: Mesh, *, width: int = 8) -> Sheet:
+    """Draw up to ``width`` cells across; axes of size 1 are left out."""
+    axes = [(name, size) for name, size in mesh.axes.items() if size > 1] or list(mesh.axes.items())[:1]
+    across = _across(axes, width)
+    rest = axes[len(across) :]
+    ranks = mesh.span.ranks(np.arange(mesh.size))
+    if prod(size for _, size in across) > width:
+        return _wrapped(across[0], rest, ranks, width)
+    blocks, down = (rest[-1:], rest[:-1]) if len(rest) > 1 else ([], rest)
+    columns = prod(size for _, size in across)
+    table = ranks.reshape(-1, prod(size for _, size in down), columns)
+    headers = tuple(
+        tuple(f"{name}={digit}" for digit in _digits(across, number))
+        for number, (name, _) in enumerate(across)
+    )
+    return Sheet(headers[::-1], _blocks(table, blocks, _labels(down)))
+
+
+def _across(axes: _Axes, width: int) -> _Axes:
+    """The leading axes that fit, at least one."""
+    count = 1
+    while count < len(axes) and prod(size for _, size in axes[: count + 1]) <= width:
+        count += 1
+    return axes[:count]
+
+
+def _digits(axes: _Axes, number: int) -> list[int]:
+    """The position along one of the axes for every cell that they span, in order."""
+    before = prod(size for _, size in axes[:number])
+    return [index // before % axes[number][1] for index in range(prod(size for _, size in axes))]
+
+
+def _labels(axes: _Axes) -> list[str]:
+    if not axes:
+        return [""]
+    digits = [_digits(axes, number) for number in range(len(axes))]
+    return [
+        " ".join(f"{axes[i][0]}={digit}" for i, digit in enumerate(row)) for row in zip(*digits, strict=True)
+    ]
+
+
+def _blocks(table: IntArray, axes: _Axes, labels: list[str]) -> tuple[Block, ...]:
+    return tuple(
+        Block(label, tuple(Row(row, tuple(ranks)) for row, ranks in zip(labels, part, strict=True)))
+        for label, part in zip(_labels(axes), table.tolist(), strict=True)
+    )
+
+
+def _wrapped(axis: tuple[str, int], rest: _Axes, ranks: IntArray, width: int) -> Sheet:
+    """A long fastest axis in rows of ``width``; the last row of each may be shorter. The rest are blocks."""
+    name, size = axis
+    starts = range(0, size, width)
+    blocks = [
+        Block(
+            label,
+            tuple(
+                Row(f"{name}={start}-{min(start + width, size) - 1}", tuple(line[start : start + width]))
+                for start in starts
+            ),
+        )
+        for label, line in zip(_labels(rest), ranks.reshape(-1, size).tolist(), strict=True)
+    ]
+    return Sheet((tuple(f"+{column}" for column in range(width)),), tuple(blocks))

@@ -1,0 +1,89 @@
+"""A mesh as an SVG picture: one panel a kind of group, each group in a colour, nodes outlined.
+
+```
+tp: 4 groups of 2, stride 2x1
+┏━━━━┯━━━━┳━━━━┯━━━━┓
+┃ 0  │ 1  ┃ 2  │ 3  ┃      a cell: the rank, and the number of its group; white: in no group of this kind
+┃ g0 │ g0 ┃ g1 │ g1 ┃      a heavy line: the edge of a node
+┗━━━━┷━━━━┻━━━━┷━━━━┛
+```
+
+>>> from rankmesh.plan.source import read
+>>> text = picture(read("tp=2,dp=2").plan, ["tp"], gpus_per_node=2)
+>>> text.startswith("<svg"), text.count('class="cell"'), "2 groups of 2" in text
+(True, 4, True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.etree.ElementTree import Element, SubElement, tostring
+
+from rankmesh.errors import LayoutError
+from rankmesh.plan.plan import Plan
+from rankmesh.viz.panel import GAP, STYLE, Panel, panel, put
+
+__all__ = ["LIMIT", "picture", "pictured_kinds"]
+
+LIMIT = 512
+_TARGET_WIDTH = 1000
+
+
+def picture(plan: Plan, names: Sequence[str] | None = None, *, gpus_per_node: int | None = None) -> str:
+    """SVG text with one panel for each kind in ``names``; by default each that leads a communicator.
+
+    Raises ``LayoutError`` for a mesh of more than 512 ranks, whose cells could not be read.
+    """
+    if plan.mesh.size > LIMIT:
+        raise LayoutError(
+            f"received a mesh of {plan.mesh.size} ranks for a picture; pictures go up to {LIMIT} ranks; "
+            "draw a smaller world of the same axes, such as fewer data-parallel ranks",
+            size=plan.mesh.size,
+            limit=LIMIT,
+        )
+    panels = [panel(plan, name, gpus_per_node) for name in names or pictured_kinds(plan)]
+    return tostring(_sheet_of(plan, panels, gpus_per_node), encoding="unicode")
+
+
+def pictured_kinds(plan: Plan) -> list[str]:
+    """The kinds worth a panel: the first of each class that shares, without groups of one rank."""
+    leaders = [names[0] for names in plan.sharing if plan.groups(names[0]).size > 1]
+    return leaders or [spec.name for spec in plan.specs[:1]]
+
+
+def _sheet_of(plan: Plan, panels: list[Panel], gpus_per_node: int | None) -> Element:
+    """The panels in rows, as many side by side as fit the target width."""
+    places, width, height = _flow(panels)
+    title = f"{plan.mesh}: {plan.mesh.size} ranks"
+    if gpus_per_node is not None:
+        title += f", heavy lines are nodes of {gpus_per_node}"
+    root = Element(
+        "svg",
+        {
+            "xmlns": "http://www.w3.org/2000/svg",
+            "viewBox": f"0 0 {width} {height}",
+            "width": str(width),
+            "height": str(height),
+            "role": "img",
+            "aria-label": title,
+        },
+    )
+    SubElement(root, "style").text = STYLE
+    put(root, "rect", x=0, y=0, width=width, height=height, fill="#ffffff")
+    put(root, "text", title, x=GAP, y=GAP + 8, **{"class": "title"})
+    for part, (x, y) in zip(panels, places, strict=True):
+        part.drawing.set("transform", f"translate({x} {y})")
+        root.append(part.drawing)
+    return root
+
+
+def _flow(panels: list[Panel]) -> tuple[list[tuple[int, int]], int, int]:
+    places: list[tuple[int, int]] = []
+    x, y, tallest, width = GAP, 3 * GAP, 0, 420
+    for part in panels:
+        if x > GAP and x + part.width > _TARGET_WIDTH:
+            x, y, tallest = GAP, y + tallest + GAP, 0
+        places.append((x, y))
+        x += part.width + 2 * GAP
+        width, tallest = max(width, x - GAP), max(tallest, part.height)
+    return places, width, y + tallest + GAP
