@@ -104,8 +104,8 @@ class UnknownAxis(RankmeshError, KeyError):
 
     def __init__(self, name: str, known: Iterable[str], what: str = "axis") -> None:
         known = tuple(known)
-        plural = "axes" if what == "axis" else what + "s"
-        rule = f"this mesh has the {plural} {', '.join(known)}" if known else f"this mesh has no {plural}"
+        owner, plural = ("job", "meshes") if what == "mesh" else ("mesh", "axes" if what == "axis" else what + "s")
+        rule = f"this {owner} has the {plural} {', '.join(known)}" if known else f"this {owner} has no {plural}"
         super().__init__(
             f"received {what} {name!r}; {rule}{_suggestion(name, known)}", name=name, known=known, what=what
         )

@@ -110,7 +110,7 @@ class Group(Sequence[int]):
             if self._stated == other._stated:
                 return True
             return len(self) == len(other) and bool(np.array_equal(self.array, other.array))
-        if isinstance(other, tuple | list | range):
+        if isinstance(other, tuple | list):
             return self.ranks == tuple(other)
         return NotImplemented
 

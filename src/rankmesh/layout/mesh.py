@@ -296,12 +296,12 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         if self.rank_map is not None:
             data["rank_map"] = list(self.rank_map)
         if self._parts:
-            data["parts"] = [[name, list(parts)] for name, parts in self._parts.items()]
+            data["parts"] = {name: list(parts) for name, parts in self._parts.items()}
         if self._views:
-            data["views"] = [
-                [name, {key: value for key, value in view.to_dict().items() if key in ("axes", "parts")}]
+            data["views"] = {
+                name: {key: value for key, value in view.to_dict().items() if key in ("axes", "parts")}
                 for name, view in self._views.items()
-            ]
+            }
         return data
 
     @classmethod
@@ -310,14 +310,14 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         mesh = cls(offset=data["offset"], rank_map=data.get("rank_map"), **_unique(data["axes"]))
         views = {
             axis_name(name): cls.from_dict({"offset": mesh.offset, "rank_map": data.get("rank_map"), **view})
-            for name, view in data.get("views", ())
+            for name, view in data.get("views", {}).items()
         }
         for name, view in views.items():
             _of_span(name, view.axes, mesh.size)
-        return mesh._with(parts=mesh._checked_parts(data.get("parts", ())), views=views)
+        return mesh._with(parts=mesh._checked_parts(data.get("parts", {})), views=views)
 
-    def _checked_parts(self, parts: Iterable[tuple[str, Iterable[str]]]) -> dict[str, tuple[str, ...]]:
-        split = {axis_name(name): axis_names(leaves) for name, leaves in parts}
+    def _checked_parts(self, parts: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
+        split = {axis_name(name): axis_names(leaves) for name, leaves in parts.items()}
         known = {*self._sizes, *split}
         for name, leaves in split.items():
             if name in self._sizes or not known.issuperset(leaves):

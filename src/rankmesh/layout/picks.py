@@ -34,6 +34,9 @@ class Pick:
 
     positions: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "positions", _integers(self.positions, self.positions))
+
     @classmethod
     def of(cls, pick: PickLike, size: int) -> Pick:
         """A checked pick for groups of ``size`` ranks; a callable is asked with ``range(size)``."""

@@ -14,6 +14,7 @@ listed in the order of their coordinates, whatever their rank numbers are.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,7 +61,10 @@ class Span:
         return self.offset + self.size
 
     def __contains__(self, rank: object) -> bool:
-        return isinstance(rank, int) and self.offset <= rank < self.stop
+        try:
+            return self.offset <= operator.index(rank) < self.stop  # type: ignore[arg-type]
+        except TypeError:
+            return False
 
     @cached_property
     def _forward(self) -> IntArray | None:

@@ -64,7 +64,7 @@ class Plan:
         for view in by_view:
             mesh.view(view)
         self._mesh = mesh
-        self._name = name
+        self._name = _plan_name(name)
         self._world_size = None if world_size is None else _world(world_size, mesh)
         self._specs = tuple(
             spec.on(mesh, by_view.get(spec.view or "", Options()).over(base)) for spec in check_specs(tuple(specs))
@@ -163,7 +163,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The plan of ``to_json``; a text that is no plan, or of a newer schema, is refused."""
-        return cls(**load(text))
+        return load(text, cls)
 
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, Plan) else NotImplemented
@@ -176,6 +176,12 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"Plan({self._mesh!r}, {len(self._specs)} kinds: {' '.join(self._kinds)})"
+
+
+def _plan_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise PlanError(f"received {name!r} as name of a plan; a name is a word, such as 'encoder'", received=name)
+    return name
 
 
 def _world(world_size: int, mesh: Mesh) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rankmesh.errors import PlanError, RankmeshError
@@ -47,19 +47,19 @@ def dump(plan: Plan, *, indent: int | None) -> str:
     return json.dumps({"schema": SCHEMA, **contents(plan)}, indent=indent)
 
 
-def load(text: str) -> dict[str, Any]:
-    """The arguments of ``Plan`` that a JSON text holds."""
+def load(text: str, make: Callable[..., Plan]) -> Plan:
+    """The plan that a JSON text holds, made by ``make``; whatever does not fit together is refused."""
     data = _document(text)
     try:
-        return {
-            "mesh": Mesh.from_dict(data["mesh"]),
-            "specs": [GroupSpec.from_dict(spec) for spec in data["groups"]],
-            "world_size": data.get("world_size"),
-            "name": data.get("name", ""),
-        }
+        return make(
+            mesh=Mesh.from_dict(data["mesh"]),
+            specs=[GroupSpec.from_dict(spec) for spec in data["groups"]],
+            world_size=data.get("world_size"),
+            name=data.get("name", ""),
+        )
     except RankmeshError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise PlanError(
             f"received JSON that is no saved plan ({type(error).__name__}: {error}); "
             "a plan has a mesh and groups; write one with Plan.to_json()"

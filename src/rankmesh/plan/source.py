@@ -23,7 +23,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from rankmesh.errors import PlanError
+from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.layout.mesh import Mesh
 from rankmesh.plan import presets, recipes
 from rankmesh.plan.plan import Plan
@@ -77,11 +77,18 @@ def _read(text: str, world_size: int | None) -> Source:
     name, colon, arguments = text.partition(":")
     if colon and name in RECIPES:
         return Source(_recipe(name, arguments, world_size), "recipe", text)
-    if text.endswith(".json") or Path(text).is_file():
+    if text.endswith(".json") or _is_file(text):
         return Source(_file(Path(text)), "file", text)
     if "=" in text.partition("/")[0] and ":" not in text.partition("/")[0]:
         return Source(_axes(text, world_size), "axes", text)
     raise PlanError(f"received {text!r}; {_near(name, text)}{_FORMS}", received=text)
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:  # a long spec is too long for a file name
+        return False
 
 
 def _near(name: str, text: str) -> str:
@@ -109,8 +116,8 @@ def _file(path: Path) -> Plan:
         ) from error
     try:
         return Plan.from_json(text)
-    except PlanError as error:
-        raise type(error)(f"{path}: {error}", path=str(path)) from error
+    except RankmeshError as error:
+        raise PlanError(f"{path}: {error}", **{**error.values, "path": str(path)}) from error
 
 
 def _recipe(name: str, text: str, world_size: int | None) -> Plan:
