@@ -1,0 +1,222 @@
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.layout import brute
+from tests.layout.strategies import axes_of, kinds, meshes
+
+from rankmesh import LayoutError, Mesh, NotAMember, ends, first, last
+
+
+@given(st.data())
+def test_whole_groups_partition_the_span(data):
+    """The groups of any set of axes contain each rank of the span exactly once."""
+    mesh = data.draw(meshes())
+    axes = data.draw(axes_of(mesh))
+    for ordered in (False, True):
+        listed = mesh.groups(axes, ordered=ordered).tolist()
+        assert brute.is_partition(listed, range(mesh.offset, mesh.offset + mesh.size))
+
+
+@given(st.data())
+def test_array_equals_brute_force(data):
+    """The array of any kind, narrowed or not, is the enumerated one: int64, of shape (groups, size), read-only."""
+    kind = data.draw(kinds(data.draw(meshes())))
+    array = kind.groups.array
+    assert kind.groups.tolist() == array.tolist() == kind.expected
+    assert array.dtype == np.int64
+    assert array.shape == (len(kind.groups), kind.groups.size)
+    assert not array.flags.writeable
+
+
+@given(st.data())
+def test_one_rank_equals_brute_force(data):
+    """The group, index, position and piece of every rank are found without listing, and are right."""
+    mesh = data.draw(meshes())
+    kind = data.draw(kinds(mesh))
+    for index, (whole, expected) in enumerate(zip(kind.whole, kind.expected, strict=True)):
+        for rank in whole:
+            assert kind.groups.index_of(rank) == index
+            assert kind.groups.has(rank) is (rank in expected)
+        for position, rank in enumerate(expected):
+            assert kind.groups.of(rank).ranks == tuple(expected)
+            assert kind.groups.position_of(rank) == position
+
+
+@given(st.data())
+def test_ranks_out_of_an_array_are_ranks(data):
+    """A numpy integer is as good a rank as an int."""
+    kind = data.draw(kinds(data.draw(meshes())))
+    for rank in kind.groups.array.reshape(-1):
+        assert kind.groups.has(rank)
+        assert rank in kind.groups.of(rank)
+
+
+@given(st.data())
+def test_indexing_and_iteration_equal_brute_force(data):
+    """Groups are a sequence: length, indices from both ends, slices, iteration."""
+    kind = data.draw(kinds(data.draw(meshes())))
+    count = len(kind.expected)
+    assert isinstance(kind.groups, Sequence)
+    assert len(kind.groups) == count
+    assert [list(group) for group in kind.groups] == kind.expected
+    assert [list(kind.groups[i]) for i in range(-count, count)] == kind.expected * 2
+    assert [list(group) for group in kind.groups[1::2]] == kind.expected[1::2]
+    for index in (count, -count - 1):
+        with pytest.raises(IndexError, match=str(index)):
+            kind.groups[index]
+
+
+@given(st.data())
+def test_members_agree_on_the_coordinate_left_out(data):
+    """The coordinate of a group is what each of its members has along the axes left out."""
+    mesh = data.draw(meshes())
+    axes = data.draw(axes_of(mesh))
+    groups = mesh.groups(axes)
+    for rank in range(mesh.offset, mesh.offset + mesh.size):
+        left = {axis: place for axis, place in mesh.coordinate(rank).items() if axis not in axes}
+        assert groups.coordinate_of(rank) == left
+        assert all(groups.coordinate_of(other) == left for other in groups.of(rank))
+
+
+@given(st.data())
+def test_order_of_request_does_not_matter(data):
+    """The same set of axes in any order is one kind of group."""
+    mesh = data.draw(meshes())
+    axes = data.draw(axes_of(mesh))
+    assert mesh.groups(axes) == mesh.groups(tuple(reversed(axes)))
+
+
+def several(**limits):
+    """Five random kinds of one random mesh, as pairs."""
+    return (
+        meshes(most=3)
+        .flatmap(lambda mesh: st.lists(kinds(mesh, **limits), min_size=5, max_size=5))
+        .map(pairs)
+    )
+
+
+def pairs(drawn):
+    """Each two of a list."""
+    return list(combinations(drawn, 2))
+
+
+@given(several())
+def test_equal_tiles_are_equal_groups(drawn):
+    """Sharing by tile is sound: equal tiles mean the same groups, each with its members in the same order."""
+    for one, other in drawn:
+        if one.groups.tile == other.groups.tile:
+            assert sorted(one.expected) == sorted(other.expected)
+
+
+@given(several(picks=st.just(False)))
+def test_equal_regular_partitions_have_equal_tiles(drawn):
+    """Sharing by tile is complete where all groups of a kind are one pattern shifted, as whole groups always are."""
+    for one, other in drawn:
+        places = [[one.groups.span.position(rank) for rank in group] for group in one.expected]
+        regular = len({tuple(place - group[0] for place in group) for group in places}) == 1
+        if regular and sorted(one.expected) == sorted(other.expected):
+            assert one.groups.tile == other.groups.tile
+
+
+@given(several())
+def test_equal_kinds_are_equal_arrays(drawn):
+    """Two kinds compare equal only when their arrays do, and then hash alike."""
+    for one, other in drawn:
+        if one.groups == other.groups:
+            assert hash(one.groups) == hash(other.groups)
+            assert one.expected == other.expected
+
+
+@given(st.data())
+def test_group_is_a_sequence_of_its_ranks(data):
+    """A group behaves as the tuple of its ranks, and equals it."""
+    kind = data.draw(kinds(data.draw(meshes())))
+    index = data.draw(st.integers(0, len(kind.expected) - 1))
+    group, ranks = kind.groups[index], tuple(kind.expected[index])
+    assert isinstance(group, Sequence)
+    assert (len(group), group.size, tuple(group), group.ranks) == (len(ranks), len(ranks), ranks, ranks)
+    assert group == ranks
+    assert group == list(ranks)
+    assert hash(group) == hash(ranks)
+    assert group == kind.groups.of(ranks[0])
+    assert [group[i] for i in range(-len(ranks), len(ranks))] == list(ranks * 2)
+    assert group[::-1] == ranks[::-1]
+    assert [group.index(rank) for rank in ranks] == list(range(len(ranks)))
+    assert np.asarray(group).tolist() == list(ranks)
+    assert group != (*ranks, -1)
+    assert -1 not in group
+    with pytest.raises(IndexError):
+        group[len(ranks)]
+    with pytest.raises(ValueError, match="not in"):
+        group.index(-1)
+
+
+@given(several())
+def test_groups_are_equal_when_their_ranks_are(drawn):
+    """Groups of different kinds compare by their members in order."""
+    for one, other in drawn:
+        mine, theirs = one.groups[0], other.groups[0]
+        assert (mine == theirs) is (mine.ranks == theirs.ranks)
+        assert mine != theirs or hash(mine) == hash(theirs)
+
+
+def test_equality_keeps_the_hash():
+    """What a group equals hashes alike, so that it can be a key."""
+    group = Mesh(tp=4).groups("tp")[0]
+    assert group in {(0, 1, 2, 3)}
+    assert group != range(4)
+
+
+def test_reprs():
+    """A long group shows its first ranks and its size."""
+    groups = Mesh(tp=2, dp=16).groups("dp")
+    assert repr(groups[1]) == "Group(1, 3, 5, 7, 9, 11, 13, 15, ... 16 ranks)"
+    assert repr(groups).startswith("Groups(axes='dp', 2 groups of 16: Group(0, 2")
+
+
+@pytest.mark.parametrize(
+    ("pick", "expected"),
+    [
+        (ends, [[0, 6], [1, 7]]),
+        (first, [[0], [1]]),
+        (last, [[6], [7]]),
+        ([1, -1, 1], [[2, 6], [3, 7]]),
+        (lambda ranks: (ranks[-1], ranks[0]), [[6, 0], [7, 1]]),
+    ],
+)
+def test_picks(pick, expected):
+    """Picks keep positions in the order of choice, each once."""
+    assert Mesh(tp=2, pp=4).groups("pp").pick(pick).tolist() == expected
+
+
+def test_ends_of_one_rank_is_that_rank():
+    """A pipeline of one stage has one end."""
+    assert Mesh(tp=2, pp=1).groups("pp").pick(ends).tolist() == [[0], [1]]
+
+
+def test_a_rank_that_the_pick_leaves_out_is_told_so():
+    """Asking for the group of a rank that was not picked raises NotAMember with the position and the pick."""
+    groups = Mesh(tp=2, pp=4).groups("pp").pick(ends)
+    with pytest.raises(NotAMember, match="received rank 2") as caught:
+        groups.of(2)
+    assert (caught.value.rank, caught.value.position, caught.value.picked) == (2, 1, (0, 3))
+    assert isinstance(caught.value, LookupError)
+
+
+@pytest.mark.parametrize(
+    "narrow", [lambda groups: groups.pick(ends), lambda groups: groups.level_of((2, 2), 0)]
+)
+def test_levels_come_before_picks_and_once(narrow):
+    """Narrowed groups cannot be cut into levels again."""
+    with pytest.raises(LayoutError, match="narrowed already"):
+        narrow(Mesh(pp=4).groups("pp")).level_of((2, 2), 1)
+
+
+def test_pick_once():
+    """Picked groups cannot be picked again."""
+    with pytest.raises(LayoutError, match="pick once"):
+        Mesh(pp=4).groups("pp").pick(ends).pick(first)

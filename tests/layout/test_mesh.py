@@ -1,0 +1,128 @@
+import copy
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.layout import brute
+from tests.layout.strategies import meshes, sizes
+
+from rankmesh import LayoutError, Mesh
+
+
+@given(meshes())
+def test_rank_and_coordinate_are_inverse(mesh):
+    """Every rank of the span comes back from its coordinate."""
+    for rank in range(mesh.offset, mesh.offset + mesh.size):
+        assert mesh.rank(**mesh.coordinate(rank)) == rank
+
+
+@given(meshes())
+def test_coordinates_equal_brute_force(mesh):
+    """Each coordinate is the one that enumeration gives, with a rank map and an offset too."""
+    for coordinate, rank in brute.places(mesh.axes, mesh.offset, mesh.rank_map):
+        assert mesh.coordinate(rank) == coordinate
+        assert mesh.rank(**coordinate) == rank
+
+
+@given(meshes(mapped=st.just(False)))
+def test_formula(mesh):
+    """rank = offset + the sum of coordinate times stride; a stride is the product of the sizes before."""
+    stride = 1
+    for axis, size in mesh.axes.items():
+        assert mesh.strides[axis] == stride
+        stride *= size
+    for rank in range(mesh.offset, mesh.offset + mesh.size):
+        coordinate = mesh.coordinate(rank)
+        assert rank == mesh.offset + sum(coordinate[axis] * mesh.strides[axis] for axis in mesh.axes)
+
+
+def test_axes_of_size_one_may_be_left_out_of_a_coordinate():
+    """A rank is found without the axes that leave no choice."""
+    assert Mesh(tp=2, cp=1, dp=2).rank(tp=1, dp=1) == 3
+
+
+@given(meshes())
+def test_membership_is_the_span(mesh):
+    """A rank is in a mesh if and only if it is in its span, whatever the type of the integer."""
+    assert mesh.offset in mesh
+    assert mesh.offset + mesh.size not in mesh
+    assert mesh.offset - 1 not in mesh
+    assert all(rank in mesh for rank in mesh.groups(list(mesh.axes)).array.reshape(-1))
+
+
+@given(sizes(), st.data())
+def test_parse_reads_what_str_writes(axes, data):
+    """The axis string of a mesh makes an equal mesh, and * stands for what is left."""
+    mesh = Mesh(**axes)
+    assert Mesh.parse(str(mesh)) == mesh
+    name = data.draw(st.sampled_from(list(axes)))
+    text = ",".join(f"{axis}={'*' if axis == name else size}" for axis, size in axes.items())
+    assert Mesh.parse(text, world_size=mesh.size) == mesh
+
+
+def test_parse_with_an_offset_fills_what_is_left_behind_it():
+    """A star counts the ranks from the offset to the end of the world."""
+    assert Mesh.parse("tp=2,dp=*", world_size=12, offset=4) == Mesh(tp=2, dp=4, offset=4)
+
+
+@given(meshes(), st.data())
+def test_reorder_permutes_strides_never_sizes(mesh, data):
+    """Another order keeps names and sizes; the strides are those of the new order."""
+    order = data.draw(st.permutations(list(mesh.axes)))
+    other = mesh.reorder("-".join(order))
+    assert other.axes == mesh.axes
+    assert list(other.axes) == order
+    assert other.span == mesh.span
+    assert other == Mesh(
+        offset=mesh.offset, rank_map=mesh.rank_map, **{name: mesh.axes[name] for name in order}
+    )
+
+
+def test_reorder_refuses_to_lose_an_axis():
+    """An order without an axis of several ranks is refused, and says which."""
+    with pytest.raises(LayoutError, match="leaves out dp") as caught:
+        Mesh(tp=2, dp=2, pp=1).reorder("tp-pp")
+    assert caught.value.missing == ["dp"]
+
+
+@given(meshes())
+def test_value_semantics(mesh):
+    """A mesh survives to_dict, pickle and copy, equal and with an equal hash."""
+    for other in (Mesh.from_dict(mesh.to_dict()), pickle.loads(pickle.dumps(mesh)), copy.deepcopy(mesh)):  # noqa: S301
+        assert other == mesh
+        assert hash(other) == hash(mesh)
+
+
+@given(meshes(), meshes())
+def test_equality_is_what_the_mesh_says(one, other):
+    """Meshes are equal when axes in order, offset and rank order are, and different from anything else."""
+    same = (list(one.axes.items()), one.offset, one.rank_map) == (
+        list(other.axes.items()),
+        other.offset,
+        other.rank_map,
+    )
+    assert (one == other) is same
+    assert one != str(one)
+
+
+def test_identity_map_is_no_map():
+    """A rank map that lists the ranks in order is the same mesh as none."""
+    assert Mesh(tp=2, dp=2, offset=4, rank_map=[4, 5, 6, 7]) == Mesh(tp=2, dp=2, offset=4)
+
+
+def test_frozen():
+    """A mesh cannot be changed, nor can what it hands out change it."""
+    mesh = Mesh(tp=2, dp=2)
+    with pytest.raises(AttributeError, match="frozen"):
+        mesh.offset = 3
+    mesh.axes["tp"] = 7
+    mesh.views["x"] = mesh
+    assert mesh == Mesh(tp=2, dp=2)
+
+
+def test_repr_says_what_is_not_the_default():
+    """The repr names offset, rank map and views only where there are some."""
+    assert repr(Mesh(tp=2)) == "Mesh(tp=2)"
+    mesh = Mesh(tp=2, dp=2, offset=1, rank_map=[4, 3, 2, 1]).with_view("expert", ep=4)
+    assert repr(mesh) == "Mesh(tp=2, dp=2, offset=1, rank_map=<4 ranks>).with_view('expert', ep=4)"

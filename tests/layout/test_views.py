@@ -1,0 +1,138 @@
+from math import prod
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tests.layout import brute
+from tests.layout.strategies import factors, kinds, meshes
+
+from rankmesh import LayoutError, Mesh, UnknownAxis
+
+
+@st.composite
+def viewed(draw):
+    """A mesh and the sizes of a view of it: another factorisation, in which some axes keep their name."""
+    mesh = draw(meshes())
+    parts = draw(factors(mesh.size))
+    names = draw(st.permutations([*mesh.axes, "a", "b", "c", "d"]))[: len(parts)]
+    return mesh, dict(zip(names, parts, strict=True))
+
+
+@given(viewed(), st.data())
+def test_groups_of_a_view_equal_brute_force(pair, data):
+    """A view with nothing shared is a mesh of its own over the same ranks in the same order."""
+    mesh, sizes = pair
+    both = mesh.with_view("other", shared=(), **sizes)
+    alone = Mesh(offset=mesh.offset, rank_map=mesh.rank_map, **sizes)
+    assert both.view("other") == alone
+    kind = data.draw(kinds(alone, ordered=st.just(False), levels=st.just(False), picks=st.just(False)))
+    assert both.groups(kind.groups.axes, view="other").tolist() == kind.expected
+    for coordinate, rank in brute.places(sizes, mesh.offset, mesh.rank_map):
+        assert both.coordinate(rank, view="other") == coordinate
+        assert both.rank(view="other", **coordinate) == rank
+
+
+@given(viewed())
+def test_shared_axes_are_the_same_groups_or_refused(pair):
+    """A view is accepted if and only if each axis that both name gives the same groups in both."""
+    mesh, sizes = pair
+    given_map = {"offset": mesh.offset, "rank_map": mesh.rank_map}
+    common = [name for name in sizes if name in mesh.axes]
+    unequal = [
+        axis
+        for axis in common
+        if brute.groups(mesh.axes, [axis], **given_map) != brute.groups(sizes, [axis], **given_map)
+    ]
+    if unequal:
+        with pytest.raises(LayoutError, match="its groups differ") as caught:
+            mesh.with_view("other", **sizes)
+        assert caught.value.axis in unequal
+        assert caught.value.view == "other"
+        return
+    both = mesh.with_view("other", **sizes)
+    for axis in common:
+        assert both.groups(axis) == both.groups(axis, view="other")
+
+
+@given(meshes(), st.data())
+def test_split_keeps_the_ranks_of_the_axis(mesh, data):
+    """Sub-axes cut an axis adjacent first; the parent's name stands for all of them."""
+    axis = data.draw(st.sampled_from(list(mesh.axes)))
+    parts = data.draw(factors(mesh.axes[axis]))
+    names = ["one", "two", "three", "four"][: len(parts)]
+    split = mesh.split(axis, **dict(zip(names, parts, strict=True)))
+    assert split.parts == {axis: tuple(names)}
+    assert split.groups(axis).tolist() == mesh.groups(axis).tolist()
+    assert split.size == mesh.size
+    for level, name in enumerate(names):
+        pieces = [
+            tuple(piece) for group in mesh.groups(axis) for piece in brute.level(group.ranks, parts, level)
+        ]
+        assert sorted(map(tuple, split.groups(name).tolist())) == sorted(pieces)
+    other = Mesh.from_dict(split.to_dict())
+    assert (other, hash(other)) == (split, hash(split))
+
+
+def test_split_fills_what_is_left_and_nests():
+    """One sub-axis may be ``...``, and sub-axes can be split again under both names."""
+    mesh = Mesh(tp=2, cp=8).split("cp", inner=2, outer=...).split("outer", near=2, far=2)
+    assert mesh.axes == {"tp": 2, "inner": 2, "near": 2, "far": 2}
+    assert mesh.groups("cp") == Mesh(tp=2, cp=8).groups("cp")
+    assert mesh.groups("outer").of(0) == (0, 4, 8, 12)
+    assert mesh.groups("tp-outer").size == 8
+    assert Mesh.from_dict(mesh.to_dict()) == mesh
+
+
+def test_split_of_a_view():
+    """An axis of a view can be split, which leaves the mesh as it is."""
+    mesh = Mesh(tp=2, dp=4).with_view("expert", ep=8).split("ep", view="expert", near=4, far=...)
+    assert mesh.axes == {"tp": 2, "dp": 4}
+    assert mesh.groups("far", view="expert").of(1) == (1, 5)
+    assert mesh.groups("ep", view="expert").size == 8
+    assert Mesh.from_dict(mesh.to_dict()) == mesh
+
+
+def test_a_parent_and_its_part_are_the_same_axis_twice():
+    """Naming a split axis together with one of its sub-axes names that sub-axis twice."""
+    with pytest.raises(LayoutError, match="'inner' is named twice"):
+        Mesh(cp=4).split("cp", inner=2, outer=2).groups("cp-inner")
+
+
+@pytest.mark.parametrize("shared", [("pp",), None])
+def test_expert_view_of_the_design(shared):
+    """Experts refactor the ranks of one pipeline stage; the pipeline groups stay."""
+    mesh = Mesh(tp=2, cp=2, dp=4, pp=2).with_view("expert", etp=1, ep=8, edp=2, pp=2, shared=shared)
+    assert mesh.groups("ep", view="expert").of(13) == tuple(range(8, 16))
+    assert mesh.groups("pp", view="expert").of(13) == mesh.groups("pp").of(13) == (13, 29)
+
+
+def test_views_with_equal_contents_in_any_order_are_one_mesh():
+    """The order in which views were added does not tell two meshes apart."""
+    mesh = Mesh(dp=8)
+    one = mesh.with_view("a", x=2, y=4).with_view("b", z=8)
+    other = mesh.with_view("b", z=8).with_view("a", x=2, y=4)
+    assert one == other
+    assert hash(one) == hash(other)
+
+
+@given(viewed())
+def test_a_view_of_another_size_is_refused(pair):
+    """A view must cover exactly the ranks of the mesh."""
+    mesh, sizes = pair
+    wrong = {**sizes, next(iter(sizes)): next(iter(sizes.values())) + 1}
+    assume(prod(wrong.values()) != mesh.size)
+    with pytest.raises(LayoutError, match="another factorisation of the same ranks") as caught:
+        mesh.with_view("other", **wrong)
+    assert (caught.value.product, caught.value.size) == (prod(wrong.values()), mesh.size)
+
+
+def test_unknown_views_and_shared_axes_are_named():
+    """A view or a shared axis that does not exist is refused with the names that do."""
+    mesh = Mesh(tp=2, dp=4).with_view("expert", ep=8)
+    with pytest.raises(UnknownAxis, match="received view 'experts'.*did you mean 'expert'") as caught:
+        mesh.groups("ep", view="experts")
+    assert (caught.value.name, caught.value.known) == ("experts", ("expert",))
+    with pytest.raises(UnknownAxis, match="received axis 'pp'"):
+        mesh.with_view("other", x=8, shared=("pp",))
+    with pytest.raises(LayoutError, match="second view named 'expert'"):
+        mesh.with_view("expert", ep=8)
