@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 from rankmesh.layout.axes import integer
@@ -192,8 +193,8 @@ def _kind(
 
 def _part(spec: GroupSpec) -> str | None:
     words = []
-    if spec.levels is not None and spec.level is not None:
-        words.append(f"level {spec.level} of {'x'.join(map(str, spec.levels))}")
+    if spec.levels is not None and spec.level is not None and prod(spec.levels) > spec.levels[spec.level]:
+        words.append(f"level {spec.level}")
     if spec.pick is not None:
         words.append(str(spec.pick))
     return ", ".join(words) or None

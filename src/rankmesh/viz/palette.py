@@ -13,8 +13,8 @@ __all__ = ["colours"]
 # The golden ratio spreads any number of hues evenly, and puts consecutive ones far apart.
 _STEP = 0.6180339887498949
 _FIRST = 0.593
-_LIGHTNESS = (0.78, 0.68, 0.86)
-_SATURATION = 0.90
+_LIGHTNESS = (0.78, 0.70, 0.88)
+_SATURATION = 0.80
 
 
 def colours(count: int) -> list[str]:

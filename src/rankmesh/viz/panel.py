@@ -152,7 +152,7 @@ def _edges(block: Block, paint: _Paint, left: int, top: int) -> Iterator[str]:
 def _legend(root: Element, groups: Groups, paint: _Paint, y: int) -> tuple[int, int]:
     """Two columns of swatches with the first members; its width and height."""
     shown = [list(group[: _LEGEND_RANKS + 1]) for group in groups[:_LEGEND]]
-    words = [f"g{number}  {_ranks(ranks)}" for number, ranks in enumerate(shown)]
+    words = [f"g{number}: {_ranks(ranks)}" for number, ranks in enumerate(shown)]
     column = max(map(len, words)) * 6 + 34
     lines = -(-len(words) // 2)
     for number, text in enumerate(words):

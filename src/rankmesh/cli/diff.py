@@ -1,0 +1,80 @@
+"""``rankmesh diff``: what differs between two layouts, rank by rank.
+
+>>> compared("tp=2,dp=4", "tp=2,dp=4").different
+False
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from rankmesh.cli.complete import spec_names
+from rankmesh.cli.console import note, out, write_json
+from rankmesh.cli.diff_text import print_difference
+from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.cli.options import Debug, Json, Spec, WorldSize, plan_of
+from rankmesh.viz.difference import Difference, difference
+
+__all__ = ["EXAMPLES", "command", "compared"]
+
+EXAMPLES = """\
+$ rankmesh diff tp=2,dp=4 dp=4,tp=2
+axis  left         right
+tp    2, stride 1  2, stride 4
+dp    4, stride 2  4, stride 1
+
+kind  ranks   rank  left          right
+tp    8 of 8     0  [0, 1]        [0, 4]
+                 1  [0, 1]        [1, 5]
+                 2  [2, 3]        [2, 6]
+dp    8 of 8     0  [0, 2, 4, 6]  [0, 1, 2, 3]
+                 1  [1, 3, 5, 7]  [0, 1, 2, 3]
+                 2  [0, 2, 4, 6]  [0, 1, 2, 3]
+"""
+
+
+def compared(
+    left: str, right: str, *, world_size: int | None = None, examples: int = 3, members: int = 8
+) -> Difference:
+    """The difference of two specs."""
+    ours, theirs = plan_of(left, world_size), plan_of(right, world_size)
+    return difference(ours.plan, theirs.plan, examples=examples, members=members)
+
+
+def command(
+    left: Spec,
+    right: Annotated[
+        str, typer.Argument(metavar="SPEC", help="The layout to compare with.", autocompletion=spec_names)
+    ],
+    examples: Annotated[
+        int,
+        typer.Option(
+            "--examples", "-n", min=1, metavar="N", help="Ranks to list for each kind that differs."
+        ),
+    ] = 3,
+    world_size: WorldSize = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare two layouts rank by rank: axes, kinds, groups, options. Exits with 1 when they differ."""
+    found = compared(left, right, world_size=world_size, examples=examples)
+    if json:
+        write_json({"different": found.different, "left": left, "right": right, **asdict(found)})
+    else:
+        print_difference(out(), found)
+        _say(found)
+    if found.different:
+        raise typer.Exit(ExitCode.DIFFERENT)
+
+
+def _say(found: Difference) -> None:
+    if found.different:
+        return
+    note("the same: every rank sees the same groups with the same options")
+    if found.digests[0] != found.digests[1]:
+        note(
+            "the plans are spelled differently: their digests differ, and live ranks must hold one and the same"
+        )

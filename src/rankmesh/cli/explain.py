@@ -1,0 +1,48 @@
+"""``rankmesh explain``: one rank, its coordinate, its groups, its neighbours, and why.
+
+>>> explained("tp=2,dp=2", 3).splitlines()[0]
+'rank 3 of 4: tp=1, dp=1'
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rankmesh.cli.console import write, write_json
+from rankmesh.cli.options import Debug, Json, Spec, WorldSize, plan_of
+
+__all__ = ["EXAMPLES", "command", "described", "explained"]
+
+EXAMPLES = """\
+$ rankmesh explain tp=2,dp=2 3
+rank 3 of 4: tp=1, dp=1
+  3 = 0 + tp 1·1 + dp 1·2
+  tp  [2, 3]  position 1 of 2, prev 2, next 2   varies tp by 1; fixed dp=1
+  dp  [1, 3]  position 1 of 2, prev 1, next 1   varies dp by 2; fixed tp=1
+"""
+
+
+def explained(spec: str, rank: int, *, world_size: int | None = None) -> str:
+    """One rank in words."""
+    return plan_of(spec, world_size).plan.explain(rank)
+
+
+def described(spec: str, rank: int, *, world_size: int | None = None) -> dict[str, object]:
+    """What ``explained`` says, as plain data."""
+    return plan_of(spec, world_size).plan.describe(rank)
+
+
+def command(
+    spec: Spec,
+    rank: Annotated[int, typer.Argument(metavar="RANK", min=0, help="A global rank.")],
+    world_size: WorldSize = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Explain one rank: where it sits, which groups it is in, who its neighbours are, and why."""
+    if json:
+        write_json(described(spec, rank, world_size=world_size))
+    else:
+        write(explained(spec, rank, world_size=world_size))

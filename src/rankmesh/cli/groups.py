@@ -1,0 +1,71 @@
+"""``rankmesh groups``: the rank lists of one kind.
+
+>>> [listed for listed in kind_groups("tp=2,dp=2", "dp").groups]
+[[0, 2], [1, 3]]
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+
+from rankmesh.cli.console import write, write_json
+from rankmesh.cli.options import Debug, GroupName, Json, Spec, WorldSize, plan_of
+
+__all__ = ["EXAMPLES", "KindGroups", "command", "kind_groups"]
+
+EXAMPLES = """\
+$ rankmesh groups tp=2,cp=2,dp=2 dp
+0: [0, 4]
+1: [1, 5]
+2: [2, 6]
+3: [3, 7]
+
+$ rankmesh groups llama3-405b tp --rank 16383
+2047: [16376, 16377, 16378, 16379, 16380, 16381, 16382, 16383]
+"""
+
+
+@dataclass(frozen=True)
+class KindGroups:
+    """The groups of one kind, all or one of them; ``first`` is the number of the first that is listed."""
+
+    name: str
+    axes: list[str]
+    view: str | None
+    count: int
+    size: int
+    first: int
+    groups: list[list[int]]
+
+
+def kind_groups(
+    spec: str, name: str, *, rank: int | None = None, world_size: int | None = None
+) -> KindGroups:
+    """All groups of a kind, or the one that ``rank`` is in (``NotAMember`` if it is in none)."""
+    plan = plan_of(spec, world_size).plan
+    kind, groups = plan.spec(name), plan.groups(name)
+    listed = groups.tolist() if rank is None else [list(groups.of(rank))]
+    first = 0 if rank is None else groups.index_of(rank)
+    return KindGroups(name, list(kind.axes), kind.view, len(groups), groups.size, first, listed)
+
+
+def command(
+    spec: Spec,
+    name: GroupName,
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", "-r", min=0, metavar="R", help="Only the group that this rank is in."),
+    ] = None,
+    world_size: WorldSize = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the groups of one kind: number and ranks, one group a line."""
+    found = kind_groups(spec, name, rank=rank, world_size=world_size)
+    if json:
+        write_json(asdict(found))
+    else:
+        write("\n".join(f"{number}: {ranks}" for number, ranks in enumerate(found.groups, found.first)))

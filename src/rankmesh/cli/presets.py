@@ -1,0 +1,92 @@
+"""``rankmesh presets``: the published layouts of real runs.
+
+>>> preset_row("llama3-405b").sizes
+'tp=8,cp=1,pp=16,dp=128'
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from rankmesh.cli.columns import Column, print_columns
+from rankmesh.cli.console import out, write_json
+from rankmesh.cli.options import Debug, Json, PresetName
+from rankmesh.plan import presets
+from rankmesh.plan.source import read
+
+__all__ = ["EXAMPLES", "PresetRow", "command", "preset_row", "preset_rows"]
+
+EXAMPLES = """\
+$ rankmesh presets llama3-405b
+llama3-405b    Llama 3 405B, sequences of 8,192, 16,384 GPUs
+spec           tp=8,cp=1,pp=16,dp=128
+sizes          tp=8,cp=1,pp=16,dp=128
+world          16,384 ranks, nodes of 8
+source         The Llama 3 Herd of Models, arXiv 2407.21783, section 3.3.2
+               and Table 4; order [TP, CP, PP, DP]
+"""
+
+
+@dataclass(frozen=True)
+class PresetRow:
+    """One preset: ``spec`` is what it stands for, ``sizes`` its axes and those of its views."""
+
+    name: str
+    title: str
+    spec: str
+    sizes: str
+    world_size: int
+    gpus_per_node: int
+    source: str
+    note: str
+
+
+def preset_row(name: str) -> PresetRow:
+    """One preset with the world size and the sizes that follow from its spec."""
+    preset, mesh = presets.get(name), read(name).plan.mesh
+    sizes = "/".join([str(mesh), *(f"{view}:{layout}" for view, layout in mesh.views.items())])
+    return PresetRow(
+        name, preset.title, preset.spec, sizes, mesh.size, preset.gpus_per_node, preset.source, preset.note
+    )
+
+
+def preset_rows() -> tuple[PresetRow, ...]:
+    """Every preset, in the order of the gallery."""
+    return tuple(map(preset_row, presets.names()))
+
+
+def command(name: PresetName = None, json: Json = False, debug: Debug = False) -> None:
+    """List the published layouts, or one of them in detail; any SPEC may be a preset's name."""
+    rows = preset_rows() if name is None else (preset_row(name),)
+    if json:
+        write_json([asdict(row) for row in rows] if name is None else asdict(rows[0]))
+    elif name is None:
+        _print_table(rows)
+    else:
+        _print_one(rows[0])
+
+
+def _print_table(rows: tuple[PresetRow, ...]) -> None:
+    columns = [
+        Column("name", [row.name for row in rows], style="bold"),
+        Column("world", [f"{row.world_size:,}" for row in rows], right=True),
+        Column("spec", [row.spec for row in rows]),
+        Column("title", [row.title for row in rows], fit=True),
+        Column("source", [row.source for row in rows], fit=True),
+    ]
+    print_columns(out(), columns)
+
+
+def _print_one(row: PresetRow) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 4, 0, 0))
+    table.add_row(Text(row.name, "bold"), row.title)
+    table.add_row("spec", row.spec)
+    table.add_row("sizes", row.sizes)
+    table.add_row("world", f"{row.world_size:,} ranks, nodes of {row.gpus_per_node}")
+    table.add_row("source", row.source)
+    if row.note:
+        table.add_row("note", row.note)
+    out().print(table)

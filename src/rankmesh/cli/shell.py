@@ -1,0 +1,123 @@
+"""Errors and exit codes: whatever goes wrong is one line on stderr and a named exit status.
+
+```
+typer's usage errors     error: No such option: --gpu (see: rankmesh show --help)           2
+RankmeshError            error: received axis 'dpp'; this mesh has the axes tp, dp; ...     3
+Ctrl-C                   error: interrupted                                               130
+rankmesh ... | head                                                                       141
+```
+
+A subcommand that ends in another way raises ``Failed`` with its exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from rankmesh.cli.console import error
+from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.errors import RankmeshError
+
+__all__ = ["DEBUG", "Failed", "Shell"]
+
+DEBUG = "RANKMESH_DEBUG"
+
+# typer re-exports one of its usage errors; their common base carries exit_code and format_message().
+_CommandError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+class Failed(Exception):
+    """A subcommand that did not succeed, with the exit code that says how."""
+
+    def __init__(self, message: str, code: ExitCode) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Shell(TyperGroup):
+    """The root command: runs typer's parser and the subcommand, and exits."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run, report and exit; with ``standalone_mode=False`` errors are raised, as typer does."""
+        run = super().main
+
+        def command() -> Any:
+            return run(args, prog_name, complete_var, False, windows_expand_args, **extra)
+
+        return sys.exit(_outcome(command)) if standalone_mode else command()
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the subcommand; a reader that went away is kept apart from other input and output errors."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _silence(sys.stdout)
+            raise typer.Exit(ExitCode.BROKEN_PIPE) from None
+        return result
+
+
+def _outcome(command: Callable[[], Any]) -> int:
+    try:
+        result = command()
+        return int(result) if isinstance(result, int) else ExitCode.OK
+    except Exception as problem:  # noqa: BLE001  - the last line of defence: a user never sees a traceback
+        return _reported(problem)
+    except KeyboardInterrupt:
+        error("interrupted")
+        return ExitCode.INTERRUPTED
+
+
+def _reported(problem: Exception) -> int:
+    if os.environ.get(DEBUG, "") not in ("", "0"):
+        sys.excepthook(type(problem), problem, problem.__traceback__)
+    message, code = _told(problem)
+    if message:
+        error(message)
+    return code
+
+
+def _told(problem: Exception) -> tuple[str, int]:
+    if isinstance(problem, RankmeshError):
+        return str(problem), ExitCode.BAD_SPEC
+    if isinstance(problem, Failed):
+        return str(problem), problem.code
+    if isinstance(problem, _CommandError):
+        return _usage(problem), ExitCode.USAGE
+    if isinstance(problem, typer.Abort):
+        return "interrupted", ExitCode.INTERRUPTED
+    if isinstance(problem, MemoryError):
+        return "this layout does not fit in memory; ask for a smaller world", ExitCode.BAD_SPEC
+    return (
+        f"a defect in rankmesh: {type(problem).__name__}: {problem}; --debug shows where",
+        ExitCode.INTERNAL,
+    )
+
+
+def _usage(problem: Any) -> str:
+    ctx = getattr(problem, "ctx", None)
+    path = ctx.command_path if ctx is not None else "rankmesh"
+    message = problem.format_message()
+    return f"{message.rstrip('.')} (see: {path} --help)" if message else ""
+
+
+def _silence(stream: Any) -> None:
+    """Point a closed pipe at nothing, so that the interpreter's last flush has nothing to complain of."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (OSError, ValueError):
+        return
