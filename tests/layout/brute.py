@@ -1,4 +1,4 @@
-"""The dumb answers: every coordinate of a mesh is enumerated, every group is found by looking at all of them."""
+"""The dumb answers: every coordinate is enumerated, every group is found by looking at all of them."""
 
 from itertools import product
 

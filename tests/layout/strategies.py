@@ -8,6 +8,7 @@ from tests.layout import brute
 
 from rankmesh import Groups, Mesh
 
+EITHER = st.booleans()
 NAMES = ("tp", "cp", "dp", "pp", "ep")
 
 
@@ -22,7 +23,7 @@ def sizes(draw, most_axes=4, most=4):
 
 
 @st.composite
-def meshes(draw, mapped=st.booleans(), **limits):
+def meshes(draw, mapped=EITHER, **limits):
     """A mesh with an offset and, if ``mapped`` says so, a rank map."""
     axes = draw(sizes(**limits))
     offset, size = draw(st.integers(0, 9)), prod(axes.values())
@@ -62,7 +63,7 @@ class Kind:
 
 
 @st.composite
-def kinds(draw, mesh, *, ordered=st.booleans(), levels=st.booleans(), picks=st.booleans()):
+def kinds(draw, mesh, *, ordered=EITHER, levels=EITHER, picks=EITHER):
     """A random kind of group of ``mesh``, narrowed or not."""
     axes, order = draw(axes_of(mesh)), draw(ordered)
     found = mesh.groups(axes, ordered=order)

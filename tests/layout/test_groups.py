@@ -23,7 +23,7 @@ def test_whole_groups_partition_the_span(data):
 
 @given(st.data())
 def test_array_equals_brute_force(data):
-    """The array of any kind, narrowed or not, is the enumerated one: int64, of shape (groups, size), read-only."""
+    """The array of any kind is the enumerated one: int64, of shape (groups, size), read-only."""
     kind = data.draw(kinds(data.draw(meshes())))
     array = kind.groups.array
     assert kind.groups.tolist() == array.tolist() == kind.expected
@@ -114,7 +114,7 @@ def test_equal_tiles_are_equal_groups(drawn):
 
 @given(several(picks=st.just(False)))
 def test_equal_regular_partitions_have_equal_tiles(drawn):
-    """Sharing by tile is complete where all groups of a kind are one pattern shifted, as whole groups always are."""
+    """Sharing by tile is complete where the groups are one pattern shifted, as whole groups are."""
     for one, other in drawn:
         places = [[one.groups.span.position(rank) for rank in group] for group in one.expected]
         regular = len({tuple(place - group[0] for place in group) for group in places}) == 1

@@ -129,7 +129,7 @@ def test_a_view_of_another_size_is_refused(pair):
 def test_unknown_views_and_shared_axes_are_named():
     """A view or a shared axis that does not exist is refused with the names that do."""
     mesh = Mesh(tp=2, dp=4).with_view("expert", ep=8)
-    with pytest.raises(UnknownAxis, match="received view 'experts'.*did you mean 'expert'") as caught:
+    with pytest.raises(UnknownAxis, match=r"received view 'experts'.*did you mean 'expert'") as caught:
         mesh.groups("ep", view="experts")
     assert (caught.value.name, caught.value.known) == ("experts", ("expert",))
     with pytest.raises(UnknownAxis, match="received axis 'pp'"):
