@@ -22,6 +22,9 @@ __all__ = ["Options"]
 
 NcclValue = int | float | str | bool
 
+# Seconds; the largest timedelta, which is what a timeout becomes.
+_LONGEST = timedelta.max.total_seconds()
+
 
 @dataclass(frozen=True, repr=False)
 class Options:
@@ -100,7 +103,7 @@ def _seconds(name: str, value: object) -> float | None:
     if value is None:
         return None
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST:
         raise PlanError(
             f"received {value!r} as {name}; it must be a number of seconds above 0, or a timedelta",
             option=name,
@@ -117,7 +120,7 @@ def _config(name: str, value: object) -> tuple[tuple[str, NcclValue], ...] | Non
     except (TypeError, ValueError):
         config = {None: None}
     for key, setting in config.items():
-        if not isinstance(key, str) or not isinstance(setting, bool | int | float | str):
+        if not isinstance(key, str) or not isinstance(setting, bool | int | float | str) or setting != setting:
             raise PlanError(
                 f"received {value!r} as {name}; it must map names of NCCL options to numbers or words, "
                 "such as {'max_ctas': 8}",
