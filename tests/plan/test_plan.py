@@ -1,0 +1,267 @@
+import copy
+import json
+import pickle
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from tests.plan.strategies import cases
+
+from rankmesh import (
+    GroupSpec,
+    Job,
+    LayoutError,
+    Mesh,
+    NotAMember,
+    Options,
+    Plan,
+    PlanError,
+    UnknownGroup,
+    ends,
+)
+
+PIPE = Plan(Mesh(tp=2, pp=4), [GroupSpec("tp"), GroupSpec("pp"), GroupSpec("embd", axes="pp", pick=ends)])
+
+
+@given(cases())
+def test_kinds_equal_brute_force(case):
+    """Every kind of a plan is the enumerated one, with the options of the nearest level that says them."""
+    assert list(case.plan.kinds) == list(case.expected)
+    for name, expected in case.expected.items():
+        assert case.plan.groups(name).tolist() == expected.groups
+        assert case.plan.spec(name).options == expected.options
+
+
+@given(cases())
+def test_of_lists_exactly_the_groups_of_a_rank(case):
+    """A rank's groups are those that contain it, in the plan's order, with its position in each."""
+    plan = case.plan
+    for rank in range(plan.world_size):
+        mine = {
+            name: next(group for group in kind.groups if rank in group)
+            for name, kind in case.expected.items()
+            if any(rank in group for group in kind.groups)
+        }
+        own = plan.of(rank)
+        assert {name: list(group.ranks) for name, group in own.items()} == mine
+        assert list(own) == list(mine)
+        assert [group.rank for group in own.values()] == [group.index(rank) for group in mine.values()]
+
+
+@given(cases())
+def test_json_round_trip(case):
+    """A plan read from its own JSON is equal, has the same digest, and reads back the same text."""
+    text = case.plan.to_json()
+    other = Plan.from_json(text)
+    assert other == case.plan
+    assert other.digest == case.plan.digest
+    assert other.to_json() == text
+    assert other.specs == case.plan.specs
+    assert other.mesh == case.plan.mesh
+    assert (other.world_size, other.name) == (case.plan.world_size, case.plan.name)
+
+
+@given(cases())
+def test_copies_are_equal(case):
+    """Pickle and copy keep a plan, its hash and its digest; so does making it twice."""
+    for other in (
+        pickle.loads(pickle.dumps(case.plan)),  # noqa: S301
+        copy.deepcopy(case.plan),
+        Plan(**case.arguments),
+    ):
+        assert (other, hash(other), other.digest) == (case.plan, hash(case.plan), case.plan.digest)
+
+
+def variants():
+    """Plans that each differ from all others in one thing that matters."""
+    mesh = Mesh(tp=2, dp=4)
+    viewed = mesh.with_view("a", x=2, y=4).with_view("b", z=8)
+    split = Mesh(tp=2, one=2, two=2)
+    spec = GroupSpec("dp")
+    yield Plan(mesh, [spec])
+    yield Plan(mesh, [])
+    yield Plan(mesh, [GroupSpec("tp")])
+    yield Plan(mesh, [spec, GroupSpec("tp")])
+    yield Plan(mesh, [GroupSpec("tp"), spec])
+    yield Plan(mesh, [GroupSpec("other", axes="dp")])
+    yield Plan(mesh, [GroupSpec("dp", axes="tp-dp")])
+    yield Plan(mesh, [GroupSpec("dp", pick=ends)])
+    yield Plan(mesh, [GroupSpec("dp", pick=[0])])
+    yield Plan(mesh, [GroupSpec("dp", levels=(2, 2), level=0)])
+    yield Plan(mesh, [GroupSpec("dp", levels=(2, 2), level=1)])
+    for options in ({"backend": "gloo"}, {"timeout": 5}, {"share": False}, {"overlap": "x"}, {"lazy": True}):
+        yield Plan(mesh, [GroupSpec("dp", **options)])
+    for options in (
+        {"sharp": True},
+        {"high_priority": False},
+        {"nccl": {"a": 1}},
+        {"nccl": {"a": 2}},
+        {"nccl": {}},
+    ):
+        yield Plan(mesh, [GroupSpec("dp", **options)])
+    yield Plan(mesh, [spec], world_size=8)
+    yield Plan(mesh, [spec], world_size=9)
+    yield Plan(mesh, [spec], name="llm")
+    yield Plan(Mesh(tp=2, dp=4, offset=1), [spec])
+    yield Plan(Mesh(dp=4, tp=2), [spec])
+    yield Plan(Mesh(tp=4, dp=2), [spec])
+    yield Plan(Mesh(tp=2, dp=4, rank_map=[1, 0, 2, 3, 4, 5, 6, 7]), [spec])
+    yield Plan(viewed, [spec])
+    yield Plan(mesh.with_view("a", x=4, y=2).with_view("b", z=8), [spec])
+    yield Plan(split, [])
+    yield Plan(mesh.split("dp", one=2, two=2), [])
+
+
+def test_plans_that_differ_have_other_digests():
+    """Each thing that a plan says is in its digest."""
+    for one, other in combinations(variants(), 2):
+        assert one != other
+        assert one.digest != other.digest
+
+
+def test_equal_contents_have_equal_digests():
+    """Spellings that mean the same give one digest: inheritance, order of views and options, picks."""
+    mesh = Mesh(tp=2, dp=4)
+    plain, inherited = GroupSpec("dp"), Options(timeout=5.0)
+    first_last = GroupSpec("dp", pick=lambda ranks: (ranks[0], ranks[-1]))
+    nccl = [GroupSpec("dp", nccl=config) for config in ({"a": 1, "b": 2}, {"b": 2, "a": 1})]
+    forward = mesh.with_view("a", x=2, y=4).with_view("b", z=8)
+    backward = mesh.with_view("b", z=8).with_view("a", x=2, y=4)
+    same = [
+        (Plan(mesh, [GroupSpec("dp", timeout=5)]), Plan(mesh, [plain], options=inherited)),
+        (
+            Plan(mesh, [GroupSpec("dp", pick=[0, 3])]),
+            Plan(mesh, [first_last]),
+        ),
+        (Plan(mesh, [nccl[0]]), Plan(mesh, [nccl[1]])),
+        (Plan(forward, [plain]), Plan(backward, [plain])),
+    ]
+    for one, other in same:
+        assert one == other
+        assert one.digest == other.digest
+
+
+def test_digest_is_stable():
+    """The digest of a plan is 64 hexadecimal digits, a pure function of what the plan says."""
+    assert Plan(Mesh(tp=2), [GroupSpec("tp")]).digest == (
+        Plan.from_json(
+            '{"schema": 1, "mesh": {"offset": 0, "axes": [["tp", 2]]}, '
+            '"groups": [{"axes": ["tp"], "name": "tp"}]}'
+        ).digest
+    )
+    assert len(PIPE.digest) == 64
+    assert int(PIPE.digest, 16) >= 0
+
+
+def test_saved_schema():
+    """The JSON names its schema and holds mesh and groups as plain data."""
+    data = json.loads(PIPE.to_json())
+    assert data == {
+        "schema": 1,
+        "mesh": {"axes": [["tp", 2], ["pp", 4]], "offset": 0},
+        "groups": [
+            {"name": "tp", "axes": ["tp"]},
+            {"name": "pp", "axes": ["pp"]},
+            {"name": "embd", "axes": ["pp"], "pick": [0, -1]},
+        ],
+    }
+
+
+def test_a_rank_outside_a_pick():
+    """A kind that the rank is not in raises NotAMember with the members that there are."""
+    own = PIPE.of(3)
+    assert "embd" not in own
+    with pytest.raises(
+        NotAMember, match=r"received group 'embd' on rank 3; its members here are \[1, 7\]"
+    ) as caught:
+        own["embd"]
+    assert (caught.value.group, caught.value.rank) == ("embd", 3)
+    with pytest.raises(NotAMember):
+        own.get("embd")
+
+
+def test_unknown_groups():
+    """A kind that the plan does not have is named with those it has."""
+    for ask in (PIPE.of(0).__getitem__, PIPE.groups, PIPE.spec):
+        with pytest.raises(
+            UnknownGroup, match=r"received group 'emb'.*tp, pp, embd; did you mean 'embd'"
+        ) as caught:
+            ask("emb")
+        assert (caught.value.name, caught.value.known) == ("emb", ("tp", "pp", "embd"))
+        assert isinstance(caught.value, KeyError)
+
+
+def test_ranks_of_the_world_outside_the_mesh():
+    """An idle rank is in no group and is told why; a rank beyond the world is refused."""
+    plan = Plan(Mesh(dp=4, offset=2), [GroupSpec("dp")], world_size=8)
+    assert [len(plan.of(rank)) for rank in range(8)] == [0, 0, 1, 1, 1, 1, 0, 0]
+    with pytest.raises(NotAMember, match="received group 'dp' on rank 7; the plan covers ranks 2 to 5"):
+        plan.of(7)["dp"]
+    with pytest.raises(LayoutError, match="received rank 8"):
+        plan.of(8)
+    with pytest.raises(LayoutError, match="received -1 as rank"):
+        plan.of(-1)
+
+
+def test_plans_of_a_job():
+    """Each mesh of a job gets a plan of its own name for the whole world."""
+    job = Job(world_size=6, encoder=Mesh(dp=2), llm=Mesh(tp=2, dp=2, offset=2))
+    plans = Plan.of_job(job, {"encoder": [GroupSpec("dp")], "llm": [GroupSpec("tp")]})
+    assert [(plan.name, plan.world_size) for plan in plans.values()] == [("encoder", 6), ("llm", 6)]
+    assert plans["llm"].of(4)["tp"].ranks == (4, 5)
+    assert plans["llm"].of(0) == {}
+
+
+def test_frozen_views_of_a_plan():
+    """Changing what a plan hands out does not change the plan."""
+    PIPE.kinds.clear()
+    assert list(PIPE.kinds) == ["tp", "pp", "embd"]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: Plan("tp=2", []), PlanError, "received 'tp=2' as mesh of a plan"),
+        (lambda: Plan(Mesh(dp=2), ["dp"]), PlanError, "received 'dp' as a group"),
+        (lambda: Plan(Mesh(dp=2), [GroupSpec("dp")] * 2), PlanError, "two groups named 'dp'"),
+        (lambda: Plan(Mesh(dp=2), [], world_size=1), PlanError, "ranks 0 to 1 for a world of 1"),
+        (lambda: Plan(Mesh(dp=2), [], world_size=0), LayoutError, "received 0 as world_size"),
+        (lambda: Plan(Mesh(dp=2), [], name=3), PlanError, "received 3 as name"),
+        (lambda: Plan(Mesh(dp=2), [GroupSpec("tp")]), LookupError, "received axis 'tp'"),
+        (lambda: Plan(Mesh(dp=2), [GroupSpec("dp", view="x")]), LookupError, "received view 'x'"),
+        (lambda: Plan(Mesh(dp=2), [], view_options={"x": Options()}), LookupError, "received view 'x'"),
+        (lambda: Plan(Mesh(dp=2), [GroupSpec("dp", pick=[2])]), LayoutError, "received position 2"),
+        (lambda: Plan(Mesh(dp=4), [GroupSpec("dp", levels=(3,), level=0)]), LayoutError, "product 3"),
+        (lambda: GroupSpec("a b"), PlanError, "received group name 'a b'"),
+        (lambda: GroupSpec(""), PlanError, "received group name ''"),
+        (lambda: GroupSpec(3), PlanError, "received group name 3"),
+        (lambda: GroupSpec("dp", axes="dp-dp"), LayoutError, "'dp' is named twice"),
+        (lambda: GroupSpec("dp", levels=(2, 2)), PlanError, "levels .2, 2. and level None"),
+        (lambda: GroupSpec("dp", level=0), PlanError, "levels None and level 0"),
+    ],
+)
+def test_bad_plans(make, error, words):
+    """What cannot be a plan is refused where it is said, not at its first use."""
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_picks_are_asked_by_position():
+    """A callable that chooses by position becomes plain data, on a mesh with a rank map too."""
+
+    def middle(ranks):
+        return [ranks[0], ranks[len(ranks) // 2]]
+
+    plan = Plan(Mesh(tp=2, pp=4, rank_map=range(7, -1, -1)), [GroupSpec("embd", "pp", pick=middle)])
+    assert plan.spec("embd").pick.positions == (0, 2)
+    assert plan.groups("embd").tolist() == [[7, 3], [6, 2]]
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("pick", [lambda r: [x for x in r if x < 4], lambda r: [min(r)], lambda r: [max(r)]])
+def test_picks_by_value_are_refused(pick):
+    """A callable that looks at rank numbers would choose otherwise in another group: refused."""
+    mesh = Mesh(tp=2, pp=4, rank_map=range(7, -1, -1))
+    with pytest.raises(PlanError, match="a pick chooses by position") as caught:
+        Plan(mesh, [GroupSpec("embd", "pp", pick=pick)])
+    assert caught.value.group == "embd"

@@ -1,0 +1,194 @@
+import tracemalloc
+
+import pytest
+
+from rankmesh import LayoutError, Options, PlanError, UnknownAxis
+from rankmesh.plan import recipes
+
+MEGATRON = [
+    "dp_cp", "intra_dp_cp", "dp", "cp", "mp", "tp", "pp", "embd", "pos_embd", "tp_dp_cp", "tp_dp", "tp_cp",
+    "ep", "ep_tp", "tp_ep_mp", "tp_ep_pp", "ep_dp", "intra_ep_dp", "inter_ep_dp", "intra_dist_opt_instance",
+]  # fmt: skip
+
+
+def test_megatron_kinds():
+    """Megatron's groups under its short names, in the order in which it makes them."""
+    assert list(recipes.megatron(64, tp=2, cp=2, pp=2, ep=4, etp=1).kinds) == MEGATRON
+
+
+def test_megatron_optional_kinds():
+    """Gloo twins, the gather communicator, hierarchical and hybrid context groups come when asked for."""
+    plain = recipes.megatron(16, tp=2, cp=4)
+    gloo = ["dp_cp_gloo", "intra_dp_cp_gloo", "dp_gloo", "ep_dp_gloo", "intra_ep_dp_gloo"]
+    asked = {
+        "gloo": (recipes.megatron(16, tp=2, cp=4, gloo=True), gloo),
+        "all_gather": (recipes.megatron(16, tp=2, cp=4, all_gather=True), ["dp_cp_ag"]),
+        "hierarchical_cp": (recipes.megatron(16, tp=2, cp=4, hierarchical_cp=(2, 2)), ["hcp_0", "hcp_1"]),
+        "hybrid_cp": (recipes.megatron(16, tp=2, cp=4, hybrid_cp=True), ["hybrid_dp_cp_2", "hybrid_dp_cp_4"]),
+    }
+    for plan, added in asked.values():
+        assert [name for name in plan.kinds if name not in plain.kinds] == added
+        assert [name for name in plan.kinds if name in plain.kinds] == list(plain.kinds)
+
+
+def test_megatron_twins():
+    """A gloo twin has the members of its group and a backend of its own; the gather twin never shares."""
+    plan = recipes.megatron(16, tp=2, cp=2, gloo=True, all_gather=True)
+    for name in ("dp_cp", "intra_dp_cp", "dp", "ep_dp", "intra_ep_dp"):
+        assert plan.groups(f"{name}_gloo") == plan.groups(name)
+        assert plan.spec(f"{name}_gloo").options.backend == "gloo"
+    own = plan.of(3)
+    assert own["dp_cp_ag"].ranks == own["dp_cp"].ranks
+    assert own["dp_cp_ag"].leader == "dp_cp_ag"
+
+
+def test_megatron_options():
+    """The pipeline's backend, the timeout and the options of all groups reach them."""
+    plan = recipes.megatron(8, pp=2, pp_backend="ucc", timeout=60, options=Options(backend="nccl", timeout=5))
+    assert plan.spec("pp").options == Options(backend="ucc", timeout=60)
+    assert plan.spec("tp").options == Options(backend="nccl", timeout=60)
+
+
+def test_megatron_picks():
+    """Embedding ranks can be chosen, as with Megatron's get_embedding_ranks."""
+    plan = recipes.megatron(8, tp=2, pp=4, embedding=lambda r: [r[0], r[1]], position_embedding=[-1])
+    assert plan.groups("embd").tolist() == [[0, 2], [1, 3]]
+    assert plan.groups("pos_embd").tolist() == [[6], [7]]
+
+
+def test_megatron_offset():
+    """A rank offset moves every group and makes room in the world."""
+    moved, plain = recipes.megatron(8, tp=2, pp=2, rank_offset=4), recipes.megatron(8, tp=2, pp=2)
+    assert moved.world_size == 12
+    for name in plain.kinds:
+        assert (moved.groups(name).array == plain.groups(name).array + 4).all()
+
+
+def test_world_and_data_size_follow_from_each_other():
+    """Giving dp instead of the world, or both, makes the same plan."""
+    plan = recipes.megatron(32, tp=2, cp=2, pp=2)
+    assert recipes.megatron(dp=4, tp=2, cp=2, pp=2).mesh == plan.mesh
+    assert recipes.megatron(32, dp=4, tp=2, cp=2, pp=2) == plan
+    assert recipes.ezpz(16, tp=2, cp=2, pp=2).mesh == recipes.ezpz(tp=2, cp=2, pp=2, dp=2).mesh
+
+
+@pytest.mark.parametrize("order", ["TP-CP-EP-DP-PP", "tp-dp", "tp-cp-ep-dp", "pp-tp-dp-cp-ep"])
+def test_orders(order):
+    """Orders are read in any case, and size-1 axes may be left out."""
+    plan = recipes.megatron(8, tp=2, order=order)
+    assert plan.groups("dp").tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"world_size": 10, "tp": 4}, PlanError, "received world_size 10 and tp 4 x cp 1 x pp 1 = 4"),
+        ({"world_size": 16, "tp": 2, "ep": 3}, PlanError, "tp 2 x ep 3 x pp 1 = 6"),
+        ({"world_size": 16, "dp": 4, "tp": 2}, PlanError, "received world_size 16, dp 4"),
+        ({}, PlanError, "neither world_size nor dp"),
+        ({"world_size": 0}, LayoutError, "received 0 as world_size"),
+        ({"world_size": 8.0}, LayoutError, "received 8.0 as world_size"),
+        ({"world_size": 8, "tp": 0}, LayoutError, "received 0 as size of axis 'tp'"),
+        ({"world_size": 8, "ep": -1}, LayoutError, "received -1 as size of axis 'ep'"),
+        ({"world_size": 8, "dp": 2.5}, LayoutError, "received 2.5 as size of axis 'dp'"),
+        ({"world_size": 8, "tp": 2, "order": "tp-tp-dp"}, LayoutError, "'tp' is named twice"),
+        ({"world_size": 8, "tp": 2, "order": "tp-dp-xp"}, PlanError, "received order 'tp-dp-xp' with 'xp'"),
+        ({"world_size": 8, "tp": 2, "order": "dp-pp"}, PlanError, "without 'tp', whose size is 2"),
+        ({"world_size": 8, "ep": 2, "order": "tp-dp-pp"}, PlanError, "without 'ep', whose size is 2"),
+        (
+            {"world_size": 8, "optimizer_instances": 3},
+            PlanError,
+            "received optimizer_instances = 3 for dp x cp = 8",
+        ),
+        (
+            {"world_size": 8, "ep": 4, "optimizer_instances": 4},
+            PlanError,
+            "optimizer_instances = 4 for edp = 2",
+        ),
+        ({"world_size": 8, "optimizer_instances": 0}, LayoutError, "received 0 as size of axis"),
+        (
+            {"world_size": 8, "cp": 4, "hierarchical_cp": (2, 3)},
+            LayoutError,
+            r"received level sizes \(2, 3\)",
+        ),
+        ({"world_size": 6, "hybrid_cp": True}, PlanError, "received hybrid_cp with dp x cp = 6"),
+        (
+            {"world_size": 8, "cp": 2, "pp": 2, "order": "tp-pp-cp-ep-dp", "tp": 2, "etp": 1},
+            LayoutError,
+            "'pp'",
+        ),
+        ({"world_size": 8, "timeout": 0}, PlanError, "received 0 as timeout"),
+    ],
+)
+def test_megatron_bad_input(arguments, error, words):
+    """Each size, order or option that cannot be is refused with what was received."""
+    with pytest.raises(error, match=words):
+        recipes.megatron(**arguments)
+
+
+@pytest.mark.parametrize("make", [recipes.nanotron, recipes.ezpz, recipes.three_d, recipes.torchtitan])
+def test_small_recipes_refuse_what_does_not_divide(make):
+    """A tensor size that does not divide the world is refused, never clamped."""
+    with pytest.raises(PlanError, match="received world_size 8 and"):
+        make(8, tp=3)
+    with pytest.raises(PlanError, match="received world_size 8 and"):
+        make(8, tp=16)
+
+
+def test_small_recipes():
+    """Axes in rank order, adjacent first, and the kinds of each system."""
+    nanotron = recipes.nanotron(tp=2, cp=2, dp=2, pp=2, ep=2)
+    assert list(nanotron.mesh.axes) == ["tp", "cp", "dp", "pp", "ep"]
+    assert list(nanotron.kinds) == ["world", "tp", "cp", "dp", "pp", "ep", "mp", "dp_cp", "tp_ep"]
+    assert nanotron.world_size == 32
+    assert list(recipes.ezpz(16, tp=2, pp=2, cp=2).mesh.axes) == ["tp", "cp", "pp", "dp"]
+    assert list(recipes.three_d(8, tp=2, pp=2).mesh.axes) == ["tp", "pp", "dp"]
+    with pytest.raises(PlanError, match="received local_world_size = 3 for world_size = 8"):
+        recipes.nanotron(8, local_world_size=3)
+
+
+def test_torchtitan():
+    """Data loading, shards, loss and experts of torchtitan's ParallelDims, written out for 16 ranks."""
+    plan = recipes.torchtitan(16, dp_shard=2, cp=2, tp=2, pp=2, ep=4)
+    assert plan.mesh.axes == {"tp": 2, "cp": 2, "dp_shard": 2, "dp_replicate": 1, "pp": 2}
+    table = {
+        "pp": (5, 13),
+        "batch": (1, 5),
+        "loss": (1, 3, 5, 7),
+        "dp_replicate": (5,),
+        "dp_shard": (1, 5),
+        "fsdp": (1, 3, 5, 7),
+        "cp": (5, 7),
+        "tp": (4, 5),
+        "ep": (4, 5, 6, 7),
+        "efsdp": (1, 5),
+        "etp": (5,),
+    }
+    assert {name: own.ranks for name, own in plan.of(5).items()} == table
+    with pytest.raises(PlanError, match="received etp 4 with tp 2"):
+        recipes.torchtitan(16, tp=2, etp=4)
+    with pytest.raises(PlanError, match="received etp x ep = 3 for dp_shard x cp x tp = 16"):
+        recipes.torchtitan(16, ep=3)
+
+
+def test_axes_recipe():
+    """A bare mesh gets a kind for each axis, unions, the ends of pp, and its views' own axes."""
+    mesh = recipes.megatron_mesh(16, tp=2, cp=2, pp=2, ep=4, etp=1)
+    plan = recipes.axes(mesh)
+    assert {"tp", "cp", "dp", "pp", "dp_cp", "embd", "ep", "edp"} <= set(plan.kinds)
+    with pytest.raises(UnknownAxis):
+        plan.mesh.groups("xp")
+
+
+def test_memory_of_a_very_large_plan():
+    """One rank's complete plan in a world of 131,072 ranks stays under 10 MiB: nothing lists the world."""
+    tracemalloc.start()
+    try:
+        plan = recipes.megatron(world_size=131_072, tp=8, cp=2, pp=8, ep=8, etp=1)
+        own = plan.of(70_000)
+        members = sum(group.size for group in own.values())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert members > 1024
+    assert peak < 10 * 2**20

@@ -1,0 +1,147 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankmesh import GroupSpec, Mesh, Options, Plan, PlanError, RankmeshError, ends
+
+PLAN = Plan(
+    Mesh(tp=2, pp=4).with_view("expert", ep=2, pp=4).split("tp", a=1, b=2),
+    [GroupSpec("embd", "pp", pick=ends, timeout=5, nccl={"max_ctas": 4}), GroupSpec("ep", view="expert")],
+    world_size=9,
+    name="llm",
+)
+DATA = json.loads(PLAN.to_json())
+
+
+@pytest.mark.parametrize("text", ["", "{", "nonsense", "[" * 100_000, "tp=2,dp=4", b"\xff", None])
+def test_text_that_is_not_json(text):
+    """A text that is no JSON is refused as such."""
+    with pytest.raises(PlanError, match="received text that is not JSON"):
+        Plan.from_json(text)
+
+
+@pytest.mark.parametrize("schema", [None, "1", 0, -1, 1.0, True, []])
+def test_schemas(schema):
+    """A saved plan says its schema, a whole number from 1."""
+    with pytest.raises(PlanError, match="received JSON with schema") as caught:
+        Plan.from_json(json.dumps({**DATA, "schema": schema}))
+    assert caught.value.schema == schema
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '"tp"', "null", "{}"])
+def test_json_that_is_no_plan(text):
+    """JSON of another kind has no schema, and is refused for it."""
+    with pytest.raises(PlanError, match="received JSON with schema None"):
+        Plan.from_json(text)
+
+
+def test_a_newer_schema():
+    """A plan of a newer schema is not guessed at; the remedy is to upgrade."""
+    with pytest.raises(PlanError, match=r"received a plan of schema 2; .* reads up to 1; upgrade") as caught:
+        Plan.from_json(json.dumps({**DATA, "schema": 2}))
+    assert (caught.value.schema, caught.value.newest) == (2, 1)
+
+
+def changed(path, value):
+    """The JSON of the plan with one value replaced."""
+    data = json.loads(PLAN.to_json())
+    place = data
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return json.dumps(data)
+
+
+WRONG_TYPES = [
+    (("mesh",), 5),
+    (("mesh",), []),
+    (("mesh",), {}),
+    (("mesh", "axes"), {"tp": 2}),
+    (("mesh", "axes"), None),
+    (("mesh", "axes", 0), "tp"),
+    (("mesh", "rank_map"), 3),
+    (("mesh", "views"), [1]),
+    (("mesh", "views", "expert"), []),
+    (("mesh", "parts"), 3),
+    (("groups",), 5),
+    (("groups",), {"tp": 1}),
+    (("groups", 0), "tp"),
+    (("groups", 0, "name"), None),
+    (("groups", 0, "axes"), None),
+    (("groups", 0, "pick"), 3),
+    (("groups", 0, "pick"), ["a"]),
+    (("groups", 0, "pick"), [1.5]),
+    (("groups", 0, "pick"), []),
+    (("groups", 0, "levels"), 4),
+    (("groups", 0, "level"), 0),
+    (("groups", 0, "view"), 3),
+    (("groups", 0, "options"), []),
+    (("groups", 0, "options", "timeout"), "long"),
+    (("groups", 0, "options", "timeout"), 10**400),
+    (("groups", 0, "options", "nccl"), [1]),
+    (("groups", 0, "options", "speed"), 1),
+    (("name",), 3),
+    (("world_size",), "9"),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), WRONG_TYPES)
+def test_wrong_types(path, value):
+    """A value of the wrong type anywhere is refused with an error of ours."""
+    with pytest.raises(RankmeshError, match="received"):
+        Plan.from_json(changed(path, value))
+
+
+@pytest.mark.parametrize("key", ["mesh", "groups"])
+def test_missing_parts(key):
+    """A plan without mesh or groups is no saved plan."""
+    with pytest.raises(PlanError, match="no saved plan"):
+        Plan.from_json(json.dumps({name: value for name, value in DATA.items() if name != key}))
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.sampled_from(["tp", "pp", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["tp", "axes", "name"]), inner)
+    ),
+    max_leaves=4,
+)
+
+
+@given(st.sampled_from([path for path, _ in WRONG_TYPES]), PLAIN)
+def test_any_damage_is_a_plan_or_an_error_of_ours(path, value):
+    """Whatever stands in a saved plan, reading it gives a plan that works or an error of ours."""
+    try:
+        plan = Plan.from_json(changed(path, value))
+    except RankmeshError:
+        return
+    assert Plan.from_json(plan.to_json()).digest == plan.digest
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"speed": 1}, "received option 'speed'"),
+        ({"timeout": 0}, "received 0 as timeout"),
+        ({"timeout": -1}, "received -1 as timeout"),
+        ({"timeout": "600"}, "received '600' as timeout"),
+        ({"timeout": True}, "received True as timeout"),
+        ({"timeout": float("nan")}, "received nan as timeout"),
+        ({"timeout": float("inf")}, "received inf as timeout"),
+        ({"backend": ""}, "received '' as backend"),
+        ({"backend": 3}, "received 3 as backend"),
+        ({"share": 1}, "received 1 as share"),
+        ({"overlap": False}, "received False as overlap"),
+        ({"nccl": 8}, "received 8 as nccl"),
+        ({"nccl": {"max_ctas": None}}, "received {'max_ctas': None} as nccl"),
+        ({"nccl": {8: 8}}, "received {8: 8} as nccl"),
+        ({"nccl": {"x": float("nan")}}, "received {'x': nan} as nccl"),
+    ],
+)
+def test_options(options, words):
+    """An option has a known name and a value of its kind."""
+    with pytest.raises(PlanError, match=words) as caught:
+        Options(**options)
+    assert caught.value.option == next(iter(options))

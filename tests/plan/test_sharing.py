@@ -1,0 +1,115 @@
+from itertools import combinations
+
+from hypothesis import given
+from tests.plan.strategies import cases
+
+from rankmesh import GroupSpec, Mesh, Options, Plan, ends
+
+
+def may_share(one, other):
+    """The rule in plain words: same members in the same order, same options, and neither wants its own."""
+    return one.ranks == other.ranks and one.options == other.options and one.options.share is not False
+
+
+@given(cases())
+def test_leaders_equal_brute_force(case):
+    """A group uses the communicator of the first of its rank with equal members and options."""
+    for rank in range(case.plan.world_size):
+        own = list(case.plan.of(rank).values())
+        for place, group in enumerate(own):
+            equal = [other.name for other in own[:place] if may_share(other, group)]
+            assert group.leader == (equal[0] if equal else group.name)
+
+
+@given(cases())
+def test_all_members_agree(case):
+    """Two ranks in one group compute the same members, leader, options and label for it."""
+    for name, expected in case.expected.items():
+        for ranks in expected.groups:
+            seen = [case.plan.of(rank)[name] for rank in ranks]
+            for mine in seen:
+                assert list(mine.ranks) == ranks
+                assert (mine.leader, mine.options, str(mine)) == (
+                    seen[0].leader,
+                    seen[0].options,
+                    str(seen[0]),
+                )
+
+
+@given(cases())
+def test_labels_tell_groups_apart(case):
+    """No two groups of a kind have one label."""
+    for name, expected in case.expected.items():
+        labels = {str(case.plan.of(ranks[0])[name]) for ranks in expected.groups}
+        assert len(labels) == len(expected.groups)
+
+
+@given(cases())
+def test_classes_hold_on_every_rank(case):
+    """The kinds of one sharing class lead one another on every rank; each kind is in exactly one class."""
+    classes = case.plan.sharing
+    assert sorted(name for names in classes for name in names) == sorted(case.expected)
+    for rank in range(case.plan.mesh.offset, case.plan.mesh.span.stop):
+        own = case.plan.of(rank)
+        for names in classes:
+            assert len({own[name].leader for name in names if name in own}) <= 1
+
+
+@given(cases())
+def test_classes_join_nothing_that_differs(case):
+    """Two kinds of one class have equal groups and options, and neither wants its own communicator."""
+    for names in case.plan.sharing:
+        for one, other in combinations(names, 2):
+            left, right = case.expected[one], case.expected[other]
+            assert sorted(left.groups) == sorted(right.groups)
+            assert left.options == right.options
+            assert left.options.share is not False
+
+
+def test_different_options_do_not_share():
+    """The same members with another backend, timeout, NCCL setting or overlap class do not share."""
+    options = ({}, {"backend": "gloo"}, {"timeout": 5}, {"nccl": {"max_ctas": 4}}, {"overlap": "gather"})
+    plan = Plan(Mesh(dp=4), [GroupSpec(f"g{i}", "dp", **chosen) for i, chosen in enumerate(options)])
+    own = plan.of(0)
+    assert [group.leader for group in own.values()] == list(own)
+    assert len(own.communicators) == 5
+
+
+def test_share_false_takes_its_own():
+    """A group that does not share neither uses another's communicator nor lends its own."""
+    plan = Plan(Mesh(dp=4), [GroupSpec("a", "dp", share=False), GroupSpec("b", "dp"), GroupSpec("c", "dp")])
+    assert {name: group.leader for name, group in plan.of(0).items()} == {"a": "a", "b": "b", "c": "b"}
+    assert plan.sharing == [("a",), ("b", "c")]
+
+
+def test_members_in_another_order_do_not_share():
+    """The order of members is the rank in the group, so it counts."""
+    plan = Plan(Mesh(pp=4), [GroupSpec("up", "pp", pick=[0, 3]), GroupSpec("down", "pp", pick=[3, 0])])
+    assert plan.of(0)["down"].leader == "down"
+
+
+def test_groups_of_one_rank_need_no_communicator():
+    """Only leaders of more than one rank count as communicators."""
+    plan = Plan(Mesh(tp=1, dp=2, pp=1), [GroupSpec(name) for name in ("tp", "dp", "pp")])
+    assert [group.name for group in plan.of(0).communicators] == ["dp"]
+
+
+def test_pipelines_of_two_share_with_their_ends():
+    """Where a pick keeps every position, the picked kind is the whole kind."""
+    plan = Plan(Mesh(tp=2, pp=2), [GroupSpec("pp"), GroupSpec("embd", "pp", pick=ends)])
+    assert plan.sharing == [("pp", "embd")]
+
+
+def test_inheritance():
+    """The nearest level that says an option counts: mesh, then view, then group."""
+    plan = Plan(
+        Mesh(dp=4).with_view("expert", ep=4),
+        [GroupSpec("dp"), GroupSpec("ep", view="expert"), GroupSpec("own", "ep", view="expert", timeout=1)],
+        options=Options(timeout=3, backend="gloo", share=False),
+        view_options={"expert": Options(timeout=2, share=True)},
+    )
+    assert [spec.options for spec in plan.specs] == [
+        Options(timeout=3, backend="gloo", share=False),
+        Options(timeout=2, backend="gloo", share=True),
+        Options(timeout=1, backend="gloo", share=True),
+    ]

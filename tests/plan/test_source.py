@@ -1,0 +1,147 @@
+import pytest
+
+from rankmesh import GroupSpec, LayoutError, Mesh, Plan, PlanError, RankmeshError, UnknownAxis
+from rankmesh.plan import recipes, source
+
+
+def test_axis_string():
+    """An axis string is a mesh with the groups of its axes."""
+    found = source.read(" tp=2,dp=4 ")
+    assert (found.kind, found.plan) == ("axes", recipes.axes(Mesh(tp=2, dp=4)))
+    assert source.read("tp=2,dp=*", world_size=8).plan == found.plan
+
+
+def test_axis_string_with_views():
+    """Views follow after a slash; a star in a view is what is left of the mesh."""
+    plan = source.read("tp=2,dp=4,pp=2/expert:ep=8,pp=*").plan
+    assert plan.mesh == Mesh(tp=2, dp=4, pp=2).with_view("expert", ep=8, pp=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "plan"),
+    [
+        ("megatron:world=64,tp=2,pp=2,ep=4", recipes.megatron(64, tp=2, pp=2, ep=4)),
+        ("megatron:world_size=64, tp=2", recipes.megatron(64, tp=2)),
+        ("megatron:dp=4,tp=2,order=tp-dp", recipes.megatron(dp=4, tp=2, order="tp-dp")),
+        ("megatron:world=16,cp=4,hierarchical_cp=2x2", recipes.megatron(16, cp=4, hierarchical_cp=(2, 2))),
+        ("megatron:world=16,gloo=yes,all_gather=false", recipes.megatron(16, gloo=True)),
+        (
+            "megatron:world=16,timeout=2.5,pp_backend=gloo",
+            recipes.megatron(16, timeout=2.5, pp_backend="gloo"),
+        ),
+        ("nanotron:tp=2,dp=2,ep=2", recipes.nanotron(tp=2, dp=2, ep=2)),
+        ("ezpz:world=16,tp=2,cp=2", recipes.ezpz(16, tp=2, cp=2)),
+        ("three_d:tp=2,pp=2,dp=2", recipes.three_d(tp=2, pp=2, dp=2)),
+        ("torchtitan:world=16,tp=2,ep=4", recipes.torchtitan(16, tp=2, ep=4)),
+    ],
+)
+def test_recipes(text, plan):
+    """A recipe's arguments are read as what they are: whole numbers, seconds, words, flags, sizes."""
+    found = source.read(text)
+    assert (found.kind, found.text, found.plan) == ("recipe", text, plan)
+
+
+def test_the_world_size_fills_a_recipe():
+    """A recipe without a world takes the one given beside it."""
+    assert source.read("megatron:tp=2", world_size=8).plan == recipes.megatron(8, tp=2)
+
+
+def test_presets():
+    """A preset is read by its name and keeps its source."""
+    found = source.read("llama3-405b")
+    assert (found.kind, found.plan.world_size) == ("preset", 16_384)
+    assert "2407.21783" in found.preset.source
+
+
+def test_files(tmp_path):
+    """A saved plan is read from any path that is a file, whatever it is called."""
+    plan = Plan(Mesh(tp=2, dp=2), [GroupSpec("tp")])
+    for name in ("plan.json", "saved"):
+        (tmp_path / name).write_text(plan.to_json(), encoding="utf-8")
+        found = source.read(str(tmp_path / name))
+        assert (found.kind, found.plan) == ("file", plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("", PlanError, "received ''; write an axis string"),
+        ("nonsense", PlanError, "received 'nonsense'"),
+        ("llama3-405", PlanError, "did you mean 'llama3-405b"),
+        ("megatrn:world=8", PlanError, "did you mean 'megatron'"),
+        ("foo:tp=2", PlanError, "received 'foo:tp=2'"),
+        ("x" * 5000, PlanError, "received 'xxx"),
+        ("tp=2," * 100, LayoutError, "received axis 'tp' twice"),
+        ("tp=2,dp=*", LayoutError, "without world_size"),
+        ("tp=2,dp=0", LayoutError, "received 0 as size of axis 'dp'"),
+        ("tp=2,,dp=2", LayoutError, "each axis is written name=size"),
+        ("tp=2/expert", PlanError, "received view 'expert'"),
+        ("tp=2/expert:ep=4", LayoutError, "product"),
+        ("tp=2,pp=2/expert:pp=4", LayoutError, "its groups differ"),
+        ("tp=2,pp=2/expert:ep=4/expert:ep=4", LayoutError, "second view named 'expert'"),
+        ("megatron:", PlanError, "neither world_size nor dp"),
+        (
+            "megatron:world=8,tpp=2",
+            PlanError,
+            "received 'tpp=2' for recipe 'megatron'; its arguments are world, tp",
+        ),
+        ("megatron:world=8,tp", PlanError, "received 'tp' for recipe"),
+        ("megatron:world=8,tp=2,tp=2", PlanError, "received 'tp' twice"),
+        ("megatron:world=8,world_size=8", PlanError, "twice"),
+        ("megatron:world=8,tp=two", PlanError, "received tp=two .* a whole number"),
+        ("megatron:world=8,gloo=maybe", PlanError, "received gloo=maybe .* true or false"),
+        ("megatron:world=8,timeout=soon", PlanError, "received timeout=soon .* seconds"),
+        ("megatron:world=8,hierarchical_cp=2-2", PlanError, "sizes joined by x"),
+        ("megatron:world=8,embedding=ends", PlanError, "received 'embedding=ends'"),
+        ("megatron:world=10,tp=4", PlanError, "received world_size 10"),
+        ("missing.json", PlanError, "received the path 'missing.json', which cannot be read"),
+    ],
+)
+def test_bad_texts(text, error, words):
+    """Each mistake is named, with the form that would be right."""
+    with pytest.raises(error, match=words):
+        source.read(text)
+
+
+@pytest.mark.parametrize("text", ["tp=2,dp=4", "megatron:world=8,tp=2", "llama3-405b"])
+def test_a_plan_for_another_world(text):
+    """A spec that makes another world than the one asked for is refused with both sizes."""
+    with pytest.raises(RankmeshError, match="16"):
+        source.read(text, world_size=16)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"", "not JSON"),
+        (b'{"schema": 99}', "schema 99"),
+        (b'{"schema": 1, "mesh": {"axes": [["tp", 0]], "offset": 0}, "groups": []}', "received 0 as size"),
+        (
+            b'{"schema": 1, "mesh": {"axes": [["tp", 2]], "offset": 0}, "groups": [{"name": "x"}]}',
+            "'axes'",
+        ),
+    ],
+)
+def test_bad_files(tmp_path, content, words):
+    """A file that holds no plan is refused with its path and the reason."""
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+    with pytest.raises(PlanError, match=words) as caught:
+        source.read(str(path))
+    assert str(path) in str(caught.value)
+    assert caught.value.path == str(path)
+
+
+def test_a_directory_is_no_plan(tmp_path):
+    """A folder is not read as a plan, with the ending of one either."""
+    (tmp_path / "folder.json").mkdir()
+    for name in ("folder.json", ""):
+        with pytest.raises(PlanError):
+            source.read(str(tmp_path / name))
+
+
+def test_unknown_axis_in_a_world(tmp_path):
+    """Groups of axes that the mesh lacks stay an UnknownAxis where no file is involved."""
+    with pytest.raises(UnknownAxis):
+        Plan(Mesh(tp=2), [GroupSpec("dp")])
