@@ -21,15 +21,14 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Column", "cut", "pages", "print_columns"]
+__all__ = ["Column", "cut", "pages", "print_columns", "ranks_text"]
 
 _GAP = 2
-_LEAST = 24
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading and its cells. A column with ``fit`` takes what is left of the line, at least 24 characters.
+    """A heading and its cells. A column with ``fit`` takes what is left of the line, ``least`` or more.
 
     ``shorten`` makes a cell of a fitting column shorter; by default it is cut at a space.
     """
@@ -39,6 +38,7 @@ class Column:
     right: bool = False
     style: str = ""
     fit: bool = False
+    least: int = 24
     shorten: Callable[[int, int], str] | None = None
 
     @property
@@ -47,9 +47,9 @@ class Column:
         return max(map(len, (self.head, *self.cells)))
 
     @property
-    def least(self) -> int:
+    def need(self) -> int:
         """The width below which the column goes to another table."""
-        return min(self.width, _LEAST) if self.fit else self.width
+        return min(self.width, self.least) if self.fit else self.width
 
     def fitted(self, width: int) -> Column:
         """The column no wider than ``width``."""
@@ -72,6 +72,20 @@ def cut(text: str, width: int) -> str:
     return f"{words} …" if len(words) + 2 <= width else f"{words[: width - 1]}…"
 
 
+def ranks_text(ranks: Sequence[int], size: int, width: int) -> str:
+    """A group of ``size`` ranks by its first ones, as many as fit: whole numbers, never a part of one.
+
+    >>> ranks_text(range(0, 256, 2), 128, 20), ranks_text((0, 10), 2, 20)
+    ('[0, 2, 4, …] of 128', '[0, 10]')
+    """
+    for shown in range(len(ranks), 0, -1):
+        tail = "]" if shown == size else f", …] of {size:,}"
+        text = f"[{', '.join(map(str, ranks[:shown]))}{tail}"
+        if len(text) <= width:
+            return text
+    return "…"
+
+
 def pages(columns: Sequence[Column], width: int) -> list[list[Column]]:
     """The columns in tables of at most ``width``, each headed by the first column.
 
@@ -81,21 +95,23 @@ def pages(columns: Sequence[Column], width: int) -> list[list[Column]]:
     """
     found = [[columns[0]]]
     for column in columns[1:]:
-        taken = sum(other.least + _GAP for other in found[-1])
-        if taken + column.least > width and len(found[-1]) > 1:
+        taken = sum(other.need + _GAP for other in found[-1])
+        if taken + column.need > width and len(found[-1]) > 1:
             found.append([columns[0]])
         found[-1].append(column)
     return [_fitted(page, width) for page in found]
 
 
 def _fitted(page: list[Column], width: int) -> list[Column]:
-    """Share what is left of the line between the fitting columns, the first of them first."""
-    left = width - sum(column.least + _GAP for column in page) + _GAP
+    """Share what is left of the line evenly between the fitting columns; what one does not use goes on."""
+    left = width - sum(column.need + _GAP for column in page) + _GAP
+    waiting = sum(column.fit for column in page)
     fitted = []
     for column in page:
-        room = column.least + max(0, left) if column.fit else column.width
-        done = column.fitted(room)
-        left -= done.width - column.least
+        share = max(0, left) // waiting if column.fit else 0
+        waiting -= column.fit
+        done = column.fitted(column.need + share)
+        left -= done.width - column.need
         fitted.append(done)
     return fitted
 

@@ -1,8 +1,9 @@
 """Data to stdout, words for people to stderr.
 
->>> print(json_text({"ranks": [0, 2], "more": [{"a": 1}]}))
+>>> print(json_text({"ranks": [0, 2], "axes": ["tp"], "more": [{"a": 1}]}))
 {
   "ranks": [0, 2],
+  "axes": ["tp"],
   "more": [
     {
       "a": 1
@@ -26,7 +27,9 @@ __all__ = ["error", "json_text", "note", "out", "write", "write_json"]
 
 # Without a terminal there is no width to fit; lines stay readable in a log.
 _LOG_WIDTH = 140
-_NUMBERS = re.compile(r"\[\n\s+(-?\d+(?:,\n\s+-?\d+)*)\n\s+\]")
+_PIECE = 2**15
+_FLAT = re.compile(r"\[\n\s+([^\[\]{}]*?)\n\s+\]")
+_BREAK = re.compile(r",\n\s+")
 
 
 def out() -> Console:
@@ -46,8 +49,10 @@ def _console(stream: IO[str]) -> Console:
 
 
 def write(text: str) -> None:
-    """Write text and a newline to stdout as it is."""
-    sys.stdout.write(text + "\n")
+    """Write text and a newline to stdout as it is, in pieces: a reader that leaves is noticed soon."""
+    for start in range(0, len(text), _PIECE):
+        sys.stdout.write(text[start : start + _PIECE])
+    sys.stdout.write("\n")
 
 
 def write_json(data: object) -> None:
@@ -56,9 +61,9 @@ def write_json(data: object) -> None:
 
 
 def json_text(data: object) -> str:
-    """Indented JSON with every list of numbers on one line."""
+    """Indented JSON with every list of plain values on one line."""
     text = json.dumps(data, indent=2, ensure_ascii=False)
-    return _NUMBERS.sub(lambda found: f"[{', '.join(found[1].replace(',', ' ').split())}]", text)
+    return _FLAT.sub(lambda found: f"[{_BREAK.sub(', ', found[1])}]", text)
 
 
 def note(text: str) -> None:

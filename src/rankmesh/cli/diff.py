@@ -15,7 +15,7 @@ from rankmesh.cli.complete import spec_names
 from rankmesh.cli.console import note, out, write_json
 from rankmesh.cli.diff_text import print_difference
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import Debug, Json, Spec, WorldSize, plan_of
+from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, plan_of
 from rankmesh.viz.difference import Difference, difference
 
 __all__ = ["EXAMPLES", "command", "compared"]
@@ -23,16 +23,20 @@ __all__ = ["EXAMPLES", "command", "compared"]
 EXAMPLES = """\
 $ rankmesh diff tp=2,dp=4 dp=4,tp=2
 axis  left         right
+────  ───────────  ───────────
 tp    2, stride 1  2, stride 4
 dp    4, stride 2  4, stride 1
 
-kind  ranks   rank  left          right
-tp    8 of 8     0  [0, 1]        [0, 4]
-                 1  [0, 1]        [1, 5]
-                 2  [2, 3]        [2, 6]
-dp    8 of 8     0  [0, 2, 4, 6]  [0, 1, 2, 3]
-                 1  [1, 3, 5, 7]  [0, 1, 2, 3]
-                 2  [0, 2, 4, 6]  [0, 1, 2, 3]
+kind  ranks  rank  left          right
+────  ─────  ────  ────────────  ────────────
+tp      all     0  [0, 1]        [0, 4]
+                1  [0, 1]        [1, 5]
+                2  [2, 3]        [2, 6]
+dp      all     0  [0, 2, 4, 6]  [0, 1, 2, 3]
+                1  [1, 3, 5, 7]  [0, 1, 2, 3]
+                2  [0, 2, 4, 6]  [0, 1, 2, 3]
+
+order: the kinds that both have come in another order
 """
 
 
@@ -45,9 +49,9 @@ def compared(
 
 
 def command(
-    left: Spec,
+    left: Annotated[str, typer.Argument(metavar="LEFT", help=SPEC_HELP, autocompletion=spec_names)],
     right: Annotated[
-        str, typer.Argument(metavar="SPEC", help="The layout to compare with.", autocompletion=spec_names)
+        str, typer.Argument(metavar="RIGHT", help="The layout to compare with.", autocompletion=spec_names)
     ],
     examples: Annotated[
         int,
@@ -75,6 +79,4 @@ def _say(found: Difference) -> None:
         return
     note("the same: every rank sees the same groups with the same options")
     if found.digests[0] != found.digests[1]:
-        note(
-            "the plans are spelled differently: their digests differ, and live ranks must hold one and the same"
-        )
+        note("they are spelled differently: their digests differ, and live ranks must hold the same one")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING
 
-from rankmesh.cli.columns import Column, print_columns
-from rankmesh.viz.difference import Difference, OnlyKind, RankDiff
+from rankmesh.cli.columns import Column, print_columns, ranks_text
+from rankmesh.viz.difference import Difference, KindDiff, OnlyKind
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +25,7 @@ def print_difference(console: Console, found: Difference) -> None:
     if lines and found.different:
         console.print()
     for line in lines:
-        console.print(line)
+        console.print(fill(line, console.width))
 
 
 def _tables(found: Difference) -> Iterator[list[Column]]:
@@ -43,8 +44,7 @@ def _tables(found: Difference) -> Iterator[list[Column]]:
     if found.groups:
         yield _groups(found)
     if found.options:
-        options = [(item.kind, item.option, str(item.left), str(item.right)) for item in found.options]
-        yield _table(("kind", "option", "left", "right"), options)
+        yield _options(found)
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[Column]:
@@ -63,34 +63,37 @@ def _axis(pair: tuple[int, int] | None) -> str:
     return "none" if pair is None else f"{pair[0]:,}, stride {pair[1]:,}"
 
 
+def _options(found: Difference) -> list[Column]:
+    """One row for all the kinds whose option differs alike."""
+    kinds: dict[tuple[str, str, str], list[str]] = {}
+    for item in found.options:
+        kinds.setdefault((item.option, str(item.left), str(item.right)), []).append(item.kind)
+    columns = _table(("option", "left", "right"), list(kinds))
+    return [*columns, Column("kinds", [", ".join(names) for names in kinds.values()], fit=True)]
+
+
 def _groups(found: Difference) -> list[Column]:
     world = max(found.world_sizes)
-    rows = []
-    for kind in found.groups:
-        head = (kind.name, f"{kind.ranks:,} of {world:,}")
-        for example in kind.examples:
-            rows.append((*head, str(example.rank), *_sides_of(example, kind.left_size, kind.right_size)))
-            head = ("", "")
-    names, ranks, rank, left, right = zip(*rows, strict=True)
+    rows = [(kind, number, example) for kind in found.groups for number, example in enumerate(kind.examples)]
+
+    def heads(text: Callable[[KindDiff], str]) -> list[str]:
+        return ["" if number else text(kind) for kind, number, _ in rows]
+
     return [
-        Column("kind", names, style="bold"),
-        Column("ranks", ranks),
-        Column("rank", rank, right=True),
-        Column("left", left, fit=True),
-        Column("right", right, fit=True),
+        Column("kind", heads(lambda kind: kind.name), style="bold"),
+        Column("ranks", heads(lambda kind: "all" if kind.ranks == world else f"{kind.ranks:,}"), right=True),
+        Column("rank", [f"{example.rank:,}" for _, _, example in rows], right=True),
+        _side("left", [(example.left, kind.left_size) for kind, _, example in rows]),
+        _side("right", [(example.right, kind.right_size) for kind, _, example in rows]),
     ]
 
 
-def _sides_of(example: RankDiff, left_size: int, right_size: int) -> tuple[str, str]:
-    return _members(example.left, left_size), _members(example.right, right_size)
+def _side(head: str, groups: list[tuple[tuple[int, ...] | None, int]]) -> Column:
+    def shorten(row: int, width: int) -> str:
+        return "none" if (ranks := groups[row][0]) is None else ranks_text(ranks, groups[row][1], width)
 
-
-def _members(ranks: tuple[int, ...] | None, size: int) -> str:
-    if ranks is None:
-        return "none"
-    if len(ranks) == size:
-        return str(list(ranks))
-    return f"[{', '.join(map(str, ranks))}, …] {size:,} ranks"
+    cells = [shorten(row, 10**6) for row in range(len(groups))]
+    return Column(head, cells, fit=True, least=16, shorten=shorten)
 
 
 def _lines(found: Difference) -> Iterator[str]:
@@ -98,7 +101,7 @@ def _lines(found: Difference) -> Iterator[str]:
         if kinds:
             yield f"only {side}: {', '.join(map(_only, kinds))}"
     if found.order:
-        yield "order: the common kinds come in another order, which decides who leads a shared communicator"
+        yield "order: the kinds that both have come in another order"
     if found.equal:
         yield f"equal: {', '.join(found.equal)}"
 

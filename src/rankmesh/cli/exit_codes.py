@@ -23,8 +23,8 @@ class ExitCode(IntEnum):
 
     OK = 0, "ok"
     DIFFERENT = 1, "diff: the two layouts differ"
-    USAGE = 2, "wrong usage: an unknown option, a missing argument, a file that cannot be written"
-    BAD_SPEC = 3, "a spec, layout or plan that cannot be"
+    USAGE = 2, "wrong usage, or a file that cannot be written"
+    BAD_SPEC = 3, "a spec, layout or plan that is refused"
     UNPROVED = 4, "check: a group failed its proof"
     LOST_RANKS = 5, "check: ranks died or never arrived"
     INTERNAL = 70, "a defect of rankmesh itself; --debug shows where"

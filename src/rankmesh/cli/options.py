@@ -12,7 +12,7 @@ from rankmesh.cli.shell import DEBUG
 from rankmesh.errors import LayoutError
 from rankmesh.plan.source import Source, read
 
-__all__ = ["LIMIT", "Debug", "GroupName", "Json", "PresetName", "Spec", "WorldSize", "plan_of"]
+__all__ = ["LIMIT", "SPEC_HELP", "Debug", "GroupName", "Json", "PresetName", "Spec", "WorldSize", "plan_of"]
 
 # Whole-world arrays of every kind stay below a gigabyte up to here.
 LIMIT = 2**22
@@ -24,17 +24,17 @@ def _debug(value: bool) -> bool:
     return value
 
 
-_SPEC_HELP = (
+SPEC_HELP = (
     "An axis string (tp=2,dp=4), a recipe (megatron:world=64,tp=2,pp=2), a preset (llama3-405b), "
     "or a saved plan (plan.json)."
 )
 
-Spec = Annotated[str, typer.Argument(metavar="SPEC", help=_SPEC_HELP, autocompletion=spec_names)]
+Spec = Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP, autocompletion=spec_names)]
 GroupName = Annotated[
     str, typer.Argument(metavar="NAME", help="A kind of group, such as dp_cp.", autocompletion=group_names)
 ]
 PresetName = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="One preset in detail.", autocompletion=preset_names)
+    str | None, typer.Argument(metavar="NAME", help="One preset in detail.", autocompletion=preset_names)
 ]
 WorldSize = Annotated[
     int | None,

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from textwrap import wrap
 
 from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import out, write_json
+from rankmesh.cli.console import out, write, write_json
 from rankmesh.cli.options import Debug, Json, PresetName
 from rankmesh.plan import presets
 from rankmesh.plan.source import read
@@ -18,12 +19,12 @@ __all__ = ["EXAMPLES", "PresetRow", "command", "preset_row", "preset_rows"]
 
 EXAMPLES = """\
 $ rankmesh presets llama3-405b
-llama3-405b    Llama 3 405B, sequences of 8,192, 16,384 GPUs
-spec           tp=8,cp=1,pp=16,dp=128
-sizes          tp=8,cp=1,pp=16,dp=128
-world          16,384 ranks, nodes of 8
-source         The Llama 3 Herd of Models, arXiv 2407.21783, section 3.3.2
-               and Table 4; order [TP, CP, PP, DP]
+llama3-405b  Llama 3 405B, sequences of 8,192, 16,384 GPUs
+spec         tp=8,cp=1,pp=16,dp=128
+sizes        tp=8,cp=1,pp=16,dp=128
+world        16,384 ranks, nodes of 8
+source       The Llama 3 Herd of Models, arXiv 2407.21783, section 3.3.2 and
+             Table 4; order [TP, CP, PP, DP]
 """
 
 
@@ -71,22 +72,23 @@ def _print_table(rows: tuple[PresetRow, ...]) -> None:
         Column("name", [row.name for row in rows], style="bold"),
         Column("world", [f"{row.world_size:,}" for row in rows], right=True),
         Column("spec", [row.spec for row in rows]),
-        Column("title", [row.title for row in rows], fit=True),
-        Column("source", [row.source for row in rows], fit=True),
+        Column("title", [row.title for row in rows], fit=True, least=40),
+        Column("source", [row.source for row in rows], fit=True, least=50),
     ]
     print_columns(out(), columns)
 
 
 def _print_one(row: PresetRow) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 4, 0, 0))
-    table.add_row(Text(row.name, "bold"), row.title)
-    table.add_row("spec", row.spec)
-    table.add_row("sizes", row.sizes)
-    table.add_row("world", f"{row.world_size:,} ranks, nodes of {row.gpus_per_node}")
-    table.add_row("source", row.source)
-    if row.note:
-        table.add_row("note", row.note)
-    out().print(table)
+    console = out()
+    lines = {
+        row.name: row.title,
+        "spec": row.spec,
+        "sizes": row.sizes,
+        "world": f"{row.world_size:,} ranks, nodes of {row.gpus_per_node}",
+        "source": row.source,
+        "note": row.note,
+    }
+    margin = max(map(len, lines)) + 2
+    for name, text in lines.items():
+        for number, line in enumerate(wrap(text, console.width - margin)):
+            write(f"{'' if number else name:<{margin}}{line}")

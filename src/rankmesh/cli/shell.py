@@ -68,6 +68,9 @@ class Shell(TyperGroup):
         except BrokenPipeError:
             _silence(sys.stdout)
             raise typer.Exit(ExitCode.BROKEN_PIPE) from None
+        except KeyboardInterrupt:
+            error("interrupted")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
         return result
 
 

@@ -23,7 +23,43 @@ from rankmesh.viz.overview import Overview, overview
 __all__ = ["EXAMPLES", "command", "shown"]
 
 EXAMPLES = """\
-$ rankmesh show tp=2,dp=4 --gpus-per-node 4
+$ rankmesh show tp=2,cp=2,dp=2,pp=2 --gpus-per-node 8
+tp=2,cp=2,dp=2,pp=2
+16 ranks, 2 nodes of 8, digest 0ac2e5d99a6a
+
+layout  axis  size  stride
+──────  ────  ────  ──────
+mesh    tp       2       1
+        cp       2       2
+        dp       2       4
+        pp       2       8
+
+     dp=0                  dp=1
+     cp=0       cp=1       cp=0       cp=1
+     tp=0 tp=1  tp=0 tp=1  tp=0 tp=1  tp=0 tp=1
+pp=0    0    1     2    3     4    5     6    7
+pp=1    8    9    10   11    12   13    14   15
+
+group  axes   part  groups  size  stride  communicator  cross nodes  nodes
+─────  ─────  ────  ──────  ────  ──────  ────────────  ───────────  ─────
+tp     tp                8     2  2x1     own                0 of 8      1
+cp     cp                8     2  2x2     own                0 of 8      1
+dp     dp                8     2  2x4     own                0 of 8      1
+pp     pp                8     2  2x8     own                8 of 8      2
+dp_cp  dp-cp             4     4  4x2     own                0 of 4      1
+embd   pp     ends       8     2  2x8     shares pp          8 of 8      2
+
+group  hops  members
+─────  ────  ─────────────────────────────────────────────────────────────
+tp        0  [0, 1] [2, 3] [4, 5] [6, 7] [8, 9] [10, 11] [12, 13] [14, 15]
+cp        0  [0, 2] [1, 3] [4, 6] [5, 7] [8, 10] [9, 11] [12, 14] [13, 15]
+dp        0  [0, 4] [1, 5] [2, 6] [3, 7] [8, 12] [9, 13] [10, 14] [11, 15]
+pp        2  [0, 8] [1, 9] [2, 10] [3, 11] [4, 12] [5, 13] [6, 14] [7, 15]
+dp_cp     0  [0, 2, 4, 6] [1, 3, 5, 7] [8, 10, 12, 14] [9, 11, 13, 15]
+embd      2  [0, 8] [1, 9] [2, 10] [3, 11] [4, 12] [5, 13] [6, 14] [7, 15]
+
+communicators per rank: 5; in the job: 36
+sharing another kind's: 1 of 6 kinds (embd)
 """
 
 

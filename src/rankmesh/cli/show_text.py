@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from rankmesh.cli.columns import Column, print_columns
@@ -29,7 +30,7 @@ def print_overview(console: Console, mesh: Mesh, facts: Overview) -> None:
     print_columns(console, _kinds(facts))
     console.print()
     for line in _communicators(facts):
-        console.print(line)
+        console.print(fill(line, console.width))
 
 
 def _print_header(console: Console, facts: Overview) -> None:
@@ -40,7 +41,7 @@ def _print_header(console: Console, facts: Overview) -> None:
     console.print(title.append(f"  {origin.title}", "not bold") if origin.title else title)
     for name, text in (("source", origin.source), ("note", origin.note)):
         if text:
-            console.print(Text(f"{name}: {text}", "dim"))
+            console.print(Text(fill(f"{name}: {text}", console.width), "dim"))
     console.print(_world(facts))
     console.print()
 
@@ -109,8 +110,8 @@ def members_text(kind: KindRow, width: int) -> str:
 
     >>> from rankmesh.cli.show import shown
     >>> dp = shown("tp=2,dp=8").kinds[1]
-    >>> members_text(dp, 40), members_text(dp, 20)
-    ('[0, 2, 4, 6, …] [1, 3, 5, 7, …]', '[0, 2, 4, 6, 8, …]')
+    >>> members_text(dp, 38), members_text(dp, 20)
+    ('[0, 2, 4, 6, 8, …] [1, 3, 5, 7, 9, …]', '[0, 2, 4, 6, 8, …]')
     """
     most = len(kind.examples[0])
     for groups in range(min(2, kind.count), 0, -1):

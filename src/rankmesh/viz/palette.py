@@ -1,7 +1,7 @@
 """Colours for groups: light enough for dark text, neighbours far apart.
 
 >>> colours(3)
-['#94c1f9', '#dff994', '#f794f9']
+['#9ac2f4', '#dcf49a', '#f19af4']
 """
 
 from __future__ import annotations

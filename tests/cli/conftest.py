@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from typer.testing import CliRunner
+
+from rankmesh.cli.app import app
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one run of the command gave."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 100 columns without colours, whatever runs the tests."""
+    for name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "RANKMESH_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture
+def rankmesh() -> Callable[..., Ran]:
+    """Run the command in this process."""
+
+    def run(*words: object) -> Ran:
+        result = CliRunner().invoke(app, [str(word) for word in words], prog_name="rankmesh")
+        return Ran(result.exit_code, result.stdout, result.stderr)
+
+    return run
+
+
+@pytest.fixture
+def process() -> Callable[..., Ran]:
+    """Run the command as a process of its own."""
+
+    def run(*words: object, **environment: str) -> Ran:
+        command = [sys.executable, "-m", "rankmesh", *map(str, words)]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **environment},
+            timeout=60,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return run

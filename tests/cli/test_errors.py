@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+
+from rankmesh.cli import groups
+from rankmesh.cli.exit_codes import EXIT_CODES, ExitCode
+
+
+def _words(value: object) -> str:
+    return value if isinstance(value, str) else " ".join(map(str, value))
+
+
+REFUSED = [
+    (("show", "nope"), "write an axis string"),
+    (("show", "lama3-405b"), "did you mean 'llama3-405b'?"),
+    (("show", ""), "write an axis string"),
+    (("show", "tp=0,dp=4"), "at least 1"),
+    (("show", "tp=-2,dp=4"), "at least 1"),
+    (("show", "tp=1.5"), "whole number"),
+    (("show", "tp=2,tp=2"), "twice"),
+    (("show", "tp=*,dp=*", "-w", 8), "one size at most"),
+    (("show", "tp=2,dp=*"), "without world_size"),
+    (("show", "tp=3,dp=*", "-w", 8), "divide"),
+    (("show", "tp=2,dp=2", "-w", 8), "must be equal"),
+    (("show", "tp=2,dp=4/expert:ep=3"), "product is 3"),
+    (("show", "megatron:world=9,tp=2"), "must divide"),
+    (("show", "megatron:world=8,tpp=2"), "its arguments are"),
+    (("show", "absent.json"), "cannot be read"),
+    (("show", "tp=2,dp=2", "--groups", "ddp"), "did you mean 'dp'?"),
+    (("groups", "tp=2,dp=2", "pp"), "this plan has the groups tp, dp"),
+    (("groups", "pp=4", "embd", "--rank", 1), "the pick keeps positions"),
+    (("explain", "tp=2,dp=2", 4), "ranks 0 to 3"),
+    (("diff", "tp=2", "nope"), "write an axis string"),
+    (("presets", "nope"), "the presets are"),
+]
+
+MISUSED = [
+    (("show",), "Missing argument 'SPEC'"),
+    (("show", "tp=2", "--bar"), "No such option: --bar"),
+    (("show", "tp=2", "--gpus-per-node", "0"), "Invalid value for '--gpus-per-node'"),
+    (("show", "tp=2", "--members", "many"), "Invalid value for '--members'"),
+    (("explain", "tp=2", "one"), "Invalid value for 'RANK'"),
+    (("diff", "tp=2"), "Missing argument 'RIGHT'"),
+    (("shw", "tp=2"), "No such command 'shw'"),
+]
+
+
+@pytest.mark.parametrize(("words", "rule"), REFUSED, ids=_words)
+def test_a_refused_layout_is_one_line_and_exit_3(rankmesh, words: tuple[object, ...], rule: str) -> None:
+    """What cannot be is refused with its rule on stderr, nothing on stdout, and exit code 3."""
+    ran = rankmesh(*words)
+    assert (ran.code, ran.out) == (ExitCode.BAD_SPEC, "")
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    assert rule in ran.err
+
+
+@pytest.mark.parametrize(("words", "rule"), MISUSED, ids=_words)
+def test_wrong_usage_is_one_line_and_exit_2(rankmesh, words: tuple[object, ...], rule: str) -> None:
+    """A wrong option or argument is named, with the help to read."""
+    ran = rankmesh(*words)
+    assert (ran.code, ran.out) == (ExitCode.USAGE, "")
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    assert rule in ran.err
+    assert "--help)" in ran.err
+
+
+def test_a_newer_saved_plan_is_refused(rankmesh, tmp_path) -> None:
+    """A file of a newer schema says so and names the file."""
+    path = tmp_path / "plan.json"
+    path.write_text('{"schema": 99}', encoding="utf-8")
+    ran = rankmesh("show", path)
+    assert ran.code == 3
+    assert "upgrade rankmesh" in ran.err
+    assert str(path) in ran.err
+
+
+@pytest.mark.parametrize(
+    ("problem", "code", "words"),
+    [
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED, "interrupted"),
+        (MemoryError(), ExitCode.BAD_SPEC, "does not fit in memory"),
+        (ZeroDivisionError("x"), ExitCode.INTERNAL, "a defect in rankmesh: ZeroDivisionError: x"),
+    ],
+)
+def test_what_else_goes_wrong_is_told_in_one_line(rankmesh, monkeypatch, problem, code, words) -> None:
+    """Ctrl-C, a lack of memory and defects have exit codes of their own and no traceback."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise problem
+
+    monkeypatch.setattr(groups, "kind_groups", fail)
+    ran = rankmesh("groups", "tp=2", "tp")
+    assert ran.code == code
+    assert words in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("words", [("show", "nope", "--debug"), ("--debug", "show", "nope")])
+def test_debug_shows_the_traceback(rankmesh, monkeypatch: pytest.MonkeyPatch, words) -> None:
+    """--debug, before or after the subcommand, adds the traceback and keeps line and exit code."""
+    monkeypatch.setenv("RANKMESH_DEBUG", "")  # so that what --debug sets is undone
+    ran = rankmesh(*words)
+    assert ran.code == 3
+    assert "Traceback (most recent call last)" in ran.err
+    assert ran.err.splitlines()[-1].startswith("error: received 'nope'")
+
+
+def test_every_exit_code_is_in_the_help(rankmesh) -> None:
+    """rankmesh --help documents each exit code by number and meaning."""
+    ran = rankmesh("--help")
+    assert ran.code == 0
+    for line in EXIT_CODES.splitlines():
+        assert line in ran.out

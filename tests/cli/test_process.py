@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+import rankmesh
+from rankmesh.cli import diff, explain, groups, presets, show
+
+LARGE = "megatron:world=131072,tp=8,cp=2,pp=8,ep=8,etp=1"
+
+EXAMPLES = [
+    (found[1].split(), found[2])
+    for module in (show, groups, explain, diff, presets)
+    for found in re.finditer(r"^\$ rankmesh (.*)\n((?:(?!\$ ).*\n?)*)", module.EXAMPLES, re.M)
+]
+
+
+def _lines(text: str) -> list[str]:
+    return re.sub(r"digest \w+", "digest", text).strip().splitlines()
+
+
+@pytest.mark.parametrize(("words", "output"), EXAMPLES, ids=[" ".join(words) for words, _ in EXAMPLES])
+def test_examples_in_the_help_are_real(rankmesh, monkeypatch, words: list[str], output: str) -> None:
+    """The help of each subcommand shows what the command prints on 76 columns."""
+    monkeypatch.setenv("COLUMNS", "76")
+    assert _lines(rankmesh(*words).out) == _lines(output)
+
+
+@pytest.mark.parametrize("command", ["show", "groups", "explain", "diff", "presets"])
+def test_help_shows_the_examples(rankmesh, command: str) -> None:
+    """-h of a subcommand ends in examples, brackets and all."""
+    ran = rankmesh(command, "-h")
+    assert ran.code == 0
+    assert f"$ rankmesh {command} " in ran.out
+    if command == "groups":
+        assert "0: [0, 4]" in ran.out
+
+
+def test_version(process) -> None:
+    """--version prints name and version."""
+    assert process("--version").out == f"rankmesh {rankmesh.__version__}\n"
+
+
+def test_exit_codes_reach_the_shell(process) -> None:
+    """A process ends in the named code, with one line on stderr and no traceback."""
+    assert process("diff", "tp=2", "tp=2").code == 0
+    assert process("diff", "tp=2", "tp=4").code == 1
+    assert process("show", "--bar").code == 2
+    ran = process("show", "tp=2,dp=*")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (3, "", 1)
+    assert "Traceback" not in ran.err
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """`rankmesh groups ... | head -1` says nothing on stderr and ends as other commands do, 128 + SIGPIPE."""
+    command = [sys.executable, "-m", "rankmesh", "groups", "tp=2,dp=100000", "tp"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == "0: [0, 1]\n"
+        running.stdout.close()
+        assert running.stderr.read() == ""
+        assert running.wait(timeout=30) == 141
+
+
+def test_the_planning_commands_do_not_import_torch() -> None:
+    """No command of this kind loads torch, in the time or in the memory of a user."""
+    program = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from rankmesh.cli.app import app\n"
+        "for words in ('show tp=2,dp=2', 'groups tp=2 tp', 'explain tp=2 1', 'diff tp=2 tp=4', 'presets'):\n"
+        "    CliRunner().invoke(app, words.split())\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_show_of_131072_ranks_is_quick(process) -> None:
+    """The whole command, start of the interpreter included, in 1.5 s on a free machine."""
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        assert process("show", LARGE).code == 0
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 1.5
+
+
+def test_json_of_every_group_of_131072_ranks_parses(process) -> None:
+    """All groups of a kind at that size, as JSON."""
+    data = json.loads(process("groups", LARGE, "pp", "--json").out)
+    assert (data["count"], len(data["groups"]), data["groups"][-1][-1]) == (16384, 16384, 131071)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("rankmesh show llama3", {"llama3-405b", "llama3-405b-8192", "llama3-405b-128k"}),
+        ("rankmesh show nano", {"nanotron:"}),
+        ("rankmesh presets bloom", {"bloom-176b"}),
+        ("rankmesh groups mixtral-8x7b tp_", {"tp_dp_cp", "tp_dp", "tp_cp", "tp_ep_mp", "tp_ep_pp"}),
+        ("rankmesh groups nope tp", set()),
+    ],
+)
+def test_the_shell_completes_specs_and_groups(process, typed: str, offered: set[str]) -> None:
+    """Completion offers presets, recipes, and the group names of the SPEC before."""
+    ran = process(
+        _RANKMESH_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(len(typed.split()) - 1)
+    )
+    assert set(ran.out.split()) == offered

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from rankmesh.cli.show import shown
+from rankmesh.errors import LayoutError, UnknownGroup
+
+SPEC = "megatron:world=16,tp=2,cp=2,pp=2,ep=2"
+
+
+def test_shown_states_each_kind_once_in_plan_order() -> None:
+    """The typed function gives plain facts: name, axes, count, size, pattern and first groups."""
+    tp, cp, dp, pp, dp_cp, embd = shown("tp=2,cp=2,dp=2,pp=2").kinds
+    assert (tp.count, tp.size, tp.stride, tp.examples[:2]) == (8, 2, "2x1", ((0, 1), (2, 3)))
+    assert (dp_cp.axes, dp_cp.count, dp_cp.size, dp_cp.stride) == (("dp", "cp"), 4, 4, "4x2")
+    assert (embd.part, str(embd.communicator), embd.examples[0]) == ("ends", "shares pp", (0, 8))
+    assert [cp.name, dp.name, pp.name] == ["cp", "dp", "pp"]
+
+
+def test_members_limits_the_ranks_listed() -> None:
+    """--members K lists K ranks of a group."""
+    assert shown("dp=16", members=3).kinds[0].examples == ((0, 1, 2),)
+
+
+def test_text_names_every_group_kind_and_both_layouts(rankmesh) -> None:
+    """The text shows the mesh, the expert view with its shared axis, and each kind of group."""
+    ran = rankmesh("show", SPEC)
+    assert ran.code == 0
+    assert re.search(r"^mesh +tp +2 +1$", ran.out, re.M)
+    assert re.search(r"^expert +etp +2 +1$", ran.out, re.M)
+    assert re.search(r"^ +pp +2 +8 +shared with the mesh$", ran.out, re.M)
+    for kind in shown(SPEC).kinds:
+        assert re.search(rf"^{kind.name} ", ran.out, re.M)
+    assert "communicators per rank: 11; in the job: 53" in ran.out
+
+
+def test_a_small_mesh_is_drawn_and_a_large_one_is_not(rankmesh) -> None:
+    """Up to 64 ranks every rank has its place in the text."""
+    assert re.search(r"^pp=1 +8 +9 +10 +11 +12 +13 +14 +15$", rankmesh("show", SPEC).out, re.M)
+    assert "pp=1" not in rankmesh("show", "tp=2,dp=32,pp=2").out
+
+
+def test_gpus_per_node_counts_crossings(rankmesh) -> None:
+    """With --gpus-per-node each kind says how many groups cross, how many nodes, how many hops."""
+    data = json.loads(rankmesh("show", "tp=2,dp=8", "--gpus-per-node", 4, "--json").out)
+    tp, dp = (kind["crossings"] for kind in data["kinds"])
+    assert tp == {"groups": 8, "crossing": 0, "nodes": 1, "hops": 0}
+    assert dp == {"groups": 2, "crossing": 2, "nodes": 4, "hops": 4}
+    assert re.search(r"^dp .*2 of 2 +4 +4 ", rankmesh("show", "tp=2,dp=8", "-g", 4).out, re.M)
+
+
+def test_a_preset_brings_its_title_source_and_node_size(rankmesh) -> None:
+    """A preset's header says what it is and where it was published, and its nodes are known."""
+    ran = rankmesh("show", "llama3-405b")
+    assert "Llama 3 405B" in ran.out
+    assert "source: The Llama 3 Herd of Models" in ran.out
+    assert "16,384 ranks, 2,048 nodes of 8" in ran.out
+    assert "cross nodes" in ran.out
+    assert "cross nodes" not in rankmesh("show", "tp=2,dp=2").out
+
+
+def test_groups_keeps_these_kinds(rankmesh) -> None:
+    """--groups keeps rows, comma-separated or repeated; communicators stay those of the plan."""
+    data = json.loads(rankmesh("show", SPEC, "--groups", "tp,pp", "--groups", "ep", "--json").out)
+    assert [kind["name"] for kind in data["kinds"]] == ["tp", "pp", "ep"]
+    assert data["communicators_total"] == 53
+    with pytest.raises(UnknownGroup):
+        shown(SPEC, kinds=["nope"])
+
+
+def test_json_keys_are_stable(rankmesh) -> None:
+    """Programs rely on these keys."""
+    data = json.loads(rankmesh("show", "tp=2,dp=2", "--json").out)
+    assert set(data) == {
+        *("origin", "world_size", "first", "last", "digest", "gpus_per_node", "nodes", "layouts", "kinds"),
+        *("communicators_least", "communicators_most", "communicators_total", "unshared"),
+    }
+    assert set(data["kinds"][0]) == {
+        *("name", "axes", "view", "part", "count", "size", "stride", "examples", "options"),
+        *("communicator", "crossings"),
+    }
+    assert data["layouts"][0]["axes"][1] == {"name": "dp", "size": 2, "stride": 2, "shared": False}
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.parametrize("spec", [SPEC, "llama3-405b", "mixtral-8x22b-128k"])
+def test_lines_fit_the_terminal(rankmesh, monkeypatch: pytest.MonkeyPatch, width: int, spec: str) -> None:
+    """No line is wider than the terminal, and no number is cut in two."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    ran = rankmesh("show", spec, "-g", 8)
+    assert max(map(len, ran.out.splitlines())) <= width
+    assert not re.search(r"\d…", ran.out)
+
+
+def test_a_star_is_filled_from_the_world_size(rankmesh) -> None:
+    """One size may be *, what is left of --world-size."""
+    data = json.loads(rankmesh("show", "tp=2,dp=*", "--world-size", 16, "--json").out)
+    assert data["layouts"][0]["axes"][1]["size"] == 8
+
+
+def test_svg_and_html_are_written_and_announced_on_stderr(rankmesh, tmp_path: Path) -> None:
+    """--svg and --html write files; stdout stays the data."""
+    svg, html = tmp_path / "a.svg", tmp_path / "a.html"
+    ran = rankmesh("show", SPEC, "--svg", svg, "--html", html, "--groups", "tp,pp", "--json")
+    assert (ran.code, ran.err) == (0, f"wrote {svg}\nwrote {html}\n")
+    json.loads(ran.out)
+    assert len(ET.parse(svg).getroot().findall(".//*[@class='kind']")) == 2  # noqa: S314  - our own file
+    assert "<h2>View expert</h2>" in html.read_text(encoding="utf-8")
+
+
+def test_a_file_that_cannot_be_written_is_a_usage_error(rankmesh, tmp_path: Path) -> None:
+    """The path and the reason are named."""
+    ran = rankmesh("show", "tp=2", "--svg", tmp_path / "absent" / "a.svg")
+    assert ran.code == 2
+    assert ran.err.startswith("error: cannot write ")
+    assert ran.err.endswith("No such file or directory\n")
+
+
+def test_pictures_end_at_512_ranks(rankmesh, tmp_path: Path) -> None:
+    """A larger world is refused as a picture and summarised as a page."""
+    ran = rankmesh("show", "dp=513", "--svg", tmp_path / "a.svg")
+    assert (ran.code, ran.out) == (3, "")
+    assert "pictures go up to 512 ranks" in ran.err
+    assert rankmesh("show", "dp=513", "--html", tmp_path / "a.html").code == 0
+
+
+def test_worlds_beyond_the_limit_are_refused() -> None:
+    """A world that would not fit in memory is refused before anything is listed."""
+    with pytest.raises(LayoutError, match="up to 4194304"):
+        shown("dp=99999999999")

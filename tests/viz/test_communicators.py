@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from rankmesh.layout import Mesh, ends, first
+from rankmesh.plan import GroupSpec, Plan
+from rankmesh.plan.source import read
+from rankmesh.viz.communicators import communicators, unshared
+
+PARTLY = Plan(
+    Mesh(tp=2, pp=4),
+    [
+        GroupSpec("tp"),
+        GroupSpec("half", "pp", levels=(2, 2), level=0),
+        GroupSpec("low", "pp", pick=(0, 1)),
+        GroupSpec("reversed", "pp", pick=(1, 0)),
+        GroupSpec("embd", "pp", pick=ends),
+        GroupSpec("pos", "pp", pick=first),
+        GroupSpec("own", "tp", share=False),
+        GroupSpec("gather", "tp", overlap="gather"),
+        GroupSpec("gather_too", "tp", overlap="gather"),
+    ],
+)
+
+PLANS = {
+    "partly": PARTLY,
+    "mapped": Plan(
+        Mesh(rank_map=(2, 0, 3, 1, 6, 4, 7, 5), tp=2, pp=4),
+        [GroupSpec("low", "pp", pick=(0, 1)), GroupSpec("pp")],
+    ),
+    "offset": Plan(Mesh(tp=2, dp=2, offset=3), [GroupSpec("tp"), GroupSpec("dp")]),
+    **{
+        spec: read(spec).plan
+        for spec in (
+            "tp=2,cp=2,dp=2,pp=2",
+            "megatron:world=64,tp=2,cp=2,pp=2,ep=4,etp=1",
+            "megatron:world=64,tp=2,cp=4,pp=4,ep=2,hierarchical_cp=2x2,all_gather=true,gloo=true",
+            "megatron:world=64,tp=2,pp=2,ep=2,optimizer_instances=2,hybrid_cp=true",
+            "torchtitan:world=16,tp=2,cp=2,pp=2,ep=4",
+            "nanotron:world=16,tp=2,pp=2,local_world_size=4",
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_counts_equal_those_of_every_rank(plan: Plan) -> None:
+    """Least, most and total are what plan.of(rank).communicators says rank by rank."""
+    span = plan.mesh.span
+    counts = [len(plan.of(rank).communicators) for rank in range(span.offset, span.stop)]
+    distinct = {
+        (own.name, own.ranks) for rank in range(span.offset, span.stop) for own in plan.of(rank).communicators
+    }
+    use = communicators(plan)
+    assert (use.least, use.most, use.total) == (min(counts), max(counts), len(distinct))
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_each_kind_counts_its_leaders(plan: Plan) -> None:
+    """For each kind the groups by the kind that leads them, as the ranks see it."""
+    for name, use in communicators(plan).kinds.items():
+        groups = plan.groups(name)
+        leaders = [plan.of(group[0])[name].leader for group in groups]
+        if groups.size == 1:
+            assert (use.own, use.alone, use.shares) == (0, len(groups), ())
+        else:
+            assert use.own == leaders.count(name)
+            assert dict(use.shares) == {leader: leaders.count(leader) for leader in leaders if leader != name}
+
+
+def test_words_for_what_a_kind_uses() -> None:
+    """Own, shared, partly shared, and none needed are told apart."""
+    words = {name: str(use) for name, use in communicators(PARTLY).kinds.items()}
+    assert words["half"] == "own"
+    assert words["low"] == "shares half"
+    assert words["reversed"] == "own"
+    assert words["pos"] == "none needed"
+    assert (words["own"], words["gather"], words["gather_too"]) == ("own", "own", "shares gather")
+
+
+def test_the_reason_for_not_sharing() -> None:
+    """Kinds with equal members and options that keep them apart are named with the option."""
+    assert [(pair.kind, pair.other, pair.why) for pair in unshared(PARTLY)] == [
+        ("own", "tp", "share=False"),
+        ("gather", "tp", "overlap 'gather', not None"),
+    ]

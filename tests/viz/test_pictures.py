@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from rankmesh.errors import LayoutError, UnknownGroup
+from rankmesh.layout import Mesh
+from rankmesh.plan.source import read
+from rankmesh.viz import grid, overview, page, picture
+from rankmesh.viz.palette import colours
+from rankmesh.viz.sheet import sheet
+
+MESHES = [
+    *(Mesh(dp=1), Mesh(dp=7), Mesh(dp=20), Mesh(tp=1, dp=4), Mesh(tp=2, dp=3), Mesh(tp=2, cp=2, dp=2, pp=2)),
+    *(
+        Mesh(tp=16, pp=3),
+        Mesh(tp=4, dp=3, pp=2, ep=2),
+        Mesh(tp=2, dp=2, offset=5),
+        Mesh(tp=2, dp=2, rank_map=(3, 1, 0, 2)),
+    ),
+]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=repr)
+@pytest.mark.parametrize("width", [1, 4, 8])
+def test_every_rank_is_drawn_once_in_the_order_of_positions(mesh: Mesh, width: int) -> None:
+    """The cells, block by block and row by row, are the ranks in the order of their positions."""
+    drawn = sheet(mesh, width=width)
+    cells = [rank for block in drawn.blocks for row in block.rows for rank in row.ranks]
+    assert cells == [mesh.span.rank(position) for position in range(mesh.size)]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=repr)
+def test_the_text_picture_holds_every_rank(mesh: Mesh) -> None:
+    """Each rank is a word of the text, under labels that are its coordinate."""
+    words = [word for line in grid(mesh).splitlines() for word in line.split() if word.isdigit()]
+    assert sorted(map(int, words)) == list(range(mesh.offset, mesh.offset + mesh.size))
+
+
+def test_labels_are_coordinates() -> None:
+    """Column, row and block labels together are the coordinate of the rank."""
+    mesh = Mesh(tp=2, cp=2, dp=3, pp=2)
+    drawn = sheet(mesh, width=4)
+    for block in drawn.blocks:
+        for row in block.rows:
+            for column, rank in enumerate(row.ranks):
+                labels = [header[column] for header in drawn.headers] + [row.label, block.label]
+                assert dict(label.split("=") for label in labels) == {
+                    axis: str(position) for axis, position in mesh.coordinate(rank).items()
+                }
+
+
+def _cells(text: str) -> list[tuple[str, str, str | None]]:
+    """The rank, the colour and the group of every cell of a picture."""
+    space = "{http://www.w3.org/2000/svg}"
+    root = ET.fromstring(text)  # noqa: S314  - our own text
+    found = []
+    for cell in root.iter(f"{space}g"):
+        if cell.get("class") == "cell":
+            words = [text.text or "" for text in cell.findall(f"{space}text")]
+            found.append((words[0], cell[1].get("fill", ""), words[1] if len(words) > 1 else None))
+    return found
+
+
+def test_groups_have_colours_of_their_own() -> None:
+    """Cells of one group have one colour, cells of two groups two; ranks in no group are white."""
+    plan = read("tp=2,dp=2,pp=4").plan
+    cells = _cells(picture(plan, ["embd"], gpus_per_node=8))
+    assert [int(rank) for rank, _, _ in cells] == list(range(16))
+    for rank, fill, group in cells:
+        if plan.groups("embd").has(int(rank)):
+            assert group == f"g{plan.groups('embd').index_of(int(rank))}"
+        else:
+            assert (fill, group) == ("#ffffff", None)
+    assert len({fill for _, fill, group in cells if group}) == len(plan.groups("embd"))
+
+
+def test_nodes_are_outlined() -> None:
+    """Heavy lines separate nodes, and only nodes: two nodes of one row share an inner side."""
+    one, two = (picture(read("tp=8").plan, gpus_per_node=size) for size in (8, 4))
+    assert one.count("v36") == 2
+    assert two.count("v36") == 4
+
+
+@pytest.mark.parametrize("count", [12, 36, 128])
+def test_colours_differ(count: int) -> None:
+    """Many groups still have a colour each."""
+    assert len(set(colours(count))) == count
+
+
+def test_what_cannot_be_pictured_is_refused() -> None:
+    """More than 512 ranks and unknown kinds are errors with their rule."""
+    with pytest.raises(LayoutError, match="up to 512 ranks"):
+        picture(read("dp=513").plan)
+    with pytest.raises(UnknownGroup):
+        picture(read("dp=4").plan, ["tp"])
+
+
+def test_the_page_has_the_facts_and_escapes_them() -> None:
+    """One page with every kind, the communicators and a picture; large worlds have tables only."""
+    source = read("megatron:world=16,tp=2,cp=2,pp=2,ep=2")
+    text = page(source, overview(source, gpus_per_node=8))
+    assert all(f"<td>{name}</td>" in text for name in source.plan.kinds)
+    assert "11 per rank, 53 in the job" in text
+    assert "&lt;" not in text
+    assert "<svg" in text
+    large = read("llama3-405b")
+    text = page(large, overview(large))
+    assert "<svg" not in text
+    assert "Pictures go up to 512 ranks" in text
+
+
+def test_viz_loads_neither_torch_nor_rich() -> None:
+    """Pictures are strings: importing them loads no terminal library and no torch."""
+    program = "import sys, rankmesh.viz; print(sorted({'torch', 'rich', 'typer'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
