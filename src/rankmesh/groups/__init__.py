@@ -1,0 +1,20 @@
+"""Live groups: the only layer that imports torch.
+
+```
+connect        plan + world -> LiveGroups: check, agree, create
+agree          one meeting of all ranks before anything is created
+naming         names as pure functions
+live, handles  the groups of this rank; who made them destroys them
+report         what exists, what is shared, what it cost
+prove          every group against the plan's arithmetic, with real collectives
+launch         ranks on this machine through torchrun's launcher
+torch_private  every private torch call, and the versions it is known on
+```
+"""
+
+from rankmesh.groups.connect import connect
+from rankmesh.groups.handles import LiveGroup
+from rankmesh.groups.live import LiveGroups
+from rankmesh.groups.report import GroupReport, Report
+
+__all__ = ["GroupReport", "LiveGroup", "LiveGroups", "Report", "connect"]

@@ -1,0 +1,108 @@
+"""Connect: from a plan to live groups, in a world that torch.distributed has initialised.
+
+```
+check the world  ->  agree (one meeting)  ->  create own groups, in plan order  ->  LiveGroups
+```
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from rankmesh.errors import ConnectError
+from rankmesh.groups import torch_private
+from rankmesh.groups.agree import Claim, agree
+from rankmesh.groups.live import LiveGroups
+from rankmesh.groups.naming import process_group_name
+from rankmesh.plan.plan import Plan
+from rankmesh.plan.saved import contents
+
+__all__ = ["DEFAULT_TIMEOUT", "connect"]
+
+DEFAULT_TIMEOUT = 300.0
+
+
+def connect(plan: Plan, *, timeout: float | timedelta = DEFAULT_TIMEOUT) -> LiveGroups:
+    """The live groups of this rank: a mapping by name and a context manager.
+
+    Called by every rank that the plan's mesh covers, in a world that ``init_process_group`` made. The ranks first
+    agree on the plan, within ``timeout`` (seconds, or a timedelta) of this call; then each creates the groups that it
+    is in. A world of ``backend="fake"`` is a dry run, in which nobody is there to agree.
+
+    Raises ``ConnectError`` for a world that cannot serve the plan, ``AgreementError`` on every rank when the ranks
+    hold different plans or one never arrives. A failed connect leaves nothing behind.
+    """
+    started = time.perf_counter()
+    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    world = torch_private.world()
+    _check_world(plan, world)
+    phases = {"check": time.perf_counter() - started}
+    inside = world.rank in plan.mesh
+    generation = _agreed(plan, world, limit, phases) if inside else 0
+    live = LiveGroups(plan, world, generation, phases)
+    try:
+        live.create_all()
+    except BaseException:
+        live.close()
+        raise
+    phases["all"] = time.perf_counter() - started
+    return live
+
+
+def _agreed(plan: Plan, world: torch_private.World, timeout: timedelta, phases: dict[str, float]) -> int:
+    if world.dry:
+        return _dry_generation(plan, world.rank)
+    if world.store is None:
+        raise ConnectError(
+            f"received a world of backend {world.backend!r}, which keeps no store; the ranks agree through the store; "
+            "initialise the world with a store (gloo or nccl), and give groups backend='mpi' where they need it",
+            backend=world.backend,
+        )
+    started = time.perf_counter()
+    fields = {**contents(plan), "version": _version(), "live_world_size": world.size}
+    generation = agree(world.store, Claim(world.rank, world.size, plan.mesh.span, fields), timeout)
+    phases["agree"] = time.perf_counter() - started
+    return generation
+
+
+def _dry_generation(plan: Plan, rank: int) -> int:
+    """In a dry run nobody counts meetings; the names in use say which generation is free."""
+    first = next(iter(plan.of(rank).values()), None)
+    generation = 0
+    while first is not None and torch_private.is_registered(
+        process_group_name(plan.digest, generation, first.name, first.group.array)
+    ):
+        generation += 1
+    return generation
+
+
+def _version() -> str:
+    from rankmesh import __version__
+
+    return __version__
+
+
+def _check_world(plan: Plan, world: torch_private.World) -> None:
+    span = plan.mesh.span
+    if plan.fixed_world and plan.world_size != world.size:
+        raise ConnectError(
+            f"received a plan for a world of {plan.world_size} ranks in a world of {world.size}; they must be equal; "
+            f"start {plan.world_size} ranks, or make the plan with world_size={world.size}",
+            plan_world_size=plan.world_size,
+            world_size=world.size,
+        )
+    if span.stop > world.size:
+        raise ConnectError(
+            f"received a mesh over ranks {span.offset} to {span.stop - 1} in a world of {world.size}, whose last rank "
+            f"is {world.size - 1}; start {span.stop} ranks, or make a smaller mesh",
+            stop=span.stop,
+            world_size=world.size,
+        )
+    if not plan.fixed_world and world.rank not in span:
+        raise ConnectError(
+            f"received a plan over ranks {span.offset} to {span.stop - 1} on rank {world.rank} of {world.size}; the "
+            f"plan leaves this rank out; enlarge the mesh, or say Plan(..., world_size={world.size}) if it is meant to",
+            rank=world.rank,
+            world_size=world.size,
+        )

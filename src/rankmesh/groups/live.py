@@ -1,0 +1,222 @@
+"""Live groups: the process groups of one rank, made from a plan, and destroyed by their owner.
+
+```
+plan.of(rank) ── leaders ── process groups ── handles by name
+                 (sharing)   (one for each leader; one-rank groups are local)
+```
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from rankmesh.errors import ConnectError, RankmeshError
+from rankmesh.groups import torch_private
+from rankmesh.groups.handles import LiveGroup
+from rankmesh.groups.naming import process_group_name
+from rankmesh.groups.report import Report, report_of
+from rankmesh.plan.own import OwnGroup
+from rankmesh.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from torch.distributed import DeviceMesh, ProcessGroup
+
+__all__ = ["LiveGroups"]
+
+
+class LiveGroups(Mapping[str, LiveGroup]):
+    """The groups that this rank is in, by name, in the plan's order; a context manager that destroys them.
+
+    Made by ``connect``. Asking for a group that this rank is not in raises ``NotAMember``; using the mapping after
+    ``close()`` raises ``ConnectError``.
+    """
+
+    def __init__(self, plan: Plan, world: torch_private.World, generation: int, phases: dict[str, float]) -> None:
+        self.plan = plan
+        self.generation = generation
+        self.phases = phases
+        self._world = world
+        self._own = plan.of(world.rank)
+        self._made: dict[str, ProcessGroup] = {}
+        self._closed = False
+        self._handles = {name: LiveGroup(own, self._opener(own)) for name, own in self._own.items()}
+
+    @property
+    def rank(self) -> int:
+        """The global rank of this process."""
+        return self._world.rank
+
+    @property
+    def world_size(self) -> int:
+        """The size of the live world."""
+        return self._world.size
+
+    @property
+    def closed(self) -> bool:
+        """Whether the groups have been destroyed."""
+        return self._closed
+
+    # -- the mapping --------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> LiveGroup:
+        self._check_open()
+        if name not in self._handles:
+            self._own[name]  # raises NotAMember or UnknownGroup, with the members
+        return self._handles[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._handles
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._handles)
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectError(
+                "received a use of groups that are closed; their process groups are destroyed; connect again"
+            )
+
+    # -- process groups -----------------------------------------------------------------------------------------
+
+    def _opener(self, own: OwnGroup) -> Any:
+        leader = self._own[own.leader]
+        return lambda: self._open(leader)
+
+    def _open(self, leader: OwnGroup) -> ProcessGroup:
+        """The process group of a leader, made at its first use when the group is lazy."""
+        self._check_open()
+        if leader.name not in self._made:
+            self._made[leader.name] = self._create(leader)
+        return self._made[leader.name]
+
+    def create_all(self) -> None:
+        """Make every process group that is not lazy, in the plan's order."""
+        for own in self._own.values():
+            if own.leader == own.name and not own.options.lazy:
+                started = time.perf_counter()
+                self._open(own)
+                self.phases[f"create {own.name}"] = time.perf_counter() - started
+
+    def _create(self, own: OwnGroup) -> ProcessGroup:
+        name = process_group_name(self.plan.digest, self.generation, own.name, own.group.array)
+        backend = own.options.backend or self._world.backend
+        if own.size == 1:
+            return torch_private.alone(rank=self.rank, name=name, desc=str(own), backend=backend)
+        timeout = self._world.timeout if own.options.timeout is None else timedelta(seconds=own.options.timeout)
+        try:
+            return torch_private.create(
+                ranks=own.ranks,
+                rank=own.rank,
+                name=name,
+                desc=str(own),
+                backend=backend,
+                timeout=timeout,
+                store=self._world.store,
+                options=torch_private.nccl_options(own.options, backend),
+            )
+        except RankmeshError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise ConnectError(
+                f"rank {self.rank}: the process group of {own} could not be made ({_first_line(error)}); its members "
+                f"are {list(own.group[:16])}; look at the logs of the members for the one that failed first",
+                rank=self.rank,
+                group=own.name,
+                ranks=own.ranks,
+            ) from error
+
+    # -- what they are for --------------------------------------------------------------------------------------
+
+    def device_mesh(self, *axes: str, view: str | None = None, device_type: str | None = None) -> DeviceMesh:
+        """A torch ``DeviceMesh`` over these axes, first the slowest as torch has it, on the same process groups.
+
+        Each axis must have a group of its own in the plan: no process group is made here.
+        """
+        self._check_open()
+        return torch_private.device_mesh(self._axis_groups(axes, view), self._rank_array(axes, view), axes, device_type)
+
+    def _axis_groups(self, axes: tuple[str, ...], view: str | None) -> list[ProcessGroup]:
+        return [self._axis_group(axis, view).pg for axis in axes]
+
+    def _axis_group(self, axis: str, view: str | None) -> LiveGroup:
+        wanted = self.plan.mesh.groups(axis, view=view)
+        for name, kind in self.plan.kinds.items():
+            if name in self._handles and kind.tile == wanted.tile:
+                return self._handles[name]
+        raise ConnectError(
+            f"received axis {axis!r} for a device mesh, but no group of the plan is along {axis!r} alone; "
+            f"add GroupSpec({axis!r}) to the plan",
+            axis=axis,
+        )
+
+    def _rank_array(self, axes: tuple[str, ...], view: str | None) -> Any:
+        mesh = self.plan.mesh.view(view)
+        block = mesh.groups(axes[::-1], ordered=True).of(self.rank)
+        return block.array.reshape([mesh.groups(axis).size for axis in axes])
+
+    def report(self) -> Report:
+        """What exists, what is shared, the effective options, and what each phase cost."""
+        self._check_open()
+        return report_of(self)
+
+    @property
+    def own(self) -> Mapping[str, OwnGroup]:
+        """The plan's part of this rank."""
+        return self._own
+
+    @property
+    def world(self) -> torch_private.World:
+        """The world in which the groups live."""
+        return self._world
+
+    def is_made(self, leader: str) -> bool:
+        """Whether the process group of a leader exists by now."""
+        return leader in self._made
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Destroy the process groups, last made first, the same order on every member; calling it again is nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        errors = []
+        for name in reversed(list(self._own)):
+            if name in self._made:
+                try:
+                    torch_private.destroy(self._made.pop(name))
+                except RuntimeError as error:
+                    errors.append((name, error))
+        if errors:
+            name, error = errors[0]
+            raise ConnectError(
+                f"rank {self.rank}: group {name!r} could not be destroyed ({_first_line(error)}); the others were",
+                groups=[name for name, _ in errors],
+            ) from error
+
+    def __enter__(self) -> LiveGroups:
+        self._check_open()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"generation {self.generation}"
+        return f"LiveGroups(rank {self.rank} of {self.world_size}, {state}: {' '.join(self._handles)})"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,26 @@
+"""Names of process groups: pure functions of the plan's digest, the generation, the kind and the members.
+
+torch's own hashed names count the groups that a rank already has, so two ranks that own different numbers of groups
+wait for each other under two names. Here nothing local enters the name.
+
+>>> process_group_name("ab" * 32, 0, "tp", (0, 1))
+'tp/0/cff7f7ca53a25e17'
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from rankmesh.layout.strided import IntArray
+
+__all__ = ["process_group_name"]
+
+
+def process_group_name(digest: str, generation: int, name: str, members: Sequence[int] | IntArray) -> str:
+    """The name under which all members register one process group: kind, generation, 16 hexadecimal digits."""
+    text = hashlib.sha256(f"{digest}/{generation}/{name}/".encode())
+    text.update(np.asarray(members, dtype="<i8").tobytes())
+    return f"{name}/{generation}/{text.hexdigest()[:16]}"

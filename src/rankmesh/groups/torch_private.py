@@ -1,0 +1,252 @@
+"""Every private or version-dependent call into torch. Known on: torch 2.13.
+
+```
+world()       the initialised default group: rank, size, store, backend, timeout
+create(...)   a process group of given members under a given name, made by its members alone
+alone(...)    a process group of one rank: answers every collective, owns no thread, socket or store key
+destroy(pg)   undo either, leaving torch's registries as they were
+registries()  what torch has registered now
+```
+
+Why private calls: ``torch.distributed.new_group`` sorts the ranks, names the group by a counter that differs between
+ranks, and connects every pair of members at once. The pieces that it is made of do none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from rankmesh.errors import ConnectError, PlanError
+from rankmesh.plan.options import Options
+
+__all__ = [
+    "KNOWN_VERSIONS",
+    "World",
+    "alone",
+    "create",
+    "destroy",
+    "device_mesh",
+    "is_registered",
+    "nccl_options",
+    "registries",
+    "world",
+]
+
+KNOWN_VERSIONS = ("2.13",)
+
+_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class World:
+    """The default group of this process, ``store`` is None where the backend keeps none (MPI)."""
+
+    rank: int
+    size: int
+    store: Any
+    backend: str
+    timeout: timedelta
+    bound_device: torch.device | None
+
+    @property
+    def dry(self) -> bool:
+        """Whether this is a dry run: one process that plays one rank of a world that is not there."""
+        return self.backend == "fake"
+
+
+def world() -> World:
+    """The initialised world; ``ConnectError`` where there is none."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise ConnectError(
+            "received no initialised torch.distributed world; groups are made inside one; "
+            "call torch.distributed.init_process_group() first, or start the program with torchrun"
+        )
+    default = c10d._get_default_group()
+    backend, store = c10d._world.pg_map[default]
+    return World(
+        rank=default.rank(),
+        size=default.size(),
+        store=store,
+        backend=str(backend),
+        timeout=_timeout_of(default, str(backend)),
+        bound_device=default.bound_device_id,
+    )
+
+
+def _timeout_of(pg: Any, backend: str) -> timedelta:
+    """The timeout that the world was initialised with; torch's default where the backend does not keep it."""
+    for device in pg._device_types:
+        options = getattr(pg._get_backend(device), "options", None)
+        if options is not None:
+            return options._timeout  # type: ignore[no-any-return]
+    return c10d._get_default_timeout(c10d.Backend(backend))
+
+
+def create(
+    *,
+    ranks: Sequence[int],
+    rank: int,
+    name: str,
+    desc: str,
+    backend: str,
+    timeout: timedelta,
+    store: Any,
+    options: Any = None,
+) -> dist.ProcessGroup:
+    """A process group of ``ranks`` in this order, made by its members alone and registered with torch.
+
+    ``rank`` is this process's position in ``ranks``; ``options`` are NCCL's.
+    """
+    known = c10d.Backend(backend)
+    kinds = set(c10d.BackendConfig(known).get_device_backend_map().values())
+    if kinds == {"gloo"}:
+        pg, prefix = _gloo(ranks, rank, name, timeout, store, known)
+        pg._set_group_name(name)
+        pg._set_group_desc(desc)
+        _register(pg, known, prefix, name)
+    else:
+        pg, _ = c10d._new_process_group_helper(
+            len(ranks),
+            rank,
+            list(ranks),
+            known,
+            store,
+            name,
+            backend_options=options,
+            timeout=timeout,
+            device_id=c10d._get_default_group().bound_device_id,
+            group_desc=desc,
+        )
+    c10d._world.pg_group_ranks[pg] = {member: position for position, member in enumerate(ranks)}
+    return pg  # type: ignore[no-any-return]
+
+
+def _gloo(
+    ranks: Sequence[int], rank: int, name: str, timeout: timedelta, store: Any, backend: Any
+) -> tuple[Any, Any]:
+    """Gloo whose pairs connect when they first talk.
+
+    Each group has a device of its own: pairs that connect late find each other by a number that counts inside one
+    group, so two groups on one device would answer each other's calls.
+    """
+    prefix = dist.PrefixStore(f"{name}/", store)
+    pg = dist.ProcessGroup(prefix, rank, len(ranks))
+    pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    options = c10d.ProcessGroupGloo._Options()
+    options._devices = [c10d.ProcessGroupGloo.create_default_device(lazy_init=True)]
+    options._threads = 1
+    options._timeout = timeout
+    options.global_ranks_in_group = list(ranks)
+    options.group_name = name
+    made = c10d.ProcessGroupGloo(dist.PrefixStore("gloo/", prefix), rank, len(ranks), options)
+    made._set_sequence_number_for_group()
+    for device_type in c10d.BackendConfig(backend).get_device_backend_map():
+        pg._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.GLOO, made)
+    return pg, prefix
+
+
+class _Alone(dist.ProcessGroup):
+    """A group of one rank over torch's C++ fake backend, whose answers are exact when there is nobody to talk to."""
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Return at once: nobody can be late."""
+
+
+def alone(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:
+    """A process group whose one member is the global rank ``rank``."""
+    from torch._C._distributed_c10d import FakeProcessGroup
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend "fake"
+
+    store = dist.HashStore()
+    pg = _Alone(0, 1)
+    kind = dist.ProcessGroup.BackendType.CUSTOM
+    pg._set_default_backend(kind)
+    made = FakeProcessGroup._create_internal(0, 1)
+    for device_type in _DEVICES:
+        pg._register_backend(torch.device(device_type), kind, made)
+    pg._set_group_name(name)
+    pg._set_group_desc(desc)
+    _register(pg, c10d.Backend(backend), store, name)
+    c10d._world.pg_group_ranks[pg] = {rank: 0}
+    return pg
+
+
+def _register(pg: Any, backend: Any, store: Any, name: str) -> None:
+    tag = f"ptd:{name}"
+    c10d._world.pg_map[pg] = (backend, store)
+    c10d._world.pg_names[pg] = name
+    c10d._world.pg_backend_config[pg] = str(c10d.BackendConfig(backend))
+    c10d._world.pg_to_tag[pg] = tag
+    c10d._world.tags_to_pg.setdefault("", []).append(pg)
+    c10d._world.tags_to_pg.setdefault(tag, []).append(pg)
+    c10d._register_process_group(name, pg)
+
+
+def destroy(pg: dist.ProcessGroup) -> None:
+    """Destroy a group of ``create`` or ``alone``; a world that was destroyed before took it along already."""
+    if pg not in c10d._world.pg_map:
+        return
+    tag = c10d._world.pg_to_tag.get(pg)
+    dist.destroy_process_group(pg)
+    # torch leaves the empty list of the tag behind, one for each group ever made.
+    if tag is not None and not c10d._world.tags_to_pg.get(tag, True):
+        del c10d._world.tags_to_pg[tag]
+
+
+def registries() -> dict[str, int]:
+    """How many entries each of torch's registries of process groups has."""
+    named = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "pg_coalesce_state")
+    sizes = {name: len(getattr(c10d._world, name)) for name in named}
+    sizes["tags_to_pg"] = sum(1 + len(groups) for groups in c10d._world.tags_to_pg.values())
+    return sizes | {"group_count": c10d._world.group_count}
+
+
+def nccl_options(wanted: Options, backend: str) -> Any:
+    """``ProcessGroupNCCL.Options`` for these options, None where nothing is asked of NCCL.
+
+    Raises ``PlanError`` for NCCL options on a backend that has none, and for a field that this torch does not know.
+    """
+    asked = dict(wanted.nccl or ())
+    if not asked and wanted.high_priority is None and wanted.sharp is None:
+        return None
+    if "nccl" not in backend:
+        raise PlanError(
+            f"received NCCL options ({wanted}) for a group of backend {backend!r}; they mean nothing there; "
+            "remove them, or give the group backend='nccl'",
+            backend=backend,
+        )
+    options = c10d.ProcessGroupNCCL.Options(is_high_priority_stream=bool(wanted.high_priority))
+    if wanted.sharp is not None:
+        asked["collnet_enable"] = int(wanted.sharp)
+    known = sorted(name for name in dir(options.config) if not name.startswith("_"))
+    for name, value in asked.items():
+        if name not in known:
+            raise PlanError(
+                f"received NCCL option {name!r}; this torch knows {', '.join(known)}; use one of them",
+                option=name,
+                known=known,
+            )
+        setattr(options.config, name, value)
+    return options
+
+
+def device_mesh(groups: list[Any], ranks: Any, axes: tuple[str, ...], device_type: str | None) -> Any:
+    """A ``DeviceMesh`` over process groups that exist; ``ranks`` is the array of global ranks, one axis each."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    kind = device_type or ("cuda" if "nccl" in dist.get_backend(groups[0]) else "cpu")
+    if len(groups) == 1:
+        return DeviceMesh.from_group(groups[0], kind, mesh_dim_names=axes)
+    return DeviceMesh.from_group(groups, kind, mesh=torch.as_tensor(ranks), mesh_dim_names=axes)
+
+
+def is_registered(name: str) -> bool:
+    """Whether torch has a process group of this name now."""
+    return name in c10d._world.pg_names.values()
