@@ -283,9 +283,10 @@ class Groups(Sequence[Group]):
     @property
     def tile(self) -> tuple[object, ...]:
         """What makes two kinds the same groups on every rank: equal tiles cut a span in one way only."""
-        members: object = self._key[1]
+        coalesced = self.members.coalesced()
+        members: object = coalesced
         if self.level is not None:
-            members = _between(self.members, *self.level) or (members, self.level)
+            members = _between(coalesced, *self.level) or (coalesced, self.level)
         whole = self.picked is None or self.picked == tuple(range(self._width))
         return self.span, members, None if whole else self.picked
 
