@@ -113,3 +113,9 @@ def test_inheritance():
         Options(timeout=2, backend="gloo", share=True),
         Options(timeout=1, backend="gloo", share=True),
     ]
+
+
+def test_equal_ends_are_not_equal_members():
+    """Groups of one size with the same first and last rank but another between do not share."""
+    plan = Plan(Mesh(pp=4), [GroupSpec("a", "pp", pick=[0, 1, 3]), GroupSpec("b", "pp", pick=[0, 2, 3])])
+    assert {name: group.leader for name, group in plan.of(0).items()} == {"a": "a", "b": "b"}
