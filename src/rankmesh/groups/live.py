@@ -34,7 +34,9 @@ class LiveGroups(Mapping[str, LiveGroup]):
     ``close()`` raises ``ConnectError``.
     """
 
-    def __init__(self, plan: Plan, world: torch_private.World, generation: int, phases: dict[str, float]) -> None:
+    def __init__(
+        self, plan: Plan, world: torch_private.World, generation: int, phases: dict[str, float]
+    ) -> None:
         self.plan = plan
         self.generation = generation
         self.phases = phases
@@ -114,7 +116,9 @@ class LiveGroups(Mapping[str, LiveGroup]):
         backend = own.options.backend or self._world.backend
         if own.size == 1:
             return torch_private.alone(rank=self.rank, name=name, desc=str(own), backend=backend)
-        timeout = self._world.timeout if own.options.timeout is None else timedelta(seconds=own.options.timeout)
+        timeout = (
+            self._world.timeout if own.options.timeout is None else timedelta(seconds=own.options.timeout)
+        )
         try:
             return torch_private.create(
                 ranks=own.ranks,
@@ -145,7 +149,9 @@ class LiveGroups(Mapping[str, LiveGroup]):
         Each axis must have a group of its own in the plan: no process group is made here.
         """
         self._check_open()
-        return torch_private.device_mesh(self._axis_groups(axes, view), self._rank_array(axes, view), axes, device_type)
+        return torch_private.device_mesh(
+            self._axis_groups(axes, view), self._rank_array(axes, view), axes, device_type
+        )
 
     def _axis_groups(self, axes: tuple[str, ...], view: str | None) -> list[ProcessGroup]:
         return [self._axis_group(axis, view).pg for axis in axes]

@@ -1,0 +1,172 @@
+"""``rankmesh check``: every group of a layout built and proved on real ranks.
+
+Alone, the command starts the ranks on this machine through torchrun's launcher; inside a job (torchrun, srun) each of
+the job's ranks runs it, and rank 0 prints the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankmesh.cli.columns import Column, print_columns
+from rankmesh.cli.console import note, out, write, write_json
+from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.cli.options import Debug, Json, Spec, WorldSize, plan_of
+from rankmesh.cli.shell import Failed
+from rankmesh.errors import AgreementError, ConnectError, PlanError, ProofError
+from rankmesh.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from rankmesh.groups.check import CheckResult
+
+__all__ = ["EXAMPLES", "check", "command"]
+
+EXAMPLES = """\
+$ rankmesh check megatron:world=16,tp=2,cp=2,pp=2,ep=2
+$ rankmesh check tp=2,dp=*,pp=2 --world-size 8
+$ torchrun --nproc-per-node 8 -m rankmesh check tp=2,dp=4
+"""
+
+_SHOWN = 8
+
+
+def check(
+    plan: Plan,
+    *,
+    backend: str | None = None,
+    timeout: float = 60.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> CheckResult | None:
+    """Check a plan with the ranks of this job, or with ranks started here; None on the ranks that do not report."""
+    try:
+        from rankmesh.groups.in_job import check_in_job
+        from rankmesh.groups.job import job_rank
+        from rankmesh.groups.launch import check_here
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise PlanError(
+            "received check without torch; proving groups needs it, planning does not; pip install 'rankmesh[torch]'"
+        ) from error
+    job = job_rank()
+    if job is None:
+        return check_here(plan, backend=backend, timeout=timeout, progress=progress)
+    shown = progress if job.rank == 0 else None
+    return check_in_job(plan, job, backend=backend, timeout=timeout, progress=shown)
+
+
+def command(
+    spec: Spec,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            "--backend", "-b", metavar="NAME", help="gloo or nccl; default: nccl if each rank has a GPU."
+        ),
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", "-t", min=1.0, metavar="SECONDS", help="How long ranks wait for each other."
+        ),
+    ] = 60.0,
+    world_size: WorldSize = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Build every group on real processes and prove each one with collectives."""
+    if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
+        raise typer.BadParameter(
+            f"received {backend!r}; ranks are checked on gloo, nccl or cpu:gloo,cuda:nccl"
+        )
+    plan = plan_of(spec, world_size).plan
+    with _bar(f"proving {plan.world_size} ranks") as progress:
+        try:
+            result = check(plan, backend=backend, timeout=timeout, progress=progress)
+        except (AgreementError, ConnectError) as error:
+            raise Failed(str(error), ExitCode.LOST_RANKS) from error
+        except ProofError as error:
+            raise Failed(str(error), ExitCode.UNPROVED) from error
+    if result is None:
+        return
+    if json:
+        write_json({"ok": result.ok, **asdict(result)})
+    else:
+        _print(result)
+    if not result.ok:
+        raise Failed(_verdict(result), ExitCode.LOST_RANKS if result.lost else ExitCode.UNPROVED)
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, drawn by whoever is told how far the ranks are; silent without a terminal."""
+    import sys
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("proofs"),
+        TimeElapsedColumn(),
+    )
+    bar = Progress(
+        *columns,
+        console=Console(file=sys.stderr),
+        disable=not sys.stderr.isatty(),
+        # No thread of its own: ranks are forked from this process, and a fork must not meet a held lock.
+        auto_refresh=False,
+        transient=True,
+    )
+    task = bar.add_task(title, total=None)
+
+    def tell(done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total, refresh=True)
+
+    try:
+        yield tell
+    finally:
+        bar.stop()
+
+
+def _print(result: CheckResult) -> None:
+    kinds = result.kinds
+    columns = [
+        Column("group", [kind.name for kind in kinds], style="cyan"),
+        Column("size", [str(kind.size) for kind in kinds], right=True),
+        Column("proved", [f"{kind.proved} of {kind.groups}" for kind in kinds], right=True),
+        Column("ranks", [f"{kind.ranks} of {kind.expected}" for kind in kinds], right=True),
+        Column("slowest", [f"{kind.slowest * 1e3:.1f} ms" for kind in kinds], right=True),
+        Column("by", [", ".join(kind.operations) or "-" for kind in kinds], fit=True),
+    ]
+    print_columns(out(), columns)
+    groups, proved = sum(kind.groups for kind in kinds), sum(kind.proved for kind in kinds)
+    write("")
+    if result.ok:
+        write(
+            f"every group was proved: {groups} groups of {len(kinds)} kinds on {result.world_size} ranks "
+            f"({result.backend})"
+        )
+    else:
+        write(f"{proved} of {groups} groups were proved on {result.world_size} ranks ({result.backend})")
+    note(f"connected in {result.connect:.2f} s, {result.seconds:.1f} s in all")
+    for failure in result.failures[:_SHOWN]:
+        at = f" at group {failure.group}" if failure.group else ""
+        note(f"rank {failure.rank}{at}: {failure.kind}: {failure.message}")
+    if len(result.failures) > _SHOWN:
+        note(f"and {len(result.failures) - _SHOWN} more ranks; --json lists them")
+
+
+def _verdict(result: CheckResult) -> str:
+    lost = ", ".join(map(str, result.lost[:_SHOWN]))
+    if result.lost:
+        return f"received no proof from rank {lost}; it died or never arrived; see what it said above, or its log"
+    failed = ", ".join(str(failure.rank) for failure in result.failures[:_SHOWN])
+    return f"received a failure on rank {failed}; a group is not what the plan says, or could not be built; see above"
