@@ -165,8 +165,9 @@ def _print(result: CheckResult) -> None:
 
 
 def _verdict(result: CheckResult) -> str:
-    lost = ", ".join(map(str, result.lost[:_SHOWN]))
+    ranks = [failure.rank for failure in result.causes]
+    named = ", ".join(map(str, ranks[:_SHOWN])) + (" and more" if len(ranks) > _SHOWN else "")
+    first = result.causes[0]
     if result.lost:
-        return f"received no proof from rank {lost}; it died or never arrived; see what it said above, or its log"
-    failed = ", ".join(str(failure.rank) for failure in result.failures[:_SHOWN])
-    return f"received a failure on rank {failed}; a group is not what the plan says, or could not be built; see above"
+        return f"received no proof from rank {named}: it {first.message}; look for its last words in the logs"
+    return f"received a failure on rank {named}: {first.kind}: {first.message}"

@@ -33,7 +33,10 @@ Write = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class RankFailure:
-    """What went wrong on one rank: ``kind`` is the error's name, or ``lost`` for a rank that died without a word."""
+    """What went wrong on one rank: ``kind`` is the error's name.
+
+    ``lost`` is a rank that died without a word, ``stopped`` one that the launcher ended because another had failed.
+    """
 
     rank: int
     kind: str
@@ -70,6 +73,11 @@ class CheckResult:
     def ok(self) -> bool:
         """Whether every group of the plan was proved on every member."""
         return not self.failures and all(kind.ranks == kind.expected for kind in self.kinds)
+
+    @property
+    def causes(self) -> tuple[RankFailure, ...]:
+        """The failures that come first: ranks that died, else wrong answers, else the errors that follow."""
+        return tuple(failure for failure in self.failures if _order(failure)[0] == _order(self.failures[0])[0])
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -132,7 +140,7 @@ def collect(plan: Plan, diaries: Mapping[int, Diary], seconds: float) -> CheckRe
         world_size=plan.world_size,
         backend=first[0]["backend"] if first else "none",
         kinds=tuple(_kind(plan, name, found) for name, found in proved.items()),
-        failures=tuple(_failures(plan, diaries)),
+        failures=tuple(sorted(_failures(plan, diaries), key=_order)),
         connect=max(connected, default=0.0),
         seconds=seconds,
     )
@@ -164,6 +172,17 @@ def _failures(plan: Plan, diaries: Mapping[int, Diary]) -> Iterable[RankFailure]
             yield RankFailure(rank, failed["kind"], failed["message"], _next_group(plan, rank, diary))
         else:
             yield RankFailure(rank, "lost", _last_words(diary), _next_group(plan, rank, diary))
+
+
+_CAUSES = ("lost", "ProofError", "AgreementError", "ConnectError", "PlanError")
+
+
+def _order(failure: RankFailure) -> tuple[int, int]:
+    """Causes before consequences: a rank whose peer died sees a closed connection."""
+    if failure.kind == "stopped":
+        return len(_CAUSES) + 1, failure.rank
+    place = _CAUSES.index(failure.kind) if failure.kind in _CAUSES else len(_CAUSES)
+    return place, failure.rank
 
 
 def _last_words(diary: Diary) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -96,6 +97,9 @@ def _rank(text: str, folder: str, backend: str | None, timeout: float) -> None:
     job = job_rank()
     if job is None:
         raise ConnectError("received no rank from the launcher; start the ranks with torchrun")
+    # The launcher's handlers came along with the fork; a rank that waits in a collective would never run them.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     place = Path(folder)
     _gate(place, job.rank, timeout)
     torch.set_num_threads(1)
@@ -136,12 +140,15 @@ def _diary(place: Path, rank: int) -> Diary:
 
 
 def _add_exits(diaries: dict[int, Diary], stopped: dict[int, str]) -> None:
-    """Ranks that the launcher saw die say so; a rank that wrote its own failure keeps its words."""
-    for rank, words in stopped.items():
-        diary = diaries.setdefault(rank, [])
-        if "SIGTERM" in words or any(event["event"] in ("failed", "done") for event in diary):
+    """Ranks that the launcher saw die say so, ranks that it stopped then say so too; others keep their words."""
+    for rank, diary in diaries.items():
+        if any(event["event"] in ("failed", "done") for event in diary):
             continue
-        diary.append({"event": "failed", "kind": "lost", "message": words})
+        if rank in stopped and "SIGTERM" not in stopped[rank]:
+            diary.append({"event": "failed", "kind": "lost", "message": stopped[rank]})
+        elif stopped:
+            message = "was stopped by the launcher, because another rank had failed"
+            diary.append({"event": "failed", "kind": "stopped", "message": message})
 
 
 class _Watcher(threading.Thread):
