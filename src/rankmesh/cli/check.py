@@ -64,15 +64,11 @@ def command(
     spec: Spec,
     backend: Annotated[
         str | None,
-        typer.Option(
-            "--backend", "-b", metavar="NAME", help="gloo or nccl; default: nccl if each rank has a GPU."
-        ),
+        typer.Option("--backend", "-b", metavar="NAME", help="gloo or nccl; default: nccl if each rank has a GPU."),
     ] = None,
     timeout: Annotated[
         float,
-        typer.Option(
-            "--timeout", "-t", min=1.0, metavar="SECONDS", help="How long ranks wait for each other."
-        ),
+        typer.Option("--timeout", "-t", min=1.0, metavar="SECONDS", help="How long ranks wait for each other."),
     ] = 60.0,
     world_size: WorldSize = None,
     json: Json = False,
@@ -80,9 +76,7 @@ def command(
 ) -> None:
     """Build every group on real processes and prove each one with collectives."""
     if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
-        raise typer.BadParameter(
-            f"received {backend!r}; ranks are checked on gloo, nccl or cpu:gloo,cuda:nccl"
-        )
+        raise typer.BadParameter(f"received {backend!r}; ranks are checked on gloo, nccl or cpu:gloo,cuda:nccl")
     plan = plan_of(spec, world_size).plan
     with _bar(f"proving {plan.world_size} ranks") as progress:
         try:

@@ -219,7 +219,7 @@ def differences(ours: object, theirs: object, path: str = "") -> list[tuple[str,
     if ours == theirs:
         return []
     left, right = _mapping(ours), _mapping(theirs)
-    if left is None or right is None or list(left) != list(right) and set(left) == set(right):
+    if left is None or right is None or (list(left) != list(right) and set(left) == set(right)):
         return [(path or "plan", _short(ours), _short(theirs))]
     found = []
     for key in dict.fromkeys([*left, *right]):

@@ -133,9 +133,7 @@ def collect(plan: Plan, diaries: Mapping[int, Diary], seconds: float) -> CheckRe
             if event["event"] == "proved":
                 proved[event["group"]][rank] = event
     first = [event for rank in world for event in diaries.get(rank, ()) if event["event"] == "started"]
-    connected = [
-        event["seconds"] for rank in world for event in diaries.get(rank, ()) if event["event"] == "connected"
-    ]
+    connected = [event["seconds"] for rank in world for event in diaries.get(rank, ()) if event["event"] == "connected"]
     return CheckResult(
         world_size=plan.world_size,
         backend=first[0]["backend"] if first else "none",

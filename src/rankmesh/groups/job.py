@@ -55,9 +55,7 @@ def job_rank(environment: Mapping[str, str] = os.environ) -> JobRank | None:
             "set MASTER_ADDR and MASTER_PORT, or start the ranks with torchrun"
         )
     port = environment.get("MASTER_PORT") or str(29500 + int(environment.get("SLURM_JOB_ID", "0")) % 1000)
-    return JobRank(
-        int(rank or 0), int(size or 1), int(local or 0), int(local_size or size or 1), address, int(port)
-    )
+    return JobRank(int(rank or 0), int(size or 1), int(local or 0), int(local_size or size or 1), address, int(port))
 
 
 def backend_for(job: JobRank) -> str:

@@ -154,9 +154,7 @@ def _add_exits(diaries: dict[int, Diary], stopped: dict[int, str]) -> None:
 class _Watcher(threading.Thread):
     """Opens the gate when every rank is forked, and tells how far the ranks are."""
 
-    def __init__(
-        self, place: Path, size: int, proofs: int, progress: Callable[[int, int], None] | None
-    ) -> None:
+    def __init__(self, place: Path, size: int, proofs: int, progress: Callable[[int, int], None] | None) -> None:
         super().__init__(daemon=True, name="rankmesh-check")
         self._place, self._size, self._proofs, self._progress = place, size, proofs, progress
         self._over = threading.Event()

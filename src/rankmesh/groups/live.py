@@ -22,7 +22,8 @@ from rankmesh.plan.own import OwnGroup
 from rankmesh.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from torch.distributed import DeviceMesh, ProcessGroup
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["LiveGroups"]
 
@@ -34,9 +35,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
     ``close()`` raises ``ConnectError``.
     """
 
-    def __init__(
-        self, plan: Plan, world: torch_private.World, generation: int, phases: dict[str, float]
-    ) -> None:
+    def __init__(self, plan: Plan, world: torch_private.World, generation: int, phases: dict[str, float]) -> None:
         self.plan = plan
         self.generation = generation
         self.phases = phases
@@ -116,9 +115,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         backend = own.options.backend or self._world.backend
         if own.size == 1:
             return torch_private.alone(rank=self.rank, name=name, desc=str(own), backend=backend)
-        timeout = (
-            self._world.timeout if own.options.timeout is None else timedelta(seconds=own.options.timeout)
-        )
+        timeout = self._world.timeout if own.options.timeout is None else timedelta(seconds=own.options.timeout)
         try:
             return torch_private.create(
                 ranks=own.ranks,
@@ -149,9 +146,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         Each axis must have a group of its own in the plan: no process group is made here.
         """
         self._check_open()
-        return torch_private.device_mesh(
-            self._axis_groups(axes, view), self._rank_array(axes, view), axes, device_type
-        )
+        return torch_private.device_mesh(self._axis_groups(axes, view), self._rank_array(axes, view), axes, device_type)
 
     def _axis_groups(self, axes: tuple[str, ...], view: str | None) -> list[ProcessGroup]:
         return [self._axis_group(axis, view).pg for axis in axes]
@@ -198,19 +193,18 @@ class LiveGroups(Mapping[str, LiveGroup]):
         if self._closed:
             return
         self._closed = True
-        errors = []
-        for name in reversed(list(self._own)):
-            if name in self._made:
-                try:
-                    torch_private.destroy(self._made.pop(name))
-                except RuntimeError as error:
-                    errors.append((name, error))
-        if errors:
-            name, error = errors[0]
+        failed = {}
+        for name in reversed([name for name in self._own if name in self._made]):
+            cause = _destroy(self._made.pop(name))
+            if cause is not None:
+                failed[name] = cause
+        if failed:
+            name, cause = next(iter(failed.items()))
             raise ConnectError(
-                f"rank {self.rank}: group {name!r} could not be destroyed ({_first_line(error)}); the others were",
-                groups=[name for name, _ in errors],
-            ) from error
+                f"rank {self.rank}: group {name!r} could not be destroyed ({_first_line(cause)}); the others were; "
+                "its connections close when the process ends",
+                groups=tuple(failed),
+            ) from cause
 
     def __enter__(self) -> LiveGroups:
         self._check_open()
@@ -222,6 +216,15 @@ class LiveGroups(Mapping[str, LiveGroup]):
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"generation {self.generation}"
         return f"LiveGroups(rank {self.rank} of {self.world_size}, {state}: {' '.join(self._handles)})"
+
+
+def _destroy(pg: ProcessGroup) -> RuntimeError | None:
+    """Destroy one process group; its error, so that the others can still be destroyed."""
+    try:
+        torch_private.destroy(pg)
+    except RuntimeError as error:
+        return error
+    return None
 
 
 def _first_line(error: BaseException) -> str:

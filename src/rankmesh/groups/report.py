@@ -59,19 +59,10 @@ class Report:
         head = ("group", "size", "position", "communicator", "options", "members")
         rows = [head, *(_row(group) for group in self.groups)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        spent = ", ".join(
-            f"{phase} {seconds:.3f} s" for phase, seconds in self.phases.items() if " " not in phase
-        )
-        title = (
-            f"rank {self.rank} of {self.world_size}, plan {self.digest[:12]}, generation {self.generation}"
-        )
-        return "\n".join(
-            [f"{title}: {len(self.groups)} groups, {self.communicators} communicators; {spent}", *lines]
-        )
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        spent = ", ".join(f"{phase} {seconds:.3f} s" for phase, seconds in self.phases.items() if " " not in phase)
+        title = f"rank {self.rank} of {self.world_size}, plan {self.digest[:12]}, generation {self.generation}"
+        return "\n".join([f"{title}: {len(self.groups)} groups, {self.communicators} communicators; {spent}", *lines])
 
 
 def _row(group: GroupReport) -> tuple[str, ...]:
@@ -84,9 +75,7 @@ def _row(group: GroupReport) -> tuple[str, ...]:
         communicator = "at first use"
     shown = ", ".join(map(str, group.ranks[:_SHOWN])) + (f", ... {size}" if size > _SHOWN else "")
     settings = {name: value for name, value in group.options.items() if name not in ("backend", "timeout")}
-    options = ", ".join(
-        [group.backend, f"{group.timeout:g} s", *(f"{key} {value}" for key, value in settings.items())]
-    )
+    options = ", ".join([group.backend, f"{group.timeout:g} s", *(f"{key} {value}" for key, value in settings.items())])
     return (group.name, str(size), str(group.position), communicator, options, f"[{shown}]")
 
 

@@ -21,7 +21,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, _register_process_group
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from rankmesh.errors import ConnectError, PlanError
 from rankmesh.plan.options import Options
@@ -108,9 +110,9 @@ def create(
     kinds = set(c10d.BackendConfig(known).get_device_backend_map().values())
     if kinds == {"gloo"}:
         pg, prefix = _gloo(ranks, rank, name, timeout, store, known)
-        pg._set_group_name(name)
+        pg._set_group_name(c10d.GroupName(name))
         pg._set_group_desc(desc)
-        _register(pg, known, prefix, name)
+        _register(pg, known, prefix, c10d.GroupName(name))
     else:
         pg, _ = c10d._new_process_group_helper(
             len(ranks),
@@ -118,7 +120,7 @@ def create(
             list(ranks),
             known,
             store,
-            name,
+            c10d.GroupName(name),
             backend_options=options,
             timeout=timeout,
             device_id=c10d._get_default_group().bound_device_id,
@@ -128,24 +130,22 @@ def create(
     return pg  # type: ignore[no-any-return]
 
 
-def _gloo(
-    ranks: Sequence[int], rank: int, name: str, timeout: timedelta, store: Any, backend: Any
-) -> tuple[Any, Any]:
+def _gloo(ranks: Sequence[int], rank: int, name: str, timeout: timedelta, store: Any, backend: Any) -> tuple[Any, Any]:
     """Gloo whose pairs connect when they first talk.
 
-    Each group has a device of its own: pairs that connect late find each other by a number that counts inside one
-    group, so two groups on one device would answer each other's calls.
+    Each group has a device of its own: pairs that connect late find each other by a number that counts
+    inside one group, so two groups on one device would answer each other's calls.
     """
-    prefix = dist.PrefixStore(f"{name}/", store)
+    prefix = PrefixStore(f"{name}/", store)
     pg = dist.ProcessGroup(prefix, rank, len(ranks))
     pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    options = c10d.ProcessGroupGloo._Options()
+    options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
     options._devices = [c10d.ProcessGroupGloo.create_default_device(lazy_init=True)]
     options._threads = 1
     options._timeout = timeout
     options.global_ranks_in_group = list(ranks)
     options.group_name = name
-    made = c10d.ProcessGroupGloo(dist.PrefixStore("gloo/", prefix), rank, len(ranks), options)
+    made = c10d.ProcessGroupGloo(PrefixStore("gloo/", prefix), rank, len(ranks), options)
     made._set_sequence_number_for_group()
     for device_type in c10d.BackendConfig(backend).get_device_backend_map():
         pg._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.GLOO, made)
@@ -153,7 +153,7 @@ def _gloo(
 
 
 class _Alone(dist.ProcessGroup):
-    """A group of one rank over torch's C++ fake backend, whose answers are exact when there is nobody to talk to."""
+    """A group of one rank over torch's C++ fake backend, whose answers are exact where nobody else is."""
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Return at once: nobody can be late."""
@@ -164,21 +164,21 @@ def alone(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup
     from torch._C._distributed_c10d import FakeProcessGroup
     from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend "fake"
 
-    store = dist.HashStore()
-    pg = _Alone(0, 1)
+    store = HashStore()
+    pg = _Alone(0, 1)  # type: ignore[call-arg]  # the stubs lack this overload, the only one for subclasses
     kind = dist.ProcessGroup.BackendType.CUSTOM
     pg._set_default_backend(kind)
     made = FakeProcessGroup._create_internal(0, 1)
     for device_type in _DEVICES:
         pg._register_backend(torch.device(device_type), kind, made)
-    pg._set_group_name(name)
+    pg._set_group_name(c10d.GroupName(name))
     pg._set_group_desc(desc)
-    _register(pg, c10d.Backend(backend), store, name)
+    _register(pg, c10d.Backend(backend), store, c10d.GroupName(name))
     c10d._world.pg_group_ranks[pg] = {rank: 0}
     return pg
 
 
-def _register(pg: Any, backend: Any, store: Any, name: str) -> None:
+def _register(pg: Any, backend: Any, store: Any, name: Any) -> None:
     tag = f"ptd:{name}"
     c10d._world.pg_map[pg] = (backend, store)
     c10d._world.pg_names[pg] = name
@@ -186,7 +186,7 @@ def _register(pg: Any, backend: Any, store: Any, name: str) -> None:
     c10d._world.pg_to_tag[pg] = tag
     c10d._world.tags_to_pg.setdefault("", []).append(pg)
     c10d._world.tags_to_pg.setdefault(tag, []).append(pg)
-    c10d._register_process_group(name, pg)
+    _register_process_group(name, pg)
 
 
 def destroy(pg: dist.ProcessGroup) -> None:
@@ -211,7 +211,7 @@ def registries() -> dict[str, int]:
 def nccl_options(wanted: Options, backend: str) -> Any:
     """``ProcessGroupNCCL.Options`` for these options, None where nothing is asked of NCCL.
 
-    Raises ``PlanError`` for NCCL options on a backend that has none, and for a field that this torch does not know.
+    Raises ``PlanError`` for NCCL options on a backend that has none, and for a field unknown to this torch.
     """
     asked = dict(wanted.nccl or ())
     if not asked and wanted.high_priority is None and wanted.sharp is None:
@@ -237,10 +237,10 @@ def nccl_options(wanted: Options, backend: str) -> Any:
     return options
 
 
-def device_mesh(groups: list[Any], ranks: Any, axes: tuple[str, ...], device_type: str | None) -> Any:
-    """A ``DeviceMesh`` over process groups that exist; ``ranks`` is the array of global ranks, one axis each."""
-    from torch.distributed.device_mesh import DeviceMesh
-
+def device_mesh(
+    groups: list[dist.ProcessGroup], ranks: Any, axes: tuple[str, ...], device_type: str | None
+) -> DeviceMesh:
+    """A ``DeviceMesh`` over process groups that exist; ``ranks`` has one axis for each of them."""
     kind = device_type or ("cuda" if "nccl" in dist.get_backend(groups[0]) else "cpu")
     if len(groups) == 1:
         return DeviceMesh.from_group(groups[0], kind, mesh_dim_names=axes)
