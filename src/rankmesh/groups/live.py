@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rankmesh.errors import ConnectError, RankmeshError
@@ -18,8 +19,10 @@ from rankmesh.groups import torch_private
 from rankmesh.groups.handles import LiveGroup
 from rankmesh.groups.naming import process_group_name
 from rankmesh.groups.report import Report, report_of
+from rankmesh.groups.warm import warm_up
 from rankmesh.plan.own import OwnGroup
 from rankmesh.plan.plan import Plan
+from rankmesh.plan.spec import GroupSpec
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -104,11 +107,31 @@ class LiveGroups(Mapping[str, LiveGroup]):
 
     def create_all(self) -> None:
         """Make every process group that is not lazy, in the plan's order."""
-        for own in self._own.values():
-            if own.leader == own.name and not own.options.lazy:
-                started = time.perf_counter()
-                self._open(own)
-                self.phases[f"create {own.name}"] = time.perf_counter() - started
+        for spec in self.plan.specs:
+            started = time.perf_counter()
+            if self._leads(spec) and not spec.options.lazy:
+                self._open(self._own[spec.name])
+                self.phases[f"create {spec.name}"] = time.perf_counter() - started
+            elif self._world.bound_device is not None and spec.name in self._split_kinds:
+                torch_private.decline_split(self._world.bound_device)
+
+    def _leads(self, spec: GroupSpec) -> bool:
+        return spec.name in self._own and self._own[spec.name].leader == spec.name
+
+    @cached_property
+    def _split_kinds(self) -> frozenset[str]:
+        """Kinds for which some rank splits the world's communicator, so that all others must decline the split."""
+        if not self._world.splits:
+            return frozenset()
+        firsts = {names[0] for names in self.plan.sharing}
+        return frozenset(
+            spec.name
+            for spec in self.plan.specs
+            if spec.name in firsts
+            and self.plan.groups(spec.name).size > 1
+            and not spec.options.lazy
+            and "nccl" in (spec.options.backend or self._world.backend)
+        )
 
     def _create(self, own: OwnGroup) -> ProcessGroup:
         name = process_group_name(self.plan.digest, self.generation, own.name, own.group.array)
@@ -166,6 +189,16 @@ class LiveGroups(Mapping[str, LiveGroup]):
         mesh = self.plan.mesh.view(view)
         block = mesh.groups(axes[::-1], ordered=True).of(self.rank)
         return block.array.reshape([mesh.groups(axis).size for axis in axes])
+
+    def warm_up(self, *, timeout: float = 60.0) -> dict[str, float]:
+        """Use every process group once, in the plan's order, and each pipeline neighbour; seconds by group.
+
+        Every rank of the plan calls it. The first use of a communicator connects it, which takes long on a large
+        job; after this the first training step does not wait for it. Raises ``ConnectError``, naming the group, when
+        one is not through within ``timeout`` seconds.
+        """
+        self._check_open()
+        return warm_up(self, timedelta(seconds=timeout))
 
     def report(self) -> Report:
         """What exists, what is shared, the effective options, and what each phase cost."""

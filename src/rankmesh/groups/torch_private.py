@@ -33,6 +33,7 @@ __all__ = [
     "World",
     "alone",
     "create",
+    "decline_split",
     "destroy",
     "device_mesh",
     "is_registered",
@@ -56,6 +57,11 @@ class World:
     backend: str
     timeout: timedelta
     bound_device: torch.device | None
+
+    @property
+    def splits(self) -> bool:
+        """Whether NCCL groups are split from the world's communicator, in which every rank of it takes part."""
+        return self.bound_device is not None and "nccl" in self.backend
 
     @property
     def dry(self) -> bool:
@@ -150,6 +156,13 @@ def _gloo(ranks: Sequence[int], rank: int, name: str, timeout: timedelta, store:
     for device_type in c10d.BackendConfig(backend).get_device_backend_map():
         pg._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.GLOO, made)
     return pg, prefix
+
+
+def decline_split(bound_device: torch.device) -> None:
+    """Take part in a split of the world's communicator as a rank that is in none of the new groups."""
+    source = c10d._get_split_source(c10d._get_default_group())
+    if source is not None:
+        source.perform_nocolor_split(bound_device)
 
 
 class _Alone(dist.ProcessGroup):

@@ -1,0 +1,65 @@
+"""Warm-up: every communicator used once, in plan order, each within a bounded time.
+
+```
+each leader     one all-reduce of one number
+along pp        the number to next and to prev besides: pipelines talk to their neighbours, not to the group
+```
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from rankmesh.errors import ConnectError
+from rankmesh.groups.handles import LiveGroup
+
+__all__ = ["warm_up"]
+
+
+def warm_up(groups: Mapping[str, LiveGroup], timeout: timedelta) -> dict[str, float]:
+    """Warm up the leaders of a rank's groups, and its pipelines; the seconds that each took."""
+    seconds = {}
+    for name, group in groups.items():
+        if group.size > 1 and (group.own.leader == name or _is_pipeline(group)):
+            started = time.perf_counter()
+            _use(group, timeout)
+            seconds[name] = time.perf_counter() - started
+    return seconds
+
+
+def _use(group: LiveGroup, timeout: timedelta) -> None:
+    device = "cuda" if "nccl" in dist.get_backend(group.pg) else "cpu"
+    try:
+        for work in _works(group, torch.ones(1, device=device)):
+            # Torch's work objects have no return value that says "late"; they raise.
+            work.wait(timeout)
+    except RuntimeError as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ConnectError(
+            f"group {group.own} was not warm within {timeout.total_seconds():g} s ({reason}); its members are "
+            f"{list(group.ranks[:16])}; look at the logs of the members for the one that is not there",
+            group=group.name,
+            ranks=group.ranks,
+        ) from error
+
+
+def _works(group: LiveGroup, one: torch.Tensor) -> list[dist.Work]:
+    works = [dist.all_reduce(one, group=group.pg, async_op=True)]
+    if _is_pipeline(group):
+        for to, back in ((group.next, group.prev), (group.prev, group.next)):
+            works += dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, one.clone(), to, group=group.pg),
+                    dist.P2POp(dist.irecv, torch.empty_like(one), back, group=group.pg),
+                ]
+            )
+    return [work for work in works if work is not None]
+
+
+def _is_pipeline(group: LiveGroup) -> bool:
+    return group.axes == ("pp",) and group.own.spec.pick is None
