@@ -9,13 +9,15 @@ sharing   which groups use one communicator
 explain   one rank in words
 recipes   the layouts of Megatron-Core, nanotron, ezpz, torchtitan, three_d
 presets   published layouts of real runs
+nccl_config  a Megatron-style file of NCCL options
 source    a plan from what a user types: axes, recipe, preset, file
 ```
 """
 
+from rankmesh.plan.nccl_config import with_nccl_config
 from rankmesh.plan.options import Options
 from rankmesh.plan.own import OwnGroup, OwnGroups
 from rankmesh.plan.plan import Plan
 from rankmesh.plan.spec import GroupSpec
 
-__all__ = ["GroupSpec", "Options", "OwnGroup", "OwnGroups", "Plan"]
+__all__ = ["GroupSpec", "Options", "OwnGroup", "OwnGroups", "Plan", "with_nccl_config"]

@@ -84,10 +84,13 @@ class GroupSpec:
 
     def on(self, mesh: Mesh, inherited: Options) -> GroupSpec:
         """The same kind with its options resolved and its pick asked, so that it is plain data."""
-        options = self.options.over(inherited)
-        return self._replace(options, self._asked(mesh))
+        return self._replace(self.options.over(inherited), self._asked(mesh))
 
-    def _replace(self, options: Options, pick: Pick | None) -> GroupSpec:
+    def with_options(self, options: Options) -> GroupSpec:
+        """The same kind with other options."""
+        return self._replace(options, self.pick)
+
+    def _replace(self, options: Options, pick: PickLike | None) -> GroupSpec:
         return GroupSpec(
             self.name,
             self.axes,
