@@ -55,10 +55,7 @@ def test_text_of_one_rank():
             "  mp    [4, 5, 6, 7]  position 1 of 4, prev 4, next 6   varies tp by 1, dp by 2; fixed pp=1"
             "; uses the communicator of ep"
         ),
-        (
-            "  half  [5, 7]        position 0 of 2, prev 7, next 7   varies tp by 1, dp by 2; fixed pp=1"
-            "; level 1 of 2x2"
-        ),
+        ("  half  [5, 7]        position 0 of 2, prev 7, next 7   varies tp by 1, dp by 2; fixed pp=1; level 1 of 2x2"),
         "  not in: embd",
     ]
 
@@ -78,9 +75,9 @@ def test_labels():
     plan = recipes.megatron(16, tp=2, cp=4, pp=2, hierarchical_cp=(2, 2))
     own = plan.of(13)
     assert [str(own[name]) for name in ("tp", "cp", "hcp_0", "hcp_1", "embd")] == [
-        "tp@cp2,dp0,pp1",
-        "cp@tp1,dp0,pp1",
-        "hcp_0@tp1,dp0,pp1#1",
-        "hcp_1@tp1,dp0,pp1#0",
-        "embd@tp1,cp2,dp0",
+        "tp@pp1,dp0,cp2",
+        "cp@pp1,dp0,tp1",
+        "hcp_0@pp1,dp0,tp1#1",
+        "hcp_1@pp1,dp0,tp1#0",
+        "embd@dp0,cp2,tp1",
     ]
