@@ -87,14 +87,10 @@ def test_a_mesh_has_axes():
         Mesh()
 
 
-@pytest.mark.parametrize(
-    "rank_map", [[0, 1, 2], [0, 1, 2, 2], [1, 2, 3, 4], [0.0, 1.0, 2.0, 3.0], ["a"] * 4, []]
-)
+@pytest.mark.parametrize("rank_map", [[0, 1, 2], [0, 1, 2, 2], [1, 2, 3, 4], [0.0, 1.0, 2.0, 3.0], ["a"] * 4, []])
 def test_rank_maps(rank_map):
     """A rank map lists each rank of the span exactly once."""
-    with pytest.raises(
-        LayoutError, match=f"rank_map of {len(rank_map)} entries for a mesh of 4 ranks from 0"
-    ):
+    with pytest.raises(LayoutError, match=f"rank_map of {len(rank_map)} entries for a mesh of 4 ranks from 0"):
         Mesh(tp=2, dp=2, rank_map=rank_map)
 
 
@@ -131,9 +127,7 @@ def test_sizes_that_do_not_divide():
 def test_a_product_that_is_not_the_world():
     """Sizes without a star must multiply to the world, larger and smaller alike."""
     for world in (4, 16):
-        with pytest.raises(
-            LayoutError, match=f"received world_size {world} and sizes whose product is 8"
-        ) as caught:
+        with pytest.raises(LayoutError, match=f"received world_size {world} and sizes whose product is 8") as caught:
             Mesh.parse("tp=2,dp=4", world_size=world)
         assert (caught.value.total, caught.value.product) == (world, 8)
 
@@ -172,9 +166,7 @@ def test_malformed_axes(axes):
 )
 def test_unknown_axes(ask):
     """An axis that the mesh does not have is named, with the axes it has and the nearest one."""
-    with pytest.raises(
-        UnknownAxis, match="received axis 'dpp'; this mesh has the axes tp, dp; did you mean 'dp'"
-    ) as e:
+    with pytest.raises(UnknownAxis, match="received axis 'dpp'; this mesh has the axes tp, dp; did you mean 'dp'") as e:
         ask("dpp")
     assert (e.value.name, e.value.known) == ("dpp", ("tp", "dp"))
 

@@ -92,11 +92,7 @@ def test_order_of_request_does_not_matter(data):
 
 def several(**limits):
     """Five random kinds of one random mesh, as pairs."""
-    return (
-        meshes(most=3)
-        .flatmap(lambda mesh: st.lists(kinds(mesh, **limits), min_size=5, max_size=5))
-        .map(pairs)
-    )
+    return meshes(most=3).flatmap(lambda mesh: st.lists(kinds(mesh, **limits), min_size=5, max_size=5)).map(pairs)
 
 
 def pairs(drawn):
@@ -207,9 +203,7 @@ def test_a_rank_that_the_pick_leaves_out_is_told_so():
     assert isinstance(caught.value, LookupError)
 
 
-@pytest.mark.parametrize(
-    "narrow", [lambda groups: groups.pick(ends), lambda groups: groups.level_of((2, 2), 0)]
-)
+@pytest.mark.parametrize("narrow", [lambda groups: groups.pick(ends), lambda groups: groups.level_of((2, 2), 0)])
 def test_levels_come_before_picks_and_once(narrow):
     """Narrowed groups cannot be cut into levels again."""
     with pytest.raises(LayoutError, match="narrowed already"):

@@ -42,9 +42,7 @@ def test_overlap_is_refused(spans):
     else:
         job = Job(world_size=12, partial=True, **meshes)
         for rank in range(12):
-            assert job.of(rank) == tuple(
-                name for name, ranks in zip(meshes, covered, strict=True) if rank in ranks
-            )
+            assert job.of(rank) == tuple(name for name, ranks in zip(meshes, covered, strict=True) if rank in ranks)
 
 
 def test_a_mesh_beyond_the_world_is_refused():
@@ -79,7 +77,5 @@ def test_what_is_no_job(make, words):
 
 def test_unknown_mesh():
     """A mesh that the job does not have is named with those it has."""
-    with pytest.raises(
-        UnknownAxis, match="received mesh 'lm'; this job has the meshes llm; did you mean 'llm'"
-    ):
+    with pytest.raises(UnknownAxis, match="received mesh 'lm'; this job has the meshes llm; did you mean 'llm'"):
         Job(world_size=8, llm=Mesh(dp=8))["lm"]

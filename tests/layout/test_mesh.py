@@ -74,9 +74,7 @@ def test_reorder_permutes_strides_never_sizes(mesh, data):
     assert other.axes == mesh.axes
     assert list(other.axes) == order
     assert other.span == mesh.span
-    assert other == Mesh(
-        offset=mesh.offset, rank_map=mesh.rank_map, **{name: mesh.axes[name] for name in order}
-    )
+    assert other == Mesh(offset=mesh.offset, rank_map=mesh.rank_map, **{name: mesh.axes[name] for name in order})
 
 
 def test_reorder_refuses_to_lose_an_axis():

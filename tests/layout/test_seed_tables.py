@@ -111,11 +111,7 @@ def test_reversed_enumeration():
     """HyperCommGrid's enumeration of ["a", "b"] on 2 x 2 x 2 groups by b first: ordered groups of "b-a"."""
     mesh = Mesh(a=2, b=2, c=2)
     assert mesh.groups("b-a", ordered=True).tolist() == [[0, 2, 1, 3], [4, 6, 5, 7]]
-    assert (
-        mesh.groups("a-b", ordered=True).tolist()
-        == mesh.groups("b-a").tolist()
-        == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    )
+    assert mesh.groups("a-b", ordered=True).tolist() == mesh.groups("b-a").tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_grid_equivalence_of_a_hundred_and_twenty():

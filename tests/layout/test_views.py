@@ -65,9 +65,7 @@ def test_split_keeps_the_ranks_of_the_axis(mesh, data):
     assert split.groups(axis).tolist() == mesh.groups(axis).tolist()
     assert split.size == mesh.size
     for level, name in enumerate(names):
-        pieces = [
-            tuple(piece) for group in mesh.groups(axis) for piece in brute.level(group.ranks, parts, level)
-        ]
+        pieces = [tuple(piece) for group in mesh.groups(axis) for piece in brute.level(group.ranks, parts, level)]
         assert sorted(map(tuple, split.groups(name).tolist())) == sorted(pieces)
     other = Mesh.from_dict(split.to_dict())
     assert (other, hash(other)) == (split, hash(split))

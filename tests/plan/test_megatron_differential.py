@@ -91,9 +91,7 @@ def test_embedding_ranks_equal_the_defaults():
         plan = recipes.megatron(2 * pp, tp=2, pp=pp)
         pipelines = plan.groups("pp").tolist()
         assert plan.groups("embd").tolist() == [peer.default_embedding_ranks(ranks) for ranks in pipelines]
-        assert plan.groups("pos_embd").tolist() == [
-            peer.default_position_embedding_ranks(ranks) for ranks in pipelines
-        ]
+        assert plan.groups("pos_embd").tolist() == [peer.default_position_embedding_ranks(ranks) for ranks in pipelines]
 
 
 def test_optimizer_instances():
@@ -149,9 +147,7 @@ def test_hierarchical_context_parallel():
             expected = [
                 piece
                 for group in plan.groups("cp").array
-                for piece in einops.rearrange(
-                    group, "(l s u) -> (l u) s", s=width, u=prod(widths[:level])
-                ).tolist()
+                for piece in einops.rearrange(group, "(l s u) -> (l u) s", s=width, u=prod(widths[:level])).tolist()
             ]
             assert plan.groups(f"hcp_{level}").tolist() == expected
 
@@ -162,9 +158,7 @@ def test_hybrid_context_parallel(size):
     plan = recipes.megatron(4 * size, tp=2, cp=2, pp=2, hybrid_cp=True)
     whole = plan.groups("dp_cp").tolist()
     parts = [2**i for i in range(1, size.bit_length() - 1)]
-    assert [name for name in plan.kinds if name.startswith("hybrid")] == [
-        f"hybrid_dp_cp_{part}" for part in parts
-    ]
+    assert [name for name in plan.kinds if name.startswith("hybrid")] == [f"hybrid_dp_cp_{part}" for part in parts]
     for part in parts:
         expected = [group[i : i + part] for group in whole for i in range(0, size, part)]
         assert plan.groups(f"hybrid_dp_cp_{part}").tolist() == expected

@@ -145,8 +145,7 @@ def test_digest_is_stable():
     """The digest of a plan is 64 hexadecimal digits, a pure function of what the plan says."""
     assert Plan(Mesh(tp=2), [GroupSpec("tp")]).digest == (
         Plan.from_json(
-            '{"schema": 1, "mesh": {"offset": 0, "axes": [["tp", 2]]}, '
-            '"groups": [{"axes": ["tp"], "name": "tp"}]}'
+            '{"schema": 1, "mesh": {"offset": 0, "axes": [["tp", 2]]}, "groups": [{"axes": ["tp"], "name": "tp"}]}'
         ).digest
     )
     assert len(PIPE.digest) == 64
@@ -171,9 +170,7 @@ def test_a_rank_outside_a_pick():
     """A kind that the rank is not in raises NotAMember with the members that there are."""
     own = PIPE.of(3)
     assert "embd" not in own
-    with pytest.raises(
-        NotAMember, match=r"received group 'embd' on rank 3; its members here are \[1, 7\]"
-    ) as caught:
+    with pytest.raises(NotAMember, match=r"received group 'embd' on rank 3; its members here are \[1, 7\]") as caught:
         own["embd"]
     assert (caught.value.group, caught.value.rank) == ("embd", 3)
     with pytest.raises(NotAMember):
@@ -183,9 +180,7 @@ def test_a_rank_outside_a_pick():
 def test_unknown_groups():
     """A kind that the plan does not have is named with those it has."""
     for ask in (PIPE.of(0).__getitem__, PIPE.groups, PIPE.spec):
-        with pytest.raises(
-            UnknownGroup, match=r"received group 'emb'.*tp, pp, embd; did you mean 'embd'"
-        ) as caught:
+        with pytest.raises(UnknownGroup, match=r"received group 'emb'.*tp, pp, embd; did you mean 'embd'") as caught:
             ask("emb")
         assert (caught.value.name, caught.value.known) == ("emb", ("tp", "pp", "embd"))
         assert isinstance(caught.value, KeyError)

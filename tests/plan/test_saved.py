@@ -103,9 +103,7 @@ def test_missing_parts(key):
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.sampled_from(["tp", "pp", ""]),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["tp", "axes", "name"]), inner)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["tp", "axes", "name"]), inner),
     max_leaves=4,
 )
 

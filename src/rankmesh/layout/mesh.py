@@ -356,7 +356,9 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         words = [f"{name}={size}" for name, size in self._sizes.items()]
         words += [f"offset={self.offset}"] if self.offset else []
         words += [f"rank_map=<{self.size} ranks>"] if self.rank_map else []
-        views = "".join(f".with_view({name!r}, {', '.join(str(view).split(','))})" for name, view in self._views.items())
+        views = "".join(
+            f".with_view({name!r}, {', '.join(str(view).split(','))})" for name, view in self._views.items()
+        )
         return f"Mesh({', '.join(words)}){views}"
 
 

@@ -76,7 +76,9 @@ def explain(plan: Plan, rank: int) -> str:
     data = describe(plan, rank)
     if data["coordinate"] is None:
         span = plan.mesh.span
-        return f"rank {rank} of {plan.world_size}: outside the mesh, which covers ranks {span.offset} to {span.stop - 1}"
+        return (
+            f"rank {rank} of {plan.world_size}: outside the mesh, which covers ranks {span.offset} to {span.stop - 1}"
+        )
     lines = [f"rank {rank} of {plan.world_size}: {_place(data['coordinate'])}", f"  {_formula(plan.mesh, rank)}"]
     lines += [f"  view {name}: {_place(coordinate)}" for name, coordinate in data["views"].items()]
     width = max((len(group["name"]) for group in data["groups"]), default=0)
@@ -102,9 +104,7 @@ def _place(coordinate: dict[str, int]) -> str:
 
 
 def _formula(mesh: Mesh, rank: int) -> str:
-    terms = " + ".join(
-        f"{axis} {position}·{mesh.strides[axis]}" for axis, position in mesh.coordinate(rank).items()
-    )
+    terms = " + ".join(f"{axis} {position}·{mesh.strides[axis]}" for axis, position in mesh.coordinate(rank).items())
     if mesh.rank_map is None:
         return f"{rank} = {mesh.offset} + {terms}"
     return f"{rank} = rank_map[{terms}]"

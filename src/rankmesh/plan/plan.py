@@ -80,9 +80,7 @@ class Plan:
         >>> Plan.of_job(job, {"encoder": [GroupSpec("dp")], "llm": [GroupSpec("tp")]})["llm"].of(4)["tp"].ranks
         (4, 5)
         """
-        return {
-            name: cls(job[name], chosen, world_size=job.world_size, name=name) for name, chosen in specs.items()
-        }
+        return {name: cls(job[name], chosen, world_size=job.world_size, name=name) for name, chosen in specs.items()}
 
     @property
     def mesh(self) -> Mesh:

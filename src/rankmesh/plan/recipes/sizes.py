@@ -41,8 +41,7 @@ def world_and_dp(world_size: int | None, dp: int | None, **model: int) -> tuple[
     total = integer(world_size, "world_size", least=1)
     if total % block:
         raise PlanError(
-            f"received world_size {total} and {shown} = {block}; the product must divide the world size; "
-            "change a size",
+            f"received world_size {total} and {shown} = {block}; the product must divide the world size; change a size",
             world_size=total,
             product=block,
         )
