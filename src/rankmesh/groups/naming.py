@@ -4,7 +4,7 @@ torch's own hashed names count the groups that a rank already has, so two ranks 
 wait for each other under two names. Here nothing local enters the name.
 
 >>> process_group_name("ab" * 32, 0, "tp", (0, 1))
-'tp/0/cff7f7ca53a25e17'
+'tp/0/cca6f1546d102a4e'
 """
 
 from __future__ import annotations
