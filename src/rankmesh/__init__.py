@@ -26,7 +26,8 @@ from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
 
 if TYPE_CHECKING:
-    from rankmesh.groups import LiveGroup, LiveGroups, connect
+    from rankmesh.groups import LiveGroup, LiveGroups
+    from rankmesh.groups.connect import connect
 
 __all__ = [
     "AgreementError",

@@ -70,12 +70,8 @@ def axis_names(axes: AxesLike) -> tuple[str, ...]:
     Traceback (most recent call last):
     rankmesh.errors.LayoutError: received axes 'tp-tp-dp'; 'tp' is named twice and each axis counts once; name it once
     """
-    names = tuple(axes.split("-")) if isinstance(axes, str) else tuple(axes)
+    names = _listed(axes)
     for name in names:
-        if not isinstance(name, str) or not name:
-            raise LayoutError(
-                f"received axes {axes!r}; axes are names joined by hyphens, such as 'dp-cp'", received=axes
-            )
         if names.count(name) > 1:
             shown = axes if isinstance(axes, str) else "-".join(names)
             raise LayoutError(
@@ -83,6 +79,16 @@ def axis_names(axes: AxesLike) -> tuple[str, ...]:
                 received=axes,
                 axis=name,
             )
+    return names
+
+
+def _listed(axes: object) -> tuple[str, ...]:
+    """What was given as axes, if it is a string or a sequence of names."""
+    given = axes.split("-") if isinstance(axes, str) else axes
+    listed: tuple[object, ...] = tuple(given) if isinstance(given, Iterable) else (given,)
+    names = tuple(name for name in listed if isinstance(name, str) and name)
+    if len(names) < len(listed):
+        raise LayoutError(f"received axes {axes!r}; axes are names joined by hyphens, such as 'dp-cp'", received=axes)
     return names
 
 

@@ -130,8 +130,8 @@ class Group(Sequence[int]):
 class Groups(Sequence[Group]):
     """One kind of group: all groups along a set of axes, in the order of the axes left out (first fastest).
 
-    ``members`` (along ``axes``) and ``bases`` (along the ``fixed`` axes) are the two patterns of the formula. ``level`` is (stride, size) in positions,
-    None for whole groups; ``picked`` are the positions kept, None for all.
+    ``members`` (along ``axes``) and ``bases`` (along the ``fixed`` axes) are the two patterns of the formula.
+    ``level`` is (stride, size) in positions, None for whole groups; ``picked`` are the positions kept, None for all.
     """
 
     span: Span

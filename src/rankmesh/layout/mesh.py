@@ -251,7 +251,10 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         (Group(0, 2), Group(3, 7, 11, 15), 16)
         """
         if view is not None:
-            return self._with(views={**self._views, view: self.view(view).split(axis, **sizes)})
+            return self._with(views={**self._views, view: self.view(view)._split(axis, sizes)})
+        return self._split(axis, sizes)
+
+    def _split(self, axis: str, sizes: Mapping[str, int | EllipsisType]) -> Mesh:
         total = self._sizes[find(axis, self._sizes)]
         asked = {axis_name(name): None if size is ... else axis_size(name, size) for name, size in sizes.items()}
         if not asked:

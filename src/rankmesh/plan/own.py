@@ -71,7 +71,7 @@ class OwnGroup:
         return rank in self.group
 
     def __str__(self) -> str:
-        """Kind and coordinate, slowest axis first: ``tp@pp2,dp5``; a piece of a hierarchy adds its number: ``hcp_0@dp1#3``."""
+        """Kind and coordinate, slowest first: ``tp@pp2,dp5``; a piece of a level adds its number: ``hcp_0@dp1#3``."""
         place = ",".join(f"{axis}{position}" for axis, position in reversed(self.coordinate))
         piece = "" if self.piece is None else f"#{self.piece}"
         return f"{self.name}@{place}{piece}" if place or piece else self.name

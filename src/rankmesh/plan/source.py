@@ -103,7 +103,7 @@ def _axes(text: str, world_size: int | None) -> Plan:
         name, colon, factors = view.partition(":")
         if not colon:
             raise PlanError(f"received view {view!r}; a view is written name:axes, such as expert:ep=4,edp=2")
-        mesh = mesh.with_view(name.strip(), **Mesh.parse(factors, world_size=mesh.size).axes)
+        mesh = mesh.with_view(name.strip(), shared=None, **Mesh.parse(factors, world_size=mesh.size).axes)
     return recipes.axes(mesh)
 
 

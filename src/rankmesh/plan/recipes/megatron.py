@@ -53,11 +53,11 @@ def megatron_mesh(
     """
     world, data = world_and_dp(world_size, dp, tp=tp, cp=cp, pp=pp)
     expert_tp = tp if etp is None else etp
-    expert_world, expert_dp = world_and_dp(world, None, etp=expert_tp, ep=ep, pp=pp)
+    _, expert_dp = world_and_dp(world, None, etp=expert_tp, ep=ep, pp=pp)
     dense = {"tp": tp, "cp": cp, "dp": data, "pp": pp}
     expert = {"tp": expert_tp, "ep": ep, "dp": expert_dp, "pp": pp}
     tokens = _tokens(order, {**dense, **expert, "tp": max(tp, expert_tp), "dp": max(data, expert_dp)})
-    mesh = Mesh(offset=rank_offset, **{name: dense[name] for name in tokens if name in dense})
+    mesh = Mesh(offset=rank_offset, rank_map=None, **{name: dense[name] for name in tokens if name in dense})
     view = {_EXPERT_NAMES[name]: expert[name] for name in tokens if name in expert}
     return mesh.with_view("expert", shared=("pp",), **view)
 
