@@ -173,8 +173,20 @@ def test_a_rank_outside_a_pick():
     with pytest.raises(NotAMember, match=r"received group 'embd' on rank 3; its members here are \[1, 7\]") as caught:
         own["embd"]
     assert (caught.value.group, caught.value.rank) == ("embd", 3)
-    with pytest.raises(NotAMember):
+
+
+def test_get_returns_no_none_of_its_own():
+    """get(name) fails as [name] does; a default stands for a group of others, never for a name not in the plan."""
+    own = PIPE.of(3)
+    assert own.get("tp") is own["tp"]
+    assert own.get("tp", None) is own["tp"]
+    with pytest.raises(NotAMember, match="received group 'embd' on rank 3"):
         own.get("embd")
+    assert own.get("embd", None) is None
+    assert own.get("embd", default=5) == 5
+    for default in ((), (None,)):
+        with pytest.raises(UnknownGroup, match="received group 'emb'"):
+            own.get("emb", *default)
 
 
 def test_unknown_groups():

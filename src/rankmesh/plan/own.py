@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar, overload
 
 from rankmesh.errors import NotAMember, UnknownGroup
 from rankmesh.layout.groups import Group, Groups
@@ -24,6 +25,11 @@ from rankmesh.plan.sharing import leaders
 from rankmesh.plan.spec import GroupSpec
 
 __all__ = ["OwnGroup", "OwnGroups"]
+
+_Default = TypeVar("_Default")
+
+# Tells ``get(name)`` from ``get(name, None)``.
+_NO_DEFAULT = object()
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,23 @@ class OwnGroups(Mapping[str, OwnGroup]):
             return self._groups[name]
         except KeyError:
             raise self._absent(name) from None
+
+    @overload
+    def get(self, name: str, /) -> OwnGroup: ...
+    @overload
+    def get(self, name: str, /, default: _Default) -> OwnGroup | _Default: ...
+    def get(self, name: str, /, default: object = _NO_DEFAULT) -> object:
+        """The group of one kind, or ``default`` where this rank is in none of that kind.
+
+        Without a default that is ``NotAMember``, as for ``[name]``. ``UnknownGroup`` for a name that the plan does not
+        have, with a default or without.
+        """
+        try:
+            return self[name]
+        except NotAMember:
+            if default is _NO_DEFAULT:
+                raise
+            return default
 
     def _absent(self, name: str) -> UnknownGroup | NotAMember:
         if name not in self._elsewhere:
