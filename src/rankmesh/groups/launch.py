@@ -8,16 +8,18 @@ lock whenever a rank connects; so no rank touches the network before all of them
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rankmesh.errors import ConnectError
+from rankmesh.errors import ConnectError, PlanError
 from rankmesh.groups.check import CheckResult, Diary, collect, line, run_rank
 from rankmesh.groups.job import job_rank
 from rankmesh.plan.plan import Plan
@@ -39,11 +41,11 @@ def check_here(
 ) -> CheckResult:
     """Check a plan on ranks of this machine; ``progress`` is told how many of how many proofs are done.
 
-    Raises ``ConnectError`` for a world that is too large for one machine. Ranks that fail or die are in the result.
+    Raises ``PlanError`` for a world that is too large for one machine. Ranks that fail or die are in the result.
     """
     size = plan.world_size
     if size > LIMIT:
-        raise ConnectError(
+        raise PlanError(
             f"received a plan for {size} ranks to start on this machine; at most {LIMIT} are started; "
             "run the same command inside a job of that size (torchrun or srun), or check a smaller layout",
             world_size=size,
@@ -79,10 +81,23 @@ def _start(plan: Plan, place: Path, backend: str | None, timeout: float) -> dict
         logs_specs=DefaultLogsSpecs(log_dir=str(place / "logs"), redirects=Std.ALL),
     )
     try:
-        elastic_launch(config, _rank)(plan.to_json(), str(place), backend, timeout)
+        with _quiet():
+            elastic_launch(config, _rank)(plan.to_json(), str(place), backend, timeout)
     except ChildFailedError as error:
         return {rank: _exit(failure) for rank, failure in error.failures.items()}
     return {}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No words from the launcher: what its ranks did is in their diaries, and it would print tracebacks."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL if not os.environ.get("RANKMESH_DEBUG") else level)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _exit(failure: Any) -> str:

@@ -1,0 +1,50 @@
+"""Runs ``rankmesh check`` on 8 ranks of this machine with one thing broken: ``python sabotage.py HOW``."""
+
+import os
+import sys
+
+from rankmesh.cli import main
+from rankmesh.errors import ProofError
+from rankmesh.groups import check, live
+
+VICTIM = 3
+SPEC = "megatron:world=8,tp=2,pp=2"
+
+
+def _at_the_third_proof(act):
+    prove = check.prove
+
+    def broken(groups, device):
+        for number, proof in enumerate(prove(groups, device)):
+            if number == 2 and groups.rank == VICTIM:
+                act()
+            yield proof
+
+    check.prove = broken
+
+
+def _raise():
+    raise ProofError("received nothing, by sabotage")
+
+
+def _swap_tp_and_pp():
+    opener = live.LiveGroups._opener
+    other = {"tp": "pp", "pp": "tp"}
+
+    def swapped(self, own):
+        return opener(self, self._own[other.get(own.name, own.name)])
+
+    live.LiveGroups._opener = swapped
+
+
+HOW = {
+    "killed": lambda: _at_the_third_proof(lambda: os.kill(os.getpid(), 9)),
+    "exits": lambda: _at_the_third_proof(lambda: os._exit(7)),
+    "raises": lambda: _at_the_third_proof(_raise),
+    "swapped": _swap_tp_and_pp,
+}
+
+if __name__ == "__main__":
+    HOW[sys.argv[1]]()
+    sys.argv = ["rankmesh", "check", SPEC, "--timeout", "20", *sys.argv[2:]]
+    main()

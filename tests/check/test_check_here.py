@@ -1,0 +1,92 @@
+"""``rankmesh check`` alone: it starts its ranks, proves every group, and says which rank failed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SABOTAGE = Path(__file__).with_name("sabotage.py")
+
+
+def _run(*arguments, limit=60):
+    """One command in a process group of its own, ended from outside when it takes too long."""
+    process = subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail(f"{arguments} was not done after {limit} s")
+    assert not _alive(process.pid), "a rank outlived the command"
+    return process.returncode, out, err
+
+
+def _alive(session):
+    """Processes of a session that are still there."""
+    listed = subprocess.run(["ps", "-o", "pid=,stat=", "-s", str(session)], capture_output=True, text=True, check=False)
+    return [line for line in listed.stdout.splitlines() if "Z" not in line]
+
+
+def test_every_group_is_proved():
+    """8 ranks: each group of each kind is proved on each member by each operation, and the status is 0."""
+    status, out, err = _run("-m", "rankmesh", "check", "megatron:world=8,tp=2,pp=2,ep=2,etp=1", "--json")
+    result = json.loads(out)
+    assert status == 0, err
+    assert result["ok"] is True
+    assert result["failures"] == []
+    kinds = {kind["name"]: kind for kind in result["kinds"]}
+    assert len(kinds) == 20
+    assert all(kind["proved"] == kind["groups"] and kind["ranks"] == kind["expected"] for kind in kinds.values())
+    assert kinds["tp"]["operations"] == ["all-reduce", "all-gather", "broadcast"]
+    assert kinds["pp"]["operations"][-1] == "send/recv"
+
+
+def test_the_table_says_so():
+    """4 ranks: the table names each kind, and its last line says that every group was proved."""
+    status, out, err = _run("-m", "rankmesh", "check", "tp=2,dp=*", "--world-size", "4")
+    assert status == 0, err
+    assert out.splitlines()[-1] == "every group was proved: 4 groups of 2 kinds on 4 ranks (gloo)"
+    assert [line.split()[0] for line in out.splitlines()[2:4]] == ["tp", "dp"]
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "words"),
+    [
+        ("killed", 5, "received no proof from rank 3: it was ended by SIGKILL"),
+        ("exits", 5, "received no proof from rank 3: it ended with status 7"),
+        ("raises", 4, "received a failure on rank 3: ProofError: received nothing, by sabotage"),
+    ],
+)
+def test_a_failing_rank_is_named(how, status, words):
+    """8 ranks: the rank that died or failed first is named, with a status of its own and no traceback."""
+    code, out, err = _run(SABOTAGE, how)
+    assert (code, words in err) == (status, True), err
+    assert "Traceback" not in err
+    assert "every group was proved" not in out
+
+
+def test_a_wrong_group_fails_its_proof():
+    """8 ranks whose tp and pp are swapped everywhere: the proof sees other members than the plan's."""
+    code, out, _ = _run(SABOTAGE, "swapped", "--json")
+    result = json.loads(out)
+    assert code == 4
+    assert result["ok"] is False
+    assert {failure["kind"] for failure in result["failures"]} <= {"ProofError", "stopped"}
+    assert any("members gave" in failure["message"] for failure in result["failures"])
+
+
+def test_a_world_too_large_for_one_machine_is_refused():
+    """16,384 ranks are not started here: the command says how to run inside a job."""
+    code, out, err = _run("-m", "rankmesh", "check", "llama3-405b")
+    assert (code, out) == (3, "")
+    assert "16384" in err
+    assert "torchrun" in err
