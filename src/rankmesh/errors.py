@@ -120,6 +120,6 @@ class UnknownGroup(PlanError, KeyError):
         super().__init__(f"received group {name!r}; {rule}{_suggestion(name, known)}", name=name, known=known)
 
 
-def _suggestion(name: str, known: tuple[str, ...]) -> str:
-    near = get_close_matches(name, known, n=1)
+def _suggestion(name: object, known: tuple[str, ...]) -> str:
+    near = get_close_matches(str(name), known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

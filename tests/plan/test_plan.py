@@ -3,6 +3,7 @@ import json
 import pickle
 from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from tests.plan.strategies import cases
@@ -243,6 +244,15 @@ def test_frozen_views_of_a_plan():
         (lambda: GroupSpec(""), PlanError, "received group name ''"),
         (lambda: GroupSpec(3), PlanError, "received group name 3"),
         (lambda: GroupSpec("dp", axes="dp-dp"), LayoutError, "'dp' is named twice"),
+        (lambda: GroupSpec("x", axes=5), LayoutError, "received axes 5; axes are names joined by hyphens"),
+        (lambda: GroupSpec("x", axes=["dp", 5]), LayoutError, "received axes .'dp', 5.; axes are names"),
+        (lambda: GroupSpec("x", view=5), PlanError, "received 5 as view; give the name of a view"),
+        (lambda: GroupSpec("x", pick=5), LayoutError, "received 5 from pick 5; a pick is a list of positions"),
+        (lambda: GroupSpec("x", pick=[True, False]), LayoutError, "received .True, False. from pick"),
+        (lambda: GroupSpec("x", levels=5, level=0), PlanError, "received levels 5 for group 'x'.*list them, such as"),
+        (lambda: GroupSpec("x", levels="22", level=0), PlanError, "received levels '22' for group 'x'"),
+        (lambda: GroupSpec("x", levels=(2, 2.5), level=0), LayoutError, "received 2.5 as size of a level"),
+        (lambda: GroupSpec("x", levels=(2, 2), level="0"), LayoutError, "received '0' as level"),
         (lambda: GroupSpec("dp", levels=(2, 2)), PlanError, "levels .2, 2. and level None"),
         (lambda: GroupSpec("dp", level=0), PlanError, "levels None and level 0"),
     ],
@@ -251,6 +261,16 @@ def test_bad_plans(make, error, words):
     """What cannot be a plan is refused where it is said, not at its first use."""
     with pytest.raises(error, match=words):
         make()
+
+
+def test_specs_are_normalised():
+    """Spellings of one spec are equal and plain data: numpy's integers, lists, and iterators that are read once."""
+    levels = GroupSpec("dp", levels=np.array([2, 2]), level=np.int64(1))
+    assert levels == GroupSpec("dp", levels=[2, 2], level=1)
+    assert Plan(Mesh(dp=4), [levels]).digest == Plan(Mesh(dp=4), [GroupSpec("dp", levels=[2, 2], level=1)]).digest
+    picked = GroupSpec("dp", pick=iter([0, -1]))
+    assert picked == GroupSpec("dp", pick=ends)
+    assert Plan(Mesh(dp=4), [picked]).groups("dp").tolist() == [[0, 3]]
 
 
 def test_picks_are_asked_by_position():

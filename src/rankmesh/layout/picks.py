@@ -22,6 +22,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 from rankmesh.errors import LayoutError
 
@@ -38,6 +39,11 @@ class Pick:
         object.__setattr__(self, "positions", _integers(self.positions, self.positions))
 
     @classmethod
+    def at(cls, positions: Iterable[int]) -> Pick:
+        """The pick of these positions, whatever the size of the groups."""
+        return cls(_integers(positions, positions))
+
+    @classmethod
     def of(cls, pick: PickLike, size: int) -> Pick:
         """A checked pick for groups of ``size`` ranks; a callable is asked with ``range(size)``."""
         if isinstance(pick, Pick):
@@ -45,7 +51,7 @@ class Pick:
         elif callable(pick):
             chosen = cls(_integers(pick(range(size)), pick))
         else:
-            chosen = cls(_integers(pick, pick))
+            chosen = cls.at(pick)
         chosen.positions_in(size)
         return chosen
 
@@ -70,7 +76,7 @@ PickLike = Pick | Callable[[Sequence[int]], Iterable[int]] | Iterable[int]
 
 def _integers(positions: object, pick: object) -> tuple[int, ...]:
     try:
-        numbers = tuple(operator.index(position) for position in positions)  # type: ignore[attr-defined]
+        numbers = tuple(_position(position) for position in positions)  # type: ignore[attr-defined]  # caught below
     except TypeError:
         raise LayoutError(
             f"received {positions!r} from pick {pick!r}; a pick is a list of positions, "
@@ -80,6 +86,12 @@ def _integers(positions: object, pick: object) -> tuple[int, ...]:
     if not numbers:
         raise LayoutError(f"received no position from pick {pick!r}; a pick chooses at least one", received=positions)
     return numbers
+
+
+def _position(position: SupportsIndex) -> int:
+    if isinstance(position, bool):  # a mask is no list of positions
+        raise TypeError
+    return operator.index(position)
 
 
 ends = Pick((0, -1))

@@ -11,12 +11,12 @@ GroupSpec("intra", axes="dp-cp", levels=(4, 2), level=0)   one level of a hierar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rankmesh.errors import PlanError
-from rankmesh.layout.axes import AxesLike, axis_names
+from rankmesh.layout.axes import AxesLike, axis_names, integer
 from rankmesh.layout.groups import Groups
 from rankmesh.layout.mesh import Mesh
 from rankmesh.layout.picks import Pick, PickLike
@@ -66,10 +66,10 @@ class GroupSpec:
         values = {
             "name": _name(name),
             "axes": axis_names(name if axes is None else axes),
-            "view": view,
-            "pick": pick,
-            "levels": None if levels is None else tuple(levels),
-            "level": level,
+            "view": _view(view),
+            "pick": pick if pick is None or isinstance(pick, Pick) or callable(pick) else Pick.at(pick),
+            "levels": None if levels is None else _levels(levels, name),
+            "level": None if level is None else integer(level, "level", least=0),
             "options": Options(**options),
         }
         for key, value in values.items():
@@ -164,6 +164,23 @@ def _name(name: object) -> str:
             received=name,
         )
     return name
+
+
+def _view(view: object) -> str | None:
+    if view is None or isinstance(view, str):
+        return view
+    raise PlanError(f"received {view!r} as view; give the name of a view, or None for the mesh itself", received=view)
+
+
+def _levels(levels: object, group: str) -> tuple[int, ...]:
+    if not isinstance(levels, Iterable) or isinstance(levels, str):
+        raise PlanError(
+            f"received levels {levels!r} for group {group!r}; levels are the sizes of a hierarchy, adjacent first; "
+            "list them, such as (4, 2)",
+            group=group,
+            received=levels,
+        )
+    return tuple(integer(size, "size of a level", least=1) for size in levels)
 
 
 def check_specs(specs: Sequence[GroupSpec]) -> tuple[GroupSpec, ...]:
