@@ -22,6 +22,9 @@ __all__ = ["DEFAULT_TIMEOUT", "connect"]
 
 DEFAULT_TIMEOUT = 300.0
 
+# How many meetings of one plan may have failed since it was connected.
+_REMEMBERED = 16
+
 
 def connect(plan: Plan, *, timeout: float | timedelta = DEFAULT_TIMEOUT) -> LiveGroups:
     """The live groups of this rank: a mapping by name and a context manager.
@@ -40,6 +43,7 @@ def connect(plan: Plan, *, timeout: float | timedelta = DEFAULT_TIMEOUT) -> Live
     phases = {"check": time.perf_counter() - started}
     inside = world.rank in plan.mesh
     generation = _agreed(plan, world, limit, phases) if inside else 0
+    _refuse_second(plan, world.rank, generation)
     live = LiveGroups(plan, world, generation, phases)
     try:
         live.create_all()
@@ -52,7 +56,7 @@ def connect(plan: Plan, *, timeout: float | timedelta = DEFAULT_TIMEOUT) -> Live
 
 def _agreed(plan: Plan, world: torch_private.World, timeout: timedelta, phases: dict[str, float]) -> int:
     if world.dry:
-        return _dry_generation(plan, world.rank)
+        return 0
     if world.store is None:
         raise ConnectError(
             f"received a world of backend {world.backend!r}, which keeps no store; the ranks agree through the store; "
@@ -66,15 +70,18 @@ def _agreed(plan: Plan, world: torch_private.World, timeout: timedelta, phases: 
     return generation
 
 
-def _dry_generation(plan: Plan, rank: int) -> int:
-    """In a dry run nobody counts meetings; the names in use say which generation is free."""
-    first = next(iter(plan.of(rank).values()), None)
-    generation = 0
-    while first is not None and torch_private.is_registered(
-        process_group_name(plan.digest, generation, first.name, first.group.array)
-    ):
-        generation += 1
-    return generation
+def _refuse_second(plan: Plan, rank: int, generation: int) -> None:
+    """A plan whose groups are still alive is not connected again: two owners would destroy one set of groups."""
+    own = next((group for group in plan.of(rank).values() if not group.options.lazy), None)
+    if own is None:
+        return
+    for earlier in range(max(0, generation - _REMEMBERED), generation + 1):
+        if torch_private.is_registered(process_group_name(plan.digest, earlier, own.name, own.group.array)):
+            raise ConnectError(
+                f"received a plan that is connected already (generation {earlier}); its groups have one owner; use "
+                "them, or close() them first, or give the second plan a name of its own: Plan(..., name='second')",
+                generation=earlier,
+            )
 
 
 def _version() -> str:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from rankmesh.errors import ConnectError, RankmeshError
+from rankmesh.errors import ConnectError, NotAMember, RankmeshError
 from rankmesh.groups import torch_private
 from rankmesh.groups.handles import LiveGroup
 from rankmesh.groups.naming import process_group_name
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["LiveGroups"]
+
+_Default = TypeVar("_Default")
+_NO_DEFAULT = object()
 
 
 class LiveGroups(Mapping[str, LiveGroup]):
@@ -70,6 +73,23 @@ class LiveGroups(Mapping[str, LiveGroup]):
         if name not in self._handles:
             self._own[name]  # raises NotAMember or UnknownGroup, with the members
         return self._handles[name]
+
+    @overload
+    def get(self, name: str, /) -> LiveGroup: ...
+    @overload
+    def get(self, name: str, /, default: _Default) -> LiveGroup | _Default: ...
+    def get(self, name: str, /, default: object = _NO_DEFAULT) -> object:
+        """The group of one kind, or ``default`` where this rank is in none of that kind.
+
+        Without a default that is ``NotAMember``, as for ``[name]``; a name that the plan does not have is refused
+        either way.
+        """
+        try:
+            return self[name]
+        except NotAMember:
+            if default is _NO_DEFAULT:
+                raise
+            return default
 
     def __contains__(self, name: object) -> bool:
         return name in self._handles
