@@ -266,6 +266,7 @@ def test_a_pick_is_checked_when_it_is_made(positions):
         {"views": {"expert": {"axes": [["ep", 3]]}}},
         {"parts": {"cp": ["inner"]}},
         {"parts": {"tp": ["dp"]}},
+        {"parts": {"cp": []}},
         {"rank_map": [0, 0]},
         {"offset": -1},
     ],

@@ -113,6 +113,36 @@ def test_views_with_equal_contents_in_any_order_are_one_mesh():
     assert hash(one) == hash(other)
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [{"a": ["a"]}, {"a": ["b"], "b": ["a"]}, {"a": ["tp", "b"], "b": ["c"], "c": ["b"]}],
+)
+def test_parts_that_lead_in_a_circle_are_refused(parts):
+    """Saved sub-axes end at axes of the mesh or of the view; a circle is refused with its names."""
+    data = Mesh(tp=2, dp=4).with_view("expert", ep=8).to_dict()
+    with pytest.raises(LayoutError, match="lead in a circle") as caught:
+        Mesh.from_dict({**data, "parts": parts})
+    assert set(caught.value.axes) <= set(parts)
+    with pytest.raises(LayoutError, match="lead in a circle"):
+        Mesh.from_dict({**data, "views": {"expert": {"axes": [["tp", 8]], "parts": parts}}})
+
+
+def test_parts_of_parts_are_read_in_any_order():
+    """An axis split twice is read back, whichever split is listed first."""
+    mesh = Mesh(cp=8).split("cp", inner=2, outer=4).split("outer", middle=2, top=2)
+    data = mesh.to_dict()
+    for parts in (data["parts"], dict(reversed(data["parts"].items()))):
+        assert Mesh.from_dict({**data, "parts": parts}) == mesh
+
+
+def test_a_saved_view_has_the_span_of_its_mesh():
+    """A view lies on the ranks of its mesh, whatever else its data says."""
+    mesh = Mesh(tp=2, dp=4, offset=8).with_view("expert", ep=8)
+    data = mesh.to_dict()
+    data["views"]["expert"] |= {"offset": 0, "rank_map": list(range(7, -1, -1)), "views": {"x": {"axes": [["y", 8]]}}}
+    assert Mesh.from_dict(data) == mesh
+
+
 @given(viewed())
 def test_a_view_of_another_size_is_refused(pair):
     """A view must cover exactly the ranks of the mesh."""

@@ -312,7 +312,9 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         """The mesh of ``to_dict``; sizes, map and parts are checked as in the constructor."""
         mesh = cls(offset=data["offset"], rank_map=data.get("rank_map"), **_unique(data["axes"]))
         views = {
-            axis_name(name): cls.from_dict({"offset": mesh.offset, "rank_map": data.get("rank_map"), **view})
+            axis_name(name): cls.from_dict(
+                {"axes": view["axes"], "parts": view.get("parts", {}), "offset": mesh.offset, "rank_map": mesh.rank_map}
+            )
             for name, view in data.get("views", {}).items()
         }
         for name, view in views.items():
@@ -323,8 +325,9 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         split = {axis_name(name): axis_names(leaves) for name, leaves in parts.items()}
         known = {*self._sizes, *split}
         for name, leaves in split.items():
-            if name in self._sizes or not known.issuperset(leaves):
+            if not leaves or name in self._sizes or not known.issuperset(leaves):
                 raise LayoutError(f"received parts {leaves} of axis {name!r}; they must be axes of the mesh", axis=name)
+        _check_acyclic(split)
         return split
 
     @property
@@ -389,6 +392,21 @@ def _unique(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     listed = [(axis_name(name), size) for name, size in pairs]
     axis_names([name for name, _ in listed])
     return dict(listed)
+
+
+def _check_acyclic(parts: Mapping[str, tuple[str, ...]]) -> None:
+    open_axes = dict(parts)
+    while open_axes:
+        done = [name for name, leaves in open_axes.items() if open_axes.keys().isdisjoint(leaves)]
+        if not done:
+            raise LayoutError(
+                f"received parts {parts!r}, in which {', '.join(open_axes)} lead in a circle; parts end at axes of the "
+                "mesh; list each split axis with the sub-axes that replace it",
+                axes=tuple(open_axes),
+                parts=dict(parts),
+            )
+        for name in done:
+            del open_axes[name]
 
 
 def _of_span(name: str, sizes: Mapping[str, int], total: int) -> dict[str, int]:
