@@ -112,6 +112,7 @@ def create(
 
     ``rank`` is this process's position in ``ranks``; ``options`` are NCCL's.
     """
+    check_backend(backend)
     known = c10d.Backend(backend)
     kinds = set(c10d.BackendConfig(known).get_device_backend_map().values())
     if kinds == {"gloo"}:
@@ -134,6 +135,33 @@ def create(
         )
     c10d._world.pg_group_ranks[pg] = {member: position for position, member in enumerate(ranks)}
     return pg  # type: ignore[no-any-return]
+
+
+def check_backend(backend: str) -> None:
+    """Refuse a backend that this torch does not know, or was built without (``PlanError``, ``ConnectError``)."""
+    for part in backend.split(","):
+        name = part.rpartition(":")[2].lower()
+        known = [word for word in dist.Backend.backend_list if word != dist.Backend.UNDEFINED]
+        if name not in known and name != "fake":
+            raise PlanError(
+                f"received backend {backend!r}; this torch knows {', '.join(known)}; use one of them, or a pair such "
+                "as 'cpu:gloo,cuda:nccl'",
+                backend=backend,
+            )
+        if not _BUILT.get(name, dist.is_available)():
+            raise ConnectError(
+                f"received backend {backend!r}; this torch was built without {name}; use another backend, or install "
+                "a torch that has it",
+                backend=backend,
+            )
+
+
+_BUILT = {
+    "gloo": dist.is_gloo_available,
+    "nccl": dist.is_nccl_available,
+    "mpi": dist.is_mpi_available,
+    "ucc": dist.is_ucc_available,
+}
 
 
 def _gloo(ranks: Sequence[int], rank: int, name: str, timeout: timedelta, store: Any, backend: Any) -> tuple[Any, Any]:
@@ -235,6 +263,7 @@ def nccl_options(wanted: Options, backend: str) -> Any:
             "remove them, or give the group backend='nccl'",
             backend=backend,
         )
+    check_backend(backend)
     options = c10d.ProcessGroupNCCL.Options(is_high_priority_stream=bool(wanted.high_priority))
     if wanted.sharp is not None:
         asked["collnet_enable"] = int(wanted.sharp)
