@@ -128,7 +128,9 @@ def test_equal_contents_have_equal_digests():
     nccl = [GroupSpec("dp", nccl=config) for config in ({"a": 1, "b": 2}, {"b": 2, "a": 1})]
     forward = mesh.with_view("a", x=2, y=4).with_view("b", z=8)
     backward = mesh.with_view("b", z=8).with_view("a", x=2, y=4)
+    ones = [Plan(mesh, [GroupSpec("dp", nccl={"blocking": one})]) for one in (1, True, 1.0)]
     same = [
+        *combinations(ones, 2),
         (Plan(mesh, [GroupSpec("dp", timeout=5)]), Plan(mesh, [plain], options=inherited)),
         (
             Plan(mesh, [GroupSpec("dp", pick=[0, 3])]),

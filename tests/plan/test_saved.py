@@ -136,6 +136,7 @@ def test_any_damage_is_a_plan_or_an_error_of_ours(path, value):
         ({"nccl": {"max_ctas": None}}, "received {'max_ctas': None} as nccl"),
         ({"nccl": {8: 8}}, "received {8: 8} as nccl"),
         ({"nccl": {"x": float("nan")}}, "received {'x': nan} as nccl"),
+        ({"nccl": {"x": float("inf")}}, "received {'x': inf} as nccl"),
     ],
 )
 def test_options(options, words):

@@ -12,8 +12,9 @@ Options(backend='gloo', timeout=1800.0)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import timedelta
+from math import isfinite
 from typing import Any
 
 from rankmesh.errors import PlanError
@@ -42,7 +43,7 @@ class Options:
 
     backend: str | None = None
     timeout: float | None = None
-    nccl: tuple[tuple[str, NcclValue], ...] | None = field(default=None)
+    nccl: tuple[tuple[str, NcclValue], ...] | None = None
     high_priority: bool | None = None
     sharp: bool | None = None
     share: bool | None = None
@@ -63,13 +64,7 @@ class Options:
 
     def over(self, inherited: Options) -> Options:
         """These options, with what they leave open taken from ``inherited``."""
-        return Options(
-            **{
-                item.name: value if value is not None else getattr(inherited, item.name)
-                for item in fields(self)
-                for value in (getattr(self, item.name),)
-            }
-        )
+        return Options(**{**inherited._set(), **self._set()})
 
     def to_dict(self) -> dict[str, Any]:
         """The options that are set, as plain data."""
@@ -120,14 +115,25 @@ def _config(name: str, value: object) -> tuple[tuple[str, NcclValue], ...] | Non
     except (TypeError, ValueError):
         config = {None: None}
     for key, setting in config.items():
-        if not isinstance(key, str) or not isinstance(setting, bool | int | float | str) or setting != setting:
+        if not isinstance(key, str) or not _is_setting(setting):
             raise PlanError(
                 f"received {value!r} as {name}; it must map names of NCCL options to numbers or words, "
                 "such as {'max_ctas': 8}",
                 option=name,
                 received=value,
             )
-    return tuple(sorted(config.items()))
+    return tuple(sorted((key, _plain(setting)) for key, setting in config.items()))
+
+
+def _is_setting(setting: object) -> bool:
+    return isfinite(setting) if isinstance(setting, float) else isinstance(setting, int | str)
+
+
+def _plain(setting: NcclValue) -> NcclValue:
+    """One spelling for settings that are equal: 1, 1.0 and True are all 1, as NCCL's fields are integers."""
+    if isinstance(setting, int) or (isinstance(setting, float) and setting.is_integer()):
+        return int(setting)
+    return setting
 
 
 _CHECKS: Mapping[str, Any] = {
