@@ -197,10 +197,11 @@ def test_ends_of_one_rank_is_that_rank():
 def test_a_rank_that_the_pick_leaves_out_is_told_so():
     """Asking for the group of a rank that was not picked raises NotAMember with the position and the pick."""
     groups = Mesh(tp=2, pp=4).groups("pp").pick(ends)
-    with pytest.raises(NotAMember, match="received rank 2") as caught:
-        groups.of(2)
-    assert (caught.value.rank, caught.value.position, caught.value.picked) == (2, 1, (0, 3))
-    assert isinstance(caught.value, LookupError)
+    for ask in (groups.of, groups.position_of):
+        with pytest.raises(NotAMember, match="received rank 2") as caught:
+            ask(2)
+        assert (caught.value.rank, caught.value.position, caught.value.picked) == (2, 1, (0, 3))
+        assert isinstance(caught.value, LookupError)
 
 
 @pytest.mark.parametrize("narrow", [lambda groups: groups.pick(ends), lambda groups: groups.level_of((2, 2), 0)])

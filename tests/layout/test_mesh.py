@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.layout import brute
 from tests.layout.strategies import meshes, sizes
 
-from rankmesh import LayoutError, Mesh
+from rankmesh import Job, LayoutError, Mesh
 
 
 @given(meshes())
@@ -75,6 +75,20 @@ def test_reorder_permutes_strides_never_sizes(mesh, data):
     assert list(other.axes) == order
     assert other.span == mesh.span
     assert other == Mesh(offset=mesh.offset, rank_map=mesh.rank_map, **{name: mesh.axes[name] for name in order})
+
+
+def test_reorder_takes_a_split_axis_for_its_sub_axes():
+    """A split axis may be named in an order too: its sub-axes move together, the first adjacent."""
+    mesh = Mesh(tp=2, cp=8).split("cp", inner=2, outer=4)
+    assert mesh.reorder("cp-tp") == mesh.reorder("inner-outer-tp")
+    assert mesh.reorder("cp-tp").strides == {"inner": 1, "outer": 2, "tp": 8}
+
+
+def test_an_axis_may_be_called_self():
+    """No axis name collides with what Python passes by itself."""
+    mesh = Mesh.parse("self=2,cls=3")
+    assert mesh.rank(**mesh.coordinate(5)) == 5
+    assert list(Job(world_size=6, self=mesh)) == ["self"]
 
 
 def test_reorder_refuses_to_lose_an_axis():

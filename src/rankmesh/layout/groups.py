@@ -246,7 +246,14 @@ class Groups(Sequence[Group]):
     def of(self, rank: int) -> Group:
         """The group of one rank, without listing the others; ``NotAMember`` if a pick leaves the rank out."""
         base, piece, position = self._locate(rank)
-        if self.picked is not None and position not in self.picked:
+        self._member_number(rank, position)
+        return self._group(base, piece)
+
+    def _member_number(self, rank: int, position: int) -> int:
+        """Where the rank at a position is among the members: that position, or its place in the pick."""
+        if self.picked is None:
+            return position
+        if position not in self.picked:
             raise NotAMember(
                 f"received rank {rank}; it is at position {position} of its group along {'-'.join(self.axes)}, and "
                 f"the pick keeps positions {', '.join(map(str, self.picked))}; ask for a rank at one of them",
@@ -254,7 +261,7 @@ class Groups(Sequence[Group]):
                 position=position,
                 picked=self.picked,
             )
-        return self._group(base, piece)
+        return self.picked.index(position)
 
     def has(self, rank: int) -> bool:
         """Whether the rank is in a group of this kind; O(axes)."""
@@ -268,9 +275,8 @@ class Groups(Sequence[Group]):
         return self.bases.position(self.bases.digits(number)) * self._pieces + self._locate(rank)[1]
 
     def position_of(self, rank: int) -> int:
-        """The position of a rank inside its group, which is its rank in the live group."""
-        position = self._locate(rank)[2]
-        return position if self.picked is None else self.picked.index(position)
+        """The position of a rank inside its group, which is its rank in the live group; ``NotAMember`` as in ``of``."""
+        return self._member_number(rank, self._locate(rank)[2])
 
     def coordinate_of(self, rank: int) -> dict[str, int]:
         """The coordinate that all members of this rank's group agree on."""

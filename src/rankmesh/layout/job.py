@@ -34,7 +34,7 @@ class Job(Mapping[str, Mesh]):
 
     __slots__ = ("_meshes", "_partial", "_world_size")
 
-    def __init__(self, *, world_size: int, partial: bool = False, **meshes: Mesh) -> None:
+    def __init__(self, /, *, world_size: int, partial: bool = False, **meshes: Mesh) -> None:
         self._world_size = integer(world_size, "world_size", least=1)
         self._partial = bool(partial)
         self._meshes = {axis_name(name): _mesh(name, mesh) for name, mesh in meshes.items()}

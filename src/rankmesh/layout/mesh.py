@@ -61,7 +61,7 @@ class Mesh:
     _span: Span
     _views: dict[str, Mesh]
 
-    def __init__(self, *, offset: int = 0, rank_map: Iterable[int] | None = None, **sizes: int) -> None:
+    def __init__(self, /, *, offset: int = 0, rank_map: Iterable[int] | None = None, **sizes: int) -> None:
         checked = {axis_name(name): axis_size(name, size) for name, size in sizes.items()}
         if not checked:
             raise LayoutError("received no axes; a mesh has at least one, such as Mesh(dp=8)")
@@ -172,7 +172,7 @@ class Mesh:
         mesh = self.view(view)
         return dict(zip(mesh._sizes, mesh._pattern.digits(self._span.position(rank)), strict=True))
 
-    def rank(self, *, view: str | None = None, **coordinate: int) -> int:
+    def rank(self, /, *, view: str | None = None, **coordinate: int) -> int:
         """The global rank at a coordinate; axes of size 1 may be left out.
 
         >>> Mesh(tp=2, dp=2, offset=4).rank(tp=0, dp=1)
@@ -274,12 +274,12 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
     def reorder(self, order: AxesLike) -> Mesh:
         """The same axes and sizes in another rank order; axes of size 1 may be left out. Views do not carry over.
 
+        A split axis stands for its sub-axes, the first adjacent.
+
         >>> Mesh(tp=2, dp=4, pp=2).reorder("tp-pp-dp").strides
         {'tp': 1, 'pp': 2, 'dp': 4}
         """
-        names = axis_names(order)
-        for name in names:
-            find(name, self._sizes)
+        names = self._leaves(axis_names(order))
         left = [name for name in self._sizes if name not in names]
         missing = [name for name in left if self._sizes[name] > 1]
         if missing:

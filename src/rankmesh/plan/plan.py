@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from rankmesh.errors import PlanError
+from rankmesh.errors import PlanError, UnknownGroup
 from rankmesh.layout.axes import integer
 from rankmesh.layout.groups import Groups
 from rankmesh.layout.job import Job
@@ -118,8 +118,6 @@ class Plan:
 
     def groups(self, name: str) -> Groups:
         """All groups of one kind: a sequence of groups; ``array`` is the whole world."""
-        from rankmesh.errors import UnknownGroup
-
         if name not in self._kinds:
             raise UnknownGroup(name, self._kinds)
         return self._kinds[name]
