@@ -232,6 +232,17 @@ def test_frozen_views_of_a_plan():
     ("make", "error", "words"),
     [
         (lambda: Plan("tp=2", []), PlanError, "received 'tp=2' as mesh of a plan"),
+        (
+            lambda: Plan(Mesh(dp=2), GroupSpec("dp")),
+            PlanError,
+            "received GroupSpec.'dp'. as the groups of a plan; list",
+        ),
+        (lambda: Plan(Mesh(dp=2), [], options={"timeout": 5}), PlanError, "received {'timeout': 5} as options; give"),
+        (
+            lambda: Plan(Mesh(dp=2).with_view("x", ep=2), [], view_options={"x": 5}),
+            PlanError,
+            "received 5 as options of view 'x'",
+        ),
         (lambda: Plan(Mesh(dp=2), ["dp"]), PlanError, "received 'dp' as a group"),
         (lambda: Plan(Mesh(dp=2), [GroupSpec("dp")] * 2), PlanError, "two groups named 'dp'"),
         (lambda: Plan(Mesh(dp=2), [], world_size=1), PlanError, "ranks 0 to 1 for a world of 1"),

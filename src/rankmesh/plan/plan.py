@@ -60,14 +60,17 @@ class Plan:
     ) -> None:
         if not isinstance(mesh, Mesh):
             raise PlanError(f"received {mesh!r} as mesh of a plan; give a Mesh, such as Mesh(tp=2, dp=4)")
-        base, by_view = options or Options(), dict(view_options or {})
+        base = _options(options, "options")
+        by_view = {
+            view: _options(of_view, f"options of view {view!r}") for view, of_view in (view_options or {}).items()
+        }
         for view in by_view:
             mesh.view(view)
         self._mesh = mesh
         self._name = _plan_name(name)
         self._world_size = None if world_size is None else _world(world_size, mesh)
         self._specs = tuple(
-            spec.on(mesh, by_view.get(spec.view or "", Options()).over(base)) for spec in check_specs(tuple(specs))
+            spec.on(mesh, by_view.get(spec.view or "", Options()).over(base)) for spec in check_specs(specs)
         )
         self._kinds  # noqa: B018  - a spec that does not fit the mesh is refused here, not at its first use
 
@@ -172,6 +175,12 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"Plan({self._mesh!r}, {len(self._specs)} kinds: {' '.join(self._kinds)})"
+
+
+def _options(options: Options | None, what: str) -> Options:
+    if options is None or isinstance(options, Options):
+        return options or Options()
+    raise PlanError(f"received {options!r} as {what}; give Options, such as Options(timeout=600)", received=options)
 
 
 def _plan_name(name: object) -> str:

@@ -183,15 +183,18 @@ def _levels(levels: object, group: str) -> tuple[int, ...]:
     return tuple(integer(size, "size of a level", least=1) for size in levels)
 
 
-def check_specs(specs: Sequence[GroupSpec]) -> tuple[GroupSpec, ...]:
+def check_specs(specs: Iterable[GroupSpec]) -> tuple[GroupSpec, ...]:
     """The specs as a tuple: every one a GroupSpec with a name of its own."""
-    names = [_checked(spec).name for spec in specs]
+    if not isinstance(specs, Iterable):
+        raise PlanError(f"received {specs!r} as the groups of a plan; list them: [GroupSpec('tp')]", received=specs)
+    checked = tuple(_checked(spec) for spec in specs)
+    names = [spec.name for spec in checked]
     for name in names:
         if names.count(name) > 1:
             raise PlanError(
                 f"received two groups named {name!r}; each group has a name of its own; rename one", group=name
             )
-    return tuple(specs)
+    return checked
 
 
 def _checked(spec: object) -> GroupSpec:
