@@ -33,7 +33,7 @@ def integer(value: object, what: str, *, least: int) -> int:
     if isinstance(value, bool):
         raise LayoutError(rule, received=value, what=what, least=least)
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)  # type: ignore[arg-type]  # TypeError is caught
     except TypeError:
         raise LayoutError(rule, received=value, what=what, least=least) from None
     if number < least:

@@ -241,7 +241,8 @@ class Groups(Sequence[Group]):
 
     def tolist(self) -> list[list[int]]:
         """All groups as lists of ints."""
-        return self.array.tolist()  # type: ignore[no-any-return]
+        ranks: list[list[int]] = self.array.tolist()
+        return ranks
 
     def of(self, rank: int) -> Group:
         """The group of one rank, without listing the others; ``NotAMember`` if a pick leaves the rank out."""

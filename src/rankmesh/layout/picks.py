@@ -76,7 +76,7 @@ PickLike = Pick | Callable[[Sequence[int]], Iterable[int]] | Iterable[int]
 
 def _integers(positions: object, pick: object) -> tuple[int, ...]:
     try:
-        numbers = tuple(_position(position) for position in positions)  # type: ignore[attr-defined]  # caught below
+        numbers = tuple(_position(position) for position in positions)  # type: ignore[attr-defined]  # TypeError is caught
     except TypeError:
         raise LayoutError(
             f"received {positions!r} from pick {pick!r}; a pick is a list of positions, "

@@ -62,7 +62,7 @@ class Span:
 
     def __contains__(self, rank: object) -> bool:
         try:
-            return self.offset <= operator.index(rank) < self.stop  # type: ignore[arg-type]
+            return self.offset <= operator.index(rank) < self.stop  # type: ignore[arg-type]  # TypeError is caught
         except TypeError:
             return False
 

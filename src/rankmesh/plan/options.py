@@ -111,7 +111,7 @@ def _config(name: str, value: object) -> tuple[tuple[str, NcclValue], ...] | Non
     if value is None:
         return None
     try:
-        config = dict(value)  # type: ignore[call-overload]
+        config = dict(value)  # type: ignore[call-overload]  # TypeError is caught
     except (TypeError, ValueError):
         config = {None: None}
     for key, setting in config.items():

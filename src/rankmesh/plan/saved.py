@@ -84,4 +84,5 @@ def _document(text: str) -> Mapping[str, Any]:
             schema=schema,
             newest=SCHEMA,
         )
-    return data  # type: ignore[no-any-return]
+    document: Mapping[str, Any] = data
+    return document
