@@ -9,9 +9,10 @@ rank 1  ── record, count 2 ──────────────┤ wai
 rank 2  ── record, count 3 = all ── verdict
 ```
 
-That is a fixed number of store operations a rank. Only when every rank of the world has arrived and some claim is
-short of ranks does the last one read the records and tell every waiting rank who differs, and in which fields. A rank
-that waits in vain until the timeout says who is missing. What is read from the store is JSON of bounded size.
+That is a fixed number of store operations a rank. Only when as many ranks wait as the plan covers, or as the world has,
+and no meeting is complete does the last one read the records. A meeting that waits for a rank which itself waits in
+vain elsewhere is closed: its ranks learn who differs, and in which fields. A rank that waits in vain until the timeout
+says who is missing. What is read from the store is JSON of bounded size.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -31,16 +33,27 @@ __all__ = ["Claim", "Store", "agree"]
 
 _LARGEST = 16 * 2**20
 _SHOWN = 8
+# How long a rank waits for what another one is about to write.
+_PATIENCE = timedelta(seconds=5)
 
 
 class Store(Protocol):
     """What agreement needs of a torch store."""
 
-    def set(self, key: str, value: str, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def add(self, key: str, amount: int, /) -> int: ...
-    def check(self, keys: list[str], /) -> bool: ...
-    def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
+    def set(self, key: str, value: str, /) -> None:
+        """Write a value."""
+
+    def get(self, key: str, /) -> bytes:
+        """Read a value that is there."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a counter; its new value."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all keys are there."""
+
+    def wait(self, keys: list[str], timeout: timedelta, /) -> None:
+        """Wait until all keys are there; raise when they are not within the timeout."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +103,23 @@ def _meet(board: _Board, claim: Claim, timeout: timedelta) -> int:
     arrived = board.count(f"{meeting}/arrived", 1)
     if arrived == 1:
         board.write(f"{digest}/fields", claim.document)
-    total = board.count("arrivals", 1)
-    complete = arrived == claim.span.size
-    if complete:
-        board.close(meeting, digest, {"go": True})
-    if total % claim.world_size == 0:
-        met = board.count("met", claim.span.size if complete else 0)
-        if met < total:
-            _judge(board, claim.world_size)
-    elif complete:
-        board.count("met", claim.span.size)
-    verdict = _verdict(board, claim, meeting, digest, timeout)
-    if not verdict.get("go"):
+    here, everywhere = _waiting(board, claim, 1)
+    if arrived == claim.span.size:
+        # First the numbers, then the verdict: a rank that goes on is no longer counted as waiting.
+        _waiting(board, claim, -claim.span.size)
+        board.close(meeting, {"go": True})
+    elif here >= claim.span.size or everywhere >= claim.world_size:
+        _judge(board, range(claim.world_size))
+    try:
+        verdict = _verdict(board, claim, meeting, timeout)
+    except BaseException:
+        # Whatever ends the wait, this rank no longer takes part.
+        with suppress(RuntimeError):
+            board.withdraw(meeting)
+            _waiting(board, claim, -1)
+        raise
+    if not verdict["go"]:
+        _waiting(board, claim, -1)
         raise AgreementError(
             f"rank {claim.rank}: {verdict['message']}",
             rank=claim.rank,
@@ -112,12 +130,24 @@ def _meet(board: _Board, claim: Claim, timeout: timedelta) -> int:
     return generation
 
 
-def _verdict(board: _Board, claim: Claim, meeting: str, digest: str, timeout: timedelta) -> dict[str, Any]:
-    if not board.wait(f"{meeting}/verdict", timeout):
-        board.close(meeting, digest, _missing(board, claim, meeting, timeout))
-        # Another rank may have closed the meeting in the meantime: what is written counts for all.
-        board.wait(f"{meeting}/verdict", timedelta(seconds=5))
-    return board.read(f"{meeting}/verdict")
+def _waiting(board: _Board, claim: Claim, amount: int) -> tuple[int, int]:
+    """How many ranks wait now: for a plan over the same ranks, and in the whole world."""
+    span = f"waiting/{claim.span.offset}-{claim.span.stop}"
+    return board.count(span, amount), board.count("waiting", amount)
+
+
+def _verdict(board: _Board, claim: Claim, meeting: str, timeout: timedelta) -> dict[str, Any]:
+    key = f"{meeting}/verdict"
+    if not board.wait(key, timeout) and board.closes(meeting):
+        board.decide(meeting, _missing(board, claim, meeting, timeout))
+    # Another rank may have closed the meeting in the meantime: what is written counts for all.
+    if not board.wait(key, _PATIENCE):
+        raise AgreementError(
+            f"rank {claim.rank}: waited {timeout.total_seconds():g} s for the other ranks, and the rank that was to "
+            "say who is missing is gone too; look at the logs of all ranks for the one that failed first",
+            rank=claim.rank,
+        )
+    return _checked(board.read(key), key, go=bool)
 
 
 class _Board:
@@ -142,12 +172,14 @@ class _Board:
     def read(self, key: str) -> dict[str, Any]:
         text = self._store.get(self._key(key))
         if len(text) > _LARGEST:
-            raise AgreementError(
-                f"received {len(text)} bytes under {key!r}; at most {_LARGEST} are read from the store; "
-                "another program writes under rankmesh's keys; give the job a store of its own"
-            )
-        data = json.loads(text)
-        return data if isinstance(data, dict) else {}
+            raise _foreign(key, f"{len(text)} bytes; at most {_LARGEST} are read from the store")
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError):
+            data = None
+        if not isinstance(data, dict):
+            raise _foreign(key, f"{text[:60]!r}, which is no JSON object")
+        return data
 
     def wait(self, key: str, timeout: timedelta) -> bool:
         try:
@@ -159,32 +191,104 @@ class _Board:
         return True
 
     def record(self, claim: Claim, meeting: str) -> None:
-        self.write(f"record/{claim.rank}", json.dumps({"claim": claim.digest, "meeting": meeting}))
+        span = [claim.span.offset, claim.span.stop]
+        self.write(f"record/{claim.rank}", json.dumps({"meeting": meeting, "span": span}))
 
     def records(self, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
-        return {rank: self.read(f"record/{rank}") for rank in ranks if self.has(f"record/{rank}")}
+        keys = {rank: f"record/{rank}" for rank in ranks}
+        return {
+            rank: _checked(self.read(key), key, meeting=str, span=list) for rank, key in keys.items() if self.has(key)
+        }
 
-    def close(self, meeting: str, digest: str, verdict: Mapping[str, Any]) -> None:
-        """Give the verdict of a meeting, unless it has one; later arrivals find the next generation."""
-        if self.count(f"{meeting}/closed", 1) == 1:
-            self.count(f"{digest}/generation", 1)
-            self.write(f"{meeting}/verdict", json.dumps(verdict))
+    def fields(self, meeting: str) -> dict[str, Any]:
+        """The claim of a meeting; empty when the rank that was to write it is gone."""
+        key = f"{meeting.split('/')[0]}/fields"
+        return self.read(key) if self.wait(key, _PATIENCE) else {}
+
+    def close(self, meeting: str, verdict: Mapping[str, Any]) -> None:
+        """Give the verdict of a meeting, unless it has one."""
+        if self.closes(meeting):
+            self.decide(meeting, verdict)
+
+    def closes(self, meeting: str) -> bool:
+        """Whether it is for this rank to give the verdict: one rank is told so, once."""
+        return self.count(f"{meeting}/closed", 1) == 1
+
+    def decide(self, meeting: str, verdict: Mapping[str, Any]) -> None:
+        """Later arrivals find the next generation; those that wait find the verdict."""
+        self.count(f"{meeting.split('/')[0]}/generation", 1)
+        self.write(f"{meeting}/verdict", json.dumps(verdict))
+
+    def withdraw(self, meeting: str) -> None:
+        self.count(f"{meeting}/arrived", -1)
 
 
-def _judge(board: _Board, world_size: int) -> None:
-    """Every rank of the world has arrived: meetings that still wait can only be short because ranks differ."""
-    records = board.records(range(world_size))
-    waiting: dict[str, list[int]] = {}
-    for rank, record in records.items():
-        if not board.has(f"{record['meeting']}/verdict"):
-            waiting.setdefault(record["meeting"], []).append(rank)
-    if len(waiting) < 2 and len(records) < world_size:
-        return
-    documents = {meeting: board.read(f"{meeting.split('/')[0]}/fields") for meeting in waiting}
-    verdict = _difference(waiting, documents)
-    for meeting in waiting:
-        board.close(meeting, meeting.split("/")[0], verdict)
-    board.count("met", sum(map(len, waiting.values())))
+def _checked(data: dict[str, Any], key: str, **kinds: type) -> dict[str, Any]:
+    for name, kind in kinds.items():
+        if not isinstance(data.get(name), kind):
+            raise _foreign(key, f"an object whose {name!r} is {data.get(name)!r}")
+    return data
+
+
+def _foreign(key: str, what: str) -> AgreementError:
+    return AgreementError(
+        f"received under {key!r} {what}; another program writes under rankmesh's keys; give the job a store of its own",
+        key=key,
+    )
+
+
+@dataclass
+class _Meeting:
+    """A meeting that has no verdict: the ranks that its plan covers, and those that wait there."""
+
+    name: str
+    span: range
+    here: list[int]
+
+
+def _open_meetings(board: _Board, ranks: Iterable[int]) -> dict[str, _Meeting]:
+    meetings: dict[str, _Meeting] = {}
+    done = set()
+    for rank, record in board.records(ranks).items():
+        name = record["meeting"]
+        if name not in meetings and (name in done or board.has(f"{name}/verdict")):
+            done.add(name)
+            continue
+        meetings.setdefault(name, _Meeting(name, range(*record["span"]), [])).here.append(rank)
+    return meetings
+
+
+def _in_vain(meetings: Mapping[str, _Meeting]) -> list[_Meeting]:
+    """The meetings that cannot become complete: each waits for a rank that waits at another one of them.
+
+    A rank that waits nowhere may still come; one that waits at a meeting that can become complete may come then.
+    """
+    place = {rank: meeting.name for meeting in meetings.values() for rank in meeting.here}
+    vain = dict(meetings)
+    while True:
+        hopeful = [name for name in vain if not any(place.get(rank) in vain for rank in _absent(vain[name]))]
+        if not hopeful:
+            return list(vain.values())
+        for name in hopeful:
+            del vain[name]
+
+
+def _absent(meeting: _Meeting) -> list[int]:
+    here = set(meeting.here)
+    return [rank for rank in meeting.span if rank not in here]
+
+
+def _judge(board: _Board, ranks: Iterable[int]) -> None:
+    """Close the meetings that wait in vain; each learns who differs among the ranks that it waits for."""
+    vain = _in_vain(_open_meetings(board, ranks))
+    for meeting in vain:
+        rivals = [other for other in vain if any(rank in meeting.span for rank in other.here)]
+        board.close(meeting.name, _difference_of(board, rivals))
+
+
+def _difference_of(board: _Board, meetings: Iterable[_Meeting]) -> dict[str, Any]:
+    waiting = {meeting.name: meeting.here for meeting in meetings}
+    return _difference(waiting, {name: board.fields(name) for name in waiting})
 
 
 def _difference(waiting: Mapping[str, list[int]], documents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -199,8 +303,6 @@ def _difference(waiting: Mapping[str, list[int]], documents: Mapping[str, dict[s
         fields += [field for field, _, _ in changes if field not in fields]
         shown = "; ".join(f"{field} is {theirs}, not {ours}" for field, ours, theirs in changes[:_SHOWN])
         lines.append(f"{_ranks(ranks)}: {shown or 'covers other ranks'}")
-    if not lines:
-        lines.append(f"the plan of {_ranks(waiting[majority])} covers ranks that hold none")
     return {
         "go": False,
         "ranks": sorted(odd),
@@ -237,7 +339,7 @@ def _mapping(value: object) -> dict[str, Any] | None:
     if all(isinstance(item, dict) and "name" in item for item in value):
         return {item["name"]: item for item in value}
     if all(isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) for item in value):
-        return {name: content for name, content in value}
+        return dict(value)
     return None
 
 
@@ -247,19 +349,14 @@ def _short(value: object) -> str:
 
 
 def _missing(board: _Board, claim: Claim, meeting: str, timeout: timedelta) -> dict[str, Any]:
+    """Why a meeting did not become complete in time: ranks that differ, ranks that never came."""
     span = range(claim.span.offset, claim.span.stop)
-    records = board.records(span)
-    here = {rank for rank, record in records.items() if record.get("meeting") == meeting}
-    absent = [rank for rank in span if rank not in here]
-    elsewhere = [rank for rank in absent if rank in records and not _done(board, records[rank])]
+    meetings = _open_meetings(board, span)
+    here = meetings[meeting].here if meeting in meetings else [claim.rank]
+    elsewhere = [rank for other in meetings.values() if other.name != meeting for rank in other.here]
+    absent = sorted(set(span) - set(here) - set(elsewhere))
     if elsewhere:
-        waiting = {meeting: sorted(here)}
-        for rank in elsewhere:
-            waiting.setdefault(records[rank]["meeting"], []).append(rank)
-        documents = {place: board.read(f"{place.split('/')[0]}/fields") for place in waiting}
-        verdict = _difference(waiting, documents)
-        silent = [rank for rank in absent if rank not in elsewhere]
-        return verdict | {"missing": silent}
+        return _difference_of(board, meetings.values()) | {"missing": absent}
     return {
         "go": False,
         "ranks": absent,
@@ -268,10 +365,6 @@ def _missing(board: _Board, claim: Claim, meeting: str, timeout: timedelta) -> d
         f"({len(here)} of {claim.span.size} did); look at the logs of the missing ranks, "
         "or give connect() a longer timeout",
     }
-
-
-def _done(board: _Board, record: Mapping[str, Any]) -> bool:
-    return board.has(f"{record['meeting']}/verdict")
 
 
 def _ranks(ranks: Iterable[int]) -> str:
