@@ -23,6 +23,9 @@ OPTIONS = st.fixed_dictionaries(
 FEW_OPTIONS = st.one_of(st.just({}), OPTIONS)
 
 
+DEFAULTS = [("share", True), ("lazy", False), ("high_priority", False)]
+
+
 @dataclass(frozen=True)
 class Expected:
     """What a plan must say of one kind: its options after inheritance, and its groups by enumeration."""
@@ -79,5 +82,7 @@ def _kind(draw, mesh, name, own, base, by_view):
         narrowed["pick"] = positions
         groups = [brute.pick(group, positions) for group in groups]
     options = {**base, **(by_view if view else {}), **own}
+    # A plan keeps no option that is the default anyway: groups that behave alike have equal options.
+    options = {key: value for key, value in options.items() if (key, value) not in DEFAULTS}
     assert prod((len(groups), len(groups[0]))) > 0
     return GroupSpec(name, axes, view=view, **narrowed, **own), Expected(Options(**options), groups)

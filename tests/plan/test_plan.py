@@ -94,7 +94,7 @@ def variants():
         yield Plan(mesh, [GroupSpec("dp", **options)])
     for options in (
         {"sharp": True},
-        {"high_priority": False},
+        {"high_priority": True},
         {"nccl": {"a": 1}},
         {"nccl": {"a": 2}},
         {"nccl": {}},

@@ -2,7 +2,7 @@ import tracemalloc
 
 import pytest
 
-from rankmesh import LayoutError, Options, PlanError, UnknownAxis
+from rankmesh import LayoutError, Mesh, Options, PlanError, UnknownAxis
 from rankmesh.plan import recipes
 
 MEGATRON = [
@@ -192,3 +192,9 @@ def test_memory_of_a_very_large_plan():
         tracemalloc.stop()
     assert members > 1024
     assert peak < 10 * 2**20
+
+
+def test_axes_keeps_names_that_a_view_took():
+    """A view with an axis called dp_cp keeps it; the usual union of that name is left out."""
+    mesh = Mesh(dp=2, cp=2).with_view("other", dp_cp=4)
+    assert list(recipes.axes(mesh).kinds) == ["dp", "cp", "dp_cp"]

@@ -110,8 +110,8 @@ def test_inheritance():
     )
     assert [spec.options for spec in plan.specs] == [
         Options(timeout=3, backend="gloo", share=False),
-        Options(timeout=2, backend="gloo", share=True),
-        Options(timeout=1, backend="gloo", share=True),
+        Options(timeout=2, backend="gloo"),
+        Options(timeout=1, backend="gloo"),
     ]
 
 
@@ -119,3 +119,11 @@ def test_equal_ends_are_not_equal_members():
     """Groups of one size with the same first and last rank but another between do not share."""
     plan = Plan(Mesh(pp=4), [GroupSpec("a", "pp", pick=[0, 1, 3]), GroupSpec("b", "pp", pick=[0, 2, 3])])
     assert {name: group.leader for name, group in plan.of(0).items()} == {"a": "a", "b": "b"}
+
+
+def test_options_that_are_the_default_change_nothing():
+    """A group that says a default is the same group, so it shares and has the same digest."""
+    said = Plan(Mesh(dp=4), [GroupSpec("dp"), GroupSpec("too", "dp", share=True, lazy=False, high_priority=False)])
+    unsaid = Plan(Mesh(dp=4), [GroupSpec("dp"), GroupSpec("too", "dp")])
+    assert said == unsaid
+    assert said.of(0)["too"].leader == "dp"

@@ -66,6 +66,11 @@ class Options:
         """These options, with what they leave open taken from ``inherited``."""
         return Options(**{**inherited._set(), **self._set()})
 
+    def effective(self) -> Options:
+        """The same options with what is the default anyway left out, so that equal behaviour is equal options."""
+        defaults = {"share": True, "lazy": False, "high_priority": False}
+        return Options(**{name: value for name, value in self.to_dict().items() if defaults.get(name) is not value})
+
     def to_dict(self) -> dict[str, Any]:
         """The options that are set, as plain data."""
         data = {name: value for name, value in self._set().items() if name != "nccl"}

@@ -39,7 +39,7 @@ RECIPES: Mapping[str, Callable[..., Plan]] = {
 }
 
 # Arguments that take Python objects; they cannot be typed.
-_UNTYPED = frozenset({"embedding", "position_embedding", "options"})
+_UNTYPED = frozenset({"embedding", "position_embedding", "options", "rank_offset"})
 
 _FORMS = (
     "write an axis string (tp=2,dp=4), a recipe (megatron:world=64,tp=2,pp=2), a preset (llama3-405b), "

@@ -84,7 +84,7 @@ class GroupSpec:
 
     def on(self, mesh: Mesh, inherited: Options) -> GroupSpec:
         """The same kind with its options resolved and its pick asked, so that it is plain data."""
-        return self._replace(self.options.over(inherited), self._asked(mesh))
+        return self._replace(self.options.over(inherited).effective(), self._asked(mesh))
 
     def with_options(self, options: Options) -> GroupSpec:
         """The same kind with other options."""

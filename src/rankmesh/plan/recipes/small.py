@@ -100,13 +100,10 @@ def axes(mesh: Mesh, *, options: Options | None = None) -> Plan:
     ['tp', 'cp', 'dp', 'pp', 'dp_cp', 'embd']
     """
     specs = [GroupSpec(name) for name in mesh.axes]
-    names = set(mesh.axes)
-    if {"dp", "cp"} <= names:
-        specs.append(GroupSpec("dp_cp", "dp-cp"))
-    if "pp" in names:
-        specs.append(GroupSpec("embd", "pp", pick=ends))
     for view, other in mesh.views.items():
-        fresh = [name for name in other.axes if name not in names]
-        specs += [GroupSpec(name, view=view) for name in fresh]
-        names.update(fresh)
+        taken = {spec.name for spec in specs}
+        specs += [GroupSpec(name, view=view) for name in other.axes if name not in taken]
+    unions = [GroupSpec("dp_cp", "dp-cp"), GroupSpec("embd", "pp", pick=ends)]
+    taken = {spec.name for spec in specs}
+    specs += [union for union in unions if union.name not in taken and mesh.axes.keys() >= set(union.axes)]
     return Plan(mesh, specs, world_size=mesh.span.stop, options=options)
