@@ -18,7 +18,12 @@ def _section(text, start, end):
 
 def _run(*arguments):
     process = subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "COLUMNS": "140"},
     )
     try:
         out, err = process.communicate(timeout=90)
