@@ -40,6 +40,7 @@ from rankmesh.layout.axes import AxesLike, axis_name, axis_names, axis_size, fil
 from rankmesh.layout.groups import Groups
 from rankmesh.layout.span import Span
 from rankmesh.layout.strided import Strided
+from rankmesh.layout.views import factors, prove_shared
 
 __all__ = ["Mesh"]
 
@@ -230,13 +231,12 @@ class Mesh:
         rankmesh.errors.LayoutError: received view 'expert' with sharing of 'pp', but its groups differ: \
 the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one stride in both, or leave it out of shared
         """
-        view = Mesh(offset=self.offset, rank_map=self.rank_map, **_of_span(name, sizes, self.size))
+        view = Mesh(offset=self.offset, rank_map=self.rank_map, **factors(name, sizes, self.size))
         if axis_name(name) in self._views:
             raise LayoutError(
                 f"received a second view named {name!r}; each view has its own name; rename one", view=name
             )
-        for axis in _shared_axes(self, view, shared):
-            _prove_equal(self, view, name, axis)
+        prove_shared(self, view, name, shared)
         return self._with(views={**self._views, name: view})
 
     def split(self, axis: str, /, *, view: str | None = None, **sizes: int | EllipsisType) -> Mesh:
@@ -318,7 +318,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
             for name, view in data.get("views", {}).items()
         }
         for name, view in views.items():
-            _of_span(name, view.axes, mesh.size)
+            factors(name, view.axes, mesh.size)
         return mesh._with(parts=mesh._checked_parts(data.get("parts", {})), views=views)
 
     def _checked_parts(self, parts: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
@@ -407,48 +407,3 @@ def _check_acyclic(parts: Mapping[str, tuple[str, ...]]) -> None:
             )
         for name in done:
             del open_axes[name]
-
-
-def _of_span(name: str, sizes: Mapping[str, int], total: int) -> dict[str, int]:
-    checked = {axis_name(axis): axis_size(axis, size) for axis, size in sizes.items()}
-    product = prod(checked.values())
-    if product != total:
-        shown = " x ".join(f"{axis} {size}" for axis, size in checked.items())
-        raise LayoutError(
-            f"received view {name!r} of {shown} = {product} ranks; the mesh has {total}, and a view is another "
-            "factorisation of the same ranks; change its sizes",
-            view=name,
-            product=product,
-            size=total,
-        )
-    return checked
-
-
-def _shared_axes(mesh: Mesh, view: Mesh, shared: Iterable[str] | None) -> tuple[str, ...]:
-    known = {*mesh.axes, *mesh.parts}
-    if shared is None:
-        return tuple(name for name in view.axes if name in known)
-    names = axis_names(shared)
-    for name in names:
-        find(name, known)
-        find(name, view.axes)
-    return names
-
-
-def _prove_equal(mesh: Mesh, view: Mesh, name: str, axis: str) -> None:
-    ours, theirs = mesh.groups(axis), view.groups(axis)
-    # Equal patterns tile the span in one way only: the lowest rank not yet covered must start a group.
-    if ours.members.coalesced() != theirs.members.coalesced():
-        raise LayoutError(
-            f"received view {name!r} with sharing of {axis!r}, but its groups differ: the mesh has "
-            f"{_start(ours.tolist()[0])}, the view has {_start(theirs.tolist()[0])}; give {axis!r} one size and one "
-            "stride in both, or leave it out of shared",
-            view=name,
-            axis=axis,
-            mesh_groups=ours,
-            view_groups=theirs,
-        )
-
-
-def _start(ranks: list[int]) -> str:
-    return str(ranks) if len(ranks) <= 8 else f"[{', '.join(map(str, ranks[:8]))}, ...]"
