@@ -31,7 +31,8 @@ from rankmesh.layout.span import Span
 
 __all__ = ["Claim", "Store", "agree"]
 
-_LARGEST = 16 * 2**20
+# A TCPStore takes no more under one key.
+_LARGEST = 8 * 2**20
 _SHOWN = 8
 # How long a rank waits for what another one is about to write.
 _PATIENCE = timedelta(seconds=5)
@@ -102,13 +103,14 @@ def _meet(board: _Board, claim: Claim, timeout: timedelta) -> int:
     board.record(claim, meeting)
     arrived = board.count(f"{meeting}/arrived", 1)
     if arrived == 1:
-        board.write(f"{digest}/fields", claim.document)
+        # What a store does not take is not shown: whether ranks agree, the hash says.
+        board.write(f"{digest}/fields", claim.document if len(claim.document) < _LARGEST else "{}")
     here, everywhere = _waiting(board, claim, 1)
-    if arrived == claim.span.size:
+    if arrived == claim.span.size and board.closes(meeting):
         # First the numbers, then the verdict: a rank that goes on is no longer counted as waiting.
         _waiting(board, claim, -claim.span.size)
-        board.close(meeting, {"go": True})
-    elif here >= claim.span.size or everywhere >= claim.world_size:
+        board.decide({meeting: {"go": True}})
+    elif (here >= claim.span.size or everywhere >= claim.world_size) and not _complete(board, claim, meeting):
         _judge(board, range(claim.world_size))
     try:
         verdict = _verdict(board, claim, meeting, timeout)
@@ -123,11 +125,16 @@ def _meet(board: _Board, claim: Claim, timeout: timedelta) -> int:
         raise AgreementError(
             f"rank {claim.rank}: {verdict['message']}",
             rank=claim.rank,
-            ranks=verdict.get("ranks", []),
-            missing=verdict.get("missing", []),
-            fields=verdict.get("fields", []),
+            ranks=verdict["ranks"],
+            missing=verdict["missing"],
+            fields=verdict["fields"],
         )
     return generation
+
+
+def _complete(board: _Board, claim: Claim, meeting: str) -> bool:
+    """Whether all have come by now: of two that arrive at once, the last to be counted may not be the last to wait."""
+    return board.count(f"{meeting}/arrived", 0) == claim.span.size
 
 
 def _waiting(board: _Board, claim: Claim, amount: int) -> tuple[int, int]:
@@ -138,16 +145,17 @@ def _waiting(board: _Board, claim: Claim, amount: int) -> tuple[int, int]:
 
 def _verdict(board: _Board, claim: Claim, meeting: str, timeout: timedelta) -> dict[str, Any]:
     key = f"{meeting}/verdict"
-    if not board.wait(key, timeout) and board.closes(meeting):
-        board.decide(meeting, _missing(board, claim, meeting, timeout))
-    # Another rank may have closed the meeting in the meantime: what is written counts for all.
-    if not board.wait(key, _PATIENCE):
-        raise AgreementError(
-            f"rank {claim.rank}: waited {timeout.total_seconds():g} s for the other ranks, and the rank that was to "
-            "say who is missing is gone too; look at the logs of all ranks for the one that failed first",
-            rank=claim.rank,
-        )
-    return _checked(board.read(key), key, go=bool)
+    if not board.wait(key, timeout):
+        if board.closes(meeting):
+            board.decide({meeting: _missing(board, claim, meeting, timeout)})
+        elif not board.wait(key, _PATIENCE):
+            raise AgreementError(
+                f"rank {claim.rank}: waited {timeout.total_seconds():g} s for the other ranks, and the rank that was "
+                "to say who is missing is gone too; look at the logs of all ranks for the one that failed first",
+                rank=claim.rank,
+            )
+    verdict = _checked(board.read(key), key, go=bool)
+    return verdict if verdict["go"] else _checked(verdict, key, message=str, ranks=list, missing=list, fields=list)
 
 
 class _Board:
@@ -205,19 +213,20 @@ class _Board:
         key = f"{meeting.split('/')[0]}/fields"
         return self.read(key) if self.wait(key, _PATIENCE) else {}
 
-    def close(self, meeting: str, verdict: Mapping[str, Any]) -> None:
-        """Give the verdict of a meeting, unless it has one."""
-        if self.closes(meeting):
-            self.decide(meeting, verdict)
-
     def closes(self, meeting: str) -> bool:
         """Whether it is for this rank to give the verdict: one rank is told so, once."""
         return self.count(f"{meeting}/closed", 1) == 1
 
-    def decide(self, meeting: str, verdict: Mapping[str, Any]) -> None:
-        """Later arrivals find the next generation; those that wait find the verdict."""
-        self.count(f"{meeting.split('/')[0]}/generation", 1)
-        self.write(f"{meeting}/verdict", json.dumps(verdict))
+    def decide(self, verdicts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Give the verdicts of meetings that this rank closes.
+
+        First all of them get a next generation: a rank that hears its verdict and comes back with another plan meets
+        nobody who is still to hear one.
+        """
+        for meeting in verdicts:
+            self.count(f"{meeting.split('/')[0]}/generation", 1)
+        for meeting, verdict in verdicts.items():
+            self.write(f"{meeting}/verdict", json.dumps(verdict))
 
     def withdraw(self, meeting: str) -> None:
         self.count(f"{meeting}/arrived", -1)
@@ -246,16 +255,18 @@ class _Meeting:
     here: list[int]
 
 
-def _open_meetings(board: _Board, ranks: Iterable[int]) -> dict[str, _Meeting]:
+def _meetings(board: _Board, ranks: Iterable[int]) -> dict[str, _Meeting]:
+    """The meetings at which these ranks were last seen."""
     meetings: dict[str, _Meeting] = {}
-    done = set()
     for rank, record in board.records(ranks).items():
         name = record["meeting"]
-        if name not in meetings and (name in done or board.has(f"{name}/verdict")):
-            done.add(name)
-            continue
         meetings.setdefault(name, _Meeting(name, range(*record["span"]), [])).here.append(rank)
     return meetings
+
+
+def _open_meetings(board: _Board, ranks: Iterable[int]) -> dict[str, _Meeting]:
+    meetings = _meetings(board, ranks)
+    return {name: meeting for name, meeting in meetings.items() if not board.has(f"{name}/verdict")}
 
 
 def _in_vain(meetings: Mapping[str, _Meeting]) -> list[_Meeting]:
@@ -281,9 +292,11 @@ def _absent(meeting: _Meeting) -> list[int]:
 def _judge(board: _Board, ranks: Iterable[int]) -> None:
     """Close the meetings that wait in vain; each learns who differs among the ranks that it waits for."""
     vain = _in_vain(_open_meetings(board, ranks))
+    verdicts = {}
     for meeting in vain:
         rivals = [other for other in vain if any(rank in meeting.span for rank in other.here)]
-        board.close(meeting.name, _difference_of(board, rivals))
+        verdicts[meeting.name] = _difference_of(board, rivals)
+    board.decide({name: verdict for name, verdict in verdicts.items() if board.closes(name)})
 
 
 def _difference_of(board: _Board, meetings: Iterable[_Meeting]) -> dict[str, Any]:
@@ -302,10 +315,11 @@ def _difference(waiting: Mapping[str, list[int]], documents: Mapping[str, dict[s
         changes = differences(documents[majority], documents[meeting])
         fields += [field for field, _, _ in changes if field not in fields]
         shown = "; ".join(f"{field} is {theirs}, not {ours}" for field, ours, theirs in changes[:_SHOWN])
-        lines.append(f"{_ranks(ranks)}: {shown or 'covers other ranks'}")
+        lines.append(f"{_ranks(ranks)}: {shown or 'a plan too large to be shown'}")
     return {
         "go": False,
         "ranks": sorted(odd),
+        "missing": [],
         "fields": fields,
         "message": f"the ranks do not hold the same plan, so no group was created; {' | '.join(lines)} "
         f"(as on {_ranks(waiting[majority])}); give every rank the same plan",
@@ -349,22 +363,30 @@ def _short(value: object) -> str:
 
 
 def _missing(board: _Board, claim: Claim, meeting: str, timeout: timedelta) -> dict[str, Any]:
-    """Why a meeting did not become complete in time: ranks that differ, ranks that never came."""
+    """Why a meeting did not become complete in time: ranks that never came, ranks that came with another plan."""
     span = range(claim.span.offset, claim.span.stop)
-    meetings = _open_meetings(board, span)
+    meetings = _meetings(board, span)
     here = meetings[meeting].here if meeting in meetings else [claim.rank]
-    elsewhere = [rank for other in meetings.values() if other.name != meeting for rank in other.here]
-    absent = sorted(set(span) - set(here) - set(elsewhere))
-    if elsewhere:
-        return _difference_of(board, meetings.values()) | {"missing": absent}
-    return {
-        "go": False,
-        "ranks": absent,
-        "missing": absent,
-        "message": f"waited {timeout.total_seconds():g} s for {_ranks(absent)}, which did not arrive "
+    others = [other for name, other in meetings.items() if _differs(board, meeting, name)]
+    wait = [rank for other in others if not board.has(f"{other.name}/verdict") for rank in other.here]
+    absent = sorted(set(span) - set(here) - set(wait))
+    message = (
+        f"waited {timeout.total_seconds():g} s for {_ranks(absent)}, which did not arrive "
         f"({len(here)} of {claim.span.size} did); look at the logs of the missing ranks, "
-        "or give connect() a longer timeout",
-    }
+        "or give connect() a longer timeout"
+    )
+    if not others:
+        return {"go": False, "ranks": absent, "missing": absent, "fields": [], "message": message}
+    verdict = _difference_of(board, [_Meeting(meeting, span, here), *others]) | {"missing": absent}
+    return verdict | {"message": f"{verdict['message']}; {message}" if absent else verdict["message"]}
+
+
+def _differs(board: _Board, meeting: str, other: str) -> bool:
+    """Whether the ranks at another meeting came with another plan, and did not go on from there."""
+    if meeting.split("/")[0] == other.split("/")[0]:
+        return False
+    key = f"{other}/verdict"
+    return not board.has(key) or not _checked(board.read(key), key, go=bool)["go"]
 
 
 def _ranks(ranks: Iterable[int]) -> str:

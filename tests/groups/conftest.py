@@ -1,0 +1,164 @@
+"""``ranks`` runs a function of a test module on real processes, bounded from outside, leaving nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SERVER = Path(__file__).with_name("forkserver.py")
+REPOSITORY = Path(__file__).parents[2]
+GRACE = 15
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended: its result or its traceback, its exit code (None: it hung), and its output."""
+
+    rank: int
+    code: int | None
+    hung: bool
+    log: str
+    value: Any = None
+    error: str | None = None
+    traceback: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the function returned."""
+        return not self.hung and self.error is None and self.code in (0, None)
+
+    def __str__(self) -> str:
+        state = "hung" if self.hung else f"exit code {self.code}: {self.error}"
+        return f"--- rank {self.rank}: {state}\n{self.traceback}\n{self.log[-1500:]}"
+
+
+class Server:
+    """The process that forks ranks; started at its first use, started again when it had to be killed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+
+    def _start(self) -> Connection:
+        if self._connection is None:
+            ours, theirs = socket.socketpair()
+            kept = {
+                name: value for name, value in os.environ.items() if not name.startswith(("TORCH", "MASTER_"))
+            }
+            self._process = subprocess.Popen(
+                [sys.executable, str(SERVER), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                cwd=REPOSITORY,
+                env={**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+                start_new_session=True,
+            )
+            theirs.close()
+            self._connection = Connection(ours.detach())
+        return self._connection
+
+    def run(self, request: dict[str, Any]) -> list[Outcome]:
+        """Run one request; every process of it is gone when this returns."""
+        connection = self._start()
+        connection.send(request)
+        supervisor = self._receive(60)
+        outcomes = self._receive(request["limit"] + GRACE)
+        assert alive(supervisor) == [], "a rank outlived its test"
+        return [Outcome(**outcome) for outcome in outcomes]
+
+    def _receive(self, seconds: float) -> Any:
+        assert self._connection is not None
+        if not self._connection.poll(seconds):
+            self.stop()
+            pytest.fail(f"the supervisor of the ranks did not answer within {seconds} s")
+        return self._connection.recv()
+
+    def stop(self) -> None:
+        """End the server, and every session that it started."""
+        if self._process is None or self._connection is None:
+            return
+        self._connection.close()
+        for child in _children(self._process.pid):
+            os.killpg(child, signal.SIGKILL)
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = self._connection = None
+
+
+def _stats() -> list[tuple[int, str, int, int]]:
+    """Process id, state, parent and session of every process."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        found.append((int(path.parent.name), fields[0], int(fields[1]), int(fields[3])))
+    return found
+
+
+def alive(session: int) -> list[int]:
+    """The ranks of a session that are still there; its leader has nothing but to be waited for."""
+    return [pid for pid, state, _, own in _stats() if own == session and pid != session and state != "Z"]
+
+
+def _children(parent: int) -> list[int]:
+    return [pid for pid, state, own, _ in _stats() if own == parent and state != "Z"]
+
+
+@pytest.fixture(scope="session")
+def _server():
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def outcomes(_server):
+    """Run a module-level function on ``size`` ranks; how each ended, whatever happened."""
+
+    def run(size, function, *args, world="gloo", limit=30.0, timeout=20.0):
+        module = Path(function.__code__.co_filename).resolve().relative_to(REPOSITORY).with_suffix("")
+        return _server.run(
+            {
+                "size": size,
+                "module": ".".join(module.parts),
+                "function": function.__name__,
+                "args": args,
+                "world": world,
+                "limit": limit,
+                "timeout": timeout,
+            }
+        )
+
+    return run
+
+
+@pytest.fixture
+def ranks(outcomes):
+    """Run a module-level function on ``size`` ranks of a world; what each returned.
+
+    The function gets a ``Rank`` (``forkserver.py``) and the arguments. A rank that raises, dies or hangs
+    fails the test, with its traceback.
+    """
+
+    def run(size, function, *args, **how):
+        ended = outcomes(size, function, *args, **how)
+        bad = [outcome for outcome in ended if not outcome.ok]
+        if bad:
+            names = ", ".join(f"{outcome.rank}{' (hung)' if outcome.hung else ''}" for outcome in bad)
+            pytest.fail(f"ranks {names} of {size} failed\n" + "\n".join(map(str, bad[:3])), pytrace=False)
+        return [outcome.value for outcome in ended]
+
+    return run

@@ -1,0 +1,441 @@
+import json
+import os
+import time
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+import rankmesh as rm
+from rankmesh.errors import AgreementError, ConnectError
+from rankmesh.groups import torch_private
+from rankmesh.groups.agree import Claim, agree
+from rankmesh.layout.span import Span
+
+SOON = timedelta(seconds=2)
+LONG = timedelta(seconds=15)
+BASE = [rm.GroupSpec("tp"), rm.GroupSpec("dp", timeout=60)]
+GOOD = rm.Plan(rm.Mesh(tp=2, dp=2), BASE)
+
+# One rank holds one of these instead: the plan, and the fields that the error must name.
+ODD = {
+    "axis size": (rm.Plan(rm.Mesh(tp=4, dp=1), BASE), ["mesh.axes.tp", "mesh.axes.dp"]),
+    "axis order": (rm.Plan(rm.Mesh(dp=2, tp=2), BASE), ["mesh.axes"]),
+    "rank map": (rm.Plan(rm.Mesh(tp=2, dp=2, rank_map=[1, 0, 2, 3]), BASE), ["mesh.rank_map"]),
+    "option": (
+        rm.Plan(rm.Mesh(tp=2, dp=2), [BASE[0], rm.GroupSpec("dp", timeout=61)]),
+        ["groups.dp.options.timeout"],
+    ),
+    "group list": (rm.Plan(rm.Mesh(tp=2, dp=2), [*BASE, rm.GroupSpec("mp", "tp-dp")]), ["groups.mp"]),
+    "group order": (rm.Plan(rm.Mesh(tp=2, dp=2), BASE[::-1]), ["groups"]),
+    "plan name": (rm.Plan(rm.Mesh(tp=2, dp=2), BASE, name="other"), ["name"]),
+    "fixed world": (rm.Plan(rm.Mesh(tp=2, dp=2), BASE, world_size=4), ["world_size"]),
+    "covered ranks": (rm.Plan(rm.Mesh(tp=1, dp=3), BASE), ["mesh.axes.tp", "mesh.axes.dp"]),
+}
+
+
+class Counting:
+    """A store that counts what is asked of it."""
+
+    def __init__(self, store):
+        self._store, self.calls = store, Counter()
+
+    def __getattr__(self, name):
+        method = getattr(self._store, name)
+
+        def counted(*args):
+            self.calls[name] += 1
+            return method(*args)
+
+        return counted
+
+
+def _claim(rank, size, span=None, **fields):
+    return Claim(rank, size, Span.of(*(span or (0, size)), None), fields)
+
+
+# -- the good path ----------------------------------------------------------------------------------------------
+
+
+def _operations(me):
+    store = Counting(me.store)
+    generations = [agree(store, _claim(me.rank, me.size, plan="same"), LONG) for _ in range(2)]
+    return {"generations": generations, "operations": sum(store.calls.values()), "calls": dict(store.calls)}
+
+
+def test_store_operations_are_flat_in_the_world_size(ranks):
+    """8, 16, 32 and 64 processes: no rank does more store operations in a larger world."""
+    most = {}
+    for size in (8, 16, 32, 64):
+        counted = ranks(size, _operations, world=None)
+        assert {tuple(rank["generations"]) for rank in counted} == {(0, 1)}
+        assert sum(rank["calls"].get("get", 0) for rank in counted) == 2 * size, "only verdicts are read"
+        # Twice: eight a rank, one more for the first to come, five more for the last.
+        assert sum(rank["operations"] for rank in counted) <= 2 * (8 * size + 6)
+        most[size] = max(rank["operations"] for rank in counted)
+    assert max(most.values()) <= 2 * 13, most
+
+
+def _many_generations(me):
+    generations = []
+    for _ in range(3):
+        with rm.connect(GOOD, timeout=10) as groups:
+            generations.append(groups.generation)
+    return generations
+
+
+def test_generations_are_the_same_on_every_rank(ranks):
+    """4 ranks: each meeting has the next generation, the same on all."""
+    assert ranks(4, _many_generations) == [[0, 1, 2]] * 4
+
+
+# -- ranks that differ ------------------------------------------------------------------------------------------
+
+
+def _connect(plan, timeout=15):
+    """The error of a connect, or its generation; and the process groups that came to be."""
+    before = torch_private.registries()
+    try:
+        with rm.connect(plan, timeout=timeout) as groups:
+            answer = {"generation": groups.generation}
+    except AgreementError as error:
+        answer = {"message": str(error), **error.values}
+    return answer | {"made": torch_private.registries() != before}
+
+
+def _odd_then_same(me, odd):
+    """Every rank connects, those of ``odd`` with another plan; then all with the same plan, twice."""
+    me.meet("start")
+    started = time.perf_counter()
+    first = _connect(odd[me.rank][0] if me.rank in odd else GOOD)
+    seconds = time.perf_counter() - started
+    return first | {"seconds": seconds, "then": [_connect(GOOD).get("generation") for _ in range(2)]}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_one_rank_with_another_plan_is_named_on_every_rank(ranks, what):
+    """4 ranks: each raises at once, naming the odd rank and the field; nothing was made; then all agree."""
+    for rank in ranks(4, _odd_then_same, {2: ODD[what]}):
+        assert rank["ranks"] == [2]
+        assert rank["fields"] == ODD[what][1]
+        assert all(field in rank["message"] for field in rank["fields"])
+        assert "rank 2" in rank["message"]
+        assert rank["made"] is False
+        assert rank["seconds"] < 3
+        assert rank["then"] in ([0, 1], [1, 2]), "those that failed meet again under the next generation"
+
+
+def test_two_ranks_with_two_other_plans_are_both_named(ranks):
+    """5 ranks: two differ from the rest and from each other."""
+    plan = rm.Plan(rm.Mesh(tp=5), [rm.GroupSpec("tp")])
+    odd = {number: rm.Plan(rm.Mesh(tp=5), [rm.GroupSpec("tp", timeout=number)]) for number in (1, 4)}
+    for rank in ranks(5, _each_its_own, [odd.get(rank, plan) for rank in range(5)]):
+        assert (rank["ranks"], rank["missing"]) == ([1, 4], [])
+        assert rank["fields"] == ["groups.tp.options"]
+        assert rank["made"] is False
+
+
+def test_two_camps_are_told_apart(ranks):
+    """4 ranks, two and two: the camp of rank 0 counts as the one to follow."""
+    plans = [GOOD, ODD["option"][0]] * 2
+    for rank in ranks(4, _each_its_own, plans):
+        assert rank["ranks"] == [1, 3]
+        assert "groups.dp.options.timeout is 61.0, not 60.0" in rank["message"]
+
+
+def _each_its_own(me, plans):
+    answer = _connect(plans[me.rank])
+    me.meet("end")
+    return answer
+
+
+def test_a_mismatch_inside_one_of_two_meshes_stays_there(ranks):
+    """8 ranks, two disjoint meshes: the ranks of the odd one raise at once, the other mesh connects."""
+    left = rm.Plan(rm.Mesh(tp=2, dp=2), BASE, world_size=8, name="left")
+    odd = rm.Plan(rm.Mesh(tp=4, dp=1), BASE, world_size=8, name="left")
+    right = rm.Plan(rm.Mesh(tp=2, dp=2, offset=4), BASE, world_size=8, name="right")
+    answers = ranks(8, _each_its_own, [left, odd, left, left, right, right, right, right])
+    assert [answer.get("ranks") for answer in answers[:4]] == [[1]] * 4
+    assert [answer.get("generation") for answer in answers[4:]] == [0] * 4
+
+
+def _mismatch_while_others_compute(me):
+    if me.rank >= 4:
+        me.meet("end")
+        return None
+    mesh = rm.Mesh(tp=4, dp=1) if me.rank == 3 else rm.Mesh(tp=2, dp=2)
+    started = time.perf_counter()
+    answer = _connect(rm.Plan(mesh, BASE, world_size=8))
+    me.meet("end")
+    return answer | {"seconds": time.perf_counter() - started}
+
+
+def test_a_mismatch_does_not_wait_for_ranks_outside_the_mesh(ranks):
+    """8 ranks, 4 of them busy elsewhere: the mesh whose ranks have all arrived hears of it at once."""
+    for answer in ranks(8, _mismatch_while_others_compute)[:4]:
+        assert answer["ranks"] == [3]
+        assert answer["seconds"] < 5
+
+
+def test_another_version_or_world_view_is_named(ranks):
+    """4 ranks, the claims as connect makes them: another version, another number of ranks in the world."""
+    for fields in ({"version": "9.9"}, {"live_world_size": 5}):
+        for rank in ranks(4, _odd_claim, fields, world=None):
+            assert (rank["ranks"], rank["fields"]) == ([1], list(fields))
+            assert rank["seconds"] < 3
+
+
+def _odd_claim(me, odd):
+    fields = {"plan": {}, "version": "0.1", "live_world_size": 4} | (odd if me.rank == 1 else {})
+    claim = Claim(me.rank, fields["live_world_size"], Span.of(0, 4, None), fields)
+    return me.error(AgreementError, agree, me.store, claim, LONG)
+
+
+def test_the_version_and_the_live_world_are_part_of_the_claim(ranks):
+    """4 ranks, one that runs another version of rankmesh: named, with the field."""
+    for rank in ranks(4, _other_version):
+        assert (rank["ranks"], rank["fields"]) == ([0], ["version"])
+
+
+def _other_version(me):
+    if me.rank == 0:
+        rm.__version__ = "0.0.1"
+    return me.error(AgreementError, rm.connect, GOOD, timeout=15)
+
+
+# -- ranks that do not come -------------------------------------------------------------------------------------
+
+
+def _one_late(me, late):
+    """The late rank comes when the others have given up; then all meet."""
+    first = {}
+    if me.rank != late:
+        started = time.perf_counter()
+        first = _connect(GOOD, timeout=2)
+        first["seconds"] = time.perf_counter() - started
+    me.meet("late")
+    return first | {"then": [_connect(GOOD).get("generation") for _ in range(3)]}
+
+
+@pytest.mark.parametrize("late", [0, 3])
+def test_a_rank_that_never_arrives_is_named_at_the_timeout(ranks, late):
+    """4 ranks, one does not come: the others name it after the timeout of 2 s; when it comes, all agree."""
+    for number, rank in enumerate(ranks(4, _one_late, late)):
+        assert rank["then"] == [1, 2, 3]
+        if number != late:
+            assert (rank["missing"], rank["ranks"], rank["made"]) == ([late], [late], False)
+            assert f"rank {late}" in rank["message"]
+            assert 1.9 < rank["seconds"] < 4
+
+
+def _late_ranks_come_first_to_the_retry(me):
+    """Those that gave up come back after the late one has been waiting for them."""
+    if me.rank == 3:
+        me.store.wait(["gave up"], LONG)
+    else:
+        assert _connect(GOOD, timeout=1)["missing"] == [3]
+        me.store.set("gave up", "yes")
+        time.sleep(1)
+    return _connect(GOOD).get("generation")
+
+
+def test_a_late_rank_waits_for_those_that_gave_up(ranks):
+    """4 ranks: the late one is not told that the others differ because they had arrived before."""
+    assert ranks(4, _late_ranks_come_first_to_the_retry) == [1] * 4
+
+
+def _different_and_missing(me):
+    if me.rank == 0:
+        me.meet("end")
+        return {}
+    answer = _connect(ODD["option"][0] if me.rank == 1 else GOOD, timeout=2)
+    me.meet("end")
+    return answer
+
+
+def test_a_missing_rank_does_not_hide_one_that_differs(ranks):
+    """4 ranks, one missing and one odd: the error names both."""
+    for answer in ranks(4, _different_and_missing)[1:]:
+        assert answer["ranks"] == [1]
+        assert answer["fields"] == ["groups.dp.options.timeout"]
+        assert 0 in answer["missing"]
+        assert "did not arrive" in answer["message"]
+
+
+def _interrupted(me):
+    """A rank whose wait is interrupted comes again: it is counted once."""
+
+    class Interrupting(Counting):
+        def wait(self, keys, timeout):
+            raise KeyboardInterrupt
+
+    store = me.store
+    if me.rank == 0:
+        try:
+            agree(Interrupting(store), _claim(0, 2), LONG)
+        except KeyboardInterrupt:
+            pass
+    me.meet("interrupted")
+    if me.rank == 0:
+        return me.error(AgreementError, agree, store, _claim(0, 2), timedelta(seconds=1))["missing"]
+    return [1]
+
+
+def test_a_rank_is_counted_once_after_an_interrupt(ranks):
+    """2 ranks: the one that was interrupted and came back does not stand for the other, which never comes."""
+    assert ranks(2, _interrupted, world=None) == [[1], [1]]
+
+
+# -- several meetings on one store ------------------------------------------------------------------------------
+
+
+def _unequal_counts(me):
+    """Ranks 0 and 1 connect three times while 2 and 3 do it once, and come late."""
+    if me.rank < 2:
+        left = rm.Plan(rm.Mesh(tp=2), [rm.GroupSpec("tp")], world_size=4, name="left")
+        generations = [_connect(left).get("generation")]
+        if me.rank == 0:
+            me.store.set("once", "yes")
+        time.sleep(0.5 * me.rank)
+        return [*generations, *(_connect(left).get("generation") for _ in range(2))]
+    right = rm.Plan(rm.Mesh(tp=2, offset=2), [rm.GroupSpec("tp")], world_size=4, name="right")
+    me.store.wait(["once"], LONG)
+    time.sleep(0.2 * me.rank)
+    return [_connect(right).get("generation")]
+
+
+def test_meshes_that_connect_unequally_often_do_not_accuse_each_other(ranks):
+    """4 ranks, two meshes: one connects three times while the other arrives rank by rank."""
+    assert ranks(4, _unequal_counts) == [[0, 1, 2], [0, 1, 2], [0], [0]]
+
+
+def _colocated(me, backwards):
+    specs = [rm.GroupSpec("tp")]
+    names = ["encoder", "llm"]
+    if me.rank in backwards:
+        names.reverse()
+    plans = [rm.Plan(rm.Mesh(tp=4), specs, name=name) for name in names]
+    answers = []
+    for plan in plans:
+        answer = _connect(plan)
+        answers.append(answer.get("generation", answer.get("fields")))
+    return answers
+
+
+def test_colocated_meshes_meet_apart(ranks):
+    """4 ranks in two meshes at the same time: equal plans with different names do not meet."""
+    assert ranks(4, _colocated, []) == [[0, 0]] * 4
+
+
+def test_meshes_in_another_order_are_told_at_once(ranks):
+    """4 ranks, one connects its two meshes the other way round: a named error, not a hang."""
+    for answers in ranks(4, _colocated, [2]):
+        assert answers == [["name"], ["name"]]
+
+
+def _two_jobs(me):
+    """Two jobs on one store, told apart by the launcher's run id; each of two ranks, numbered from zero."""
+    job = me.rank % 2
+    os.environ["TORCHELASTIC_RUN_ID"] = f"job{job}"
+    claim = _claim(me.rank // 2, 2, job=0)
+    first = agree(me.store, claim, LONG)
+    if job == 0:
+        agree(me.store, claim, LONG)
+    me.meet("end")
+    return [first, agree(me.store, claim, LONG)]
+
+
+def test_two_jobs_on_one_store_do_not_meet(ranks):
+    """4 ranks, two jobs of two: each has generations of its own."""
+    assert ranks(4, _two_jobs, world=None) == [[0, 2], [0, 1], [0, 2], [0, 1]]
+
+
+# -- what others write ------------------------------------------------------------------------------------------
+
+GARBAGE = {
+    "pickle": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x05exit 1\x85R.",
+    "text": b"hello",
+    "a number": b"7",
+    "a list": b"[1, 2]",
+    "an object without a verdict": b"{}",
+    "a verdict of another kind": b'{"go": "yes"}',
+    "deep nesting": b"[" * 100_000,
+    "a refusal without a message": b'{"go": false}',
+}
+
+
+def _garbage(me, content):
+    """A verdict that another program has written before the rank reads it."""
+    claim = _claim(0, 2)
+    key = f"rankmesh/job/{claim.digest}/0/verdict"
+    me.store.set(key, content)
+    return me.error(AgreementError, agree, me.store, claim, SOON)
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_garbage_in_the_store_is_refused(ranks, what):
+    """1 rank: what is no verdict is an error that says whose keys they are; nothing is unpickled."""
+    (error,) = ranks(1, _garbage, GARBAGE[what], world=None)
+    assert "another program writes under rankmesh's keys" in error["message"]
+    assert error["seconds"] < 1
+
+
+def test_oversized_content_is_refused():
+    """No process: more than 8 MiB under a key is not read as JSON."""
+    store, claim = dist.HashStore(), _claim(0, 2)
+    store.set(f"rankmesh/job/{claim.digest}/0/verdict", b'{"go": true, "x": "' + b"a" * 2**23 + b'"}')
+    with pytest.raises(AgreementError, match=f"at most {2**23} are read"):
+        agree(store, claim, SOON)
+
+
+def _huge(me):
+    claim = _claim(me.rank, 2, plan="a" * 2**23, own=me.rank)
+    return me.error(AgreementError, agree, me.store, claim, LONG)
+
+
+def test_a_claim_too_large_for_the_store_is_compared_by_its_hash(ranks):
+    """2 ranks with claims of more than 8 MiB that differ: both hear that they do."""
+    for error in ranks(2, _huge, world=None):
+        assert error["ranks"] == [1]
+        assert "too large to be shown" in error["message"]
+
+
+def _garbage_record(me, content):
+    if me.rank == 1:
+        me.store.set("rankmesh/job/record/1", content)
+        me.meet("set")
+        me.meet("end")
+        return None
+    me.meet("set")
+    error = me.error(AgreementError, agree, me.store, _claim(0, 2), timedelta(seconds=0.5))
+    me.meet("end")
+    return error
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"meeting": 3, "span": []}', json.dumps({"meeting": "x"})])
+def test_a_garbage_record_is_refused(ranks, content):
+    """2 ranks: a record that no rank wrote is not taken for a rank."""
+    error, _ = ranks(2, _garbage_record, content, world=None)
+    assert "another program writes under rankmesh's keys" in error["message"]
+
+
+# -- a store that goes away -------------------------------------------------------------------------------------
+
+
+def _store_dies(me):
+    me.meet("here")
+    if me.rank == 0:
+        time.sleep(0.5)
+        os._exit(0)
+    errors = [me.error(ConnectError, agree, me.store, _claim(me.rank, 3), LONG) for _ in range(2)]
+    return errors
+
+
+def test_a_store_that_goes_away_is_a_named_error(outcomes):
+    """3 ranks, the one that serves the store dies: the others say so, at once and when they try again."""
+    for ended in outcomes(3, _store_dies, world=None)[1:]:
+        assert ended.ok, ended
+        for error in ended.value:
+            assert "the store of the world does not answer" in error["message"]
+            assert error["seconds"] < 5
