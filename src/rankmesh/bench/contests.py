@@ -1,0 +1,207 @@
+"""Contests: the same groups made twice, by rankmesh and by a peer, from the same sizes.
+
+```
+all Megatron groups            20 kinds     megatron-core, without its gloo twins
+… and gloo twins               25 kinds     megatron-core as it is by default
+5 axes and their data axis      6 kinds     DeviceMesh: pp, dp_replicate, dp_shard, cp, tp, and the flattened data axes
+7 kinds                         7 kinds     HyperCommGrid
+```
+
+Both sides start at the sizes: what rankmesh spends on its plan is in its time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from rankmesh.layout.mesh import Mesh
+from rankmesh.plan.plan import Plan
+from rankmesh.plan.recipes.megatron import megatron
+from rankmesh.plan.spec import GroupSpec
+
+__all__ = ["CONTESTS", "MEGATRON", "Contest", "Sizes", "load", "missing"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a world's axes; what is left is data parallel."""
+
+    world: int
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    ep: int = 1
+    etp: int | None = None
+
+    @property
+    def dp(self) -> int:
+        """The data-parallel size."""
+        return self.world // (self.tp * self.cp * self.pp)
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas a hybrid of sharding and replication has: two where the data axis is even."""
+        return 2 if self.dp % 2 == 0 else 1
+
+
+Make = Callable[[Sizes], list[Any]]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Two ways to the same kinds of group; each gives the process groups of this rank, in one order on all ranks."""
+
+    what: str
+    peer: str
+    module: str
+    ours: Make
+    theirs: Make
+
+
+def missing(contest: Contest) -> str | None:
+    """Why the peer cannot take part, None when it can."""
+    for name in (contest.module.split(".")[0], *(("einops",) if contest.peer == "HyperCommGrid" else ())):
+        if find_spec(name) is None:
+            return "not installed" if name in contest.module else f"not installed: {name}"
+    try:
+        load(contest.module)
+    except ImportError as error:
+        return f"not importable: {error}"
+    return None
+
+
+def load(module: str) -> Any:
+    """Import a peer, whose warnings about what else could be installed are none of our reader's business."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(module)
+
+
+# -- Megatron -----------------------------------------------------------------------------------------------
+
+_GLOBALS = (
+    "_DATA_PARALLEL_GROUP_WITH_CP",
+    "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP",
+    "_DATA_PARALLEL_GROUP_WITH_CP_GLOO",
+    "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO",
+    "_DATA_PARALLEL_GROUP",
+    "_DATA_PARALLEL_GROUP_GLOO",
+    "_CONTEXT_PARALLEL_GROUP",
+    "_MODEL_PARALLEL_GROUP",
+    "_TENSOR_MODEL_PARALLEL_GROUP",
+    "_PIPELINE_MODEL_PARALLEL_GROUP",
+    "_EMBEDDING_GROUP",
+    "_POSITION_EMBEDDING_GROUP",
+    "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",
+    "_TENSOR_AND_DATA_PARALLEL_GROUP",
+    "_TENSOR_AND_CONTEXT_PARALLEL_GROUP",
+    "_EXPERT_MODEL_PARALLEL_GROUP",
+    "_EXPERT_TENSOR_PARALLEL_GROUP",
+    "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP",
+    "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP",
+    "_EXPERT_DATA_PARALLEL_GROUP",
+    "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP",
+    "_INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP",
+    "_EXPERT_DATA_PARALLEL_GROUP_GLOO",
+    "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO",
+    "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP",
+)
+
+
+def _our_megatron(sizes: Sizes, *, gloo: bool = False) -> list[Any]:
+    return _connected(
+        megatron(sizes.world, tp=sizes.tp, cp=sizes.cp, pp=sizes.pp, ep=sizes.ep, etp=sizes.etp, gloo=gloo)
+    )
+
+
+def _connected(plan: Plan) -> list[Any]:
+    from rankmesh.groups import connect
+
+    return [group.pg for group in connect(plan).values()]
+
+
+def _their_megatron(sizes: Sizes, *, gloo: bool = False) -> list[Any]:
+    state = load("megatron.core.parallel_state")
+    state.initialize_model_parallel(
+        tensor_model_parallel_size=sizes.tp,
+        pipeline_model_parallel_size=sizes.pp,
+        context_parallel_size=sizes.cp,
+        expert_model_parallel_size=sizes.ep,
+        expert_tensor_parallel_size=sizes.etp,
+        create_gloo_process_groups=gloo,
+    )
+    return _groups(getattr(state, name, None) for name in _GLOBALS)
+
+
+def _groups(found: Iterable[Any]) -> list[Any]:
+    """The process groups among what a peer holds: some are None, or a mark, where this rank is no member."""
+    import torch.distributed as dist
+
+    return [group for group in found if isinstance(group, dist.ProcessGroup)]
+
+
+# -- DeviceMesh ---------------------------------------------------------------------------------------------
+
+_DATA = ("dp_replicate", "dp_shard", "cp")
+
+
+def _our_device_mesh(sizes: Sizes) -> list[Any]:
+    mesh = Mesh(
+        tp=sizes.tp,
+        cp=sizes.cp,
+        dp_shard=sizes.dp // sizes.replicas,
+        dp_replicate=sizes.replicas,
+        pp=sizes.pp,
+    )
+    specs = [GroupSpec(axis) for axis in reversed(mesh.axes)]
+    return _connected(Plan(mesh, [*specs, GroupSpec("dp_cp", "-".join(reversed(_DATA)))]))
+
+
+def _their_device_mesh(sizes: Sizes) -> list[Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = (sizes.pp, sizes.replicas, sizes.dp // sizes.replicas, sizes.cp, sizes.tp)
+    names = ("pp", *_DATA, "tp")
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    # Private by its name, and what torchtitan and accelerate call.
+    flat = mesh[_DATA]._flatten("dp_cp")
+    return [*(mesh.get_group(name) for name in names), flat.get_group()]
+
+
+# -- HyperCommGrid ------------------------------------------------------------------------------------------
+
+_KINDS = (("tp",), ("cp",), ("dp",), ("pp",), ("cp", "dp"), ("tp", "cp"), ("tp", "cp", "dp"))
+
+
+def _our_grid(sizes: Sizes) -> list[Any]:
+    mesh = Mesh(tp=sizes.tp, cp=sizes.cp, dp=sizes.dp, pp=sizes.pp)
+    return _connected(Plan(mesh, [GroupSpec("_".join(kind), "-".join(kind)) for kind in _KINDS]))
+
+
+def _their_grid(sizes: Sizes) -> list[Any]:
+    module = load("megatron.core.hyper_comm_grid")
+    grid = module.HyperCommGrid([sizes.tp, sizes.cp, sizes.dp, sizes.pp], ["tp", "cp", "dp", "pp"])
+    return _groups(grid.create_pg(list(kind)) for kind in _KINDS)
+
+
+MEGATRON = Contest(
+    "all Megatron groups", "megatron-core", "megatron.core.parallel_state", _our_megatron, _their_megatron
+)
+
+CONTESTS = (
+    MEGATRON,
+    Contest(
+        "all Megatron groups and gloo twins",
+        "megatron-core, default",
+        "megatron.core.parallel_state",
+        lambda sizes: _our_megatron(sizes, gloo=True),
+        lambda sizes: _their_megatron(sizes, gloo=True),
+    ),
+    Contest("5 axes, 1 flattened", "DeviceMesh", "torch.distributed.device_mesh", _our_device_mesh, _their_device_mesh),
+    Contest("7 kinds", "HyperCommGrid", "megatron.core.hyper_comm_grid", _our_grid, _their_grid),
+)
