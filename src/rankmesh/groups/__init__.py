@@ -4,6 +4,7 @@
 connect        plan + world -> LiveGroups: check, agree, create
 agree          one meeting of all ranks before anything is created
 naming         names as pure functions
+alone          groups of one rank, without a communicator
 live, handles  the groups of this rank; who made them destroys them
 report         what exists, what is shared, what it cost
 prove          every group against the plan's arithmetic, with real collectives

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.errors import ConnectError
 from rankmesh.groups.check import CheckResult, Diary, collect, run_rank
@@ -65,7 +65,7 @@ def check_in_job(
 
 def _store(job: JobRank, timeout: float) -> Any:
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             job.address,
             job.port + 1,
             job.world_size,
@@ -80,7 +80,7 @@ def _store(job: JobRank, timeout: float) -> Any:
             "check that rank 0 runs there, and that the port after MASTER_PORT is free",
             rank=job.rank,
         ) from error
-    return dist.PrefixStore("rankmesh/check", store)
+    return PrefixStore("rankmesh/check", store)
 
 
 def _diary(store: Any, rank: int) -> Diary:

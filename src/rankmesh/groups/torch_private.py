@@ -26,6 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankmesh.errors import ConnectError, PlanError
+from rankmesh.groups.alone import Alone
 from rankmesh.plan.options import Options
 
 __all__ = [
@@ -43,8 +44,6 @@ __all__ = [
 ]
 
 KNOWN_VERSIONS = ("2.13",)
-
-_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -193,28 +192,12 @@ def decline_split(bound_device: torch.device) -> None:
         source.perform_nocolor_split(bound_device)
 
 
-class _Alone(dist.ProcessGroup):
-    """A group of one rank over torch's C++ fake backend, whose answers are exact where nobody else is."""
-
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Return at once: nobody can be late."""
-
-
 def alone(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:
     """A process group whose one member is the global rank ``rank``."""
-    from torch._C._distributed_c10d import FakeProcessGroup
-    from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend "fake"
-
-    store = HashStore()
-    pg = _Alone(0, 1)  # type: ignore[call-arg]  # the stubs lack this overload, the only one for subclasses
-    kind = dist.ProcessGroup.BackendType.CUSTOM
-    pg._set_default_backend(kind)
-    made = FakeProcessGroup._create_internal(0, 1)
-    for device_type in _DEVICES:
-        pg._register_backend(torch.device(device_type), kind, made)
+    pg = Alone()
     pg._set_group_name(c10d.GroupName(name))
     pg._set_group_desc(desc)
-    _register(pg, c10d.Backend(backend), store, c10d.GroupName(name))
+    _register(pg, c10d.Backend(backend), HashStore(), c10d.GroupName(name))
     c10d._world.pg_group_ranks[pg] = {rank: 0}
     return pg
 
