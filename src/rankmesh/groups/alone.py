@@ -21,10 +21,12 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup, _create_work_from_future
+from torch.futures import Future
 
-from rankmesh.groups import torch_private
+__all__ = ["Alone"]
 
-__all__ = ["Alone", "alone"]
+_DEVICES = ("cpu", "cuda")
 
 
 class Alone(dist.ProcessGroup):
@@ -32,11 +34,18 @@ class Alone(dist.ProcessGroup):
 
     def __init__(self) -> None:
         super().__init__(0, 1)  # type: ignore[call-arg]  # the stubs lack this overload, the only one for subclasses
+        kind = dist.ProcessGroup.BackendType.CUSTOM
+        self._set_default_backend(kind)
+        made = FakeProcessGroup._create_internal(0, 1)
+        for device_type in _DEVICES:
+            self._register_backend(torch.device(device_type), kind, made)
         self._operations = 0
 
     def _done(self, tensors: list[torch.Tensor]) -> dist.Work:
         self._operations += 1
-        return torch_private.finished(tensors)
+        future: Future[list[torch.Tensor]] = Future()
+        future.set_result(tensors)
+        return _create_work_from_future(future)  # type: ignore[no-any-return]
 
     def _in_place(self, tensors: Any = (), *_: Any, **__: Any) -> dist.Work:
         return self._done(_listed(tensors))
@@ -69,7 +78,7 @@ class Alone(dist.ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None, *_: Any, **__: Any) -> dist.Work:
         """The tensors as they are; a scaled sum of one is the tensor times its factor."""
         reduced = _listed(tensors)
-        factor = torch_private.premultiplied(getattr(opts, "reduceOp", opts))
+        factor = _factor(getattr(opts, "reduceOp", opts))
         if factor is not None:
             with torch.no_grad():
                 for tensor in reduced:
@@ -97,8 +106,7 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def alone(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:
-    """A process group whose one member is the global rank ``rank``."""
-    pg = Alone()
-    torch_private.register_alone(pg, rank=rank, name=name, desc=desc, backend=backend)
-    return pg
+def _factor(operation: Any) -> Any:
+    """The factor of a scaled sum, None for any other reduction."""
+    scaled = getattr(operation, "op", operation) == dist.ReduceOp.RedOpType.PREMUL_SUM
+    return getattr(operation, "factor", None) if scaled else None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rankmesh.errors import ConnectError, NotAMember, RankmeshError
 from rankmesh.groups import torch_private
+from rankmesh.groups.alone import alone
 from rankmesh.groups.handles import LiveGroup
 from rankmesh.groups.naming import process_group_name
 from rankmesh.groups.report import Report, report_of
@@ -157,7 +158,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         name = process_group_name(self.plan.digest, self.generation, own.name, own.group.array)
         backend = own.options.backend or self._world.backend
         if own.size == 1:
-            return torch_private.alone(rank=self.rank, name=name, desc=str(own), backend=backend)
+            return alone(rank=self.rank, name=name, desc=str(own), backend=backend)
         timeout = self._world.timeout if own.options.timeout is None else timedelta(seconds=own.options.timeout)
         try:
             return torch_private.create(

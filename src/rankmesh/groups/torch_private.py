@@ -1,11 +1,11 @@
 """Every private or version-dependent call into torch. Known on: torch 2.13.
 
 ```
-world()       the initialised default group: rank, size, store, backend, timeout
-create(...)   a process group of given members under a given name, made by its members alone
-alone(...)    a process group of one rank: answers every collective, owns no thread, socket or store key
-destroy(pg)   undo either, leaving torch's registries as they were
-registries()  what torch has registered now
+world()              the initialised default group: rank, size, store, backend, timeout
+create(...)          a process group of given members under a given name, made by its members alone
+register_alone(...)  the same for a group of one rank (``alone.py``)
+destroy(pg)          undo either, leaving torch's registries as they were
+registries()         what torch has registered now
 ```
 
 Why private calls: ``torch.distributed.new_group`` sorts the ranks, names the group by a counter that differs between
@@ -21,29 +21,38 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, _register_process_group
+from torch._C._distributed_c10d import (  # type: ignore[attr-defined]  # some are absent from torch's stubs
+    FakeProcessGroup,
+    HashStore,
+    PrefixStore,
+    _create_work_from_future,
+    _register_process_group,
+)
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankmesh.errors import ConnectError, PlanError
-from rankmesh.groups.alone import Alone
 from rankmesh.plan.options import Options
 
 __all__ = [
     "KNOWN_VERSIONS",
     "World",
-    "alone",
     "create",
     "decline_split",
     "destroy",
     "device_mesh",
+    "finished",
     "is_registered",
     "nccl_options",
+    "premultiplied",
+    "register_alone",
     "registries",
     "world",
 ]
 
 KNOWN_VERSIONS = ("2.13",)
+
+_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -192,14 +201,32 @@ def decline_split(bound_device: torch.device) -> None:
         source.perform_nocolor_split(bound_device)
 
 
-def alone(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:
-    """A process group whose one member is the global rank ``rank``."""
-    pg = Alone()
+def finished(tensors: list[torch.Tensor]) -> dist.Work:
+    """Work that is done, whose future holds these tensors."""
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result(tensors)
+    work: dist.Work = _create_work_from_future(future)
+    return work
+
+
+def premultiplied(operation: Any) -> Any:
+    """The factor of a scaled sum, which torch keeps where only pickling shows it; None for any other reduction."""
+    if operation is None or operation != dist.ReduceOp.RedOpType.PREMUL_SUM:
+        return None
+    return operation.__getstate__()[1]
+
+
+def register_alone(pg: dist.ProcessGroup, *, rank: int, name: str, desc: str, backend: str) -> None:
+    """Put torch's fake backend under a process group of one rank, and register it."""
+    kind = dist.ProcessGroup.BackendType.CUSTOM
+    pg._set_default_backend(kind)
+    made = FakeProcessGroup._create_internal(0, 1)
+    for device_type in _DEVICES:
+        pg._register_backend(torch.device(device_type), kind, made)
     pg._set_group_name(c10d.GroupName(name))
     pg._set_group_desc(desc)
     _register(pg, c10d.Backend(backend), HashStore(), c10d.GroupName(name))
     c10d._world.pg_group_ranks[pg] = {rank: 0}
-    return pg
 
 
 def _register(pg: Any, backend: Any, store: Any, name: Any) -> None:
