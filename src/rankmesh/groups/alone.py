@@ -78,7 +78,7 @@ class Alone(dist.ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None, *_: Any, **__: Any) -> dist.Work:
         """The tensors as they are; a scaled sum of one is the tensor times its factor."""
         reduced = _listed(tensors)
-        factor = _factor(getattr(opts, "reduceOp", opts))
+        factor = torch_private.premultiplied(getattr(opts, "reduceOp", opts))
         if factor is not None:
             with torch.no_grad():
                 for tensor in reduced:
@@ -106,7 +106,8 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _factor(operation: Any) -> Any:
-    """The factor of a scaled sum, None for any other reduction."""
-    scaled = getattr(operation, "op", operation) == dist.ReduceOp.RedOpType.PREMUL_SUM
-    return getattr(operation, "factor", None) if scaled else None
+def alone(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:
+    """A registered process group whose one member is the global rank ``rank``."""
+    group = Alone()
+    torch_private.register_alone(group, rank=rank, name=name, desc=desc, backend=backend)
+    return group

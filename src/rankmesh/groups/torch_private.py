@@ -211,7 +211,8 @@ def finished(tensors: list[torch.Tensor]) -> dist.Work:
 
 def premultiplied(operation: Any) -> Any:
     """The factor of a scaled sum, which torch keeps where only pickling shows it; None for any other reduction."""
-    if operation is None or operation != dist.ReduceOp.RedOpType.PREMUL_SUM:
+    scaled = dist.ReduceOp.RedOpType.PREMUL_SUM  # type: ignore[attr-defined]  # absent from torch's stubs
+    if operation is None or operation != scaled:
         return None
     return operation.__getstate__()[1]
 
