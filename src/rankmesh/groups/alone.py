@@ -98,7 +98,7 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
 
 
 def alone(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:
-    """A registered process group whose one member is the global rank ``rank``."""
-    group = Alone()
-    torch_private.register_alone(group, rank=rank, name=name, desc=desc, backend=backend)
-    return group
+    """A process group whose one member is the global rank ``rank``."""
+    pg = Alone()
+    torch_private.register_alone(pg, rank=rank, name=name, desc=desc, backend=backend)
+    return pg
