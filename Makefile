@@ -14,7 +14,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-8s %s\n", $$1, $$2 }'
@@ -37,6 +37,9 @@ lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@$(BIN)/mypy --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores
 	@echo '== layers: lint-imports'
 	@$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-test  ## measure against the peers; writes bench/results.json, docs/benchmarks.md (ARGS='--rounds 3')
+	$(BIN)/rankmesh bench --json bench/results.json --markdown docs/benchmarks.md $(ARGS)
 
 clean:  ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -7,7 +7,8 @@ all Megatron groups            20 kinds     megatron-core, without its gloo twin
 7 kinds                         7 kinds     HyperCommGrid
 ```
 
-Both sides start at the sizes: what rankmesh spends on its plan is in its time.
+Both sides start at the sizes: what rankmesh spends on its plan is in its time. Of the Megatron groups, megatron-core
+holds one kind fewer: without several optimizer instances it has no inter_ep_dp, which is a group of one rank then.
 """
 
 from __future__ import annotations
