@@ -6,7 +6,7 @@ pytest ── request ──> server ── fork ──> supervisor (a session o
 ```
 
 The parent of the ranks has neither threads nor a store: a lock that a thread holds at the fork stays locked
-in the child. So rank 0 serves the store, on a socket that the supervisor has bound, until all others have ended.
+in the child. So rank 0 serves the store, on a socket of the supervisor, until all others have ended.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
+import torch.distributed.tensor
 
-import rankmesh.groups  # noqa: F401  - loaded before the fork, once for all ranks
+import rankmesh.groups  # noqa: F401  - loaded before the fork, once for all ranks, as is what torch loads late
 from rankmesh.errors import RankmeshError
 
 REPOSITORY = Path(__file__).parents[2]

@@ -2,6 +2,7 @@ import json
 import os
 import time
 from collections import Counter
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -55,7 +56,7 @@ def _claim(rank, size, span=None, **fields):
     return Claim(rank, size, Span.of(*(span or (0, size)), None), fields)
 
 
-# -- the good path ----------------------------------------------------------------------------------------------
+# -- the good path ---------------------------------------------------------------------------------
 
 
 def _operations(me):
@@ -90,7 +91,7 @@ def test_generations_are_the_same_on_every_rank(ranks):
     assert ranks(4, _many_generations) == [[0, 1, 2]] * 4
 
 
-# -- ranks that differ ------------------------------------------------------------------------------------------
+# -- ranks that differ -----------------------------------------------------------------------------
 
 
 def _connect(plan, timeout=15):
@@ -204,7 +205,7 @@ def _other_version(me):
     return me.error(AgreementError, rm.connect, GOOD, timeout=15)
 
 
-# -- ranks that do not come -------------------------------------------------------------------------------------
+# -- ranks that do not come ------------------------------------------------------------------------
 
 
 def _one_late(me, late):
@@ -272,10 +273,8 @@ def _interrupted(me):
 
     store = me.store
     if me.rank == 0:
-        try:
+        with suppress(KeyboardInterrupt):
             agree(Interrupting(store), _claim(0, 2), LONG)
-        except KeyboardInterrupt:
-            pass
     me.meet("interrupted")
     if me.rank == 0:
         return me.error(AgreementError, agree, store, _claim(0, 2), timedelta(seconds=1))["missing"]
@@ -287,7 +286,7 @@ def test_a_rank_is_counted_once_after_an_interrupt(ranks):
     assert ranks(2, _interrupted, world=None) == [[1], [1]]
 
 
-# -- several meetings on one store ------------------------------------------------------------------------------
+# -- several meetings on one store -----------------------------------------------------------------
 
 
 def _unequal_counts(me):
@@ -351,7 +350,7 @@ def test_two_jobs_on_one_store_do_not_meet(ranks):
     assert ranks(4, _two_jobs, world=None) == [[0, 2], [0, 1], [0, 2], [0, 1]]
 
 
-# -- what others write ------------------------------------------------------------------------------------------
+# -- what others write -----------------------------------------------------------------------------
 
 GARBAGE = {
     "pickle": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x05exit 1\x85R.",
@@ -420,7 +419,7 @@ def test_a_garbage_record_is_refused(ranks, content):
     assert "another program writes under rankmesh's keys" in error["message"]
 
 
-# -- a store that goes away -------------------------------------------------------------------------------------
+# -- a store that goes away ------------------------------------------------------------------------
 
 
 def _store_dies(me):
@@ -428,8 +427,7 @@ def _store_dies(me):
     if me.rank == 0:
         time.sleep(0.5)
         os._exit(0)
-    errors = [me.error(ConnectError, agree, me.store, _claim(me.rank, 3), LONG) for _ in range(2)]
-    return errors
+    return [me.error(ConnectError, agree, me.store, _claim(me.rank, 3), LONG) for _ in range(2)]
 
 
 def test_a_store_that_goes_away_is_a_named_error(outcomes):

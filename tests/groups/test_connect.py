@@ -1,0 +1,290 @@
+import json
+import os
+import random
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import rankmesh as rm
+from rankmesh.errors import ConnectError, NotAMember, UnknownGroup
+from rankmesh.groups import torch_private
+
+SHUFFLED = [5, 2, 7, 0, 1, 6, 3, 4]
+SHORT = timedelta(seconds=1)
+AXES = ["tp", "dp", "pp"]
+
+
+def _cube(**how):
+    """Three axes of two, groups along one, two and all of them, and two picks."""
+    kinds = [rm.GroupSpec(name) for name in AXES]
+    kinds += [rm.GroupSpec("dp_tp", "dp-tp"), rm.GroupSpec("all", "tp-dp-pp")]
+    kinds += [rm.GroupSpec("embd", "pp", pick=rm.ends), rm.GroupSpec("back", "dp-tp", pick=(3, 1, 0))]
+    return rm.Plan(rm.Mesh(tp=2, dp=2, pp=2, **how), kinds, world_size=10 if how.get("offset") else None)
+
+
+PLANS = {
+    "megatron": (8, rm.recipes.megatron(8, tp=2, pp=2)),
+    "megatron with experts": (16, rm.recipes.megatron(16, tp=2, cp=2, pp=2, ep=2, etp=1)),
+    "megatron with instances and twins": (
+        16,
+        rm.recipes.megatron(16, tp=2, optimizer_instances=2, gloo=True),
+    ),
+    "megatron with hierarchical cp": (16, rm.recipes.megatron(16, cp=8, hierarchical_cp=(2, 2, 2), pp=2)),
+    "megatron, another order": (16, rm.recipes.megatron(16, tp=2, cp=2, pp=2, ep=2, order="tp-pp-dp-ep-cp")),
+    "nanotron": (16, rm.recipes.nanotron(tp=2, cp=2, dp=2, pp=2, local_world_size=8)),
+    "ezpz": (16, rm.recipes.ezpz(16, tp=2, cp=2, pp=2)),
+    "three_d": (8, rm.recipes.three_d(tp=2, pp=2, dp=2)),
+    "torchtitan": (16, rm.recipes.torchtitan(16, tp=2, cp=2, dp_replicate=2, pp=1, ep=4)),
+    "a rank map": (8, _cube(rank_map=SHUFFLED)),
+    "an offset": (10, _cube(offset=2)),
+    "an offset and a rank map": (10, _cube(offset=2, rank_map=[rank + 2 for rank in SHUFFLED])),
+}
+
+
+def _seen(group):
+    """What one member sees of a group, through the network."""
+    mine = torch.tensor([group.ranks[group.rank]])
+    total = mine.clone()
+    dist.all_reduce(total, group=group.pg)
+    every = [torch.empty_like(mine) for _ in range(group.size)]
+    dist.all_gather(every, mine, group=group.pg)
+    return {
+        "sum": total.item(),
+        "gathered": [tensor.item() for tensor in every],
+        "rank": dist.get_rank(group.pg),
+        "registered": dist.get_process_group_ranks(group.pg),
+        "description": group.pg.group_desc,
+    }
+
+
+def _connect(me, plans):
+    """Connect plans one inside the other; what every group of each looks like."""
+    seen = []
+    for plan in plans:
+        with rm.connect(plan, timeout=15) as groups:
+            assert list(groups) == list(plan.of(me.rank))
+            seen.append({name: _seen(group) for name, group in groups.items()})
+    return seen
+
+
+def _check(plan, rank, seen):
+    """Every group that has this rank, and no other, against the plan's rank lists."""
+    expected = {}
+    for name, kind in plan.kinds.items():
+        expected.update((name, members) for members in kind.array.tolist() if rank in members)
+    assert set(seen) == set(expected)
+    for name, members in expected.items():
+        group = seen[name]
+        assert group["gathered"] == group["registered"] == members, name
+        assert (group["sum"], group["rank"]) == (sum(members), members.index(rank)), name
+        # A shared process group is described as the kind that leads.
+        assert group["description"] == str(plan.of(rank)[plan.of(rank)[name].leader]), name
+
+
+@pytest.mark.parametrize("what", PLANS)
+def test_every_group_of_a_plan_is_what_the_plan_says(ranks, what):
+    """8 to 16 ranks: sums, gathers and positions in every group of every kind, in the members' own order."""
+    size, plan = PLANS[what]
+    for rank, (seen,) in enumerate(ranks(size, _connect, [plan])):
+        _check(plan, rank, seen)
+
+
+def test_a_mesh_smaller_than_its_world(ranks):
+    """10 ranks, 8 in the mesh: those outside get no groups, and a group is NotAMember for them."""
+    outside = ranks(10, _outside, _cube(offset=2))
+    assert outside[:2] == [["NotAMember", "UnknownGroup", []]] * 2
+
+
+def _outside(me, plan):
+    with rm.connect(plan) as groups:
+        if me.rank >= 2:
+            return []
+        kinds = [me.error(NotAMember, groups.__getitem__, "tp")["kind"]]
+        kinds += [me.error(UnknownGroup, groups.__getitem__, "ttp")["kind"]]
+        return [*kinds, list(groups)]
+
+
+def _job(me, plans):
+    mine = [plan for plan in plans if me.rank in plan.mesh]
+    live = [rm.connect(plan, timeout=15) for plan in mine]
+    seen = [{name: _seen(group) for name, group in groups.items()} for groups in live]
+    for groups in reversed(live):
+        groups.close()
+    return seen
+
+
+def test_several_meshes_in_one_job(ranks):
+    """12 ranks: an encoder and a language model side by side, and a colocated one, all alive at once."""
+    job = rm.Job(
+        world_size=12,
+        encoder=rm.Mesh(tp=2, dp=2),
+        llm=rm.Mesh(tp=2, dp=2, pp=2, offset=4),
+        critic=rm.Mesh(dp=4, tp=2, offset=4),
+    )
+    kinds = [rm.GroupSpec("tp"), rm.GroupSpec("dp")]
+    plans = rm.Plan.of_job(job, {"encoder": kinds, "llm": [*kinds, rm.GroupSpec("pp")], "critic": kinds})
+    for rank, seen in enumerate(ranks(12, _job, list(plans.values()))):
+        mine = [plan for plan in plans.values() if rank in plan.mesh]
+        assert len(seen) == len(mine) == (1 if rank < 4 else 2)
+        for plan, groups in zip(mine, seen, strict=True):
+            _check(plan, rank, groups)
+
+
+def test_generations_follow_each_other(ranks):
+    """8 ranks: three connects of one plan on one store, each right."""
+    plan = _cube()
+    for rank, rounds in enumerate(ranks(8, _connect, [plan] * 3)):
+        for seen in rounds:
+            _check(plan, rank, seen)
+
+
+def _twice(me, plan):
+    with rm.connect(plan) as groups:
+        refused = me.error(ConnectError, rm.connect, plan)
+        return [refused["message"], _seen(groups["tp"])["gathered"]]
+
+
+def test_a_plan_has_one_owner_at_a_time(ranks):
+    """8 ranks: a second connect of a plan that is connected is refused; the first goes on."""
+    for message, gathered in ranks(8, _twice, _cube()):
+        assert "connected already" in message
+        assert len(gathered) == 2
+
+
+# -- uneven membership ----------------------------------------------------------------------------
+
+EMBEDDING_FIRST = rm.Plan(
+    rm.Mesh(tp=2, pp=2),
+    [rm.GroupSpec("embd", "tp-pp", pick=(0, 3)), rm.GroupSpec("tp"), rm.GroupSpec("pp")],
+)
+
+
+def test_the_embedding_pattern_does_not_hang(ranks):
+    """4 ranks: 0 and 3 own a group of two before the pairs are made, so ranks own different numbers."""
+    for rank, (seen,) in enumerate(ranks(4, _connect, [EMBEDDING_FIRST], limit=10)):
+        _check(EMBEDDING_FIRST, rank, seen)
+
+
+def _torch_own_names(me):
+    """The same pattern with torch's own member-only creation, whose names count what a rank has."""
+    if me.rank in (0, 3):
+        dist.new_group([0, 3], use_local_synchronization=True, timeout=SHORT)
+    try:
+        pair = dist.new_group(
+            [me.rank // 2 * 2, me.rank // 2 * 2 + 1], use_local_synchronization=True, timeout=SHORT
+        )
+        dist.all_reduce(torch.ones(1), group=pair)
+    except RuntimeError as error:
+        return str(error)
+    return "worked"
+
+
+def test_the_trap_is_real(ranks):
+    """4 ranks: torch's own member-only groups wait for each other until the timeout, here 1 s."""
+    assert "worked" not in ranks(4, _torch_own_names, timeout=1, limit=20)
+
+
+def _random_plan(random):
+    """Up to eight kinds of group in a random order over 6 to 8 ranks, most of them picked from."""
+    sizes = random.choice([(2, 2, 2), (4, 2), (2, 3), (6,), (7,), (8,), (3, 2), (2, 4), (5,)])
+    names = random.sample(["tp", "cp", "dp", "pp"], len(sizes))
+    size = 1
+    for factor in sizes:
+        size *= factor
+    order = random.sample(range(size), size) if random.random() < 0.5 else None
+    mesh = rm.Mesh(rank_map=order, **dict(zip(names, sizes, strict=True)))
+    specs = []
+    for number in range(random.randint(2, 6)):
+        axes = random.sample(names, random.randint(1, len(names)))
+        width = mesh.groups("-".join(axes)).size
+        pick = random.sample(range(width), random.randint(1, width)) if random.random() < 0.7 else None
+        specs.append(rm.GroupSpec(f"g{number}", "-".join(axes), pick=pick, share=random.random() < 0.7))
+    return rm.Plan(mesh, specs, world_size=8)
+
+
+def _random_plans(me, least, seconds):
+    """At least so many random plans, more while there is time: rank 0 says when to stop."""
+    source = random.Random(7)  # noqa: S311  - the same plans on every rank
+    started, right = time.monotonic(), 0
+    go = torch.ones(1)
+    while go:
+        plan = _random_plan(source)
+        with rm.connect(plan, timeout=20) as groups:
+            for group in groups.values():
+                seen = _seen(group)
+                assert seen["gathered"] == list(group.ranks), (plan, group, seen)
+                assert seen["sum"] == sum(group.ranks), (plan, group, seen)
+        right += 1
+        go[0] = right < least or time.monotonic() - started < seconds
+        dist.broadcast(go, 0)
+    return right
+
+
+def test_random_plans_with_uneven_membership_never_hang(ranks):
+    """8 ranks: at least 100 random plans (or RANKMESH_TEST_PLANS) in one world, under an outer limit."""
+    least = int(os.environ.get("RANKMESH_TEST_PLANS", "100"))
+    done = ranks(8, _random_plans, least, 8, limit=60 + least / 4, timeout=30)
+    assert len(set(done)) == 1
+    assert done[0] >= least
+
+
+# -- sharing --------------------------------------------------------------------------------------
+
+SHARING = rm.Plan(
+    rm.Mesh(tp=2, dp=4, pp=1),
+    [
+        rm.GroupSpec("dp"),
+        rm.GroupSpec("dp_pp", "dp-pp"),  # as dp
+        rm.GroupSpec("own", "dp", share=False),
+        rm.GroupSpec("slow", "dp", timeout=77),
+        rm.GroupSpec("gather", "dp", overlap="gather"),
+        rm.GroupSpec("gather2", "dp", overlap="gather"),  # as gather
+        rm.GroupSpec("turned", "dp", pick=(3, 2, 1, 0)),
+        rm.GroupSpec("tp"),
+        rm.GroupSpec("pp"),
+    ],
+)
+
+
+def _shared(me, plan):
+    before = torch_private.registries()["pg_map"]
+    with rm.connect(plan) as groups:
+        registered = torch_private.registries()["pg_map"] - before
+        report = groups.report()
+        same = groups["dp"].pg is groups["dp_pp"].pg and groups["gather"].pg is groups["gather2"].pg
+        apart = len({id(groups[name].pg) for name in ("dp", "own", "slow", "gather", "turned")})
+        seen = {name: _seen(group)["gathered"] for name, group in groups.items()}
+        return [registered, same, apart, report.to_json(), str(report), seen]
+
+
+def test_one_communicator_for_equal_members_and_options(ranks):
+    """8 ranks, 9 kinds: five communicators along dp, one along tp, one local group; report() says so."""
+    for rank, (registered, same, apart, text, table, seen) in enumerate(ranks(8, _shared, SHARING)):
+        assert (registered, same, apart) == (7, True, 5)
+        assert seen["turned"] == seen["dp"][::-1]
+        report = json.loads(text)
+        assert report["communicators"] == 6
+        leaders = {group["name"]: group["communicator"] for group in report["groups"]}
+        assert leaders == {
+            "dp": "dp",
+            "dp_pp": "dp",
+            "own": "own",
+            "slow": "slow",
+            "gather": "gather",
+            "gather2": "gather",
+            "turned": "turned",
+            "tp": "tp",
+            "pp": None,
+        }
+        timeouts = {group["name"]: group["timeout"] for group in report["groups"]}
+        assert (timeouts["slow"], timeouts["dp"]) == (77.0, 20.0)
+        assert [group["ranks"] for group in report["groups"]] == list(seen.values())
+        lines = {line.split()[0]: line for line in table.splitlines()[2:]}
+        assert "9 groups, 6 communicators" in table
+        assert "dp's" in lines["dp_pp"]
+        assert "77 s" in lines["slow"]
+        assert "none needed" in lines["pp"]
+        assert report["rank"] == rank

@@ -1,0 +1,85 @@
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import rankmesh as rm
+from rankmesh.errors import ConnectError, UnknownAxis
+from rankmesh.groups import torch_private
+
+PLAN = rm.Plan(
+    rm.Mesh(tp=2, dp=2, pp=2).with_view("expert", ep=4, pp=2),
+    [rm.GroupSpec(name) for name in ("tp", "dp", "pp")]
+    + [rm.GroupSpec("ep", view="expert"), rm.GroupSpec("embd", "pp", pick=(0,))],
+)
+
+
+def _mesh(me, plan, axes):
+    with rm.connect(plan) as groups:
+        before = torch_private.registries()
+        mesh = groups.device_mesh(*axes)
+        tensor = distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0), Replicate()])
+        total = DTensor.from_local(torch.ones(1), mesh, [Shard(0), Replicate()]).sum().full_tensor().item()
+        return {
+            "new": torch_private.registries() != before,
+            "mesh": mesh.mesh.tolist(),
+            "names": list(mesh.mesh_dim_names),
+            "same": [mesh.get_group(axis) is groups[axis].pg for axis in axes],
+            "sub": [mesh[axis].get_group() is groups[axis].pg for axis in axes],
+            "coordinate": mesh.get_coordinate(),
+            "local": tensor.to_local().tolist(),
+            "full": torch.equal(tensor.full_tensor(), torch.arange(8.0).reshape(4, 2)),
+            "total": total,
+        }
+
+
+def test_a_device_mesh_over_our_groups(ranks):
+    """8 ranks: the mesh and its sub-meshes use our process groups, make none, and serve DTensor."""
+    axes = ("dp", "tp")
+    for rank, seen in enumerate(ranks(8, _mesh, PLAN, axes)):
+        place, base = PLAN.mesh.coordinate(rank), 4 * (rank // 4)
+        assert seen["new"] is False
+        assert seen["mesh"] == [[base, base + 1], [base + 2, base + 3]]
+        assert seen["names"] == list(axes)
+        assert seen["same"] == seen["sub"] == [True, True]
+        assert seen["coordinate"] == [place["dp"], place["tp"]]
+        assert seen["local"] == [[4.0 * place["dp"] + row, 4.0 * place["dp"] + row + 1] for row in (0, 2)]
+        assert (seen["full"], seen["total"]) == (True, 2.0)
+
+
+def _shuffled(me, plan):
+    with rm.connect(plan) as groups:
+        mesh = groups.device_mesh("dp", "tp")
+        one = groups.device_mesh("tp")
+        gathered = DTensor.from_local(torch.tensor([me.rank]), one, [Shard(0)]).full_tensor()
+        return [mesh.mesh.tolist(), mesh.get_coordinate(), gathered.tolist(), list(groups["tp"].ranks)]
+
+
+def test_a_device_mesh_over_permuted_ranks(ranks):
+    """4 ranks in another order: the mesh lists them so, and a DTensor is put together in that order."""
+    plan = rm.Plan(rm.Mesh(tp=2, dp=2, rank_map=[3, 1, 0, 2]), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])
+    for rank, (mesh, coordinate, gathered, members) in enumerate(ranks(4, _shuffled, plan)):
+        assert mesh == [[3, 1], [0, 2]]
+        assert coordinate == [plan.mesh.coordinate(rank)["dp"], plan.mesh.coordinate(rank)["tp"]]
+        assert gathered == members
+
+
+def _refused(me, plan):
+    with rm.connect(plan) as groups:
+        view = groups.device_mesh("pp", "ep", view="expert")
+        after = [
+            me.error(UnknownAxis, groups.device_mesh, "dpp"),
+            me.error(ConnectError, groups.device_mesh, "cp"),
+            view.mesh.tolist(),
+        ]
+    after.append(me.error(ConnectError, groups.device_mesh, "tp"))
+    return after
+
+
+def test_an_axis_without_a_group_is_refused(ranks):
+    """8 ranks: an unknown axis, an axis that only a pick is along, and closed groups; a view works."""
+    mesh = rm.Mesh(tp=2, cp=1, dp=2, pp=2).with_view("expert", ep=4, pp=2)
+    kinds = [rm.GroupSpec("tp"), rm.GroupSpec("pp"), rm.GroupSpec("ep", view="expert")]
+    for unknown, without, view, closed in ranks(8, _refused, rm.Plan(mesh, kinds)):
+        assert unknown["name"] == "dpp"
+        assert "GroupSpec('cp')" in without["message"]
+        assert view == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert "closed" in closed["message"]

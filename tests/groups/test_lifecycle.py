@@ -1,0 +1,246 @@
+import gc
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import rankmesh as rm
+from rankmesh.errors import ConnectError, NotAMember, PlanError, UnknownGroup
+from rankmesh.groups import torch_private
+
+
+def _plan(dp=2, **how):
+    kinds = [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp"), rm.GroupSpec("pp")]
+    kinds += [rm.GroupSpec("ends", "tp-dp", pick=rm.ends), rm.GroupSpec("all2", "tp-dp")]
+    return rm.Plan(rm.Mesh(tp=2, dp=dp, pp=1), kinds, **how)
+
+
+def _use(groups):
+    for group in groups.values():
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=group.pg)
+        assert tensor.item() == group.size
+
+
+def _cycles(me, plan, count):
+    """Resources after two cycles, and after many more."""
+
+    def measured():
+        gc.collect()
+        time.sleep(0.05)  # gloo's threads end on their own
+        me.meet(f"measured {len(taken)}")
+        return {**me.resources(), **torch_private.registries()}
+
+    taken = []
+    for number in range(count + 5):
+        with rm.connect(plan, timeout=20) as groups:
+            _use(groups)
+        if number == 4:
+            taken.append(measured())
+    taken.append(measured())
+    return taken
+
+
+def test_a_hundred_cycles_leave_everything_where_it_was(ranks):
+    """4 ranks, 100 connects: descriptors, threads and registries as before, memory within 6 MiB."""
+    for before, after in ranks(4, _cycles, _plan(), 100, limit=60):
+        grown = after.pop("memory") - before.pop("memory")
+        assert after == before
+        assert grown < 6 * 1024
+
+
+def _closed(me, plan):
+    before = torch_private.registries()
+    groups = rm.connect(plan)
+    tp = groups["tp"]
+    absent = me.error(NotAMember, groups.__getitem__, "ends") if me.rank in (1, 2) else None
+    unknown = me.error(UnknownGroup, groups.__getitem__, "ends_")
+    groups.close()
+    groups.close()
+    uses = [lambda: groups["tp"], lambda: tp.pg, groups.report, groups.warm_up, groups.__enter__]
+    messages = [me.error(ConnectError, use)["message"] for use in uses]
+    return {
+        "absent": absent,
+        "unknown": unknown["message"],
+        "messages": messages,
+        "closed": groups.closed,
+        "back": torch_private.registries() == before,
+    }
+
+
+def test_closed_groups_say_so(ranks):
+    """4 ranks: close twice is nothing, any use after it is an error; a non-member is told the members."""
+    for rank, seen in enumerate(ranks(4, _closed, _plan())):
+        assert (seen["closed"], seen["back"]) == (True, True)
+        assert all("closed" in message and "connect again" in message for message in seen["messages"])
+        assert "did you mean 'ends'?" in seen["unknown"]
+        if rank in (1, 2):
+            assert "[0, 3]" in seen["absent"]["message"]
+
+
+def _fails_inside(me, plan):
+    before = torch_private.registries()
+    try:
+        with rm.connect(plan) as groups:
+            _use(groups)
+            raise KeyError("inside")
+    except KeyError:
+        pass
+    back = torch_private.registries() == before
+    with rm.connect(plan) as groups:
+        _use(groups)
+    return [groups.closed, back, torch_private.registries() == before]
+
+
+def test_an_exception_inside_closes_too(ranks):
+    """4 ranks: the exception comes out, the groups are gone, and the next connect works."""
+    assert ranks(4, _fails_inside, _plan()) == [[True, True, True]] * 4
+
+
+BAD = {
+    "an unknown backend": ({"backend": "gluu"}, "gluu"),
+    "NCCL options on gloo": ({"nccl": {"max_ctas": 4}}, "NCCL options"),
+    "high priority on gloo": ({"high_priority": True}, "NCCL options"),
+    "SHARP on gloo": ({"sharp": True, "backend": "gloo"}, "NCCL options"),
+}
+
+
+def _refused(me, options):
+    gc.collect()
+    before, resources = torch_private.registries(), me.resources()
+    kinds = [rm.GroupSpec("tp"), rm.GroupSpec("dp", **options)]
+    error = me.error((ConnectError, PlanError), rm.connect, rm.Plan(rm.Mesh(tp=2, dp=2), kinds))
+    back = torch_private.registries() == before
+    gc.collect()
+    time.sleep(0.1)
+    left = me.resources()["descriptors"] - resources["descriptors"]
+    with rm.connect(_plan()) as groups:
+        _use(groups)
+    return [error["message"], back, left]
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_failed_connect_leaves_nothing(ranks, what):
+    """4 ranks, the second of two groups cannot be made: a named error, nothing left, and the next works."""
+    options, words = BAD[what]
+    for message, back, left in ranks(4, _refused, options):
+        assert words in message
+        assert (back, left) == (True, 0)
+
+
+def _world_again(me, plan):
+    """The world is destroyed with the groups still alive, and made again."""
+    groups = rm.connect(plan)
+    _use(groups)
+    me.meet("used")
+    dist.destroy_process_group()
+    groups.close()
+    refused = me.error(ConnectError, rm.connect, plan)["message"]
+    me.world("gloo", prefix="again")
+    with rm.connect(plan) as groups:
+        _use(groups)
+        return [groups.generation, refused]
+
+
+def test_a_world_made_again_connects_again(ranks):
+    """4 ranks: destroy_process_group, an error without a world, init again, connect again."""
+    for generation, refused in ranks(4, _world_again, _plan()):
+        assert generation == 0
+        assert "init_process_group" in refused
+
+
+def _resize(me):
+    """8, then 6, then 8 ranks; the two that leave come back; nobody is restarted."""
+    sizes = []
+    for number, (size, dp) in enumerate([(8, 4), (6, 3), (8, 4)]):
+        if me.rank < size:
+            me.world("gloo", prefix=f"world {number}", size=size)
+            too_large = _plan(dp=5)
+            assert "start 10 ranks" in me.error(ConnectError, rm.connect, too_large)["message"]
+            with rm.connect(_plan(dp=dp)) as groups:
+                _use(groups)
+                sizes.append(groups["all"].size)
+            dist.destroy_process_group()
+        me.meet(f"world {number} is over")
+    return sizes
+
+
+def test_a_world_that_shrinks_and_grows(ranks):
+    """8 -> 6 -> 8 ranks in the same processes: each world has its groups."""
+    assert ranks(8, _resize, world=None) == [[8, 6, 8]] * 6 + [[8, 8]] * 2
+
+
+def test_a_plan_for_another_world_is_refused(ranks):
+    """4 ranks: a plan for 8, and one that leaves the last two ranks out without saying so."""
+    for rank, (larger, smaller) in enumerate(ranks(4, _wrong_world)):
+        assert "a plan for a world of 8 ranks in a world of 4" in larger
+        assert ("leaves this rank out" in smaller) == (rank >= 2)
+
+
+def _wrong_world(me):
+    larger = me.error(ConnectError, rm.connect, _plan(world_size=8))["message"]
+    if me.rank >= 2:
+        return [larger, me.error(ConnectError, rm.connect, _plan(dp=1))["message"]]
+    with rm.connect(_plan(dp=1)) as groups:
+        _use(groups)
+    return [larger, ""]
+
+
+# -- options --------------------------------------------------------------------------------------
+
+
+def _short_timeout(me):
+    """Rank 3 does not come to tp, and late to dp."""
+    kinds = [rm.GroupSpec("tp", timeout=2), rm.GroupSpec("dp", backend="gloo")]
+    with rm.connect(rm.Plan(rm.Mesh(tp=2, dp=2), kinds)) as groups:
+        _use(groups)
+        seconds = None
+        if me.rank == 2:
+            seconds = me.error(RuntimeError, dist.all_reduce, torch.ones(1), group=groups["tp"].pg)["seconds"]
+            me.store.set("late", "yes")
+        if me.rank == 3:
+            me.store.wait(["late"])
+        _use({"dp": groups["dp"]})
+        me.meet("end")
+        return seconds
+
+
+def test_a_timeout_of_two_seconds_fires(ranks):
+    """4 ranks, rank 3 does not take part in tp: rank 2 hears of it within 4 s; dp waits longer than that."""
+    assert 1.8 < ranks(4, _short_timeout)[2] < 4
+
+
+def _lazy(me):
+    kinds = [rm.GroupSpec("tp", lazy=True), rm.GroupSpec("dp"), rm.GroupSpec("pp", lazy=True)]
+    with rm.connect(rm.Plan(rm.Mesh(tp=2, dp=2, pp=1), kinds)) as groups:
+        first = torch_private.registries()["pg_map"]
+        made = {group.name: group.created for group in groups.report().groups}
+        if me.rank in (0, 1):
+            _use({"tp": groups["tp"]})
+        later = torch_private.registries()["pg_map"]
+        me.meet("end")
+        return [first, made, later - first]
+
+
+def test_lazy_groups_are_made_at_first_use_by_their_members(ranks):
+    """4 ranks: only dp exists at first; ranks 0 and 1 use tp, and only they make it."""
+    for rank, (first, made, more) in enumerate(ranks(4, _lazy)):
+        assert (first, made) == (2, {"tp": False, "dp": True, "pp": False})
+        assert more == (1 if rank < 2 else 0)
+
+
+def _member_absent(me):
+    """A rank that dies between agreeing and its first collective."""
+    with rm.connect(rm.Plan(rm.Mesh(tp=2), [rm.GroupSpec("tp", timeout=2)])) as groups:
+        _use(groups)
+        if me.rank == 1:
+            return None
+        return me.error(ConnectError, groups.warm_up, timeout=1)
+
+
+def test_a_warm_up_that_is_not_through_names_the_group(ranks):
+    """2 ranks, one does not warm up: the other is told which group, and who is in it, in a bounded time."""
+    error, _ = ranks(2, _member_absent)
+    assert error["group"] == "tp"
+    assert error["seconds"] < 4
