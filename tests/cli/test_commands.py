@@ -50,9 +50,7 @@ def test_explain_is_the_plans_own_words(rankmesh) -> None:
     """Text and JSON are those of Plan.explain and Plan.describe."""
     plan = read("mixtral-8x7b").plan
     assert rankmesh("explain", "mixtral-8x7b", 5).out == plan.explain(5) + "\n"
-    assert json.loads(rankmesh("explain", "mixtral-8x7b", 5, "--json").out) == json.loads(
-        json.dumps(plan.describe(5))
-    )
+    assert json.loads(rankmesh("explain", "mixtral-8x7b", 5, "--json").out) == json.loads(json.dumps(plan.describe(5)))
 
 
 def test_diff_of_equal_layouts_exits_with_0(rankmesh) -> None:

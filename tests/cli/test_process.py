@@ -110,7 +110,5 @@ def test_json_of_every_group_of_131072_ranks_parses(process) -> None:
 )
 def test_the_shell_completes_specs_and_groups(process, typed: str, offered: set[str]) -> None:
     """Completion offers presets, recipes, and the group names of the SPEC before."""
-    ran = process(
-        _RANKMESH_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(len(typed.split()) - 1)
-    )
+    ran = process(_RANKMESH_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(len(typed.split()) - 1))
     assert set(ran.out.split()) == offered

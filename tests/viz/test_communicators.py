@@ -48,9 +48,7 @@ def test_counts_equal_those_of_every_rank(plan: Plan) -> None:
     """Least, most and total are what plan.of(rank).communicators says rank by rank."""
     span = plan.mesh.span
     counts = [len(plan.of(rank).communicators) for rank in range(span.offset, span.stop)]
-    distinct = {
-        (own.name, own.ranks) for rank in range(span.offset, span.stop) for own in plan.of(rank).communicators
-    }
+    distinct = {(own.name, own.ranks) for rank in range(span.offset, span.stop) for own in plan.of(rank).communicators}
     use = communicators(plan)
     assert (use.least, use.most, use.total) == (min(counts), max(counts), len(distinct))
 

@@ -35,7 +35,5 @@ def group_names(ctx: typer.Context, incomplete: str) -> _Offers:
     except RankmeshError:
         return []
     return [
-        (name, f"{len(groups)} of {groups.size}")
-        for name, groups in plan.kinds.items()
-        if name.startswith(incomplete)
+        (name, f"{len(groups)} of {groups.size}") for name, groups in plan.kinds.items() if name.startswith(incomplete)
     ]

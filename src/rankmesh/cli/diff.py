@@ -55,9 +55,7 @@ def command(
     ],
     examples: Annotated[
         int,
-        typer.Option(
-            "--examples", "-n", min=1, metavar="N", help="Ranks to list for each kind that differs."
-        ),
+        typer.Option("--examples", "-n", min=1, metavar="N", help="Ranks to list for each kind that differs."),
     ] = 3,
     world_size: WorldSize = None,
     json: Json = False,

@@ -41,9 +41,7 @@ class KindGroups:
     groups: list[list[int]]
 
 
-def kind_groups(
-    spec: str, name: str, *, rank: int | None = None, world_size: int | None = None
-) -> KindGroups:
+def kind_groups(spec: str, name: str, *, rank: int | None = None, world_size: int | None = None) -> KindGroups:
     """All groups of a kind, or the one that ``rank`` is in (``NotAMember`` if it is in none)."""
     plan = plan_of(spec, world_size).plan
     kind, groups = plan.spec(name), plan.groups(name)

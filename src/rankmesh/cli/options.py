@@ -38,18 +38,12 @@ PresetName = Annotated[
 ]
 WorldSize = Annotated[
     int | None,
-    typer.Option(
-        "--world-size", "-w", min=1, metavar="N", help="Ranks in the world: what a * in SPEC is filled from."
-    ),
+    typer.Option("--world-size", "-w", min=1, metavar="N", help="Ranks in the world: what a * in SPEC is filled from."),
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print JSON with stable keys, and nothing else, to stdout.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys, and nothing else, to stdout.")]
 Debug = Annotated[
     bool,
-    typer.Option(
-        "--debug", callback=_debug, is_eager=True, help=f"Show the traceback of an error ({DEBUG}=1)."
-    ),
+    typer.Option("--debug", callback=_debug, is_eager=True, help=f"Show the traceback of an error ({DEBUG}=1)."),
 ]
 
 

@@ -90,16 +90,10 @@ def command(
     members: Annotated[int, typer.Option(min=1, metavar="K", help="List up to K members of a group.")] = 8,
     groups: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Only these kinds (tp,pp); may be repeated.", autocompletion=group_names
-        ),
+        typer.Option(metavar="NAME", help="Only these kinds (tp,pp); may be repeated.", autocompletion=group_names),
     ] = None,
-    svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write a picture, up to 512 ranks.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write a page of tables and pictures.")
-    ] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a picture, up to 512 ranks.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page of tables and pictures.")] = None,
     world_size: WorldSize = None,
     json: Json = False,
     debug: Debug = False,

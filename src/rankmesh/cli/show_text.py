@@ -85,9 +85,7 @@ def _kinds(facts: Overview) -> list[Column]:
         *(_crossings(kinds) if facts.nodes is not None else []),
     ]
     examples = [members_text(kind, 10**6) for kind in kinds]
-    columns.append(
-        Column("members", examples, fit=True, shorten=lambda row, room: members_text(kinds[row], room))
-    )
+    columns.append(Column("members", examples, fit=True, shorten=lambda row, room: members_text(kinds[row], room)))
     options = [", ".join(f"{name} {value}" for name, value in kind.options.items()) for kind in kinds]
     return [*columns, *_if_any(Column("options", options, fit=True))]
 

@@ -112,9 +112,7 @@ def _same(one: Groups, other: Groups) -> IntArray:
     if one.tile == other.tile:
         return np.ones(len(other), dtype=np.bool_)
     if not any(groups.picked or groups.level for groups in (one, other)):
-        return np.zeros(
-            len(other), dtype=np.bool_
-        )  # two patterns that tile a span have all groups equal, or none
+        return np.zeros(len(other), dtype=np.bool_)  # two patterns that tile a span have all groups equal, or none
     row_of = np.full(one.span.size, -1, dtype=np.int64)
     row_of[one.array - one.span.offset] = np.arange(len(one))[:, None]
     rows = row_of[other.array[:, 0] - other.span.offset]
@@ -126,8 +124,7 @@ def _use(plan: Plan, groups: Groups, leaders: IntArray) -> KindUse:
         return KindUse(0, len(groups), ())
     numbers, counts = np.unique(leaders[leaders >= 0], return_counts=True)
     shares = tuple(
-        (plan.specs[number].name, count)
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)
+        (plan.specs[number].name, count) for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)
     )
     return KindUse(int((leaders < 0).sum()), 0, shares)
 

@@ -110,9 +110,7 @@ def difference(left: Plan, right: Plan, *, examples: int = 3, members: int = 8) 
     common = [name for name in left.kinds if name in right.kinds]
     world = max(left.world_size, right.world_size)
     masks = {name: _differs(left.groups(name), right.groups(name), world) for name in common}
-    groups = tuple(
-        _kind(left, right, name, mask, examples, members) for name, mask in masks.items() if mask.any()
-    )
+    groups = tuple(_kind(left, right, name, mask, examples, members) for name, mask in masks.items() if mask.any())
     options = tuple(option for name in common for option in _options(left, right, name))
     unequal = {kind.name for kind in groups} | {option.kind for option in options}
     return Difference(

@@ -54,9 +54,7 @@ def _line(cells: list[str], step: int) -> str:
 def _block(drawn: Sheet, block: Block, cell: int) -> list[str]:
     step, lines = _step(drawn), [block.label] if block.label else []
     for header in drawn.headers:
-        shown = [
-            label if index == 0 or header[index - 1] != label else "" for index, label in enumerate(header)
-        ]
+        shown = [label if index == 0 or header[index - 1] != label else "" for index, label in enumerate(header)]
         lines.append(_line([label.ljust(cell) for label in shown], step))
     lines += [_line([str(rank).rjust(cell) for rank in row.ranks], step) for row in block.rows]
     return [line.ljust(_width(drawn)) for line in lines]

@@ -67,9 +67,7 @@ def _header(facts: Overview) -> str:
     if facts.nodes is not None:
         words.append(f"{facts.nodes:,} nodes of {facts.gpus_per_node}")
     lines = [f"<p><code>{escape(facts.origin.spec)}</code></p>", f"<p>{'; '.join(words)}</p>"]
-    lines += [
-        f'<p class="note">{escape(text)}</p>' for text in (facts.origin.source, facts.origin.note) if text
-    ]
+    lines += [f'<p class="note">{escape(text)}</p>' for text in (facts.origin.source, facts.origin.note) if text]
     return "\n".join(lines)
 
 

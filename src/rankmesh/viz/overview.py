@@ -172,9 +172,7 @@ def _shared(mesh: Mesh, view: str, axis: str) -> bool:
     return axis in mesh.axes and mesh.groups(axis).tile == mesh.groups(axis, view=view).tile
 
 
-def _kind(
-    plan: Plan, spec: GroupSpec, use: Communicators, members: int, gpus_per_node: int | None
-) -> KindRow:
+def _kind(plan: Plan, spec: GroupSpec, use: Communicators, members: int, gpus_per_node: int | None) -> KindRow:
     groups = plan.groups(spec.name)
     return KindRow(
         name=spec.name,

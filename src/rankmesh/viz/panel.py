@@ -39,9 +39,7 @@ class Panel:
 
 def put(parent: Element, tag: str, text: str | None = None, **attributes: object) -> Element:
     """Add an element; the text is escaped when the tree is written."""
-    element = SubElement(
-        parent, tag, {name.replace("_", "-"): str(value) for name, value in attributes.items()}
-    )
+    element = SubElement(parent, tag, {name.replace("_", "-"): str(value) for name, value in attributes.items()})
     element.text = text
     return element
 
@@ -66,8 +64,7 @@ def panel(plan: Plan, name: str, gpus_per_node: int | None) -> Panel:
     for start in range(0, len(drawn.blocks), across):
         band = drawn.blocks[start : start + across]
         heights = [
-            _block(root, drawn, block, paint, (margin, number * block_width, y))
-            for number, block in enumerate(band)
+            _block(root, drawn, block, paint, (margin, number * block_width, y)) for number, block in enumerate(band)
         ]
         width, y = max(width, margin + len(band) * block_width - GAP), y + max(heights) + _LINE
     legend_width, legend_height = _legend(root, groups, paint, y)
@@ -133,9 +130,7 @@ def _cell(root: Element, rank: int, paint: _Paint, x: int, y: int) -> None:
 def _edges(block: Block, paint: _Paint, left: int, top: int) -> Iterator[str]:
     """The sides of cells where a node ends."""
     node = {
-        (column, line): paint.node(rank)
-        for line, row in enumerate(block.rows)
-        for column, rank in enumerate(row.ranks)
+        (column, line): paint.node(rank) for line, row in enumerate(block.rows) for column, rank in enumerate(row.ranks)
     }
     for (column, line), here in node.items():
         x, y = left + column * _CELL_WIDTH, top + line * _CELL_HEIGHT

@@ -71,8 +71,7 @@ def sheet(mesh: Mesh, *, width: int = 8) -> Sheet:
     columns = prod(size for _, size in across)
     table = ranks.reshape(-1, prod(size for _, size in down), columns)
     headers = tuple(
-        tuple(f"{name}={digit}" for digit in _digits(across, number))
-        for number, (name, _) in enumerate(across)
+        tuple(f"{name}={digit}" for digit in _digits(across, number)) for number, (name, _) in enumerate(across)
     )
     return Sheet(headers[::-1], _blocks(table, blocks, _labels(down)))
 
@@ -95,9 +94,7 @@ def _labels(axes: _Axes) -> list[str]:
     if not axes:
         return [""]
     digits = [_digits(axes, number) for number in range(len(axes))]
-    return [
-        " ".join(f"{axes[i][0]}={digit}" for i, digit in enumerate(row)) for row in zip(*digits, strict=True)
-    ]
+    return [" ".join(f"{axes[i][0]}={digit}" for i, digit in enumerate(row)) for row in zip(*digits, strict=True)]
 
 
 def _blocks(table: IntArray, axes: _Axes, labels: list[str]) -> tuple[Block, ...]:
