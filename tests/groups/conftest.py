@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -51,7 +52,9 @@ class Server:
     def _start(self) -> Connection:
         if self._connection is None:
             ours, theirs = socket.socketpair()
-            kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH", "MASTER_"))}
+            kept = {
+                name: value for name, value in os.environ.items() if not name.startswith(("TORCH", "MASTER_"))
+            }
             self._process = subprocess.Popen(
                 [sys.executable, str(SERVER), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -85,7 +88,8 @@ class Server:
             return
         self._connection.close()
         for child in _children(self._process.pid):
-            os.killpg(child, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:

@@ -99,6 +99,7 @@ def _rank_main(rank, request, port, socket_fd, folder, release):
         me = Rank(rank, request["size"], port, socket_fd if rank == 0 else None, request["timeout"])
         if request["world"]:
             me.world(request["world"])
+            me.meet("the world is complete")  # gloo still connects to a rank that would leave at once
         module = importlib.import_module(request["module"])
         result = {"value": getattr(module, request["function"])(me, *request["args"])}
         text = json.dumps(result)
@@ -178,6 +179,11 @@ def serve(connection):
             return
         # The test's module is loaded here, once, so that ranks inherit it.
         importlib.import_module(request["module"])
+        threads = len(list(Path("/proc/self/task").iterdir()))
+        if threads != 1:
+            raise RuntimeError(
+                f"the server has {threads} threads; children of a fork may find locks held for ever"
+            )
         pid = os.fork()
         if pid == 0:
             code = 1

@@ -173,7 +173,9 @@ def _torch_own_names(me):
     if me.rank in (0, 3):
         dist.new_group([0, 3], use_local_synchronization=True, timeout=SHORT)
     try:
-        pair = dist.new_group([me.rank // 2 * 2, me.rank // 2 * 2 + 1], use_local_synchronization=True, timeout=SHORT)
+        pair = dist.new_group(
+            [me.rank // 2 * 2, me.rank // 2 * 2 + 1], use_local_synchronization=True, timeout=SHORT
+        )
         dist.all_reduce(torch.ones(1), group=pair)
     except RuntimeError as error:
         return str(error)
