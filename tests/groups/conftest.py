@@ -52,9 +52,7 @@ class Server:
     def _start(self) -> Connection:
         if self._connection is None:
             ours, theirs = socket.socketpair()
-            kept = {
-                name: value for name, value in os.environ.items() if not name.startswith(("TORCH", "MASTER_"))
-            }
+            kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH", "MASTER_"))}
             self._process = subprocess.Popen(
                 [sys.executable, str(SERVER), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],

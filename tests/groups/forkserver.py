@@ -181,9 +181,7 @@ def serve(connection):
         importlib.import_module(request["module"])
         threads = len(list(Path("/proc/self/task").iterdir()))
         if threads != 1:
-            raise RuntimeError(
-                f"the server has {threads} threads; children of a fork may find locks held for ever"
-            )
+            raise RuntimeError(f"the server has {threads} threads; children of a fork may find locks held for ever")
         pid = os.fork()
         if pid == 0:
             code = 1

@@ -148,9 +148,7 @@ def _functional_gradients(pg, me):
     calls = [
         partial(functional.all_gather_tensor_autograd, gather_dim=0, group=pg),
         partial(functional.reduce_scatter_tensor_autograd, reduceOp="sum", scatter_dim=0, group=pg),
-        partial(
-            functional.all_to_all_single_autograd, output_split_sizes=[2], input_split_sizes=[2], group=pg
-        ),
+        partial(functional.all_to_all_single_autograd, output_split_sizes=[2], input_split_sizes=[2], group=pg),
         partial(autograd.all_reduce, group=pg),
         lambda tensor: autograd.reduce_scatter(torch.zeros(2), [tensor], group=pg),
         lambda tensor: autograd.all_to_all_single(torch.zeros(2), tensor, group=pg),

@@ -173,9 +173,7 @@ def _torch_own_names(me):
     if me.rank in (0, 3):
         dist.new_group([0, 3], use_local_synchronization=True, timeout=SHORT)
     try:
-        pair = dist.new_group(
-            [me.rank // 2 * 2, me.rank // 2 * 2 + 1], use_local_synchronization=True, timeout=SHORT
-        )
+        pair = dist.new_group([me.rank // 2 * 2, me.rank // 2 * 2 + 1], use_local_synchronization=True, timeout=SHORT)
         dist.all_reduce(torch.ones(1), group=pair)
     except RuntimeError as error:
         return str(error)
@@ -223,6 +221,7 @@ def _random_plans(me, least, seconds):
     return right
 
 
+@pytest.mark.timeout(400)
 def test_random_plans_with_uneven_membership_never_hang(ranks):
     """8 ranks: at least 100 random plans (or RANKMESH_TEST_PLANS) in one world, under an outer limit."""
     least = int(os.environ.get("RANKMESH_TEST_PLANS", "100"))

@@ -15,9 +15,7 @@ def _dry(me, rank):
     before = torch_private.registries()
     resources = me.resources()
     with rm.connect(PLAN) as groups:
-        seen = {
-            name: [dist.get_rank(group.pg), dist.get_world_size(group.pg)] for name, group in groups.items()
-        }
+        seen = {name: [dist.get_rank(group.pg), dist.get_world_size(group.pg)] for name, group in groups.items()}
         tp = dist.get_process_group_ranks(groups["tp"].pg)
         dist.all_reduce(torch.ones(1), group=groups["dp_cp"].pg)
     used = {key: value - resources[key] for key, value in me.resources().items() if key != "memory"}

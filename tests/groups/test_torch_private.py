@@ -38,9 +38,7 @@ def private_uses(source):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             torch_names |= {name.asname or name.name for name in node.names}
             whole = [f"{node.module}.{name.name}" for name in node.names]
-            found += [
-                (node.lineno, name) for name in whole if name.startswith(PRIVATE_MODULES) or "._" in name
-            ]
+            found += [(node.lineno, name) for name in whole if name.startswith(PRIVATE_MODULES) or "._" in name]
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
             root = node.value

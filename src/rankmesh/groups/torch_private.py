@@ -14,6 +14,7 @@ ranks, and connects every pair of members at once. The pieces that it is made of
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -182,7 +183,7 @@ def _gloo(ranks: Sequence[int], rank: int, name: str, timeout: timedelta, store:
     pg = dist.ProcessGroup(prefix, rank, len(ranks))
     pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
-    options._devices = [c10d.ProcessGroupGloo.create_default_device(lazy_init=True)]
+    options._devices = _gloo_devices()
     options._threads = 1
     options._timeout = timeout
     options.global_ranks_in_group = list(ranks)
@@ -192,6 +193,15 @@ def _gloo(ranks: Sequence[int], rank: int, name: str, timeout: timedelta, store:
     for device_type in c10d.BackendConfig(backend).get_device_backend_map():
         pg._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.GLOO, made)
     return pg, prefix
+
+
+def _gloo_devices() -> list[Any]:
+    """The interfaces that GLOO_SOCKET_IFNAME names, as for the world; else the one that the host's name stands for."""
+    gloo = c10d.ProcessGroupGloo
+    named = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    return [gloo.create_device(interface=name, lazy_init=True) for name in named] or [
+        gloo.create_default_device(lazy_init=True)
+    ]
 
 
 def decline_split(bound_device: torch.device) -> None:
