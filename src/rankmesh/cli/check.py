@@ -6,6 +6,7 @@ the job's ranks runs it, and rank 0 prints the table.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import note, out, write, write_json
+from rankmesh.cli.console import error, note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug, Json, Spec, WorldSize, plan_of
 from rankmesh.cli.shell import Failed
@@ -41,8 +42,12 @@ def check(
     backend: str | None = None,
     timeout: float = 60.0,
     progress: Callable[[int, int], None] | None = None,
-) -> CheckResult | None:
-    """Check a plan with the ranks of this job, or with ranks started here; None on the ranks that do not report."""
+    show: Callable[[CheckResult], None] | None = None,
+) -> CheckResult:
+    """Check a plan with the ranks of this job, or with ranks started here.
+
+    The result goes to every rank, and to ``show`` on the one that reports: rank 0, or the process that started them.
+    """
     try:
         from rankmesh.groups.in_job import check_in_job
         from rankmesh.groups.job import job_rank
@@ -55,9 +60,12 @@ def check(
         ) from error
     job = job_rank()
     if job is None:
-        return check_here(plan, backend=backend, timeout=timeout, progress=progress)
+        result = check_here(plan, backend=backend, timeout=timeout, progress=progress)
+        if show is not None:
+            show(result)
+        return result
     shown = progress if job.rank == 0 else None
-    return check_in_job(plan, job, backend=backend, timeout=timeout, progress=shown)
+    return check_in_job(plan, job, backend=backend, timeout=timeout, progress=shown, show=show)
 
 
 def command(
@@ -78,28 +86,36 @@ def command(
     if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
         raise typer.BadParameter(f"received {backend!r}; ranks are checked on gloo, nccl or cpu:gloo,cuda:nccl")
     plan = plan_of(spec, world_size).plan
-    with _bar(f"proving {plan.world_size} ranks") as progress:
+    with _bar(f"proving {plan.world_size} ranks") as (progress, stop):
+
+        def show(result: CheckResult) -> None:
+            stop()
+            _show(result, json)
+
         try:
-            result = check(plan, backend=backend, timeout=timeout, progress=progress)
-        except (AgreementError, ConnectError) as error:
-            raise Failed(str(error), ExitCode.LOST_RANKS) from error
-        except ProofError as error:
-            raise Failed(str(error), ExitCode.UNPROVED) from error
-    if result is None:
-        return
+            result = check(plan, backend=backend, timeout=timeout, progress=progress, show=show)
+        except (AgreementError, ConnectError) as problem:
+            raise Failed(str(problem), ExitCode.LOST_RANKS) from problem
+        except ProofError as problem:
+            raise Failed(str(problem), ExitCode.UNPROVED) from problem
+    if not result.ok:
+        # The rank that reports has said why; all end with the same status.
+        raise Failed("", ExitCode.LOST_RANKS if result.lost else ExitCode.UNPROVED)
+
+
+def _show(result: CheckResult, json: bool) -> None:
     if json:
         write_json({"ok": result.ok, **asdict(result)})
     else:
         _print(result)
+    sys.stdout.flush()
     if not result.ok:
-        raise Failed(_verdict(result), ExitCode.LOST_RANKS if result.lost else ExitCode.UNPROVED)
+        error(_verdict(result))
 
 
 @contextmanager
-def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, drawn by whoever is told how far the ranks are; silent without a terminal."""
-    import sys
-
+def _bar(title: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[], None]]]:
+    """A progress bar on stderr: what tells it how far the ranks are, what ends it; silent without a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -125,7 +141,7 @@ def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
         bar.update(task, completed=done, total=total, refresh=True)
 
     try:
-        yield tell
+        yield tell, bar.stop
     finally:
         bar.stop()
 
@@ -161,7 +177,8 @@ def _print(result: CheckResult) -> None:
 def _verdict(result: CheckResult) -> str:
     ranks = [failure.rank for failure in result.causes]
     named = ", ".join(map(str, ranks[:_SHOWN])) + (" and more" if len(ranks) > _SHOWN else "")
+    rank, it = ("ranks", "the first") if len(ranks) > 1 else ("rank", "it")
     first = result.causes[0]
     if result.lost:
-        return f"received no proof from rank {named}: it {first.message}; look for its last words in the logs"
-    return f"received a failure on rank {named}: {first.kind}: {first.message}"
+        return f"received no proof from {rank} {named}: {it} {first.message}; look for its last words in the logs"
+    return f"received a failure on {rank} {named}: {first.kind}: {first.message}"

@@ -14,18 +14,18 @@ ranks are started here, the job's store inside a job. A rank that dies leaves it
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from rankmesh.errors import RankmeshError
 from rankmesh.groups.connect import connect
 from rankmesh.groups.job import JobRank, backend_for, initialise
 from rankmesh.groups.prove import prove
 from rankmesh.plan.plan import Plan
 
-__all__ = ["CheckResult", "Diary", "KindResult", "RankFailure", "collect", "run_rank"]
+__all__ = ["CheckResult", "Diary", "KindResult", "RankFailure", "collect", "next_group", "run_rank"]
 
 Diary = list[dict[str, Any]]
 Write = Callable[[dict[str, Any]], None]
@@ -81,7 +81,7 @@ class CheckResult:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The ranks that died or never said a word."""
+        """The ranks that died or were not heard of."""
         return tuple(failure.rank for failure in self.failures if failure.kind == "lost")
 
 
@@ -106,8 +106,8 @@ def run_rank(plan: Plan, job: JobRank, backend: str | None, timeout: float, writ
                 )
             # A rank that leaves early would close connections on which a slower one still waits.
             dist.barrier()
-    except (RankmeshError, RuntimeError, ValueError) as error:
-        message = (str(error).strip().splitlines() or [""])[0]
+    except Exception as error:  # noqa: BLE001  - whatever ends a rank is in its diary, for the one that reports
+        message = _first_line(error)
         write({"event": "failed", "kind": type(error).__name__, "message": message[:500]})
         return False
     finally:
@@ -115,6 +115,12 @@ def run_rank(plan: Plan, job: JobRank, backend: str | None, timeout: float, writ
             _leave(dist.destroy_process_group)
     write({"event": "done"})
     return True
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says, without the place in torch's sources that its network errors begin with."""
+    line = (str(error).strip().splitlines() or [""])[0]
+    return re.sub(r"^\[/\S+:\d+\] ", "", line)
 
 
 def _leave(destroy: Callable[[], None]) -> None:
@@ -167,32 +173,32 @@ def _failures(plan: Plan, diaries: Mapping[int, Diary]) -> Iterable[RankFailure]
             continue
         failed = next((event for event in diary if event["event"] == "failed"), None)
         if failed is not None:
-            yield RankFailure(rank, failed["kind"], failed["message"], _next_group(plan, rank, diary))
+            yield RankFailure(rank, failed["kind"], failed["message"], next_group(plan, rank, diary))
         else:
-            yield RankFailure(rank, "lost", _last_words(diary), _next_group(plan, rank, diary))
+            yield RankFailure(rank, "lost", _last_words(diary), next_group(plan, rank, diary))
 
 
 _CAUSES = ("lost", "ProofError", "AgreementError", "ConnectError", "PlanError")
+# What a rank sees when one of its peers ends.
+_CONSEQUENCES = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "stopped")
 
 
 def _order(failure: RankFailure) -> tuple[int, int]:
     """Causes before consequences: a rank whose peer died sees a closed connection."""
-    if failure.kind == "stopped":
-        return len(_CAUSES) + 1, failure.rank
-    place = _CAUSES.index(failure.kind) if failure.kind in _CAUSES else len(_CAUSES)
-    return place, failure.rank
+    kinds = (*_CAUSES, "any other", *_CONSEQUENCES)
+    return kinds.index(failure.kind if failure.kind in kinds else "any other"), failure.rank
 
 
 def _last_words(diary: Diary) -> str:
     if not diary:
         return "was not heard of; it did not start, or died before it began"
-    return f"died after it had {_PAST.get(diary[-1]['event'], diary[-1]['event'])}"
+    return f"was not heard of again after it had {_PAST.get(diary[-1]['event'], diary[-1]['event'])}"
 
 
 _PAST = {"started": "started", "connected": "connected", "proved": "proved a group"}
 
 
-def _next_group(plan: Plan, rank: int, diary: Diary) -> str | None:
+def next_group(plan: Plan, rank: int, diary: Diary) -> str | None:
     """The group that the rank was at: the first of its own that it has not proved."""
     done = {event["group"] for event in diary if event["event"] == "proved"}
     if not any(event["event"] == "connected" for event in diary):
