@@ -1,0 +1,107 @@
+"""Groups across two hosts: every one proved, and a host that dies or never arrives is named."""
+
+import json
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+TIMEOUT = 15
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="hosts are network namespaces, which Linux has")
+
+
+def _end(process, limit=50):
+    """Status, output and errors of a command, which must end in time."""
+    try:
+        out, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        pytest.fail(f"{process.args[-3:]} was not done after {limit} s: {process.communicate()}")
+    return process.returncode, out, err
+
+
+def _await_line(process, word, number):
+    """Read its errors until so many lines have the word."""
+    seen = []
+    while sum(word in line for line in seen) < number:
+        line = process.stderr.readline()
+        assert line, f"ended early: {''.join(seen)}"
+        seen.append(line)
+
+
+def _errors(text):
+    """The command's own error lines, without what torch says."""
+    return [line for line in text.splitlines() if line.startswith("error: ")]
+
+
+def test_every_group_across_two_hosts_is_proved(torchrun):
+    """8 ranks, 4 on each host, tp=2,dp=2,pp=2: each group is proved on each member; only rank 0 speaks."""
+    first, second = torchrun(4, "-m", "rankmesh", "check", "tp=2,dp=2,pp=2", "--json", "--timeout", "20")
+    status, out, err = _end(first)
+    assert status == 0, err
+    result = json.loads(out)
+    assert (result["ok"], result["world_size"], result["failures"]) == (True, 8, [])
+    assert {kind["name"]: (kind["proved"], kind["ranks"]) for kind in result["kinds"]} == {
+        kind["name"]: (kind["groups"], kind["expected"]) for kind in result["kinds"]
+    }
+    assert {"tp", "dp", "pp"} <= {kind["name"] for kind in result["kinds"]}
+    assert _end(second)[:2] == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("killed", "words"),
+    [
+        (1, ["error: received no proof from ranks 2, 3: the first was not heard of again after it had proved a group"]),
+        (0, ["error: rank 2: nothing was heard of rank 0", "error: rank 3: nothing was heard of rank 0"]),
+    ],
+)
+def test_a_host_that_dies_is_named_by_the_other(hosts, torchrun, killed, words):
+    """4 ranks, 2 on each host; one host is killed amid collectives: the other says who is lost, within the timeout."""
+    commands = torchrun(2, HERE / "endless.py", "dp=2,pp=2", "--timeout", TIMEOUT)
+    for command in commands:
+        _await_line(command, "is proving", 2)
+    started = time.monotonic()
+    hosts[killed].kill()
+    status, out, err = _end(commands[1 - killed])
+    assert time.monotonic() - started < TIMEOUT + 10
+    assert status != 0
+    said = _errors(err)
+    assert len(said) == len(words)
+    assert all(any(line.startswith(word) for word in words) for line in said), said
+    assert f"{os.sep}rankmesh{os.sep}" not in err
+    assert "every group was proved" not in out
+    if killed == 1:
+        assert re.search(r"exitcode +: 5", err), err
+    else:  # torchrun too has lost its store, and ends with an error of its own
+        assert all(re.search(r"failed at group pp of the ranks \[[01], [23]\]", line) for line in said), said
+
+
+def test_ranks_that_never_arrive_are_named(hosts):
+    """4 ranks, 2 on each host; those of one host never connect: the others name them at the timeout of 3 s."""
+    meeting = {"MASTER_ADDR": hosts[0].name, "MASTER_PORT": "29500"}
+    here = hosts[0].start(HERE / "two_ranks.py", "meet", 0, **meeting)
+    hosts[1].start(HERE / "two_ranks.py", "sleep", 2, **meeting)
+    status, out, err = _end(here, limit=40)
+    assert status == 0, err
+    told = [json.loads(line) for line in out.splitlines()]
+    assert sorted(one["rank"] for one in told) == [0, 1]
+    for one in told:
+        assert one["missing"] == [2, 3]
+        assert "ranks 2, 3" in one["message"]
+        assert 2.5 < one["seconds"] < 8
+
+
+def test_gloo_takes_the_interface_that_is_named(hosts):
+    """4 ranks on hosts whose own names resolve to nothing: GLOO_SOCKET_IFNAME leads every group across."""
+    meeting = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
+    commands = [
+        host.start(HERE / "two_ranks.py", "prove", first, name="elsewhere", **meeting)
+        for host, first in zip(hosts, (0, 2), strict=True)
+    ]
+    told = [json.loads(line) for command in commands for line in _end(command, limit=40)[1].splitlines()]
+    assert sorted(one["rank"] for one in told) == [0, 1, 2, 3]
+    assert all(one["proved"] == ["dp", "pp"] for one in told)
