@@ -33,7 +33,7 @@ import torch.distributed.tensor
 import rankmesh.groups  # noqa: F401  - loaded before the fork, once for all ranks, as is what torch loads late
 from rankmesh.errors import RankmeshError
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[1]
 
 
 class Rank:
@@ -197,5 +197,5 @@ def serve(connection):
 if __name__ == "__main__":
     # Not this folder: a test may be named like a module.
     sys.path[0] = str(REPOSITORY)
-    sys.modules["tests.groups.forkserver"] = sys.modules["__main__"]
+    sys.modules["tests.forkserver"] = sys.modules["__main__"]
     serve(Connection(int(sys.argv[1])))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 SERVER = Path(__file__).with_name("forkserver.py")
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[1]
 GRACE = 15
 
 
