@@ -43,8 +43,8 @@ def connect(plan: Plan, *, timeout: float | timedelta = DEFAULT_TIMEOUT) -> Live
     phases = {"check": time.perf_counter() - started}
     inside = world.rank in plan.mesh
     generation = _agreed(plan, world, limit, phases) if inside else 0
-    _refuse_second(plan, world.rank, generation)
     live = LiveGroups(plan, world, generation, phases)
+    _refuse_second(live)
     try:
         live.create_all()
     except BaseException:
@@ -70,9 +70,10 @@ def _agreed(plan: Plan, world: torch_private.World, timeout: timedelta, phases: 
     return generation
 
 
-def _refuse_second(plan: Plan, rank: int, generation: int) -> None:
+def _refuse_second(live: LiveGroups) -> None:
     """A plan whose groups are still alive is not connected again: two owners would destroy one set of groups."""
-    own = next((group for group in plan.of(rank).values() if not group.options.lazy), None)
+    plan, generation = live.plan, live.generation
+    own = next((group for group in live.own.values() if not group.options.lazy), None)
     if own is None:
         return
     for earlier in range(max(0, generation - _REMEMBERED), generation + 1):

@@ -12,7 +12,7 @@ Options(backend='gloo', timeout=1800.0)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 from math import isfinite
 from typing import Any
@@ -51,16 +51,16 @@ class Options:
     lazy: bool | None = None
 
     def __init__(self, **options: Any) -> None:
-        known = tuple(item.name for item in fields(Options))
-        unknown = sorted(set(options) - set(known))
+        unknown = sorted(options.keys() - _CHECKS.keys())
         if unknown:
+            known = tuple(_CHECKS)
             raise PlanError(
                 f"received option {unknown[0]!r}; the options of a group are {', '.join(known)}; use one of them",
                 option=unknown[0],
                 known=known,
             )
-        for name in known:
-            object.__setattr__(self, name, _CHECKS[name](name, options.get(name)))
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(name, options.get(name)))
 
     def over(self, inherited: Options) -> Options:
         """These options, with what they leave open taken from ``inherited``."""
@@ -77,8 +77,7 @@ class Options:
         return data | ({"nccl": dict(self.nccl)} if self.nccl is not None else {})
 
     def _set(self) -> dict[str, Any]:
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name in _CHECKS if (value := getattr(self, name)) is not None}
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
