@@ -59,17 +59,21 @@ class Options:
                 option=unknown[0],
                 known=known,
             )
+        # What is not given stays at the default of its field, None; the rest is set in the order of the fields.
         for name, check in _CHECKS.items():
-            object.__setattr__(self, name, check(name, options.get(name)))
+            if options.get(name) is not None:
+                object.__setattr__(self, name, check(name, options[name]))
 
     def over(self, inherited: Options) -> Options:
         """These options, with what they leave open taken from ``inherited``."""
-        return Options(**{**inherited._set(), **self._set()})
+        own, others = self._set(), inherited._set()
+        return Options(**{**others, **own}) if own and others else self if own else inherited
 
     def effective(self) -> Options:
         """The same options with what is the default anyway left out, so that equal behaviour is equal options."""
         defaults = {"share": True, "lazy": False, "high_priority": False}
-        return Options(**{name: value for name, value in self.to_dict().items() if defaults.get(name) is not value})
+        kept = {name: value for name, value in self._set().items() if defaults.get(name) is not value}
+        return Options(**kept) if len(kept) < len(self._set()) else self
 
     def to_dict(self) -> dict[str, Any]:
         """The options that are set, as plain data."""
@@ -77,7 +81,7 @@ class Options:
         return data | ({"nccl": dict(self.nccl)} if self.nccl is not None else {})
 
     def _set(self) -> dict[str, Any]:
-        return {name: value for name in _CHECKS if (value := getattr(self, name)) is not None}
+        return dict(vars(self))
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"

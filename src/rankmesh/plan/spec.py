@@ -12,6 +12,7 @@ GroupSpec("intra", axes="dp-cp", levels=(4, 2), level=0)   one level of a hierar
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,15 +92,12 @@ class GroupSpec:
         return self._replace(options, self.pick)
 
     def _replace(self, options: Options, pick: PickLike | None) -> GroupSpec:
-        return GroupSpec(
-            self.name,
-            self.axes,
-            view=self.view,
-            pick=pick,
-            levels=self.levels,
-            level=self.level,
-            **options.to_dict(),
-        )
+        if options is self.options and pick is self.pick:
+            return self
+        other = copy(self)  # what is checked already is not checked again
+        object.__setattr__(other, "options", options)
+        object.__setattr__(other, "pick", pick)
+        return other
 
     def _asked(self, mesh: Mesh) -> Pick | None:
         """The pick as data. A callable must choose by position: it is asked with real ranks too, and must agree."""
