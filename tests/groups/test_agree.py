@@ -11,7 +11,8 @@ import torch.distributed as dist
 import rankmesh as rm
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.groups import torch_private
-from rankmesh.groups.agree import Claim, agree
+from rankmesh.groups.agree import agree
+from rankmesh.groups.board import Claim
 from rankmesh.layout.span import Span
 
 SOON = timedelta(seconds=2)

@@ -1,18 +1,23 @@
 """Connect: from a plan to live groups, in a world that torch.distributed has initialised.
 
 ```
-check the world  ->  agree (one meeting)  ->  create own groups, in plan order  ->  LiveGroups
+check the world  ->  agree  ->  create own groups, in plan order  ->  complete  ->  LiveGroups
+                     (all hold one plan)                           (all have their groups)
 ```
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 from rankmesh.errors import ConnectError
 from rankmesh.groups import torch_private
-from rankmesh.groups.agree import Claim, agree
+from rankmesh.groups.agree import agree
+from rankmesh.groups.board import Claim
+from rankmesh.groups.complete import complete, give_up
 from rankmesh.groups.live import LiveGroups
 from rankmesh.groups.naming import process_group_name
 from rankmesh.plan.plan import Plan
@@ -22,6 +27,8 @@ __all__ = ["DEFAULT_TIMEOUT", "connect"]
 
 DEFAULT_TIMEOUT = 300.0
 
+_Result = TypeVar("_Result")
+
 # How many meetings of one plan may have failed since it was connected.
 _REMEMBERED = 16
 
@@ -30,44 +37,68 @@ def connect(plan: Plan, *, timeout: float | timedelta = DEFAULT_TIMEOUT) -> Live
     """The live groups of this rank: a mapping by name and a context manager.
 
     Called by every rank that the plan's mesh covers, in a world that ``init_process_group`` made. The ranks first
-    agree on the plan, within ``timeout`` (seconds, or a timedelta) of this call; then each creates the groups that it
-    is in. A world of ``backend="fake"`` is a dry run, in which nobody is there to agree.
+    agree on the plan; then each creates the groups that it is in, and waits until all have done so. Each of these
+    steps may take ``timeout`` (seconds, or a timedelta). A world of ``backend="fake"`` is a dry run, in which nobody
+    is there to agree.
 
-    Raises ``ConnectError`` for a world that cannot serve the plan, ``AgreementError`` on every rank when the ranks
-    hold different plans or one never arrives. A failed connect leaves nothing behind.
+    Raises ``ConnectError`` for a world that cannot serve the plan, and on every rank when one could not make its
+    groups; ``AgreementError`` on every rank when the ranks hold different plans or one never arrives. A failed connect
+    leaves nothing behind.
     """
     started = time.perf_counter()
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     world = torch_private.world()
     _check_world(plan, world)
+    _check_lazy(plan, world)
     phases = {"check": time.perf_counter() - started}
-    inside = world.rank in plan.mesh
-    generation = _agreed(plan, world, limit, phases) if inside else 0
-    live = LiveGroups(plan, world, generation, phases)
-    _refuse_second(live)
+    claim = _claim(plan, world)
+    generation = _timed(phases, "agree", lambda: agree(world.store, claim, limit)) if claim else 0
     try:
-        live.create_all()
-    except BaseException:
-        live.close()
+        live = _made(LiveGroups(plan, world, generation, phases, limit))
+    except BaseException as error:
+        if claim:
+            give_up(world.store, claim, generation, error)
         raise
+    if claim:
+        try:
+            _timed(phases, "complete", lambda: complete(world.store, claim, generation, limit))
+        except BaseException:
+            live.close()
+            raise
     phases["all"] = time.perf_counter() - started
     return live
 
 
-def _agreed(plan: Plan, world: torch_private.World, timeout: timedelta, phases: dict[str, float]) -> int:
-    if world.dry:
-        return 0
+def _claim(plan: Plan, world: torch_private.World) -> Claim | None:
+    """What this rank brings to the meeting; None where nobody meets: in a dry run, and outside the mesh."""
+    if world.dry or world.rank not in plan.mesh:
+        return None
     if world.store is None:
         raise ConnectError(
             f"received a world of backend {world.backend!r}, which keeps no store; the ranks agree through the store; "
             "initialise the world with a store (gloo or nccl), and give groups backend='mpi' where they need it",
             backend=world.backend,
         )
-    started = time.perf_counter()
     fields = {**contents(plan), "version": _version(), "live_world_size": world.size}
-    generation = agree(world.store, Claim(world.rank, world.size, plan.mesh.span, fields), timeout)
-    phases["agree"] = time.perf_counter() - started
-    return generation
+    return Claim(world.rank, world.size, plan.mesh.span, fields)
+
+
+def _made(live: LiveGroups) -> LiveGroups:
+    """The same with its process groups; without any, when one of them cannot be made."""
+    _refuse_second(live)
+    try:
+        live.create_all()
+    except BaseException:
+        live.close()
+        raise
+    return live
+
+
+def _timed(phases: dict[str, float], phase: str, work: Callable[[], _Result]) -> _Result:
+    started = time.perf_counter()
+    result = work()
+    phases[phase] = time.perf_counter() - started
+    return result
 
 
 def _refuse_second(live: LiveGroups) -> None:
@@ -91,6 +122,18 @@ def _version() -> str:
     return __version__
 
 
+def _check_lazy(plan: Plan, world: torch_private.World) -> None:
+    """In a world bound to a device every rank takes part in every split, so no group can wait for its members."""
+    lazy = next((spec for spec in plan.specs if spec.options.lazy and world.splits_for(spec.options.backend)), None)
+    if lazy is not None:
+        raise ConnectError(
+            f"received lazy group {lazy.name!r} in a world that is bound to {world.bound_device}; its NCCL groups are "
+            "split from the world by all ranks together, so none can be made at its members' first use; remove lazy, "
+            "or call init_process_group() without device_id",
+            group=lazy.name,
+        )
+
+
 def _check_world(plan: Plan, world: torch_private.World) -> None:
     span = plan.mesh.span
     if plan.fixed_world and plan.world_size != world.size:
@@ -107,10 +150,10 @@ def _check_world(plan: Plan, world: torch_private.World) -> None:
             stop=span.stop,
             world_size=world.size,
         )
-    if not plan.fixed_world and world.rank not in span:
+    if not plan.fixed_world and (world.rank not in span or (world.splits and span.size < world.size)):
         raise ConnectError(
             f"received a plan over ranks {span.offset} to {span.stop - 1} on rank {world.rank} of {world.size}; the "
-            f"plan leaves this rank out; enlarge the mesh, or say Plan(..., world_size={world.size}) if it is meant to",
+            f"plan leaves ranks out; enlarge the mesh, or say Plan(..., world_size={world.size}) if it is meant to",
             rank=world.rank,
             world_size=world.size,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rankmesh.errors import ConnectError
@@ -27,12 +28,20 @@ class LiveGroup:
     """
 
     own: OwnGroup
-    process_group: Callable[[], ProcessGroup]
+    opener: Callable[[], ProcessGroup]
 
-    @property
+    # Kept in the handle after the first use, where Python finds it as fast as any attribute.
+    @cached_property
     def pg(self) -> ProcessGroup:
-        """The ``torch.distributed`` process group: what ``group=`` of a collective takes."""
-        return self.process_group()
+        """The ``torch.distributed`` process group: what ``group=`` of a collective takes.
+
+        Raises ``ConnectError`` when the groups are closed.
+        """
+        return self.opener()
+
+    def forget(self) -> None:
+        """Keep no process group: its owner is about to destroy it."""
+        vars(self).pop("pg", None)
 
     @property
     def name(self) -> str:
@@ -44,17 +53,17 @@ class LiveGroup:
         """The axes that vary inside the group."""
         return self.own.spec.axes
 
-    @property
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The members as global ranks, in the order of their positions."""
         return self.own.ranks
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many members there are."""
         return self.own.size
 
-    @property
+    @cached_property
     def rank(self) -> int:
         """The position of this process among the members."""
         return self.own.rank

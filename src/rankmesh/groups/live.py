@@ -33,6 +33,7 @@ __all__ = ["LiveGroups"]
 
 _Default = TypeVar("_Default")
 _NO_DEFAULT = object()
+_SHOWN = 16
 
 
 class LiveGroups(Mapping[str, LiveGroup]):
@@ -42,11 +43,14 @@ class LiveGroups(Mapping[str, LiveGroup]):
     ``close()`` raises ``ConnectError``.
     """
 
-    def __init__(self, plan: Plan, world: torch_private.World, generation: int, phases: dict[str, float]) -> None:
+    def __init__(
+        self, plan: Plan, world: torch_private.World, generation: int, phases: dict[str, float], within: timedelta
+    ) -> None:
         self.plan = plan
         self.generation = generation
         self.phases = phases
         self._world = world
+        self._making = torch_private.Making(torch_private.GlooDevices(), world.store, within)
         self._own = plan.of(world.rank)
         self._made: dict[str, ProcessGroup] = {}
         self._closed = False
@@ -151,7 +155,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
             if spec.name in firsts
             and self.plan.groups(spec.name).size > 1
             and not spec.options.lazy
-            and "nccl" in (spec.options.backend or self._world.backend)
+            and self._world.splits_for(spec.options.backend)
         )
 
     def _create(self, own: OwnGroup) -> ProcessGroup:
@@ -162,25 +166,20 @@ class LiveGroups(Mapping[str, LiveGroup]):
         timeout = self._world.timeout if own.options.timeout is None else timedelta(seconds=own.options.timeout)
         try:
             return torch_private.create(
+                self._making,
                 ranks=own.ranks,
                 rank=own.rank,
                 name=name,
                 desc=str(own),
                 backend=backend,
                 timeout=timeout,
-                store=self._world.store,
+                late=bool(own.options.lazy),
                 options=torch_private.nccl_options(own.options, backend),
             )
         except RankmeshError:
             raise
         except (RuntimeError, ValueError) as error:
-            raise ConnectError(
-                f"rank {self.rank}: the process group of {own} could not be made ({_first_line(error)}); its members "
-                f"are {list(own.group[:16])}; look at the logs of the members for the one that failed first",
-                rank=self.rank,
-                group=own.name,
-                ranks=own.ranks,
-            ) from error
+            raise _failure(self.rank, own, error) from error
 
     # -- what they are for --------------------------------------------------------------------------------------
 
@@ -247,11 +246,14 @@ class LiveGroups(Mapping[str, LiveGroup]):
         if self._closed:
             return
         self._closed = True
+        for handle in self._handles.values():
+            handle.forget()
         failed = {}
         for name in reversed([name for name in self._own if name in self._made]):
             cause = _destroy(self._made.pop(name))
             if cause is not None:
                 failed[name] = cause
+        self._making.devices.release()
         if failed:
             name, cause = next(iter(failed.items()))
             raise ConnectError(
@@ -279,6 +281,30 @@ def _destroy(pg: ProcessGroup) -> RuntimeError | None:
     except RuntimeError as error:
         return error
     return None
+
+
+def _failure(rank: int, own: OwnGroup, error: Exception) -> ConnectError:
+    """Which group could not be made, which of its members came and which did not, where the backend tells."""
+    seen = tuple(getattr(error, "seen", ()))
+    unseen = tuple(member for member in own.ranks if member not in seen) if seen else ()
+    who = (
+        f"of its members {_listed(seen)} came and {_listed(unseen)} did not"
+        if unseen
+        else (f"its members are {_listed(own.ranks)}")
+    )
+    return ConnectError(
+        f"rank {rank}: the process group of {own} could not be made ({_first_line(error)}); {who}; "
+        "look at the logs of the members for the one that failed first",
+        rank=rank,
+        group=own.name,
+        ranks=own.ranks,
+        seen=seen,
+        missing=unseen,
+    )
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    return f"{list(ranks[:_SHOWN])}" + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")
 
 
 def _first_line(error: BaseException) -> str:

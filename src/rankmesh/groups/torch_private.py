@@ -37,6 +37,9 @@ from rankmesh.plan.options import Options
 
 __all__ = [
     "KNOWN_VERSIONS",
+    "GlooDevices",
+    "Making",
+    "Unjoined",
     "World",
     "create",
     "decline_split",
@@ -55,6 +58,9 @@ KNOWN_VERSIONS = ("2.13",)
 
 _DEVICES = ("cpu", "cuda")
 
+# Gloo groups up to this size connect all pairs when they are made; docs/decisions.md has the figures.
+_CONNECTED_AT_ONCE = 8
+
 
 @dataclass(frozen=True)
 class World:
@@ -71,6 +77,10 @@ class World:
     def splits(self) -> bool:
         """Whether NCCL groups are split from the world's communicator, in which every rank of it takes part."""
         return self.bound_device is not None and "nccl" in self.backend
+
+    def splits_for(self, backend: str | None) -> bool:
+        """Whether a group of this backend, the world's by default, is split from the world's communicator."""
+        return self.splits and "nccl" in (backend or self.backend)
 
     @property
     def dry(self) -> bool:
@@ -106,7 +116,48 @@ def _timeout_of(pg: Any, backend: str) -> timedelta:
     return c10d._get_default_timeout(c10d.Backend(backend))
 
 
+class Unjoined(RuntimeError):
+    """A process group that did not come about in time; ``seen`` are the members that had come, by global rank."""
+
+    def __init__(self, reason: str, seen: tuple[int, ...]) -> None:
+        super().__init__(reason)
+        self.seen = seen
+
+
+class GlooDevices:
+    """The gloo devices of one owner of groups: a socket that listens and a thread that polls it, each.
+
+    Groups that connect at once share a device. One that connects late needs its own: pairs then find each other by a
+    number that counts inside one group, so two groups on one device would answer each other's calls.
+    """
+
+    def __init__(self) -> None:
+        self._shared: list[Any] = []
+
+    def of(self, *, late: bool) -> list[Any]:
+        """The devices for one more group."""
+        if late:
+            return _gloo_devices(late=True)
+        if not self._shared:
+            self._shared = _gloo_devices(late=False)
+        return self._shared
+
+    def release(self) -> None:
+        """Keep no device; each ends with the last group on it."""
+        self._shared = []
+
+
+@dataclass(frozen=True)
+class Making:
+    """How an owner makes its groups: on which devices, from which store, and how long members may let it wait."""
+
+    devices: GlooDevices
+    store: Any
+    within: timedelta
+
+
 def create(
+    making: Making,
     *,
     ranks: Sequence[int],
     rank: int,
@@ -114,18 +165,19 @@ def create(
     desc: str,
     backend: str,
     timeout: timedelta,
-    store: Any,
+    late: bool,
     options: Any = None,
 ) -> dist.ProcessGroup:
     """A process group of ``ranks`` in this order, made by its members alone and registered with torch.
 
-    ``rank`` is this process's position in ``ranks``; ``options`` are NCCL's.
+    ``rank`` is this process's position in ``ranks``; ``late`` leaves connecting to the first use, where the backend
+    can; ``options`` are NCCL's. Raises ``Unjoined`` when a member does not come.
     """
     check_backend(backend)
     known = c10d.Backend(backend)
     kinds = set(c10d.BackendConfig(known).get_device_backend_map().values())
     if kinds == {"gloo"}:
-        pg, prefix = _gloo(ranks, rank, name, timeout, store, known)
+        pg, prefix = _gloo(making, ranks, rank, name, timeout, known, late=late or len(ranks) > _CONNECTED_AT_ONCE)
         pg._set_group_name(c10d.GroupName(name))
         pg._set_group_desc(desc)
         _register(pg, known, prefix, c10d.GroupName(name))
@@ -135,7 +187,7 @@ def create(
             rank,
             list(ranks),
             known,
-            store,
+            making.store,
             c10d.GroupName(name),
             backend_options=options,
             timeout=timeout,
@@ -173,34 +225,45 @@ _BUILT = {
 }
 
 
-def _gloo(ranks: Sequence[int], rank: int, name: str, timeout: timedelta, store: Any, backend: Any) -> tuple[Any, Any]:
-    """Gloo whose pairs connect when they first talk.
-
-    Each group has a device of its own: pairs that connect late find each other by a number that counts
-    inside one group, so two groups on one device would answer each other's calls.
-    """
-    prefix = PrefixStore(f"{name}/", store)
+def _gloo(
+    making: Making, ranks: Sequence[int], rank: int, name: str, timeout: timedelta, backend: Any, *, late: bool
+) -> tuple[Any, Any]:
+    """A gloo group whose pairs connect now, or when they first talk."""
+    prefix = PrefixStore(f"{name}/", making.store)
     pg = dist.ProcessGroup(prefix, rank, len(ranks))
     pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
-    options._devices = _gloo_devices()
+    options._devices = making.devices.of(late=late)
     options._threads = 1
-    options._timeout = timeout
+    options._timeout = making.within
     options.global_ranks_in_group = list(ranks)
     options.group_name = name
-    made = c10d.ProcessGroupGloo(PrefixStore("gloo/", prefix), rank, len(ranks), options)
+    addresses = PrefixStore("gloo/", prefix)
+    try:
+        made = c10d.ProcessGroupGloo(addresses, rank, len(ranks), options)
+    except RuntimeError as error:
+        raise Unjoined(str(error), _seen(addresses, ranks)) from error
+    made._set_default_timeout(timeout)
     made._set_sequence_number_for_group()
     for device_type in c10d.BackendConfig(backend).get_device_backend_map():
         pg._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.GLOO, made)
     return pg, prefix
 
 
-def _gloo_devices() -> list[Any]:
+def _seen(addresses: Any, ranks: Sequence[int]) -> tuple[int, ...]:
+    """The members whose addresses are in the store; none where the store does not answer."""
+    try:
+        return tuple(member for position, member in enumerate(ranks) if addresses.check([f"0/{position}"]))
+    except RuntimeError:
+        return ()
+
+
+def _gloo_devices(*, late: bool) -> list[Any]:
     """The interfaces that GLOO_SOCKET_IFNAME names, as for the world; else the one that the host's name stands for."""
     gloo = c10d.ProcessGroupGloo
     named = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-    return [gloo.create_device(interface=name, lazy_init=True) for name in named] or [
-        gloo.create_default_device(lazy_init=True)
+    return [gloo.create_device(interface=name, lazy_init=late) for name in named] or [
+        gloo.create_default_device(lazy_init=late)
     ]
 
 

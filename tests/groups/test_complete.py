@@ -1,0 +1,146 @@
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import rankmesh as rm
+from rankmesh.errors import ConnectError
+from rankmesh.groups import LiveGroups, torch_private
+from rankmesh.groups.board import Claim
+from rankmesh.groups.complete import complete
+from rankmesh.layout.span import Span
+
+PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp")])
+LATE = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec(spec.name, spec.axes, lazy=True) for spec in PLAN.specs])
+
+
+class Counting:
+    """A store that counts what is asked of it."""
+
+    def __init__(self, store):
+        self._store, self.calls = store, 0
+
+    def __getattr__(self, name):
+        def counted(*args):
+            self.calls += 1
+            return getattr(self._store, name)(*args)
+
+        return counted
+
+
+def _operations(me):
+    store = Counting(me.store)
+    claim = Claim(me.rank, me.size, Span.of(0, me.size, None), {"plan": "same"})
+    complete(store, claim, 0, timedelta(seconds=20))
+    return store.calls
+
+
+def test_store_operations_are_flat_in_the_world_size(ranks):
+    """8 and 32 processes: four operations a rank, two more for the last."""
+    for size in (8, 32):
+        assert sorted(ranks(size, _operations, world=None)) == [4] * (size - 1) + [6]
+
+
+def _one_fails(me, timeout):
+    """Rank 2 cannot make its first group; what every rank is told, how soon, and what is left."""
+    before = {**torch_private.registries(), "threads": me.resources()["threads"]}
+    if me.rank == 2:
+
+        def broken(*_, **__):
+            raise RuntimeError("no more sockets")
+
+        torch_private.create = broken
+    started = time.monotonic()
+    try:
+        rm.connect(PLAN, timeout=timeout)
+    except ConnectError as error:
+        message, cause = str(error), str(error.__cause__)
+    time.sleep(0.1)
+    after = {**torch_private.registries(), "threads": me.resources()["threads"]}
+    return {"error": message, "cause": cause, "seconds": time.monotonic() - started, "left": before == after}
+
+
+def test_a_rank_that_cannot_make_its_groups_stops_all(ranks):
+    """4 ranks, one of which fails: each is told within the timeout, its groups are gone, and a rank is named."""
+    told = ranks(4, _one_fails, 3)
+    assert all(rank["left"] and rank["seconds"] < 8 for rank in told), told
+    assert "could not be made (no more sockets)" in told[2]["error"]
+    for rank in (0, 1, 3):  # each waited for a member in vain; the cause is what rank 2 said
+        assert "rank 2 could not make its own" in told[rank]["error"]
+        assert "no more sockets" in told[rank]["error"]
+        assert "did not; look at" in told[rank]["cause"]
+
+
+def _one_is_late(me):
+    """Rank 1 agrees and is not heard of again."""
+    if me.rank == 1:
+        LiveGroups.create_all = lambda _: time.sleep(6)
+    return me.error(ConnectError, rm.connect, LATE, timeout=2)["message"]
+
+
+def test_a_rank_that_is_not_through_in_time_is_named(ranks):
+    """4 ranks: one hangs while it makes its groups; the others name it at the timeout, and so does it afterwards."""
+    assert all("rank 1 did not make its own within 2 s" in error for error in ranks(4, _one_is_late))
+
+
+def _slow_member(me):
+    """A collective that takes longer than connecting was allowed to."""
+    with rm.connect(PLAN, timeout=2) as groups:
+        one = torch.ones(1)
+        if me.rank == 0:
+            time.sleep(4)
+        dist.all_reduce(one, group=groups["all"].pg)
+        dist.all_reduce(one, group=groups["tp"].pg)
+        return one.item()
+
+
+def test_the_timeout_of_connect_is_not_that_of_the_groups(ranks):
+    """4 ranks: connected within 2 s, then a collective that waits for 4 s."""
+    assert ranks(4, _slow_member) == [8.0] * 4
+
+
+def _leave_at_once(me):
+    for _ in range(10):
+        rm.connect(PLAN, timeout=20).close()
+    groups = rm.connect(PLAN, timeout=20)
+    return len(groups)
+
+
+def test_ranks_may_leave_as_soon_as_they_are_connected(ranks):
+    """4 ranks: closing and ending right after connect breaks nobody who still connects."""
+    assert ranks(4, _leave_at_once) == [3] * 4
+
+
+def _mixed_sizes(me):
+    """Groups that connect at once, that connect late, and that have one rank, several of each."""
+    kinds = [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp"), rm.GroupSpec("pp")]
+    kinds += [rm.GroupSpec(f"{spec.name}_own", spec.axes, share=False) for spec in kinds]
+    sums = []
+    with rm.connect(rm.Plan(rm.Mesh(tp=2, dp=6, pp=1), kinds), timeout=20) as groups:
+        for _ in range(3):
+            for group in groups.values():
+                mine = torch.tensor([float(me.rank)])
+                dist.all_reduce(mine, group=group.pg)
+                sums.append(mine.item() == sum(group.ranks))
+    return all(sums) and len(sums)
+
+
+def test_groups_that_connect_at_once_and_late_live_side_by_side(ranks):
+    """12 ranks, groups of 1, 2, 6 and 12, two of each: every answer is its own group's."""
+    assert ranks(12, _mixed_sizes) == [24] * 12
+
+
+@pytest.mark.parametrize("size", [2, 9])
+def test_what_connects_late_makes_no_shared_device(ranks, size):
+    """2 ranks share one device for all small groups; 9 ranks have one a group."""
+    assert set(ranks(size, _threads)) == {5 if size == 2 else 8}
+
+
+def _threads(me):
+    """Threads that four groups of all ranks add: one a group, and one a device."""
+    kinds = [rm.GroupSpec(f"g{number}", "dp", share=False) for number in range(4)]
+    before = me.resources()["threads"]
+    with rm.connect(rm.Plan(rm.Mesh(dp=me.size), kinds), timeout=20):
+        return me.resources()["threads"] - before
