@@ -65,6 +65,7 @@ def _ours() -> dict[str, Question]:
         "position in tp, group kept": lambda: kept.rank,
         "size of dp_cp": lambda: groups["dp_cp"].size,
         "process group of tp": lambda: groups["tp"].pg,
+        "process group of tp, group kept": lambda: kept.pg,
         "members of dp_cp": lambda: groups["dp_cp"].ranks,
         "next stage of pp": lambda: groups["pp"].next,
     }
@@ -80,6 +81,7 @@ def _theirs() -> dict[str, Question]:
         "position in tp, group kept": state.get_tensor_model_parallel_group().rank,
         "size of dp_cp": lambda: state.get_data_parallel_world_size(with_context_parallel=True),
         "process group of tp": state.get_tensor_model_parallel_group,
+        "process group of tp, group kept": state.get_tensor_model_parallel_group,
         "members of dp_cp": lambda: dist.get_process_group_ranks(
             state.get_data_parallel_group(with_context_parallel=True)
         ),

@@ -48,7 +48,7 @@ class LiveGroup:
         """The name of the kind in the plan."""
         return self.own.name
 
-    @property
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """The axes that vary inside the group."""
         return self.own.spec.axes
@@ -73,12 +73,12 @@ class LiveGroup:
         """What all members agree on."""
         return dict(self.own.coordinate)
 
-    @property
+    @cached_property
     def first(self) -> int:
         """The global rank of the first member."""
         return self.own.group[0]
 
-    @property
+    @cached_property
     def last(self) -> int:
         """The global rank of the last member."""
         return self.own.group[-1]
@@ -88,12 +88,12 @@ class LiveGroup:
         """The global rank from which the group broadcasts: its first member."""
         return self.first
 
-    @property
+    @cached_property
     def next(self) -> int:
         """The global rank after this one; the ring closes, so after the last comes the first."""
         return self.own.group[(self.rank + 1) % self.size]
 
-    @property
+    @cached_property
     def prev(self) -> int:
         """The global rank before this one; before the first comes the last."""
         return self.own.group[self.rank - 1]

@@ -55,6 +55,8 @@ class LiveGroups(Mapping[str, LiveGroup]):
         self._made: dict[str, ProcessGroup] = {}
         self._closed = False
         self._handles = {name: LiveGroup(own, self._opener(own)) for name, own in self._own.items()}
+        # The same until they are closed: one look-up answers a question.
+        self._open_handles = dict(self._handles)
 
     @property
     def rank(self) -> int:
@@ -74,10 +76,12 @@ class LiveGroups(Mapping[str, LiveGroup]):
     # -- the mapping --------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> LiveGroup:
-        self._check_open()
-        if name not in self._handles:
+        try:
+            return self._open_handles[name]
+        except KeyError:
+            self._check_open()
             self._own[name]  # raises NotAMember or UnknownGroup, with the members
-        return self._handles[name]
+            raise
 
     @overload
     def get(self, name: str, /) -> LiveGroup: ...
@@ -246,6 +250,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         if self._closed:
             return
         self._closed = True
+        self._open_handles.clear()
         for handle in self._handles.values():
             handle.forget()
         failed = {}
