@@ -44,8 +44,10 @@ def _all_reduce_scaled(pg, me):
 def _work(pg, me):
     handle = dist.all_reduce(_t(5), group=pg, async_op=True)
     handle.wait()
+    assert handle.wait(timedelta(seconds=3))
     assert handle.is_completed()
     assert handle.is_success()
+    _same(handle.result()[0], 5)
     (value,) = handle.get_future().wait()
     _same(value, 5)
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (  # type: ignore[attr-defined]  # some are absent from torch's stubs
+from torch._C._distributed_c10d import (
     FakeProcessGroup,
     HashStore,
     PrefixStore,
-    _create_work_from_future,
+    Work,
     _register_process_group,
 )
 from torch.distributed import distributed_c10d as c10d
@@ -274,11 +274,39 @@ def decline_split(bound_device: torch.device) -> None:
         source.perform_nocolor_split(bound_device)
 
 
+class _Finished(Work):
+    """Work that is done; torch's own work over a future cannot be waited for with a time limit."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """It is."""
+        return True
+
+    def is_success(self) -> bool:
+        """It was."""
+        return True
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors."""
+        return self._tensors
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future that holds the tensors."""
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
 def finished(tensors: list[torch.Tensor]) -> dist.Work:
     """Work that is done, whose future holds these tensors."""
-    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-    future.set_result(tensors)
-    work: dist.Work = _create_work_from_future(future)
+    work: dist.Work = _Finished(tensors)
     return work
 
 
