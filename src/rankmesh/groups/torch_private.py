@@ -59,7 +59,7 @@ KNOWN_VERSIONS = ("2.13",)
 _DEVICES = ("cpu", "cuda")
 
 # Gloo groups up to this size connect all pairs when they are made; docs/decisions.md has the figures.
-_CONNECTED_AT_ONCE = 8
+_CONNECTED_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
