@@ -81,22 +81,25 @@ def explain(plan: Plan, rank: int) -> str:
         )
     lines = [f"rank {rank} of {plan.world_size}: {_place(data['coordinate'])}", f"  {_formula(plan.mesh, rank)}"]
     lines += [f"  view {name}: {_place(coordinate)}" for name, coordinate in data["views"].items()]
-    width = max((len(group["name"]) for group in data["groups"]), default=0)
-    members = {group["name"]: _members(group["ranks"]) for group in data["groups"]}
-    column = max(map(len, members.values()), default=0)
-    for group in data["groups"]:
-        lines.append(f"  {group['name']:<{width}}  {members[group['name']]:<{column}}  {_line(group)}")
+    rows = [(group["name"], _members(group["ranks"]), _position(group)) for group in data["groups"]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for group, row in zip(data["groups"], rows, strict=True):
+        cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append(f"  {cells}   {_why(group)}")
     if data["not_in"]:
         lines.append(f"  not in: {', '.join(data['not_in'])}")
     return "\n".join(lines)
 
 
-def _line(group: dict[str, Any]) -> str:
+def _position(group: dict[str, Any]) -> str:
     if group["size"] == 1:
-        return f"alone, needs no communicator   {group['why']}"
-    place = f"position {group['rank']} of {group['size']}, prev {group['prev']}, next {group['next']}"
-    shares = f"; uses the communicator of {group['communicator']}" if group["communicator"] != group["name"] else ""
-    return f"{place}   {group['why']}{shares}"
+        return "alone, needs no communicator"
+    return f"position {group['rank']} of {group['size']}, prev {group['prev']}, next {group['next']}"
+
+
+def _why(group: dict[str, Any]) -> str:
+    shared = group["communicator"] not in (None, group["name"])
+    return group["why"] + (f"; uses the communicator of {group['communicator']}" if shared else "")
 
 
 def _place(coordinate: dict[str, int]) -> str:

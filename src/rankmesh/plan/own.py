@@ -30,6 +30,7 @@ _Default = TypeVar("_Default")
 
 # Tells ``get(name)`` from ``get(name, None)``.
 _NO_DEFAULT = object()
+_SHOWN = 16
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,9 @@ class OwnGroups(Mapping[str, OwnGroup]):
         if self.rank not in groups.span:
             where = f"the plan covers ranks {groups.span.offset} to {groups.span.stop - 1}"
         else:
-            where = f"its members here are {list(groups[groups.index_of(self.rank)])[:16]}"
+            members = groups[groups.index_of(self.rank)]
+            more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
+            where = f"its members here are {list(members[:_SHOWN])}{more}"
         return NotAMember(
             f"received group {name!r} on rank {self.rank}; {where}; "
             f"ask on one of them, or test with {name!r} in groups",
