@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast a machine is decides no test.
+settings.register_profile("rankmesh", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rankmesh")
 
 SERVER = Path(__file__).with_name("forkserver.py")
 REPOSITORY = Path(__file__).parents[1]

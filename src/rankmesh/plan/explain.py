@@ -99,7 +99,7 @@ def _position(group: dict[str, Any]) -> str:
 
 def _why(group: dict[str, Any]) -> str:
     shared = group["communicator"] not in (None, group["name"])
-    return group["why"] + (f"; uses the communicator of {group['communicator']}" if shared else "")
+    return f"{group['why']}; uses the communicator of {group['communicator']}" if shared else str(group["why"])
 
 
 def _place(coordinate: dict[str, int]) -> str:
