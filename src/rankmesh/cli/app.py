@@ -22,9 +22,13 @@ _SPECS = """\
   tp=2,dp=*,pp=2                           one size may be * (--world-size)
   tp=2,dp=4/expert:ep=8                    a second view of the same ranks
   megatron:world=64,tp=2,pp=2,ep=4         a recipe: megatron, nanotron, ezpz,
-                                           three_d, torchtitan
+                                           three_d, torchtitan, accelerate,
+                                           deepspeed
   llama3-405b                              a preset (rankmesh presets)
-  plan.json                                a saved plan (plan.to_json())"""
+  plan.json                                a saved plan (plan.to_json())
+  train.sh                                 a Megatron launch script (parsed, not run)
+  train.toml, config.yaml, ds.json         a config of torchtitan, nanotron,
+                                           Megatron, Accelerate, DeepSpeed"""
 
 app = typer.Typer(
     cls=Shell,

@@ -6,18 +6,19 @@ the job's ranks runs it, and rank 0 prints the table.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import error, note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import Debug, Json, Spec, WorldSize, plan_of
+from rankmesh.cli.options import Debug, Json, Spec, WorldSize, config_of, plan_of, tell
 from rankmesh.cli.shell import Failed
 from rankmesh.errors import AgreementError, ConnectError, PlanError, ProofError
 from rankmesh.plan.plan import Plan
@@ -85,12 +86,15 @@ def command(
     """Build every group on real processes and prove each one with collectives."""
     if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
         raise typer.BadParameter(f"received {backend!r}; ranks are checked on gloo, nccl or cpu:gloo,cuda:nccl")
-    plan = plan_of(spec, world_size).plan
+    source = plan_of(spec, world_size)
+    plan = source.plan
+    if _speaks():
+        tell(source)
     with _bar(f"proving {plan.world_size} ranks") as (progress, stop):
 
         def show(result: CheckResult) -> None:
             stop()
-            _show(result, json)
+            _show(result, config_of(source) if json else None)
 
         try:
             result = check(plan, backend=backend, timeout=timeout, progress=progress, show=show)
@@ -103,9 +107,15 @@ def command(
         raise Failed("", ExitCode.LOST_RANKS if result.lost else ExitCode.UNPROVED)
 
 
-def _show(result: CheckResult, json: bool) -> None:
-    if json:
-        write_json({"ok": result.ok, **asdict(result)})
+def _speaks() -> bool:
+    """Whether this process is the one of its job that speaks to people."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+
+
+def _show(result: CheckResult, json: dict[str, Any] | None) -> None:
+    """The result; ``json`` holds what is added to its data, None for a table."""
+    if json is not None:
+        write_json({"ok": result.ok, **asdict(result), **json})
     else:
         _print(result)
     sys.stdout.flush()

@@ -15,7 +15,8 @@ from rankmesh.cli.complete import spec_names
 from rankmesh.cli.console import note, out, write_json
 from rankmesh.cli.diff_text import print_difference
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, plan_of
+from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, plan_of, tell
+from rankmesh.plan.source import Source
 from rankmesh.viz.difference import Difference, difference
 
 __all__ = ["EXAMPLES", "command", "compared"]
@@ -41,7 +42,7 @@ order: the kinds that both have come in another order
 
 
 def compared(
-    left: str, right: str, *, world_size: int | None = None, examples: int = 3, members: int = 8
+    left: str | Source, right: str | Source, *, world_size: int | None = None, examples: int = 3, members: int = 8
 ) -> Difference:
     """The difference of two specs."""
     ours, theirs = plan_of(left, world_size), plan_of(right, world_size)
@@ -62,9 +63,12 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Compare two layouts rank by rank: axes, kinds, groups, options. Exits with 1 when they differ."""
-    found = compared(left, right, world_size=world_size, examples=examples)
+    sources = plan_of(left, world_size), plan_of(right, world_size)
+    tell(*sources)
+    found = compared(*sources, examples=examples)
     if json:
-        write_json({"different": found.different, "left": left, "right": right, **asdict(found)})
+        configs = {**config_of(sources[0], "left_config"), **config_of(sources[1], "right_config")}
+        write_json({"different": found.different, "left": left, "right": right, **asdict(found), **configs})
     else:
         print_difference(out(), found)
         _say(found)

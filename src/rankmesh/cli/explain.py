@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from rankmesh.cli.console import write, write_json
-from rankmesh.cli.options import Debug, Json, Spec, WorldSize, plan_of
+from rankmesh.cli.options import Debug, Json, Spec, WorldSize, config_of, plan_of, tell
+from rankmesh.plan.source import Source
 
 __all__ = ["EXAMPLES", "command", "described", "explained"]
 
@@ -24,12 +25,12 @@ rank 3 of 4: tp=1, dp=1
 """
 
 
-def explained(spec: str, rank: int, *, world_size: int | None = None) -> str:
+def explained(spec: str | Source, rank: int, *, world_size: int | None = None) -> str:
     """One rank in words."""
     return plan_of(spec, world_size).plan.explain(rank)
 
 
-def described(spec: str, rank: int, *, world_size: int | None = None) -> dict[str, object]:
+def described(spec: str | Source, rank: int, *, world_size: int | None = None) -> dict[str, object]:
     """What ``explained`` says, as plain data."""
     return plan_of(spec, world_size).plan.describe(rank)
 
@@ -42,7 +43,9 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Explain one rank: where it sits, which groups it is in, who its neighbours are, and why."""
+    source = plan_of(spec, world_size)
+    tell(source)
     if json:
-        write_json(described(spec, rank, world_size=world_size))
+        write_json({**described(source, rank), **config_of(source)})
     else:
-        write(explained(spec, rank, world_size=world_size))
+        write(explained(source, rank))

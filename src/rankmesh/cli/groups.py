@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from rankmesh.cli.console import write, write_json
-from rankmesh.cli.options import Debug, GroupName, Json, Spec, WorldSize, plan_of
+from rankmesh.cli.options import Debug, GroupName, Json, Spec, WorldSize, config_of, plan_of, tell
+from rankmesh.plan.source import Source
 
 __all__ = ["EXAMPLES", "KindGroups", "command", "kind_groups"]
 
@@ -41,7 +42,7 @@ class KindGroups:
     groups: list[list[int]]
 
 
-def kind_groups(spec: str, name: str, *, rank: int | None = None, world_size: int | None = None) -> KindGroups:
+def kind_groups(spec: str | Source, name: str, *, rank: int | None = None, world_size: int | None = None) -> KindGroups:
     """All groups of a kind, or the one that ``rank`` is in (``NotAMember`` if it is in none)."""
     plan = plan_of(spec, world_size).plan
     kind, groups = plan.spec(name), plan.groups(name)
@@ -62,8 +63,10 @@ def command(
     debug: Debug = False,
 ) -> None:
     """List the groups of one kind: number and ranks, one group a line."""
-    found = kind_groups(spec, name, rank=rank, world_size=world_size)
+    source = plan_of(spec, world_size)
+    tell(source)
+    found = kind_groups(source, name, rank=rank)
     if json:
-        write_json(asdict(found))
+        write_json({**asdict(found), **config_of(source)})
     else:
         write("\n".join(f"{number}: {ranks}" for number, ranks in enumerate(found.groups, found.first)))

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from rankmesh.cli.complete import group_names, preset_names, spec_names
+from rankmesh.cli.console import note
 from rankmesh.cli.shell import DEBUG
 from rankmesh.errors import LayoutError
 from rankmesh.plan.source import Source, read
 
-__all__ = ["LIMIT", "SPEC_HELP", "Debug", "GroupName", "Json", "PresetName", "Spec", "WorldSize", "plan_of"]
+__all__ = [
+    "LIMIT",
+    "SPEC_HELP",
+    "Debug",
+    "GroupName",
+    "Json",
+    "PresetName",
+    "Spec",
+    "WorldSize",
+    "config_of",
+    "plan_of",
+    "tell",
+]
 
 # Whole-world arrays of every kind stay below a gigabyte up to here.
 LIMIT = 2**22
@@ -26,7 +39,7 @@ def _debug(value: bool) -> bool:
 
 SPEC_HELP = (
     "An axis string (tp=2,dp=4), a recipe (megatron:world=64,tp=2,pp=2), a preset (llama3-405b), "
-    "or a saved plan (plan.json)."
+    "a saved plan (plan.json), or a training config (train.sh, train.toml, config.yaml, ds.json)."
 )
 
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP, autocompletion=spec_names)]
@@ -38,7 +51,13 @@ PresetName = Annotated[
 ]
 WorldSize = Annotated[
     int | None,
-    typer.Option("--world-size", "-w", min=1, metavar="N", help="Ranks in the world: what a * in SPEC is filled from."),
+    typer.Option(
+        "--world-size",
+        "-w",
+        min=1,
+        metavar="N",
+        help="Ranks in the world: fills a * in SPEC, and is for a config that does not say.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys, and nothing else, to stdout.")]
 Debug = Annotated[
@@ -47,13 +66,13 @@ Debug = Annotated[
 ]
 
 
-def plan_of(spec: str, world_size: int | None = None) -> Source:
-    """The plan that the user means, of a size that the command can list.
+def plan_of(spec: str | Source, world_size: int | None = None) -> Source:
+    """The plan that the user means, of a size that the command can list; a source that was read stays as it is.
 
     >>> plan_of("tp=2,dp=*", 8).plan.mesh
     Mesh(tp=2, dp=4)
     """
-    source = read(spec, world_size=world_size)
+    source = spec if isinstance(spec, Source) else read(spec, world_size=world_size)
     if source.plan.world_size > LIMIT:
         raise LayoutError(
             f"received a world of {source.plan.world_size} ranks; the command lists worlds of up to {LIMIT}; "
@@ -62,3 +81,15 @@ def plan_of(spec: str, world_size: int | None = None) -> Source:
             limit=LIMIT,
         )
     return source
+
+
+def tell(*sources: Source) -> None:
+    """Say on stderr which lines of a training config were read."""
+    for source in sources:
+        if source.config is not None:
+            note(str(source.config))
+
+
+def config_of(source: Source, name: str = "config") -> dict[str, Any]:
+    """The same as data, under a key of its own; nothing for a SPEC that is no training config."""
+    return {} if source.config is None else {name: source.config.to_dict()}

@@ -15,7 +15,7 @@ import typer
 from rankmesh.cli.complete import group_names
 from rankmesh.cli.console import note, out, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import Debug, Json, Spec, WorldSize, plan_of
+from rankmesh.cli.options import Debug, Json, Spec, WorldSize, config_of, plan_of, tell
 from rankmesh.cli.shell import Failed
 from rankmesh.cli.show_text import print_overview
 from rankmesh.viz.overview import Overview, overview
@@ -100,6 +100,7 @@ def command(
 ) -> None:
     """Show a layout: axes, strides, every kind of group, who shares a communicator, what crosses nodes."""
     source = plan_of(spec, world_size)
+    tell(source)
     kinds = [name for names in groups or () for name in names.split(",")]
     facts = overview(source, gpus_per_node=gpus_per_node, members=members, kinds=kinds)
     if svg is not None:
@@ -111,7 +112,7 @@ def command(
 
         _save(html, page(source, facts))
     if json:
-        write_json(facts.to_dict())
+        write_json({**facts.to_dict(), **config_of(source)})
     else:
         print_overview(out(), source.plan.mesh, facts)
 

@@ -7,9 +7,10 @@ plan      the ordered kinds over a mesh; digest, JSON, of(rank)
 own       one rank's part of a plan
 sharing   which groups use one communicator
 explain   one rank in words
-recipes   the layouts of Megatron-Core, nanotron, ezpz, torchtitan, three_d
+recipes   the layouts of Megatron-Core, nanotron, ezpz, torchtitan, three_d, accelerate, deepspeed
 presets   published layouts of real runs
 nccl_config  a Megatron-style file of NCCL options
+configs   training configs as plans: which lines shape the layout
 source    a plan from what a user types: axes, recipe, preset, file
 ```
 """

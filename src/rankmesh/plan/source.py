@@ -3,9 +3,11 @@
 ```
 tp=2,cp=2,dp=4,pp=2                                 an axis string, adjacent first; one size may be * with a world size
 tp=2,dp=4,pp=2/expert:etp=1,ep=8,edp=1,pp=2         the same with a view
-megatron:world=64,tp=2,pp=2,ep=4                    a recipe: megatron, nanotron, ezpz, three_d, torchtitan
+megatron:world=64,tp=2,pp=2,ep=4                    a recipe: megatron, nanotron, ezpz, three_d, torchtitan,
+                                                    accelerate, deepspeed
 llama3-405b                                         a preset (rankmesh presets lists them)
 plan.json                                           a saved plan
+train.sh, train.toml, config.yaml, ds.json          a training config, recognised by what it holds
 ```
 
 >>> read("tp=2,dp=2").plan.groups("dp").tolist()
@@ -17,16 +19,20 @@ plan.json                                           a saved plan
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.layout.mesh import Mesh
 from rankmesh.plan import presets, recipes
 from rankmesh.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from rankmesh.plan.configs import Config
 
 __all__ = ["RECIPES", "Source", "read"]
 
@@ -36,6 +42,8 @@ RECIPES: Mapping[str, Callable[..., Plan]] = {
     "ezpz": recipes.ezpz,
     "three_d": recipes.three_d,
     "torchtitan": recipes.torchtitan,
+    "accelerate": recipes.accelerate,
+    "deepspeed": recipes.deepspeed,
 }
 
 # Arguments that take Python objects; they cannot be typed.
@@ -43,18 +51,20 @@ _UNTYPED = frozenset({"embedding", "position_embedding", "options", "rank_offset
 
 _FORMS = (
     "write an axis string (tp=2,dp=4), a recipe (megatron:world=64,tp=2,pp=2), a preset (llama3-405b), "
-    "or the path of a saved plan (plan.json)"
+    "or the path of a saved plan (plan.json) or of a training config (train.sh, train.toml, config.yaml, ds.json)"
 )
+_ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A plan and where it came from: ``kind`` is axes, recipe, preset or file."""
+    """A plan and where it came from: ``kind`` is axes, recipe, preset, file or config."""
 
     plan: Plan
     kind: str
     text: str
     preset: presets.Preset | None = None
+    config: Config | None = None
 
 
 def read(text: str, *, world_size: int | None = None) -> Source:
@@ -77,8 +87,8 @@ def _read(text: str, world_size: int | None) -> Source:
     name, colon, arguments = text.partition(":")
     if colon and name in RECIPES:
         return Source(_recipe(name, arguments, world_size), "recipe", text)
-    if text.endswith(".json") or _is_file(text):
-        return Source(_file(Path(text)), "file", text)
+    if text.endswith(_ENDINGS) or _is_file(text):
+        return _file(Path(text), world_size)
     if "=" in text.partition("/")[0] and ":" not in text.partition("/")[0]:
         return Source(_axes(text, world_size), "axes", text)
     raise PlanError(f"received {text!r}; {_near(name, text)}{_FORMS}", received=text)
@@ -107,17 +117,31 @@ def _axes(text: str, world_size: int | None) -> Plan:
     return recipes.axes(mesh)
 
 
-def _file(path: Path) -> Plan:
+def _file(path: Path, world_size: int | None) -> Source:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(
             f"received the path {str(path)!r}, which cannot be read ({error}); {_FORMS}", path=str(path)
         ) from error
+    if not _is_plan(text, path):
+        from rankmesh.plan.configs import read_config
+
+        config = read_config(text, str(path), world_size=world_size)
+        return Source(config.plan, "config", str(path), config=config)
     try:
-        return Plan.from_json(text)
+        return Source(Plan.from_json(text), "file", str(path))
     except RankmeshError as error:
         raise PlanError(f"{path}: {error}", **{**error.values, "path": str(path)}) from error
+
+
+def _is_plan(text: str, path: Path) -> bool:
+    """Whether a file means to be a saved plan: it has a schema, or its name says JSON and its text is none."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return path.suffix == ".json" or not text.strip()
+    return not isinstance(data, dict) or "schema" in data
 
 
 def _recipe(name: str, text: str, world_size: int | None) -> Plan:

@@ -33,7 +33,7 @@ _EXAMPLES = 8
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a plan came from: ``kind`` is axes, recipe, preset or file; presets have the rest."""
+    """Where a plan came from: ``kind`` is axes, recipe, preset, file or config; presets have the rest."""
 
     spec: str
     kind: str

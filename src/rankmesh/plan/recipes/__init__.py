@@ -7,8 +7,10 @@ mp tp pp embd pos_embd tp_dp_cp tp_dp tp_cp ep ep_tp tp_ep_mp tp_ep_pp ep_dp int
 intra_dist_opt_instance)
 """
 
+from rankmesh.plan.recipes.accelerate import accelerate
+from rankmesh.plan.recipes.deepspeed import deepspeed
 from rankmesh.plan.recipes.megatron import megatron, megatron_mesh
 from rankmesh.plan.recipes.small import axes, ezpz, nanotron, three_d
 from rankmesh.plan.recipes.torchtitan import torchtitan
 
-__all__ = ["axes", "ezpz", "megatron", "megatron_mesh", "nanotron", "three_d", "torchtitan"]
+__all__ = ["accelerate", "axes", "deepspeed", "ezpz", "megatron", "megatron_mesh", "nanotron", "three_d", "torchtitan"]

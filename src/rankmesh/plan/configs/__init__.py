@@ -1,0 +1,26 @@
+r"""Training configs as plans: which lines of a file shape the layout, and the plan that they make.
+
+```
+megatron     a launch script (shell), or a YAML of arguments     recipes.megatron
+nanotron     a YAML with the section parallelism                 recipes.nanotron
+torchtitan   a TOML with the table [parallelism]                 recipes.torchtitan
+deepspeed    the JSON of deepspeed.initialize                    recipes.deepspeed
+accelerate   the YAML of accelerate config                       recipes.accelerate, .megatron, .deepspeed
+```
+
+A file is recognised by what it holds, not by its name. Scripts are parsed, never run. What is ambiguous, open or not
+modelled is a ``PlanError`` with file and line.
+
+>>> config = read_config("parallelism:\n  dp: 2\n  tp: 4\n  pp: 2\n", "run.yaml")
+>>> config.format, config.plan.mesh
+('nanotron', Mesh(tp=4, cp=1, dp=2, pp=2, ep=1))
+>>> print(config)
+run.yaml: read as a nanotron config
+run.yaml:2: parallelism.dp = 2 (dp)
+run.yaml:3: parallelism.tp = 4 (tp)
+run.yaml:4: parallelism.pp = 2 (pp)
+"""
+
+from rankmesh.plan.configs.config import Config, read_config
+
+__all__ = ["Config", "read_config"]

@@ -1,0 +1,150 @@
+"""Accelerate: the YAML (or JSON) that ``accelerate config`` writes and ``accelerate launch`` reads.
+
+```
+distributed_type   MULTI_GPU and its kin   every rank a replica, or the sizes of parallelism_config
+                   FSDP                    every rank a shard; a hybrid strategy shards inside a machine
+                   MEGATRON_LM             the layout of Megatron
+                   DEEPSPEED               the layout of DeepSpeed
+```
+
+Source: ``accelerate.parallelism_config``, ``accelerate.commands.launch``, ``accelerate.commands.config``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from rankmesh.errors import PlanError
+from rankmesh.plan.configs.reading import Entry, Read, Refused, Settled, Table, refused, settle
+
+__all__ = ["TABLE", "from_document", "matches"]
+
+_SIZES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+_REPLICAS = (
+    "NO",
+    "MULTI_GPU",
+    "MULTI_CPU",
+    "MULTI_XPU",
+    "MULTI_NPU",
+    "MULTI_MLU",
+    "MULTI_HPU",
+    "MULTI_MUSA",
+    "MULTI_SDAA",
+)
+# What a reading that is no argument of a recipe decides.
+_SETS = {"engine": "recipe", "strategy": "recipe", "machines": "dp_replicate", "megatron_tp": "tp", "megatron_pp": "pp"}
+_REPLICATED = ("NO_SHARD", 3, "3")
+_HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", 4, 5, "4", "5")
+_MARKS = {"compute_environment", "distributed_type", "parallelism_config", "megatron_lm_config", "fsdp_config"}
+_PARALLELISM, _MEGATRON = "parallelism_config", "megatron_lm_config"
+
+
+def _word(entry: Entry, path: str) -> Any:
+    return entry.value
+
+
+def _key(entry: Entry) -> str | None:
+    sections = (_PARALLELISM, _MEGATRON, "fsdp_config", "deepspeed_config")
+    return entry.path[-1] if len(entry.path) == 1 or entry.path[0] in sections else None
+
+
+TABLE = Table(
+    reads={
+        "num_processes": Read("world_size"),
+        "num_machines": Read("machines"),
+        "distributed_type": Read("engine", _word),
+        **{f"parallelism_config_{size}_size": Read(size) for size in _SIZES},
+        "megatron_lm_tp_degree": Read("megatron_tp"),
+        "megatron_lm_pp_degree": Read("megatron_pp"),
+        "fsdp_sharding_strategy": Read("strategy", _word),
+        "sharding_strategy": Read("strategy", _word),
+        "fsdp_version": Read("fsdp"),
+    },
+    refused={"deepspeed_config_file": Refused("the sizes are in that file; give its path", (None, "none"))},
+    said={"megatron_lm_sequence_parallelism": "uses the tp groups; it makes none"},
+    key=_key,
+)
+
+
+def matches(entries: Iterable[Entry]) -> bool:
+    """Whether the document has one of the sections of ``accelerate config`` at its top."""
+    return any(entry.path[0] in _MARKS for entry in entries)
+
+
+def from_document(entries: list[Entry], path: str) -> Settled:
+    """The arguments of the file; ``engine`` says for which recipe they are."""
+    settled = settle(TABLE, entries, path)
+    found = settled.arguments
+    engine = str(found.pop("engine", "NO")).upper()
+    machines, strategy = found.pop("machines", None), found.pop("strategy", None)
+    version = found.pop("fsdp", None)
+    megatron = {"tp": found.pop("megatron_tp", 1), "pp": found.pop("megatron_pp", 1)}
+    sizes = {size: found.pop(size) for size in _SIZES if size in found}
+    _one_engine(settled, engine, sizes, megatron, path)
+    if engine == "MEGATRON_LM":
+        found.update(megatron, recipe="megatron")
+    elif engine == "DEEPSPEED":
+        found["recipe"] = "deepspeed"
+    elif prod(sizes.values()) > 1:
+        found.update({"dp_shard": 1, **sizes})
+    elif engine == "FSDP" and not sizes and strategy not in _REPLICATED:
+        found.update(_shards(settled, machines, strategy, version, path))
+    elif engine == "FSDP" or (
+        engine in _REPLICAS and any(reading.argument == "engine" for reading in settled.readings)
+    ):
+        found["recipe"] = "replicas"
+    elif engine in _REPLICAS:
+        rule = "neither distributed_type nor a size of parallelism_config says how ranks share the work"
+        raise PlanError(f"{path}: received an Accelerate config; {rule}; add distributed_type", path=path)
+    else:
+        raise refused(path, _entry(settled, "engine"), "no recipe has the layout of this type", "describe it with axes")
+    used = {"engine", *found, *(_SIZES if sizes else ()), *(_used_by(engine, strategy))}
+    settled.readings[:] = [
+        replace(reading, argument=_SETS.get(reading.argument, reading.argument))
+        for reading in settled.readings
+        if reading.argument in used
+    ]
+    return settled
+
+
+def _used_by(engine: str, strategy: object) -> tuple[str, ...]:
+    if engine == "MEGATRON_LM":
+        return ("megatron_tp", "megatron_pp")
+    return ("strategy", *(("machines",) if strategy in _HYBRID else ())) if engine == "FSDP" else ()
+
+
+def _one_engine(settled: Settled, engine: str, sizes: dict[str, int], megatron: dict[str, int], path: str) -> None:
+    """Sizes of an engine that is not the one that the file chooses are refused."""
+    if prod(megatron.values()) > 1 and engine != "MEGATRON_LM":
+        wrong = next(
+            reading for reading in settled.readings if reading.argument.startswith("megatron_") and reading.value != 1
+        )
+    elif prod(sizes.values()) > 1 and engine in ("MEGATRON_LM", "DEEPSPEED"):
+        wrong = next(reading for reading in settled.readings if sizes.get(reading.argument, 1) > 1)
+    else:
+        return
+    entry = Entry((wrong.key,), wrong.value, wrong.line)
+    raise refused(
+        path, entry, f"distributed_type {engine} lays its ranks out without it", "remove it, or change the type"
+    )
+
+
+def _shards(settled: Settled, machines: int | None, strategy: object, version: int | None, path: str) -> dict[str, int]:
+    """FSDP without sizes: one shard group of all ranks, or one in each machine."""
+    if strategy not in _HYBRID:
+        return {}
+    if version == 2:
+        rule = "FSDP 2 has no strategies, and shards in groups only by the sizes of parallelism_config"
+        raise refused(path, _entry(settled, "strategy"), rule, "state dp_replicate and dp_shard there")
+    if machines is None:
+        rule = "a hybrid strategy shards inside a machine, and the file does not say how many machines there are"
+        raise refused(path, _entry(settled, "strategy"), rule, "add num_machines")
+    return {"dp_replicate": machines}
+
+
+def _entry(settled: Settled, argument: str) -> Entry:
+    reading = next(reading for reading in settled.readings if reading.argument == argument)
+    return Entry((reading.key,), reading.value, reading.line)

@@ -1,0 +1,142 @@
+"""A config file: recognised, read by its format's table, and made a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rankmesh.errors import PlanError, RankmeshError
+from rankmesh.plan import recipes
+from rankmesh.plan.configs import accelerate, deepspeed, megatron, nanotron, torchtitan
+from rankmesh.plan.configs.documents import entries
+from rankmesh.plan.configs.launch import read_run
+from rankmesh.plan.configs.reading import Entry, Reading, Settled
+from rankmesh.plan.plan import Plan
+
+__all__ = ["Config", "read_config"]
+
+_FORMS = (
+    "a config is a Megatron launch script or argument YAML, a nanotron YAML, a torchtitan TOML, a DeepSpeed JSON, or "
+    "an Accelerate YAML"
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A plan and the lines of the file that it comes from; ``notes`` say what else was seen and not used."""
+
+    format: str
+    title: str
+    path: str
+    plan: Plan
+    readings: tuple[Reading, ...]
+    notes: tuple[tuple[int, str], ...]
+
+    def __str__(self) -> str:
+        lines = [(reading.line, f"{reading} ({_source(reading)})") for reading in self.readings]
+        rows = sorted([*lines, *self.notes], key=lambda row: row[0])
+        return "\n".join(
+            [f"{self.path}: read as {self.title}", *(f"{self.path}:{line}: {text}" for line, text in rows)]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with stable keys."""
+        return {
+            "format": self.format,
+            "path": self.path,
+            "lines": [asdict(reading) for reading in self.readings],
+            "notes": [{"line": line, "text": text} for line, text in self.notes],
+        }
+
+
+def _source(reading: Reading) -> str:
+    """What a line sets, and the other lines that its value comes from."""
+    lines = " and ".join(map(str, reading.also))
+    return f"{reading.argument}, from line{'s' if len(reading.also) > 1 else ''} {lines}" if lines else reading.argument
+
+
+@dataclass(frozen=True)
+class _Format:
+    """How a format is called, how it is recognised, and what reads it."""
+
+    title: str
+    matches: Callable[[Iterable[Entry]], bool]
+    read: Callable[[list[Entry], str], Settled]
+
+
+_FORMATS: Mapping[str, _Format] = {
+    "megatron": _Format("a YAML of Megatron's arguments", megatron.matches, megatron.from_document),
+    "nanotron": _Format("a nanotron config", nanotron.matches, nanotron.from_document),
+    "torchtitan": _Format("a torchtitan config", torchtitan.matches, torchtitan.from_document),
+    "deepspeed": _Format("a DeepSpeed config", deepspeed.matches, deepspeed.from_document),
+    "accelerate": _Format("an Accelerate config", accelerate.matches, accelerate.from_document),
+}
+_RECIPES: Mapping[str, Callable[..., Plan]] = {
+    "megatron": recipes.megatron,
+    "nanotron": recipes.nanotron,
+    "torchtitan": recipes.torchtitan,
+    "deepspeed": recipes.deepspeed,
+    "accelerate": recipes.accelerate,
+    "replicas": lambda world: recipes.accelerate(world, dp_replicate=world, dp_shard=1),
+}
+# The argument without which a recipe needs the world size.
+_DATA = {"torchtitan": "dp_shard", "accelerate": "dp_shard"}
+
+
+def read_config(text: str, path: str, *, world_size: int | None = None) -> Config:
+    """The plan of a config's text; ``path`` is for messages. Raises ``PlanError`` with file and line.
+
+    ``world_size`` is for files that do not state it; one that differs from the file's is refused.
+    """
+    found = [] if _is_script(text, path) else entries(text, path)
+    if not found:
+        run = read_run(text, path, megatron.FLAGS)
+        settled = megatron.from_run(run, path)
+        return _made("megatron", "a Megatron launch script", settled, path, world_size, run.missing)
+    names = [name for name, form in _FORMATS.items() if form.matches(found)]
+    if len(names) != 1:
+        received = f"keys of {' and of '.join(names)}" if names else "no key of a training config"
+        raise PlanError(f"{path}: received {received}; {_FORMS}; give one of them", path=path, formats=tuple(names))
+    form = _FORMATS[names[0]]
+    return _made(names[0], form.title, form.read(found, path), path, world_size, "")
+
+
+def _is_script(text: str, path: str) -> bool:
+    first = text.partition("\n")[0]
+    return path.endswith((".sh", ".bash", ".slurm", ".sbatch")) or (first.startswith("#!") and "sh" in first)
+
+
+def _made(name: str, title: str, settled: Settled, path: str, world_size: int | None, missing: str) -> Config:
+    arguments = dict(settled.arguments)
+    recipe = arguments.pop("recipe", name)
+    stated = arguments.pop("world_size", None)
+    if stated is not None and world_size not in (None, stated):
+        where = next(reading for reading in settled.readings if reading.argument == "world_size")
+        raise PlanError(
+            f"{path}:{where.line}: received {where}, a world of {stated} ranks, with world size {world_size}; they "
+            "must be equal; leave --world-size out, or change one of them",
+            path=path,
+            line=where.line,
+            received=stated,
+            world_size=world_size,
+        )
+    world = world_size if stated is None else stated
+    _check_world(title, recipe, arguments, world, path, missing)
+    try:
+        plan = _RECIPES[recipe](world, **arguments)
+    except RankmeshError as error:
+        lines = ", ".join(f"line {reading.line}: {reading}" for reading in settled.readings)
+        raise PlanError(f"{path}: {error} ({lines})", **{**error.values, "path": path}) from error
+    return Config(name, title, path, plan, tuple(settled.readings), tuple(settled.notes))
+
+
+def _check_world(
+    title: str, recipe: str, arguments: dict[str, Any], world: int | None, path: str, missing: str
+) -> None:
+    if world is None and _DATA.get(recipe, "dp") not in arguments:
+        why = f"{missing}; " if missing else ""
+        raise PlanError(
+            f"{path}: received {title} that does not state the world size; {why}the layout needs it; give --world-size",
+            path=path,
+        )

@@ -1,0 +1,88 @@
+"""DeepSpeed: the JSON that ``deepspeed.initialize`` takes. It states the world only as two factors, if at all.
+
+``sequence_parallel_size`` makes groups only beside ``data_parallel_size``; pipeline stages are code, not configuration.
+Source: ``deepspeed.initialize``, ``deepspeed.utils.groups``, ``deepspeed.runtime.tensor_parallel.config``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rankmesh.plan.configs.reading import Entry, Read, Refused, Settled, Table, refused, settle, whole
+
+__all__ = ["TABLE", "from_document", "matches"]
+
+_SECTIONS = ("tensor_parallel", "zero_optimization", "expert_parallel")
+_MARKS = {
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "zero_optimization",
+    "tensor_parallel",
+    "sequence_parallel_size",
+    "expert_parallel",
+}
+
+
+def _unless(*off: int) -> Callable[[Entry, str], int | None]:
+    """A size that some values switch off."""
+
+    def convert(entry: Entry, path: str) -> int | None:
+        return None if entry.value in off else whole(entry, path)
+
+    return convert
+
+
+def _key(entry: Entry) -> str | None:
+    section, *names = entry.path
+    if not names:
+        return section
+    return ".".join(names) if section in _SECTIONS else entry.key if section == "pipeline" else None
+
+
+TABLE = Table(
+    reads={
+        "autotp_size": Read("tp", _unless(0)),
+        "sequence_parallel_size": Read("sp"),
+        "data_parallel_size": Read("dp"),
+        "autoep_size": Read("ep"),
+        "zero_hpz_partition_size": Read("hpz"),
+        "mics_shard_size": Read("mics", _unless(-1)),
+    },
+    refused={
+        "tp.tp_size": Refused("training takes the size from tensor_parallel.autotp_size"),
+        "tensor_parallel.tp_size": Refused("training takes the size from tensor_parallel.autotp_size"),
+        "expert_tensor_parallel_size": Refused("experts that are cut by an axis of their own"),
+        "mics_hierarchical_params_gather": Refused("its groups depend on how many devices a node has"),
+        "pipeline.stages": Refused("stages of a pipeline are laid out by code, not by this file", (None, 1, "auto")),
+    },
+    key=_key,
+)
+
+
+def matches(entries: Iterable[Entry]) -> bool:
+    """Whether the document has one of DeepSpeed's own sections or batch sizes at its top."""
+    return any(entry.path[0] in _MARKS for entry in entries)
+
+
+def from_document(entries: list[Entry], path: str) -> Settled:
+    """The arguments of the file."""
+    settled = settle(TABLE, entries, path)
+    arguments = settled.arguments
+    if arguments.get("sp", 1) > 1 and "dp" not in arguments:
+        entry = next(entry for entry in entries if _key(entry) == "sequence_parallel_size")
+        rule = "DeepSpeed makes sequence groups from its configuration only where data_parallel_size stands beside it"
+        raise refused(path, entry, rule, "add data_parallel_size")
+    if "sp" not in arguments and "dp" in arguments:
+        _drop(settled, "dp", "is read by DeepSpeed only beside sequence_parallel_size")
+    enabled = any(entry.path == ("expert_parallel", "enabled") and entry.value is True for entry in entries)
+    if "ep" in arguments and not enabled:
+        _drop(settled, "ep", "makes no groups while expert_parallel.enabled is not true")
+    return settled
+
+
+def _drop(settled: Settled, argument: str, why: str) -> None:
+    del settled.arguments[argument]
+    dropped = [reading for reading in settled.readings if reading.argument == argument]
+    settled.notes += [(reading.line, f"{reading} {why}") for reading in dropped]
+    settled.readings[:] = [reading for reading in settled.readings if reading.argument != argument]

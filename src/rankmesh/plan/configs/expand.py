@@ -1,0 +1,246 @@
+"""Variables of a shell script and their expansion: what a written word becomes.
+
+```
+$TP ${TP} ${TP:-4} ${TP-4} ${TP:=4} ${ARGS[@]} ${ARGS[*]} $((A * B)) "..." '...'      followed
+$1 $@ $(command) ${TP%x} ${!TP}                                                       unknown, and said to be
+```
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from rankmesh.plan.configs.words import Part, Word, fields, joined, lines_of, quoted, text_of
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+__all__ = ["Expander", "Variable"]
+
+_ESCAPE = re.compile(r"\\(\n|.)", re.DOTALL)
+_ESCAPE_IN_QUOTES = re.compile(r"\\(\n|[\"$`\\])")
+_PLAIN = re.compile(r"\$\{\w+(\[[@*]\])?\}")
+_DEFAULTS = (":-", "-", ":=", "=")
+_SIGNS: dict[str, Callable[[int, int], int]] = {
+    "+": lambda left, right: left + right,
+    "-": lambda left, right: left - right,
+    "*": lambda left, right: left * right,
+    "/": lambda left, right: abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1),
+    "%": lambda left, right: left - right * _SIGNS["/"](left, right),
+}
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable: one word, or the words of an array; ``lines`` where it was set."""
+
+    words: tuple[Word, ...]
+    array: bool
+    lines: tuple[int, ...]
+
+    def same(self, other: Variable) -> bool:
+        """Whether both have the same text, wherever it was written."""
+        texts = [[text_of(word) for word in variable.words] for variable in (self, other)]
+        return texts[0] == texts[1] and None not in texts[0] and self.array == other.array
+
+
+class Store(Protocol):
+    """What the expansion reads and writes: the variables of a script, and the lines with defaults."""
+
+    variables: dict[str, Variable]
+    defaults: dict[int, str]
+
+
+class Expander:
+    """Expands the nodes of one source text with the variables of a script."""
+
+    def __init__(self, source: bytes, lines: Callable[[int], tuple[int, ...]], store: Store) -> None:
+        self.source = source
+        self.lines = lines
+        self.store = store
+
+    def source_of(self, node: Node) -> str:
+        """The text of a node as written."""
+        return self.source[node.start_byte : node.end_byte].decode(errors="replace")
+
+    def assign(self, node: Node) -> None:
+        """``NAME=value``, ``NAME=( ... )`` and both with ``+=``."""
+        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        lines = self.lines(node.start_byte)
+        if name is None or name.type != "variable_name":
+            written = self.source_of(node).partition("[")[0]
+            self.leave_open(written, node, f"{written} is set element by element")
+            return
+        if value is not None and value.type == "array":
+            made = Variable(tuple(self.words(value.named_children)), True, lines)
+        else:
+            made = Variable((quoted(self.text(value)) if value is not None else (),), False, lines)
+        key = self.source_of(name)
+        before = self.store.variables.get(key)
+        appends = any(child.type == "+=" for child in node.children)
+        self.store.variables[key] = _appended(before, made) if appends and before is not None else made
+
+    def leave_open(self, name: str, node: Node, why: str, maybe: tuple[Word, ...] = ()) -> None:
+        """From here on the variable has no one value."""
+        lines = self.lines(node.start_byte)
+        self.store.variables[name] = Variable(((Part(None, lines, True, f"${name}", why, maybe),),), False, lines)
+
+    def words(self, nodes: Iterable[Node]) -> Iterator[Word]:
+        """The words that written words become."""
+        for node in nodes:
+            if node.type == "comment":
+                continue
+            inner = node.named_children[0] if node.type == "string" and node.named_child_count == 1 else None
+            if inner is not None and inner.byte_range == (node.start_byte + 1, node.end_byte - 1):
+                elements = self.elements(inner)
+                if elements is not None:
+                    yield from map(quoted, elements)
+                    continue
+            yield from (found for found in fields(self.text(node)) if found or node.type in ("string", "raw_string"))
+
+    def elements(self, node: Node) -> tuple[Word, ...] | None:
+        """The elements of an array that is written ``${NAME[@]}``."""
+        if node.type == "expansion" and "[@]}" in self.source_of(node):
+            variable = self.store.variables.get(self.name_in(node))
+            return variable.words if variable is not None and variable.array else None
+        return None
+
+    def name_in(self, node: Node) -> str:
+        """The name of the variable that an expansion expands."""
+        found = re.match(r"\$\{?!?#?(\w+|.)", self.source_of(node))
+        return found[1] if found else ""
+
+    def text(self, node: Node) -> Word:
+        """One written word as parts, before it is cut at spaces."""
+        kind = node.type
+        if kind == "command_name":
+            return self.text(node.named_children[0])
+        if kind == "concatenation":
+            return tuple(part for child in node.children for part in self.text(child))
+        if kind == "string":
+            return quoted(self.inside(node))
+        if kind == "raw_string":
+            return self.literal(node.start_byte + 1, node.end_byte - 1, None)
+        if kind == "simple_expansion":
+            return self.value(self.name_in(node), node)
+        if kind == "expansion":
+            return self.expansion(node)
+        if kind == "arithmetic_expansion":
+            return self.arithmetic(node)
+        if kind in ("command_substitution", "process_substitution"):
+            return self.open(node, f"{self.source_of(node)} is the output of a command, which is not run")
+        return self.literal(node.start_byte, node.end_byte, _ESCAPE)
+
+    def inside(self, node: Node) -> Word:
+        """The parts between double quotes."""
+        parts: list[Part] = []
+        place = node.start_byte + 1
+        for child in node.named_children:
+            if child.type != "string_content":
+                parts += self.literal(place, child.start_byte, _ESCAPE_IN_QUOTES)
+                parts += self.text(child)
+                place = child.end_byte
+        parts += self.literal(place, node.end_byte - 1, _ESCAPE_IN_QUOTES)
+        return tuple(parts)
+
+    def literal(self, start: int, end: int, escape: re.Pattern[str] | None) -> Word:
+        """Literal text, one part for each of its lines, without the backslashes that quote."""
+        parts = []
+        for piece in self.source[start:end].splitlines(keepends=True):
+            text = piece.decode(errors="replace")
+            if escape is not None:
+                text = escape.sub(lambda found: "" if found[1] == "\n" else found[1], text)
+            parts.append(Part(text, self.lines(start)))
+            start += len(piece)
+        return tuple(parts)
+
+    def open(self, node: Node, why: str) -> Word:
+        """A part that is unknown."""
+        return (Part(None, self.lines(node.start_byte), True, self.source_of(node), why),)
+
+    def value(self, name: str, node: Node) -> Word:
+        """The value of a variable, spaces between the elements of an array."""
+        variable = self.store.variables.get(name)
+        if variable is None:
+            return self.open(node, _unset(name))
+        words = (
+            variable.words if variable.array and self.source_of(node).endswith(("@]}", "*]}")) else variable.words[:1]
+        )
+        return tuple(_split(part) for part in joined(words))
+
+    def expansion(self, node: Node) -> Word:
+        """``${...}``: a name, alone, as an array, or with a default."""
+        name, written = self.name_in(node), self.source_of(node)
+        operator = next((child.type for child in node.children if not child.is_named and child.type not in "${}"), "")
+        if _PLAIN.fullmatch(written):
+            return self.value(name, node)
+        if operator not in _DEFAULTS:
+            return self.open(node, f"{written} is more than a variable, which is not followed")
+        variable = self.store.variables.get(name)
+        if variable is not None and (any(variable.words) or ":" not in operator):
+            return self.value(name, node)
+        place = node.start_byte + written.index(operator) + len(operator)
+        default = self.default(node, place)
+        line = self.lines(node.start_byte)[0]
+        self.store.defaults[line] = f"{written} is read as its default; the environment may say otherwise"
+        if "=" in operator:
+            self.store.variables[name] = Variable((quoted(default),), False, self.lines(node.start_byte))
+        return tuple(_split(part) for part in default)
+
+    def default(self, node: Node, place: int) -> Word:
+        """The default inside ``${NAME:-default}``, from a place in the source on."""
+        children = [child for child in node.named_children if child.start_byte >= place]
+        if len(children) == 1 and children[0].byte_range == (place, node.end_byte - 1):
+            return self.text(children[0])
+        if children and any("expansion" in child.type or child.type == "string" for child in children):
+            return self.open(node, f"the default of {self.source_of(node)} is not followed")
+        return self.literal(place, node.end_byte - 1, _ESCAPE)
+
+    def arithmetic(self, node: Node) -> Word:
+        """``$(( ))`` over whole numbers."""
+        used: list[int] = list(self.lines(node.start_byte))
+        children = node.named_children
+        number = self.number(children[0], used) if len(children) == 1 else f"{self.source_of(node)} is not followed"
+        if isinstance(number, str):
+            return self.open(node, number)
+        return (Part(str(number), tuple(dict.fromkeys(used)), True),)
+
+    def number(self, node: Node, used: list[int]) -> int | str:
+        """The value of an arithmetic expression, or why it has none; ``used`` gathers the lines it came from."""
+        if node.type == "parenthesized_expression":
+            return self.number(node.named_children[0], used)
+        if node.type == "binary_expression" and len(node.named_children) == 2:
+            left, right = (self.number(child, used) for child in node.named_children)
+            sign = next((child.type for child in node.children if not child.is_named), "")
+            if isinstance(left, str) or isinstance(right, str):
+                return left if isinstance(left, str) else right
+            if sign not in _SIGNS or (sign in "/%" and right == 0):
+                return f"{self.source_of(node)} is not followed"
+            return _SIGNS[sign](left, right)
+        word = self.value(self.source_of(node), node) if node.type == "variable_name" else self.text(node)
+        text = text_of(word)
+        if text is None:
+            return next(part.why for part in word if part.text is None)
+        used += lines_of(word)
+        return (
+            int(text) if text.strip().isdecimal() else f"{self.source_of(node)} is {text!r}, which is no whole number"
+        )
+
+
+def _split(part: Part) -> Part:
+    return part if part.split else Part(part.text, part.lines, True, part.shown, part.why, part.maybe)
+
+
+def _appended(before: Variable, made: Variable) -> Variable:
+    if before.array:
+        return Variable((*before.words, *made.words), True, before.lines)
+    return Variable((before.words[0] + made.words[0], *made.words[1:]), made.array, before.lines)
+
+
+def _unset(name: str) -> str:
+    if name.isdecimal() or name in "@*#?":
+        return "the arguments of the script are not known here"
+    return f"the variable {name} has no value in this file"

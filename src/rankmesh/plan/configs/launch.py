@@ -1,0 +1,223 @@
+"""The one run that a launch script starts: its launcher, its world size, and the arguments of the program.
+
+```
+torchrun --nproc_per_node 8 --nnodes 4        32 ranks; also python -m torch.distributed.run and .launch
+srun -n 32 python ...                         32 ranks; -N 4 --ntasks-per-node 8 is the same
+accelerate launch --num_processes 32          32 ranks
+deepspeed --num_gpus 8 --num_nodes 4          32 ranks
+#SBATCH --nodes=4                             gives SLURM_NNODES and its siblings their values
+```
+
+>>> run = read_run("torchrun --nproc_per_node=8 pretrain_gpt.py --tensor-model-parallel-size 4", "run.sh")
+>>> run.world_size.value, [str(entry) for entry in run.arguments]
+(8, ['--nproc_per_node = 8', '--tensor-model-parallel-size = 4'])
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from rankmesh.errors import PlanError
+from rankmesh.plan.configs.expand import Variable
+from rankmesh.plan.configs.reading import Entry, Missing, refused
+from rankmesh.plan.configs.script import Command, read_script
+from rankmesh.plan.configs.words import Part, Word, gap_of, lines_of, shown, text_of, value_of
+
+__all__ = ["Run", "read_run"]
+
+_PROGRAM = re.compile(r"(.*/)?(pretrain|train|finetune|run)_?\w*\.py")
+_PRINTS = {"echo", "printf", "cat", "export", "cd", "mkdir", "cp", "rm", "pip", "git", "tee", ":"}
+_SBATCH = re.compile(r"#SBATCH\s+(-\w|--[\w-]+)[=\s]\s*(\S+)")
+_COUNT = re.compile(r"(?:.*:)?(\d+)")
+
+# A launcher: how it is recognised, and the ways to state its world size, each a product of counts (names, default).
+_Counts = tuple[tuple[tuple[str, ...], int | None], ...]
+_LAUNCHERS: Mapping[str, tuple[str, tuple[_Counts, ...]]] = {
+    "torchrun": (
+        r"(^|[\s/])torchrun\s|-m\s+torch\.distributed\.(run|launch)\s",
+        (((("--nproc_per_node", "--nproc-per-node"), 1), (("--nnodes",), 1)),),
+    ),
+    "accelerate": (r"(^|[\s/])accelerate\s+launch\s", (((("--num_processes", "--num-processes"), None),),)),
+    "deepspeed": (r"(^|[\s/])deepspeed\s", (((("--num_gpus",), None), (("--num_nodes",), None)),)),
+    "srun": (
+        r"(^|[\s/])srun\s",
+        (((("-n", "--ntasks"), None),), ((("-N", "--nodes"), None), (("--ntasks-per-node",), None))),
+    ),
+    "mpirun": (r"(^|[\s/])mpi(run|exec)\s", (((("-n", "-np", "--np"), None),),)),
+}
+_STARTS_RANKS = ("torchrun", "accelerate", "deepspeed")
+_SLURM: Mapping[str, tuple[str, ...]] = {
+    "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "--ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "--gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "--gres": ("SLURM_GPUS_ON_NODE",),
+}
+_SHORT = {"-N": "--nodes", "-n": "--ntasks"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run: where it starts, what it was given, and how many ranks it has (None: not said)."""
+
+    command: Command
+    arguments: tuple[Entry, ...]
+    world_size: Entry | None
+    strays: tuple[Word, ...]
+    notes: tuple[tuple[int, str], ...]
+    defaults: Mapping[int, str]
+
+    @property
+    def missing(self) -> str:
+        """Why the world size is unknown, as far as the launcher says."""
+        return str(self.world_size.value.why) if self.world_size and isinstance(self.world_size.value, Missing) else ""
+
+
+def read_run(text: str, path: str, marks: frozenset[str] = frozenset()) -> Run:
+    """The one run of a script; ``marks`` are arguments that make a command a run without a known launcher."""
+    script = read_script(text, _slurm(text))
+    runs = [command for command in script.commands if _is_run(command, marks)]
+    if not runs:
+        raise PlanError(
+            f"{path}: received a script without a run; a run is a command with torchrun, srun or another launcher, or "
+            "with Megatron's arguments; give the script that starts the training",
+            path=path,
+        )
+    if len(runs) > 1:
+        listed = "; ".join(f"line {command.line}: {_short(str(command))}" for command in runs[:8])
+        raise PlanError(
+            f"{path}:{runs[1].line}: received {len(runs)} runs in one script ({listed}); which one is meant is "
+            "ambiguous; give a script with one of them",
+            path=path,
+            line=runs[1].line,
+            runs=tuple(command.line for command in runs),
+        )
+    arguments, strays = _arguments(runs[0])
+    world = _world_size(runs[0], arguments, script.variables, path)
+    return Run(runs[0], arguments, world, strays, tuple(script.notes), script.defaults)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _is_run(command: Command, marks: frozenset[str]) -> bool:
+    names = [text_of(word) or "" for word in command.words]
+    if names[0].rpartition("/")[2] in _PRINTS:
+        return False
+    line = f"{command} "
+    launched = any(re.search(_LAUNCHERS[name][0], line) for name in _STARTS_RANKS)
+    return (
+        launched or any(_PROGRAM.fullmatch(name) for name in names) or any(n.partition("=")[0] in marks for n in names)
+    )
+
+
+def _arguments(command: Command) -> tuple[tuple[Entry, ...], tuple[Word, ...]]:
+    """The options with their values, and the unknown words that are no value of an option."""
+    entries, strays = [], []
+    option: Word | None = None
+    values: list[Word] = []
+    for word in command.words:
+        text = text_of(word)
+        if text is None and (option is None or len(values) > 0) and not shown(word).startswith("-"):
+            strays.append(word)
+        elif shown(word).startswith("-") and not re.fullmatch(r"-[\d.]+(e-?\d+)?", shown(word)):
+            if option is not None:
+                entries.append(_entry(option, values))
+            option, values = word, []
+        elif option is not None:
+            values.append(word)
+    if option is not None:
+        entries.append(_entry(option, values))
+    return tuple(entries), tuple(strays)
+
+
+def _entry(option: Word, values: list[Word]) -> Entry:
+    name, equals, rest = shown(option).partition("=")
+    lines = lines_of(option)
+    found = [value_of(word) for word in values]
+    if equals:
+        gap = gap_of(option)
+        found = [Missing(rest, gap.why) if gap else rest]
+    also = tuple(dict.fromkeys(n for word in (option, *values[:1]) for n in lines_of(word) if n != lines[0]))
+    value: object = True if not found else found[0] if len(found) == 1 else found
+    return Entry((name,), value, lines[0], also)
+
+
+def _world_size(
+    command: Command, arguments: tuple[Entry, ...], variables: Mapping[str, Variable], path: str
+) -> Entry | None:
+    line = f"{command} "
+    launcher = next((name for name, (pattern, _) in _LAUNCHERS.items() if re.search(pattern, line)), "")
+    for counts in _LAUNCHERS[launcher][1] if launcher else ():
+        found = _product(counts, arguments, path)
+        if found is not None:
+            return found
+    for name in ("SLURM_NTASKS", "WORLD_SIZE") if launcher == "srun" else ("WORLD_SIZE",):
+        variable = variables.get(name)
+        word = variable.words[0] if variable is not None and variable.words else ()
+        text = text_of(word)
+        if variable is not None and text and text.isdecimal():
+            also = tuple(line for line in lines_of(word) if line != variable.lines[0])
+            return Entry((name,), int(text), variable.lines[0], also)
+    return None
+
+
+def _product(counts: _Counts, arguments: tuple[Entry, ...], path: str) -> Entry | None:
+    """The world size that the launcher's own counts give; None when it states none."""
+    given = [_stated(names, arguments, path) for names, _ in counts]
+    if not any(given) or any(not entry and not default for entry, (_, default) in zip(given, counts, strict=True)):
+        return None
+    stated = [entry for entry in given if entry is not None]
+    lines = list(dict.fromkeys(line for entry in stated for line in (entry.line, *entry.also)))
+    for entry in stated:
+        if isinstance(entry.value, Missing):
+            why = f"{entry.key} is {entry.value.text}: {entry.value.why}"
+            return Entry(entry.path, Missing(entry.value.text, why), entry.line)
+        if not entry.value.isdecimal():
+            why = f"{entry.key} is {entry.value}, which is no fixed number"
+            return Entry(entry.path, Missing(entry.value, why), entry.line)
+    key = " x ".join(f"{entry.key} {entry.value}" for entry in stated)
+    return Entry((key,), prod(int(entry.value) for entry in stated), lines[0], tuple(lines[1:]))
+
+
+def _stated(names: tuple[str, ...], arguments: tuple[Entry, ...], path: str) -> Entry | None:
+    """One count of the launcher; the words after it are the program's."""
+    same = [
+        Entry(entry.path, entry.value[0] if isinstance(entry.value, list) else entry.value, entry.line, entry.also)
+        for entry in arguments
+        if entry.key in names
+    ]
+    for other in same[1:]:
+        if other.value != same[0].value:
+            raise refused(path, other, f"line {same[0].line} says {same[0]}", "keep one of the two")
+    return same[0] if same and same[0].value is not True else None
+
+
+def _slurm(text: str) -> dict[str, Variable]:
+    """The variables that Slurm sets from the ``#SBATCH`` lines."""
+    variables: dict[str, Variable] = {}
+    for name, value, line in _directives(text):
+        count = _COUNT.fullmatch(value)
+        if count is not None:
+            for variable in _SLURM.get(_SHORT.get(name, name), ()):
+                variables[variable] = _number(int(count[1]), line)
+    nodes, each = variables.get("SLURM_NNODES"), variables.get("SLURM_NTASKS_PER_NODE")
+    if nodes is not None and each is not None and "SLURM_NTASKS" not in variables:
+        total = int(text_of(nodes.words[0]) or 1) * int(text_of(each.words[0]) or 1)
+        variables["SLURM_NTASKS"] = _number(total, nodes.lines[0])
+    return variables
+
+
+def _directives(text: str) -> Iterator[tuple[str, str, int]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        found = _SBATCH.match(line)
+        if found is not None:
+            yield found[1], found[2], number
+
+
+def _number(value: int, line: int) -> Variable:
+    return Variable(((Part(str(value), (line,)),),), False, (line,))

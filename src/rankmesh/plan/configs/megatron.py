@@ -1,0 +1,151 @@
+"""Megatron: a launch script, or a YAML of its arguments.
+
+Source: ``megatron/training/arguments.py`` of NVIDIA Megatron-LM for the names, ``initialize.py`` for what each of them
+does to the groups. In a YAML the names have underscores, and may stand in sections (``model_parallel:``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rankmesh.errors import PlanError
+from rankmesh.plan.configs.launch import Run
+from rankmesh.plan.configs.reading import Entry, Missing, Read, Refused, Settled, Table, flag, refused, settle, whole
+from rankmesh.plan.configs.words import Part, text_of
+
+__all__ = ["FLAGS", "TABLE", "from_document", "from_run", "matches"]
+
+
+def _sizes(entry: Entry, path: str) -> tuple[int, ...] | None:
+    if entry.value is None:
+        return None
+    values = entry.value if isinstance(entry.value, list) else [entry.value]
+    sizes = [whole(Entry(entry.path, value, entry.line), path) for value in values]
+    return tuple(size for size in sizes if size is not None)
+
+
+def _one(entry: Entry, path: str) -> int | None:
+    """A single size; in a script, words that follow it belong to the program."""
+    value = entry.value[0] if isinstance(entry.value, list) and entry.value else entry.value
+    return whole(Entry(entry.path, value, entry.line, entry.also), path)
+
+
+_READS = {
+    "tensor_model_parallel_size": Read("tp", _one),
+    "context_parallel_size": Read("cp", _one),
+    "pipeline_model_parallel_size": Read("pp", _one),
+    "expert_model_parallel_size": Read("ep", _one),
+    "expert_tensor_parallel_size": Read("etp", _one),
+    "data_parallel_size": Read("dp", _one),
+    "world_size": Read("world_size", _one),
+    "use_tp_pp_dp_mapping": Read("order", flag("tp-cp-ep-pp-dp")),
+    "num_distributed_optimizer_instances": Read("optimizer_instances", _one),
+    "hierarchical_context_parallel_sizes": Read("hierarchical_cp", _sizes),
+    "hybrid_context_parallel": Read("hybrid_cp", flag(True)),
+}
+
+_REFUSED = {
+    "model_parallel_size": Refused("Megatron itself refuses this old name of --tensor-model-parallel-size", (None,)),
+    "encoder_tensor_model_parallel_size": Refused("an encoder with sizes of its own is a second mesh in the world"),
+    "encoder_pipeline_model_parallel_size": Refused("an encoder with sizes of its own is a second mesh in the world"),
+    "pipeline_model_parallel_split_rank": Refused("a split pipeline adds its split stages to the embedding groups"),
+    "gtp_weight_remat_size": Refused("it cuts the data-parallel groups by an axis of its own"),
+    "expert_gtp_weight_remat_size": Refused("it cuts the expert data-parallel groups by an axis of its own"),
+    "tensor_parallel_num_weight_shards": Refused("it cuts the data-parallel groups by an axis of its own", (None,)),
+    "expert_tensor_parallel_num_weight_shards": Refused("it cuts the expert groups by an axis of its own", (None,)),
+    "ds_sequence_parallel_size": Refused("Megatron-DeepSpeed's sequence axis is none of Megatron-Core's"),
+    "use_mp_args_from_checkpoint_args": Refused(
+        "the sizes then come from the checkpoint, which is not read", (None, False)
+    ),
+    "yaml_cfg": Refused("the arguments are in that file; give its path", (None,)),
+}
+
+_SAID = {
+    "sequence_parallel": "uses the tp groups; it makes none",
+    "virtual_pipeline_model_parallel_size": "splits the stages of a rank; the groups are the same",
+    "num_virtual_stages_per_pipeline_rank": "splits the stages of a rank; the groups are the same",
+    "num_layers_per_virtual_pipeline_stage": "splits the stages of a rank; the groups are the same",
+    "distributed_timeout_minutes": "is no part of the layout; set it with the option timeout",
+    "nccl_communicator_config_path": "is not read; apply it with rankmesh.plan.with_nccl_config",
+    "high_priority_stream_groups": "is no part of the layout; set it with the option high_priority",
+    "pipeline_model_parallel_comm_backend": "is no part of the layout; set it with the argument pp_backend",
+    "use_sharp": "is no part of the layout",
+}
+
+
+def _key(entry: Entry) -> str:
+    return entry.path[-1].lstrip("-").replace("-", "_")
+
+
+TABLE = Table(_READS, _REFUSED, _SAID, _key)
+FLAGS = frozenset("--" + name.replace("_", "-") for name in (*_READS, *_REFUSED) if name != "world_size")
+_SWITCHES = {
+    "use_tp_pp_dp_mapping",
+    "hybrid_context_parallel",
+    "use_mp_args_from_checkpoint_args",
+    "sequence_parallel",
+    "use_sharp",
+}
+_MARKS = frozenset(_READS) - {"world_size", "data_parallel_size", "context_parallel_size"}
+
+
+def matches(entries: Iterable[Entry]) -> bool:
+    """Whether a document has an argument that only Megatron has."""
+    return any(_key(entry) in _MARKS for entry in entries)
+
+
+def from_document(entries: list[Entry], path: str) -> Settled:
+    """The arguments of a YAML."""
+    return settle(TABLE, entries, path)
+
+
+def from_run(run: Run, path: str) -> Settled:
+    """The arguments of a launch script's run."""
+    for word in run.strays:
+        for part in word:
+            _check_branch(part, path)
+    arguments = [_switched(entry) for entry in run.arguments if entry.key.startswith("--")]
+    if not any(entry.key in FLAGS for entry in arguments) and "pretrain_" not in str(run.command):
+        raise PlanError(
+            f"{path}:{run.command.line}: received a run without an argument of Megatron ({_config(arguments)}); a "
+            "launch script is read for Megatron's arguments; give the config file of the run, with --world-size",
+            path=path,
+            line=run.command.line,
+        )
+    settled = settle(TABLE, arguments, path)
+    settled.notes += run.notes
+    for word in run.strays:
+        text = f"{_written(word)} is unknown; arguments that it adds are not read"
+        settled.notes.append((word[0].lines[0], text))
+    if run.world_size is not None and not isinstance(run.world_size.value, Missing):
+        settled.add("world_size", run.world_size.value, run.world_size, path)
+    used = {line for reading in settled.readings for line in (reading.line, *reading.also)}
+    settled.notes += [(line, text) for line, text in run.defaults.items() if line in used]
+    return settled
+
+
+def _switched(entry: Entry) -> Entry:
+    """A switch is true by standing there; words after it are the program's."""
+    switch = _key(entry) in _SWITCHES
+    return Entry(entry.path, True, entry.line, entry.also) if switch else entry
+
+
+def _written(word: tuple[Part, ...]) -> str:
+    return "".join(part.shown or part.text or "" for part in word)
+
+
+def _config(arguments: list[Entry]) -> str:
+    named = [str(entry) for entry in arguments if "config" in entry.key]
+    return f"it names {named[0]}" if named else "it names no config file"
+
+
+def _check_branch(part: Part, path: str) -> None:
+    """An unknown word that may be arguments of the layout, as a branch of the script sets them, is refused."""
+    for word in part.maybe:
+        text = text_of(word) or ""
+        found = next((name for name in text.replace("=", " ").split() if name in FLAGS), None)
+        if found is not None:
+            entry = Entry((found,), Missing(part.shown, part.why), word[0].lines[0])
+            raise refused(path, entry, part.why, "write the run's arguments without the branch")
+        for inner in word:
+            _check_branch(inner, path)

@@ -1,0 +1,51 @@
+"""nanotron: the section ``parallelism`` of a training YAML.
+
+Source: ``nanotron.config.parallelism_config.ParallelismArgs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rankmesh.plan.configs.reading import Entry, Read, Settled, Table, settle
+
+__all__ = ["TABLE", "from_document", "matches"]
+
+_SECTION = "parallelism"
+_REST = "does not shape the layout"
+
+
+def _key(entry: Entry) -> str | None:
+    return ".".join(entry.path[1:]) if entry.path[0] == _SECTION and len(entry.path) > 1 else None
+
+
+TABLE = Table(
+    reads={
+        "tp": Read("tp"),
+        "pp": Read("pp"),
+        "dp": Read("dp"),
+        "context_parallel_size": Read("cp"),
+        "cp": Read("cp"),
+        "expert_parallel_size": Read("ep"),
+    },
+    said={
+        "tp_mode": "says what the tp groups are used for; the groups are the same",
+        "pp_engine": "is a schedule; the groups are the same",
+        "tp_linear_async_communication": _REST,
+        "tp_recompute_allgather": _REST,
+        "recompute_layer": _REST,
+        "moe_layer_recompute": _REST,
+    },
+    key=_key,
+    closed=True,
+)
+
+
+def matches(entries: Iterable[Entry]) -> bool:
+    """Whether the document has nanotron's short names in its section."""
+    return any(_key(entry) in ("tp", "pp", "dp") for entry in entries)
+
+
+def from_document(entries: list[Entry], path: str) -> Settled:
+    """The arguments of the section."""
+    return settle(TABLE, entries, path)

@@ -1,0 +1,230 @@
+"""What a config file states, and how one table of keys turns it into the arguments of a recipe.
+
+```
+file ── entries (key, value, line) ── table ── settled: arguments, readings (the lines that gave them), notes
+```
+
+A table has one row for each key that a format knows: ``READ`` rows set an argument, ``SAID`` rows do not shape the
+layout and are said, ``REFUSED`` rows shape it in a way that no recipe has. A key in no table passes in silence, unless
+it looks like a parallel size.
+
+>>> table = Table({"tp_degree": Read("tp")})
+>>> settled = settle(table, [Entry(("tp_degree",), 4, 7)], "run.toml")
+>>> settled.arguments, settled.readings[0]
+({'tp': 4}, Reading(line=7, key='tp_degree', value=4, argument='tp', also=()))
+>>> settle(table, [Entry(("tp_degre",), 4, 7)], "run.toml")
+Traceback (most recent call last):
+rankmesh.errors.PlanError: run.toml:7: received tp_degre = 4; this looks like a parallel size, and is none that is \
+read here; did you mean 'tp_degree'?
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from rankmesh.errors import PlanError
+
+__all__ = ["Entry", "Missing", "Read", "Reading", "Refused", "Settled", "Table", "flag", "refused", "settle", "whole"]
+
+_SIZE = re.compile(r"parallel\w*_(sizes?|degrees?|shards)$|_(degree|tp_size|pp_size|dp_size|cp_size|ep_size)$")
+_NEAR = 0.75
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A value that the file leaves open: ``text`` as written, ``why`` it is not known."""
+
+    text: str
+    why: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One setting as the file states it; ``also`` are further lines that its value comes from."""
+
+    path: tuple[str, ...]
+    value: Any
+    line: int
+    also: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The path as words: ``parallelism.tp``."""
+        return ".".join(self.path)
+
+    def __str__(self) -> str:
+        return f"{self.key} = {_shown(self.value)}"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A line that shaped the plan: what it says, and the argument of the recipe that it sets."""
+
+    line: int
+    key: str
+    value: Any
+    argument: str
+    also: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.key} = {_shown(self.value)}"
+
+
+@dataclass(frozen=True)
+class Read:
+    """A key that sets ``argument``; ``convert`` makes its value from an entry, None leaves the argument alone."""
+
+    argument: str
+    convert: Callable[[Entry, str], Any] | None = None
+
+    def value(self, entry: Entry, path: str) -> Any:
+        """The value of the argument."""
+        return (self.convert or whole)(entry, path)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A key that shapes the layout in a way that no recipe has, unless its value is one of ``harmless``."""
+
+    why: str
+    harmless: tuple[Any, ...] = (None, 0, 1, False)
+
+
+def _last(entry: Entry) -> str | None:
+    return entry.path[-1]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The keys of a format. ``key`` names an entry as the rows do, None for one outside the sections that matter.
+
+    ``closed``: the sections hold nothing but what the table knows, so an unknown whole number is refused.
+    """
+
+    reads: Mapping[str, Read]
+    refused: Mapping[str, Refused] = field(default_factory=dict)
+    said: Mapping[str, str] = field(default_factory=dict)
+    key: Callable[[Entry], str | None] = _last
+    closed: bool = False
+
+
+@dataclass
+class Settled:
+    """What a table made of a file."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    readings: list[Reading] = field(default_factory=list)
+    notes: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, argument: str, value: Any, entry: Entry, path: str) -> None:
+        """Set an argument; a second, different value for it is refused."""
+        before = next((reading for reading in self.readings if reading.argument == argument), None)
+        if before is not None and self.arguments[argument] != value:
+            raise refused(
+                path,
+                entry,
+                f"line {before.line} says {before}",
+                "keep one of the two",
+            )
+        self.arguments[argument] = value
+        self.readings.append(Reading(entry.line, entry.key, entry.value, argument, entry.also))
+
+
+def settle(table: Table, entries: Iterable[Entry], path: str) -> Settled:
+    """The arguments that the entries set; raises ``PlanError`` for what is ambiguous or not modelled."""
+    settled = Settled()
+    for entry in entries:
+        key = table.key(entry)
+        if key is None:
+            continue
+        if key in table.reads:
+            value = table.reads[key].value(entry, path)
+            if value is not None:
+                settled.add(table.reads[key].argument, value, entry, path)
+        elif key in table.refused:
+            _check(table.refused[key], entry, path)
+        elif key in table.said:
+            if entry.value not in (None, False, "", Missing("", "")):
+                settled.notes.append((entry.line, f"{entry} {table.said[key]}"))
+        else:
+            _suspect(table, key, entry, path)
+    return settled
+
+
+def _check(rule: Refused, entry: Entry, path: str) -> None:
+    value = int(entry.value) if isinstance(entry.value, str) and entry.value.isdecimal() else entry.value
+    if value not in rule.harmless:
+        raise refused(path, entry, rule.why, "no recipe has this layout; describe it with axes, or remove the key")
+
+
+def _suspect(table: Table, key: str, entry: Entry, path: str) -> None:
+    """Refuse what looks like a parallel size: near a known key, named like one, or in a closed section."""
+    if not _counts(entry.value):
+        return
+    known = [*table.reads, *table.refused]
+    near = get_close_matches(key, known, n=1, cutoff=_NEAR) or [name for name in known if name.endswith(f"_{key}")][:1]
+    if near or table.closed or _SIZE.search(key):
+        remedy = f"did you mean {near[0]!r}?" if near else f"the sizes that are read: {', '.join(table.reads)}"
+        raise refused(path, entry, "this looks like a parallel size, and is none that is read here", remedy)
+
+
+def _counts(value: object) -> bool:
+    """Whether a value could be a size of more than one."""
+    if isinstance(value, list) and value:
+        value = value[0]
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    return isinstance(value, Missing) or (isinstance(value, int) and not isinstance(value, bool) and value > 1)
+
+
+def whole(entry: Entry, path: str) -> int | None:
+    """The value as a whole number of at least 1; None where the file says null."""
+    value = entry.value
+    if value is None:
+        return None
+    if isinstance(value, Missing):
+        raise refused(path, entry, value.why, "write the number there, or give the variable one value in this file")
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise refused(path, entry, "a parallel size is a whole number of at least 1", "write one")
+    return value
+
+
+def flag(value: Any) -> Callable[[Entry, str], Any]:
+    """A converter: ``value`` where the entry is true, nothing where it is false."""
+
+    def convert(entry: Entry, path: str) -> Any:
+        if entry.value in (True, "true", "True"):
+            return value
+        if entry.value in (None, False, "false", "False"):
+            return None
+        raise refused(path, entry, "this is true or false", "write one of them")
+
+    return convert
+
+
+def refused(path: str, entry: Entry, rule: str, remedy: str) -> PlanError:
+    """The error for one entry: file and line, what was received, the rule, the remedy."""
+    return PlanError(
+        f"{path}:{entry.line}: received {entry}; {rule}; {remedy}",
+        path=path,
+        line=entry.line,
+        key=entry.key,
+        received=str(entry.value) if isinstance(entry.value, Missing) else entry.value,
+    )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_shown, value))
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
