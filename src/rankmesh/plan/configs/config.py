@@ -10,7 +10,7 @@ from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.plan import recipes
 from rankmesh.plan.configs import accelerate, deepspeed, megatron, nanotron, torchtitan
 from rankmesh.plan.configs.documents import entries
-from rankmesh.plan.configs.launch import read_run
+from rankmesh.plan.configs.launch import Run, read_run
 from rankmesh.plan.configs.reading import Entry, Reading, Settled
 from rankmesh.plan.plan import Plan
 
@@ -92,14 +92,17 @@ def read_config(text: str, path: str, *, world_size: int | None = None) -> Confi
     found = [] if _is_script(text, path) else entries(text, path)
     if not found:
         run = read_run(text, path, megatron.FLAGS)
+        if run is None:
+            received = "a script that starts no training" if _is_script(text, path) else "no training config"
+            raise PlanError(f"{path}: received {received}; {_FORMS}; give one of them", path=path)
         settled = megatron.from_run(run, path)
-        return _made("megatron", "a Megatron launch script", settled, path, world_size, run.missing)
+        return _made("megatron", "a Megatron launch script", settled, path, world_size, run)
     names = [name for name, form in _FORMATS.items() if form.matches(found)]
     if len(names) != 1:
         received = f"keys of {' and of '.join(names)}" if names else "no key of a training config"
         raise PlanError(f"{path}: received {received}; {_FORMS}; give one of them", path=path, formats=tuple(names))
     form = _FORMATS[names[0]]
-    return _made(names[0], form.title, form.read(found, path), path, world_size, "")
+    return _made(names[0], form.title, form.read(found, path), path, world_size, None)
 
 
 def _is_script(text: str, path: str) -> bool:
@@ -107,7 +110,7 @@ def _is_script(text: str, path: str) -> bool:
     return path.endswith((".sh", ".bash", ".slurm", ".sbatch")) or (first.startswith("#!") and "sh" in first)
 
 
-def _made(name: str, title: str, settled: Settled, path: str, world_size: int | None, missing: str) -> Config:
+def _made(name: str, title: str, settled: Settled, path: str, world_size: int | None, run: Run | None) -> Config:
     arguments = dict(settled.arguments)
     recipe = arguments.pop("recipe", name)
     stated = arguments.pop("world_size", None)
@@ -122,7 +125,7 @@ def _made(name: str, title: str, settled: Settled, path: str, world_size: int | 
             world_size=world_size,
         )
     world = world_size if stated is None else stated
-    _check_world(title, recipe, arguments, world, path, missing)
+    _check_world(title, recipe, arguments, world, path, run)
     try:
         plan = _RECIPES[recipe](world, **arguments)
     except RankmeshError as error:
@@ -132,11 +135,15 @@ def _made(name: str, title: str, settled: Settled, path: str, world_size: int | 
 
 
 def _check_world(
-    title: str, recipe: str, arguments: dict[str, Any], world: int | None, path: str, missing: str
+    title: str, recipe: str, arguments: dict[str, Any], world: int | None, path: str, run: Run | None
 ) -> None:
     if world is None and _DATA.get(recipe, "dp") not in arguments:
-        why = f"{missing}; " if missing else ""
+        why = f"{run.missing}; " if run is not None and run.missing else ""
+        line = None if run is None else run.command.line
+        where = path if line is None else f"{path}:{line}"
         raise PlanError(
-            f"{path}: received {title} that does not state the world size; {why}the layout needs it; give --world-size",
+            f"{where}: received {title} that does not state the world size; {why}the layout needs it; "
+            "give --world-size",
             path=path,
+            line=line,
         )

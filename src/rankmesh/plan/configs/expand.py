@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rankmesh.plan.configs.words import Part, Word, fields, joined, lines_of, quoted, text_of
+from rankmesh.plan.configs.words import BREAK, Part, Word, fields, joined, lines_of, quoted, text_of, unbroken
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -43,6 +43,8 @@ class Variable:
 
     def same(self, other: Variable) -> bool:
         """Whether both have the same text, wherever it was written."""
+        if self.words == other.words:
+            return True
         texts = [[text_of(word) for word in variable.words] for variable in (self, other)]
         return texts[0] == texts[1] and None not in texts[0] and self.array == other.array
 
@@ -63,13 +65,18 @@ class Expander:
         self.store = store
 
     def source_of(self, node: Node) -> str:
-        """The text of a node as written."""
-        return self.source[node.start_byte : node.end_byte].decode(errors="replace")
+        """The text of a node as written; the grammar counts spaces before an expansion in quotes to it."""
+        return self.source[self.start_of(node) : node.end_byte].decode(errors="replace")
+
+    def start_of(self, node: Node) -> int:
+        """Where the text of a node starts."""
+        text = self.source[node.start_byte : node.end_byte]
+        return node.end_byte - len(text.lstrip())
 
     def assign(self, node: Node) -> None:
         """``NAME=value``, ``NAME=( ... )`` and both with ``+=``."""
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        lines = self.lines(node.start_byte)
+        lines = self.lines(self.start_of(node))
         if name is None or name.type != "variable_name":
             written = self.source_of(node).partition("[")[0]
             self.leave_open(written, node, f"{written} is set element by element")
@@ -77,15 +84,14 @@ class Expander:
         if value is not None and value.type == "array":
             made = Variable(tuple(self.words(value.named_children)), True, lines)
         else:
-            made = Variable((quoted(self.text(value)) if value is not None else (),), False, lines)
+            made = Variable((unbroken(quoted(self.text(value))) if value is not None else (),), False, lines)
         key = self.source_of(name)
-        before = self.store.variables.get(key)
         appends = any(child.type == "+=" for child in node.children)
-        self.store.variables[key] = _appended(before, made) if appends and before is not None else made
+        self.store.variables[key] = _assigned(self.store.variables.get(key), made, appends=appends)
 
     def leave_open(self, name: str, node: Node, why: str, maybe: tuple[Word, ...] = ()) -> None:
         """From here on the variable has no one value."""
-        lines = self.lines(node.start_byte)
+        lines = self.lines(self.start_of(node))
         self.store.variables[name] = Variable(((Part(None, lines, True, f"${name}", why, maybe),),), False, lines)
 
     def words(self, nodes: Iterable[Node]) -> Iterator[Word]:
@@ -99,14 +105,17 @@ class Expander:
                 if elements is not None:
                     yield from map(quoted, elements)
                     continue
-            yield from (found for found in fields(self.text(node)) if found or node.type in ("string", "raw_string"))
+            yield from fields(self.text(node))
 
     def elements(self, node: Node) -> tuple[Word, ...] | None:
         """The elements of an array that is written ``${NAME[@]}``."""
         if node.type == "expansion" and "[@]}" in self.source_of(node):
             variable = self.store.variables.get(self.name_in(node))
-            return variable.words if variable is not None and variable.array else None
-        return None
+        elif self.source_of(node) == "$@":
+            variable = self.store.variables.get("@")
+        else:
+            return None
+        return variable.words if variable is not None and variable.array else None
 
     def name_in(self, node: Node) -> str:
         """The name of the variable that an expansion expands."""
@@ -121,9 +130,9 @@ class Expander:
         if kind == "concatenation":
             return tuple(part for child in node.children for part in self.text(child))
         if kind == "string":
-            return quoted(self.inside(node))
+            return quoted(self.inside(node)) or self.empty(node)
         if kind == "raw_string":
-            return self.literal(node.start_byte + 1, node.end_byte - 1, None)
+            return self.literal(self.start_of(node) + 1, node.end_byte - 1, None) or self.empty(node)
         if kind == "simple_expansion":
             return self.value(self.name_in(node), node)
         if kind == "expansion":
@@ -140,7 +149,7 @@ class Expander:
         place = node.start_byte + 1
         for child in node.named_children:
             if child.type != "string_content":
-                parts += self.literal(place, child.start_byte, _ESCAPE_IN_QUOTES)
+                parts += self.literal(place, self.start_of(child), _ESCAPE_IN_QUOTES)
                 parts += self.text(child)
                 place = child.end_byte
         parts += self.literal(place, node.end_byte - 1, _ESCAPE_IN_QUOTES)
@@ -157,19 +166,23 @@ class Expander:
             start += len(piece)
         return tuple(parts)
 
+    def empty(self, node: Node) -> Word:
+        """A pair of quotes with nothing inside, which is a word all the same."""
+        return (Part("", self.lines(self.start_of(node))),)
+
     def open(self, node: Node, why: str) -> Word:
         """A part that is unknown."""
-        return (Part(None, self.lines(node.start_byte), True, self.source_of(node), why),)
+        return (Part(None, self.lines(self.start_of(node)), True, self.source_of(node), why),)
 
     def value(self, name: str, node: Node) -> Word:
         """The value of a variable, spaces between the elements of an array."""
         variable = self.store.variables.get(name)
         if variable is None:
             return self.open(node, _unset(name))
-        words = (
-            variable.words if variable.array and self.source_of(node).endswith(("@]}", "*]}")) else variable.words[:1]
-        )
-        return tuple(_split(part) for part in joined(words))
+        whole = variable.array and self.source_of(node).endswith(("@]}", "*]}", "$@"))
+        words = variable.words if whole else variable.words[:1]
+        separator = " " if self.source_of(node).endswith("*]}") else BREAK
+        return tuple(_split(part) for part in joined(words, separator))
 
     def expansion(self, node: Node) -> Word:
         """``${...}``: a name, alone, as an array, or with a default."""
@@ -180,14 +193,15 @@ class Expander:
         if operator not in _DEFAULTS:
             return self.open(node, f"{written} is more than a variable, which is not followed")
         variable = self.store.variables.get(name)
-        if variable is not None and (any(variable.words) or ":" not in operator):
+        first = variable.words[:1] if variable is not None else ()
+        if first and (text_of(first[0]) != "" or ":" not in operator):
             return self.value(name, node)
-        place = node.start_byte + written.index(operator) + len(operator)
+        place = self.start_of(node) + written.index(operator) + len(operator)
         default = self.default(node, place)
-        line = self.lines(node.start_byte)[0]
+        line = self.lines(self.start_of(node))[0]
         self.store.defaults[line] = f"{written} is read as its default; the environment may say otherwise"
         if "=" in operator:
-            self.store.variables[name] = Variable((quoted(default),), False, self.lines(node.start_byte))
+            self.store.variables[name] = Variable((unbroken(quoted(default)),), False, self.lines(self.start_of(node)))
         return tuple(_split(part) for part in default)
 
     def default(self, node: Node, place: int) -> Word:
@@ -201,7 +215,7 @@ class Expander:
 
     def arithmetic(self, node: Node) -> Word:
         """``$(( ))`` over whole numbers."""
-        used: list[int] = list(self.lines(node.start_byte))
+        used: list[int] = list(self.lines(self.start_of(node)))
         children = node.named_children
         number = self.number(children[0], used) if len(children) == 1 else f"{self.source_of(node)} is not followed"
         if isinstance(number, str):
@@ -234,10 +248,16 @@ def _split(part: Part) -> Part:
     return part if part.split else Part(part.text, part.lines, True, part.shown, part.why, part.maybe)
 
 
-def _appended(before: Variable, made: Variable) -> Variable:
-    if before.array:
+def _assigned(before: Variable | None, made: Variable, *, appends: bool) -> Variable:
+    """What a variable becomes; a plain value goes to the first element of an array."""
+    if before is None or (made.array and not appends):
+        return made
+    if made.array:
         return Variable((*before.words, *made.words), True, before.lines)
-    return Variable((before.words[0] + made.words[0], *made.words[1:]), made.array, before.lines)
+    first = before.words[0] + made.words[0] if appends and before.words else made.words[0]
+    if before.array:
+        return Variable((first, *before.words[1:]), True, made.lines)
+    return Variable((first,), False, before.lines if appends else made.lines)
 
 
 def _unset(name: str) -> str:

@@ -23,14 +23,14 @@ from math import prod
 from rankmesh.errors import PlanError
 from rankmesh.plan.configs.expand import Variable
 from rankmesh.plan.configs.reading import Entry, Missing, refused
-from rankmesh.plan.configs.script import Command, read_script
+from rankmesh.plan.configs.script import Command, Script, read_script
 from rankmesh.plan.configs.words import Part, Word, gap_of, lines_of, shown, text_of, value_of
 
 __all__ = ["Run", "read_run"]
 
 _PROGRAM = re.compile(r"(.*/)?(pretrain|train|finetune|run)_?\w*\.py")
 _PRINTS = {"echo", "printf", "cat", "export", "cd", "mkdir", "cp", "rm", "pip", "git", "tee", ":"}
-_SBATCH = re.compile(r"#SBATCH\s+(-\w|--[\w-]+)[=\s]\s*(\S+)")
+_OPTION = re.compile(r"\s(-\w|--[\w-]+)[=\s]\s*([^\s-]\S*)")
 _COUNT = re.compile(r"(?:.*:)?(\d+)")
 
 # A launcher: how it is recognised, and the ways to state its world size, each a product of counts (names, default).
@@ -76,16 +76,13 @@ class Run:
         return str(self.world_size.value.why) if self.world_size and isinstance(self.world_size.value, Missing) else ""
 
 
-def read_run(text: str, path: str, marks: frozenset[str] = frozenset()) -> Run:
-    """The one run of a script; ``marks`` are arguments that make a command a run without a known launcher."""
+def read_run(text: str, path: str, marks: frozenset[str] = frozenset()) -> Run | None:
+    """The one run of a script, None if it starts none; ``marks`` are arguments that only a run has."""
     script = read_script(text, _slurm(text))
+    _check_broken(script, path, marks)
     runs = [command for command in script.commands if _is_run(command, marks)]
     if not runs:
-        raise PlanError(
-            f"{path}: received a script without a run; a run is a command with torchrun, srun or another launcher, or "
-            "with Megatron's arguments; give the script that starts the training",
-            path=path,
-        )
+        return None
     if len(runs) > 1:
         listed = "; ".join(f"line {command.line}: {_short(str(command))}" for command in runs[:8])
         raise PlanError(
@@ -98,6 +95,16 @@ def read_run(text: str, path: str, marks: frozenset[str] = frozenset()) -> Run:
     arguments, strays = _arguments(runs[0])
     world = _world_size(runs[0], arguments, script.variables, path)
     return Run(runs[0], arguments, world, strays, tuple(script.notes), script.defaults)
+
+
+def _check_broken(script: Script, path: str, marks: frozenset[str]) -> None:
+    """A text that is no shell is refused where it speaks of a run, and said elsewhere."""
+    for line, text in script.broken:
+        words = set(text.replace("=", " ").split())
+        if words & (marks | set(_LAUNCHERS)):
+            entry = Entry((_short(" ".join(text.split())),), Missing("", ""), line)
+            raise refused(path, entry, "this cannot be read as shell", "check the quotes and brackets around this line")
+        script.notes.append((line, f"{_short(' '.join(text.split()))} cannot be read as shell; not read"))
 
 
 def _short(text: str) -> str:
@@ -214,9 +221,9 @@ def _slurm(text: str) -> dict[str, Variable]:
 
 def _directives(text: str) -> Iterator[tuple[str, str, int]]:
     for number, line in enumerate(text.splitlines(), 1):
-        found = _SBATCH.match(line)
-        if found is not None:
-            yield found[1], found[2], number
+        if line.startswith("#SBATCH"):
+            for found in _OPTION.finditer(line):
+                yield found[1], found[2], number
 
 
 def _number(value: int, line: int) -> Variable:

@@ -145,7 +145,7 @@ def _check_branch(part: Part, path: str) -> None:
         text = text_of(word) or ""
         found = next((name for name in text.replace("=", " ").split() if name in FLAGS), None)
         if found is not None:
-            entry = Entry((found,), Missing(part.shown, part.why), word[0].lines[0])
+            entry = Entry((part.shown,), text.strip(), word[0].lines[0])
             raise refused(path, entry, part.why, "write the run's arguments without the branch")
         for inner in word:
             _check_branch(inner, path)

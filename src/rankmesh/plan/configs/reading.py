@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -160,7 +160,9 @@ def settle(table: Table, entries: Iterable[Entry], path: str) -> Settled:
 
 def _check(rule: Refused, entry: Entry, path: str) -> None:
     value = int(entry.value) if isinstance(entry.value, str) and entry.value.isdecimal() else entry.value
-    if value not in rule.harmless:
+    if not any(
+        value == harmless and isinstance(value, bool) == isinstance(harmless, bool) for harmless in rule.harmless
+    ):
         raise refused(path, entry, rule.why, "no recipe has this layout; describe it with axes, or remove the key")
 
 
@@ -168,11 +170,19 @@ def _suspect(table: Table, key: str, entry: Entry, path: str) -> None:
     """Refuse what looks like a parallel size: near a known key, named like one, or in a closed section."""
     if not _counts(entry.value):
         return
+    if isinstance(entry.value, list):
+        entry = replace(entry, value=entry.value[0])
     known = [*table.reads, *table.refused]
     near = get_close_matches(key, known, n=1, cutoff=_NEAR) or [name for name in known if name.endswith(f"_{key}")][:1]
     if near or table.closed or _SIZE.search(key):
-        remedy = f"did you mean {near[0]!r}?" if near else f"the sizes that are read: {', '.join(table.reads)}"
+        spelt = [_spelt(name, entry) for name in near or table.reads]
+        remedy = f"did you mean {spelt[0]!r}?" if near else f"the sizes that are read: {', '.join(spelt)}"
         raise refused(path, entry, "this looks like a parallel size, and is none that is read here", remedy)
+
+
+def _spelt(name: str, entry: Entry) -> str:
+    """A key as the file spells keys: ``--a-b`` where the entry is an argument."""
+    return "--" + name.replace("_", "-") if entry.path[-1].startswith("--") else name
 
 
 def _counts(value: object) -> bool:

@@ -15,7 +15,7 @@ it. The grammar is tree-sitter's; nothing is ever executed.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -55,12 +55,15 @@ class Command:
 
 @dataclass
 class Script:
-    """What was read: the commands in order, the variables at the end, what was not read, lines with defaults."""
+    """What was read: the commands in order, the variables at the end, what was not read, lines with defaults, and
+    texts that are no shell.
+    """
 
     commands: list[Command] = field(default_factory=list)
     variables: dict[str, Variable] = field(default_factory=dict)
     notes: list[tuple[int, str]] = field(default_factory=list)
     defaults: dict[int, str] = field(default_factory=dict)
+    broken: list[tuple[int, str]] = field(default_factory=list)
 
 
 def read_script(text: str, known: Mapping[str, Variable] | None = None) -> Script:
@@ -82,19 +85,23 @@ class _Reader:
         lines: Callable[[int], tuple[int, ...]],
         functions: dict[str, tuple[_Reader, Node]],
         depth: int,
+        prefix: tuple[Word, ...] = (),
     ) -> None:
         self.script = script
         self.source = source
         self.lines = lines
         self.functions = functions
         self.depth = depth
+        self.prefix = prefix
         self.expander = Expander(source, lines, script)
 
     def run(self) -> None:
         import tree_sitter_bash
         from tree_sitter import Language, Parser
 
-        self.block(Parser(Language(tree_sitter_bash.language())).parse(self.source).root_node)
+        root = Parser(Language(tree_sitter_bash.language())).parse(self.source).root_node
+        self.block(root)
+        self.script.broken += [(self.at(node), self.expander.source_of(node)) for node in _broken(root)]
 
     def block(self, node: Node) -> None:
         for child in node.named_children:
@@ -191,21 +198,32 @@ class _Reader:
         if not words:
             self.declare(node)
         elif names[0] in self.functions and self.depth < _DEPTH:
-            reader, body = self.functions[names[0] or ""]
-            reader.depth += 1
-            reader.statement(body)
-            reader.depth -= 1
+            self.call(*self.functions[names[0] or ""], words[1:])
         elif names[0] in ("source", "."):
             self.script.notes.append((self.at(node), f"{' '.join(map(shown, words))} is another file; not read"))
         elif names[0] in ("read", "mapfile", "readarray", "getopts"):
             for name in names[1:]:
                 self.expander.leave_open(name or "", node, "the script reads it while it runs")
         elif nested := _nested(words):
-            self.nested(nested)
+            self.nested(*nested)
         else:
-            self.script.commands.append(Command(words, self.at(node)))
+            self.script.commands.append(Command((*self.prefix, *words), self.at(node)))
 
-    def nested(self, text: Word) -> None:
+    def call(self, reader: _Reader, body: Node, arguments: tuple[Word, ...]) -> None:
+        """A function's body, with its arguments as ``$1``, ``$2`` and ``$@``."""
+        variables = self.script.variables
+        before = {name: variables.pop(name) for name in list(variables) if name.isdecimal() or name == "@"}
+        given = {"@": Variable(arguments, True, ())}
+        given.update({str(place): Variable((word,), False, ()) for place, word in enumerate(arguments, 1)})
+        variables.update(given)
+        reader.depth += 1
+        reader.statement(body)
+        reader.depth -= 1
+        for name in given:
+            variables.pop(name, None)
+        variables.update(before)
+
+    def nested(self, prefix: tuple[Word, ...], text: Word) -> None:
         """Read the text that ``eval`` or ``bash -c`` would run; unknown parts get names of their own."""
         source, starts, parts = b"", [], []
         for number, part in enumerate(text):
@@ -218,10 +236,19 @@ class _Reader:
         if self.depth >= _DEPTH:
             return
         lines = lambda offset: parts[bisect_right(starts, offset) - 1].lines  # noqa: E731
-        _Reader(self.script, source, lines, self.functions, self.depth + 1).run()
+        _Reader(self.script, source, lines, self.functions, self.depth + 1, (*self.prefix, *prefix)).run()
 
     def at(self, node: Node) -> int:
         return self.lines(node.start_byte)[0]
+
+
+def _broken(node: Node) -> Iterator[Node]:
+    """The parts that the grammar could not make sense of."""
+    if node.is_error or node.is_missing:
+        yield node
+    elif node.has_error:
+        for child in node.children:
+            yield from _broken(child)
 
 
 def _is_word(node: Node) -> bool:
@@ -234,13 +261,13 @@ def _is_word(node: Node) -> bool:
     )
 
 
-def _nested(words: tuple[Word, ...]) -> Word | None:
-    """The script inside a command: the words after ``eval``, or the word after ``bash -c``."""
+def _nested(words: tuple[Word, ...]) -> tuple[tuple[Word, ...], Word] | None:
+    """The script inside a command, the words after ``eval`` or the word after ``bash -c``, and the words before it."""
     names = [(text_of(word) or "").rpartition("/")[2] for word in words]
     if names[0] == "eval":
-        return joined(words[1:])
+        return (), joined(words[1:])
     for number in range(len(words) - 2):
         option = names[number + 1]
         if names[number] in ("bash", "sh") and option.startswith("-") and option.endswith("c") and "=" not in option:
-            return words[number + 2]
+            return words[:number], words[number + 2]
     return None

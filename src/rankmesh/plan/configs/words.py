@@ -18,9 +18,24 @@ from dataclasses import dataclass, replace
 
 from rankmesh.plan.configs.reading import Missing
 
-__all__ = ["Part", "Word", "fields", "gap_of", "joined", "lines_of", "quoted", "shown", "text_of", "value_of"]
+__all__ = [
+    "BREAK",
+    "Part",
+    "Word",
+    "fields",
+    "gap_of",
+    "joined",
+    "lines_of",
+    "quoted",
+    "shown",
+    "text_of",
+    "unbroken",
+    "value_of",
+]
 
-_SPACE = re.compile(r"(\s+)")
+# Between the elements of an array; no text of a script holds it.
+BREAK = "\0"
+_SPACE = re.compile(r"([\s\0]+)")
 
 
 @dataclass(frozen=True)
@@ -73,31 +88,45 @@ def quoted(word: Word) -> Word:
     return tuple(replace(part, split=False) for part in word)
 
 
-def joined(words: Iterable[Word]) -> Word:
-    """Words with a space between them, as one text."""
+def joined(words: Iterable[Word], separator: str = " ") -> Word:
+    """Words as one text; the separator ``BREAK`` ends a word inside quotes too, as between the elements of ``"$@"``."""
     parts: list[Part] = []
-    for word in words:
-        if parts:
-            parts.append(replace(parts[-1], text=" ", split=True, shown="", why="", maybe=()))
+    for number, word in enumerate(words):
+        if number:
+            parts.append(Part(separator, parts[-1].lines if parts else (), split=True))
         parts += word
     return tuple(parts)
 
 
+def unbroken(word: Word) -> Word:
+    """A word whose breaks became spaces, as in an assignment."""
+    return tuple(replace(part, text=" ") if part.text == BREAK else part for part in word)
+
+
 def fields(word: Word) -> Iterator[Word]:
-    """The words that one written word becomes: cut at the spaces of expansions outside quotes."""
-    if not any(part.split for part in word):
-        yield word
-        return
+    """The words that one written word becomes: cut at breaks, and at the spaces of expansions outside quotes."""
     current: list[Part] = []
+    open_ended = False
     for part in word:
-        if not part.split or part.text is None:
-            current.append(part)
+        if part.text == BREAK and not part.split:
+            yield tuple(current)
+            current, open_ended = [], True
             continue
-        for number, piece in enumerate(_SPACE.split(part.text)):
-            if number % 2 and current:
+        for cut, piece in _pieces(part):
+            if cut and current:
                 yield tuple(current)
-                current = []
-            elif piece and number % 2 == 0:
-                current.append(replace(part, text=piece))
-    if current:
+                current, open_ended = [], False
+            elif not cut:
+                current.append(piece)
+    if current or open_ended:
         yield tuple(current)
+
+
+def _pieces(part: Part) -> Iterator[tuple[bool, Part]]:
+    """The pieces of a part, and the cuts between them."""
+    if part.text is None or not part.split:
+        yield False, part
+        return
+    for number, piece in enumerate(_SPACE.split(part.text)):
+        if number % 2 or piece:
+            yield bool(number % 2), replace(part, text=piece)
