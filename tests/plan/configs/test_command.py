@@ -1,0 +1,117 @@
+"""The commands with a training config as SPEC: the plan on stdout, the lines that were read on stderr and as data."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rankmesh.cli import check as check_command
+from rankmesh.cli.app import app
+from rankmesh.plan.source import read
+
+FILES = Path(__file__).with_name("files")
+SCRIPT = str(FILES / "megatron.sh")
+GUIDE = Path(__file__).parents[3] / "docs" / "configs.md"
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch):
+    """A terminal of 100 columns without colours."""
+    for name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "RANKMESH_DEBUG", "RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def run(*words):
+    """The result of one command in this process."""
+    return CliRunner().invoke(app, [str(word) for word in words], prog_name="rankmesh")
+
+
+@pytest.mark.parametrize("words", [("show", SCRIPT), ("groups", SCRIPT, "tp"), ("explain", SCRIPT, 5)])
+def test_the_lines_are_words_on_stderr_and_data_in_json(words):
+    """Each planning command says what it read, and with --json has it under ``config``."""
+    told = str(read(SCRIPT).config) + "\n"
+    assert f"{SCRIPT}:22: --tensor-model-parallel-size = 4 (tp, from line 10)" in told
+    plain, data = run(*words), run(*words, "--json")
+    assert (plain.exit_code, plain.stderr) == (0, told)
+    assert plain.stdout
+    assert "read as" not in plain.stdout
+    assert (data.exit_code, data.stderr) == (0, told)
+    config = json.loads(data.stdout)["config"]
+    assert (config["format"], config["path"]) == ("megatron", SCRIPT)
+    line = {"line": 22, "key": "--tensor-model-parallel-size", "value": "4", "argument": "tp", "also": [10]}
+    assert line in config["lines"]
+
+
+def test_diff_names_both_files():
+    """A config is compared with a recipe, and says its lines; data has each side's own."""
+    same = "megatron:world=32,tp=4,pp=2,ep=4,etp=1"
+    assert run("diff", SCRIPT, same).exit_code == 0
+    data = json.loads(run("diff", SCRIPT, FILES / "nanotron.yaml", "--json").stdout)
+    assert data["left_config"]["format"] == "megatron"
+    assert data["right_config"]["format"] == "nanotron"
+
+
+@pytest.mark.parametrize(("rank", "speaks"), [(None, True), ("0", True), ("3", False)])
+def test_check_reads_configs_too_and_one_rank_speaks(monkeypatch, rank, speaks):
+    """``check`` proves the plan of a config; inside a job only rank 0 says what was read."""
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    proved = []
+
+    def prove(plan, **_):
+        proved.append(plan)
+        raise check_command.PlanError("enough")
+
+    monkeypatch.setattr(check_command, "check", prove)
+    result = run("check", FILES / "nanotron.yaml")
+    assert proved == [read(str(FILES / "nanotron.yaml")).plan]
+    assert ("read as a nanotron config" in result.stderr) is speaks
+
+
+def test_a_refused_config_is_one_line_and_exit_3(tmp_path):
+    """File, line, rule and remedy on one line of stderr; nothing on stdout."""
+    path = tmp_path / "run.sh"
+    path.write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size $TP\n")
+    result = run("show", path)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (3, "", 1)
+    assert result.stderr.startswith(f"error: {path}:1: received --tensor-model-parallel-size = $TP; ")
+
+
+def test_the_help_names_configs():
+    """SPEC's help says that a training config will do."""
+    assert "training config" in " ".join(run("show", "--help").stdout.replace("│", " ").split())
+    assert "train.sh" in run("--help").stdout
+
+
+def test_configs_are_read_without_torch():
+    """Reading any of the formats loads no torch."""
+    names = [(str(FILES / name), 16) for name in ("megatron.yaml", "torchtitan.toml", "deepspeed.json")]
+    names += [(str(FILES / name), None) for name in ("megatron.sh", "nanotron.yaml", "accelerate.yaml")]
+    program = (
+        "import sys\nfrom rankmesh.plan.source import read\n"
+        f"for name, world in {names!r}:\n    read(name, world_size=world)\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
+
+
+def test_the_guide_prints_what_it_shows(tmp_path, monkeypatch):
+    """Every file of docs/configs.md, saved under its name; every command prints what stands beneath it."""
+    text = GUIDE.read_text(encoding="utf-8")
+    files = re.findall(r"`([\w.]+)`:\n\n```\w+\n(.*?)```", text, re.DOTALL)
+    commands = re.findall(r"^\$ rankmesh (.*)\n((?:(?!\$ |```).*\n)*)", text, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    for name, content in files:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    assert {name for name, _ in files} >= {"train.sh", "nanotron.yaml", "titan.toml", "ds.json", "accelerate.yaml"}
+    assert len(commands) >= 7
+    for words, shown in commands:
+        result = run(*words.split())
+        assert result.stderr + result.stdout == shown, words
