@@ -85,6 +85,13 @@ def test_data_names_lines_arguments_and_notes():
     ]
 
 
+def test_a_line_of_toml_is_the_one_that_states_the_value():
+    """Comments, strings and other keys that name a key are passed over."""
+    text = '# tensor_parallel_degree = 8\nnote = """\ntensor_parallel_degree = 4\n"""\n[parallelism]\n'
+    text += "enable_tensor_parallel_degree = false\ntensor_parallel_degree = 2 # not 4\n"
+    assert [reading.line for reading in read_config(text, "run", world_size=2).readings] == [7]
+
+
 TITAN = "[parallelism]\ntensor_parallel_degree = 2\n"
 ACCELERATE = "distributed_type: {}\nnum_machines: 2\nnum_processes: 8\n"
 

@@ -132,6 +132,11 @@ REFUSED = [
     ("if x; then\n" + TP + "2\nelse\n" + TP + "4\nfi", "received 2 runs"),
     ("for TP in 1 2; do\n" + TP + "$TP\ndone", ":2: .*a loop sets it"),
     ("TP=2\nif x; then TP=4; fi\n" + TP + "$TP", ":3: .*TP is set in a branch [(]line 2[)]"),
+    ("TP=2\nwhile x; do TP=4; done\n" + TP + "$TP", r":3: .*TP is set in a branch [(]line 2[)]"),
+    (
+        "TP=2\n" + TP + "$TP; echo 'unterminated\n" + TP + "4\n",
+        r"^run.sh:\d+: received .*; this cannot be read as shell",
+    ),
     ('TP=2\n[ -z "$X" ] && TP=4\n' + TP + "$TP", ":3: .*set in a branch"),
     ("case $X in a) TP=1;; *) TP=2;; esac\n" + TP + "$TP", ":2: .*set in a branch"),
     ("M=()\nif x; then M=(--expert-model-parallel-size 2); fi\n" + TP + "2 ${M[@]}", ":2: received .*set in a branch"),
@@ -179,6 +184,8 @@ def test_a_world_size_for_a_launcher_that_does_not_say():
 @pytest.mark.parametrize(
     ("text", "note"),
     [
+        (TP + "2 --$EXTRA", (1, "--$EXTRA is unknown; arguments that it adds are not read")),
+        (TP + "2\necho (", (2, "( cannot be read as shell; not read")),
         (TP + "2 $EXTRA", (1, "$EXTRA is unknown; arguments that it adds are not read")),
         (TP + '2 "$@"', (1, "$@ is unknown; arguments that it adds are not read")),
         (". env.sh\n" + TP + "2", (1, ". env.sh is another file; not read")),
@@ -231,7 +238,7 @@ PIECES = st.one_of(
     NAMES.map('"${{{}[@]}}"'.format),
     NAMES.map("${{{}[@]}}".format),
     NAMES.map('"${{{}[*]}}"'.format),
-    st.sampled_from(["$((3 * (N + 2)))", "$((N/2-5))", "$(($N % 4))", "$((0-7/2))"]),
+    st.sampled_from(["$((3 * (N + 2)))", "$((N/2-5))", "$(($N % 4))", "$(( (2 - N) / 2 ))", "$(( (2 - N) % 4 ))"]),
 )
 WORD = st.lists(PIECES, min_size=1, max_size=2).map("".join)
 STATEMENT = st.one_of(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rankmesh.plan.configs.words import BREAK, Part, Word, fields, joined, lines_of, quoted, text_of, unbroken
+from rankmesh.plan.configs.words import BREAK, Part, Word, fields, gap_of, joined, lines_of, quoted, text_of, unbroken
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -99,16 +99,16 @@ class Expander:
         for node in nodes:
             if node.type == "comment":
                 continue
-            inner = node.named_children[0] if node.type == "string" and node.named_child_count == 1 else None
-            if inner is not None and inner.byte_range == (node.start_byte + 1, node.end_byte - 1):
-                elements = self.elements(inner)
-                if elements is not None:
-                    yield from map(quoted, elements)
-                    continue
-            yield from fields(self.text(node))
+            elements = self.elements(node)
+            yield from fields(self.text(node)) if elements is None else map(quoted, elements)
 
-    def elements(self, node: Node) -> tuple[Word, ...] | None:
-        """The elements of an array that is written ``${NAME[@]}``."""
+    def elements(self, string: Node) -> tuple[Word, ...] | None:
+        """The elements of an array that is written ``"${NAME[@]}"``, quotes and all; None for anything else."""
+        if string.type != "string" or string.named_child_count != 1:
+            return None
+        node = string.named_children[0]
+        if node.byte_range != (string.start_byte + 1, string.end_byte - 1):
+            return None
         if node.type == "expansion" and "[@]}" in self.source_of(node):
             variable = self.store.variables.get(self.name_in(node))
         elif self.source_of(node) == "$@":
@@ -130,7 +130,7 @@ class Expander:
         if kind == "concatenation":
             return tuple(part for child in node.children for part in self.text(child))
         if kind == "string":
-            return quoted(self.inside(node)) or self.empty(node)
+            return quoted(self.inside(node)) or (() if self.elements(node) == () else self.empty(node))
         if kind == "raw_string":
             return self.literal(self.start_of(node) + 1, node.end_byte - 1, None) or self.empty(node)
         if kind == "simple_expansion":
@@ -255,6 +255,8 @@ def _assigned(before: Variable | None, made: Variable, *, appends: bool) -> Vari
     if made.array:
         return Variable((*before.words, *made.words), True, before.lines)
     first = before.words[0] + made.words[0] if appends and before.words else made.words[0]
+    if before.array and before.words and gap_of(before.words[0]):
+        return before  # an unknown element may be no element, so which one is the first is unknown too
     if before.array:
         return Variable((first, *before.words[1:]), True, made.lines)
     return Variable((first,), False, before.lines if appends else made.lines)

@@ -129,7 +129,7 @@ def _arguments(command: Command) -> tuple[tuple[Entry, ...], tuple[Word, ...]]:
     values: list[Word] = []
     for word in command.words:
         text = text_of(word)
-        if text is None and (option is None or len(values) > 0) and not shown(word).startswith("-"):
+        if text is None and (_names_unknown(word) if shown(word).startswith("-") else option is None or values):
             strays.append(word)
         elif shown(word).startswith("-") and not re.fullmatch(r"-[\d.]+(e-?\d+)?", shown(word)):
             if option is not None:
@@ -140,6 +140,12 @@ def _arguments(command: Command) -> tuple[tuple[Entry, ...], tuple[Word, ...]]:
     if option is not None:
         entries.append(_entry(option, values))
     return tuple(entries), tuple(strays)
+
+
+def _names_unknown(option: Word) -> bool:
+    """Whether the name of an option is unknown, such as ``--$NAME``."""
+    gap = gap_of(option)
+    return gap is not None and gap.shown in shown(option).partition("=")[0]
 
 
 def _entry(option: Word, values: list[Word]) -> Entry:
