@@ -244,7 +244,7 @@ REFUSED = [
         ":3: .*add num_machines",
     ),
     ("compute_environment: LOCAL_MACHINE\nnum_processes: 8\n", None, "add distributed_type"),
-    ("parallelism: " + "[" * 5000, None, "nested too deeply"),
+    ("parallelism: " + "[" * 1200, None, "nested too deeply"),
 ]
 
 
