@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,8 +20,9 @@ from rankmesh.cli.console import error, note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug, Json, Spec, WorldSize, config_of, plan_of, tell
 from rankmesh.cli.shell import Failed
-from rankmesh.errors import AgreementError, ConnectError, PlanError, ProofError
+from rankmesh.errors import AgreementError, ConnectError, PlanError, ProofError, RankmeshError
 from rankmesh.plan.plan import Plan
+from rankmesh.plan.source import Source
 
 if TYPE_CHECKING:
     from rankmesh.groups.check import CheckResult
@@ -31,7 +32,7 @@ __all__ = ["EXAMPLES", "check", "command"]
 EXAMPLES = """\
 $ rankmesh check megatron:world=16,tp=2,cp=2,pp=2,ep=2
 $ rankmesh check tp=2,dp=*,pp=2 --world-size 8
-$ torchrun --nproc-per-node 8 -m rankmesh check tp=2,dp=4
+$ torchrun --nproc-per-node 8 -m rankmesh check tp=2,dp=*
 """
 
 _SHOWN = 8
@@ -86,7 +87,7 @@ def command(
     """Build every group on real processes and prove each one with collectives."""
     if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
         raise typer.BadParameter(f"received {backend!r}; ranks are checked on gloo, nccl or cpu:gloo,cuda:nccl")
-    source = plan_of(spec, world_size)
+    source = _source(spec, world_size)
     plan = source.plan
     if _speaks():
         tell(source)
@@ -110,6 +111,21 @@ def command(
 def _speaks() -> bool:
     """Whether this process is the one of its job that speaks to people."""
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+
+
+def _source(spec: str, world_size: int | None) -> Source:
+    """The plan that the user means; a SPEC that leaves the size of the world open gets that of the job."""
+    try:
+        return plan_of(spec, world_size)
+    except RankmeshError:
+        from rankmesh.groups.job import job_rank
+
+        job = job_rank() if world_size is None else None
+        if job is None:
+            raise
+        with suppress(RankmeshError):
+            return plan_of(spec, job.world_size)
+        raise
 
 
 def _show(result: CheckResult, json: dict[str, Any] | None) -> None:
