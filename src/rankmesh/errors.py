@@ -5,9 +5,12 @@ RankmeshError
 ├── LayoutError(ValueError)        sizes, offsets, views, jobs that do not fit together
 ├── UnknownAxis(KeyError)          an axis or view name that the mesh does not have
 ├── PlanError(ValueError)          group specs, options, recipes, saved plans
-│   └── UnknownGroup(KeyError)     a group name that the plan does not have
+│   ├── UnknownGroup(KeyError)     a group name that the plan does not have
+│   └── SizesError(AssertionError)  sizes that do not fit the world, where peers assert it
 ├── AgreementError(RuntimeError)   ranks that do not hold the same plan, or never arrived
 ├── ConnectError(RuntimeError)     a live world that cannot serve the plan
+│   ├── NotInitialized(AssertionError)      groups that a dialect's state does not hold yet, or any more
+│   └── AlreadyInitialized(AssertionError)  a second initialisation of a dialect's state
 ├── ProofError(RuntimeError)       a live group that gave a wrong answer
 └── NotAMember(LookupError)        a group that exists, but not for this rank
 ```
@@ -30,12 +33,15 @@ from difflib import get_close_matches
 
 __all__ = [
     "AgreementError",
+    "AlreadyInitialized",
     "ConnectError",
     "LayoutError",
     "NotAMember",
+    "NotInitialized",
     "PlanError",
     "ProofError",
     "RankmeshError",
+    "SizesError",
     "UnknownAxis",
     "UnknownGroup",
 ]
@@ -89,6 +95,18 @@ class AgreementError(RankmeshError, RuntimeError):
 
 class ConnectError(RankmeshError, RuntimeError):
     """The live world cannot serve the plan: absent, of another size, already closed."""
+
+
+class NotInitialized(ConnectError, AssertionError):
+    """Groups that a dialect's state does not hold: not initialised yet, or destroyed. Peers assert it."""
+
+
+class AlreadyInitialized(ConnectError, AssertionError):
+    """A second initialisation of a dialect's state that still holds its groups. Peers assert it."""
+
+
+class SizesError(PlanError, AssertionError):
+    """Parallel sizes that do not fit together or do not fit the world, where a peer asserts it."""
 
 
 class ProofError(RankmeshError, RuntimeError):

@@ -46,6 +46,7 @@ __all__ = [
     "destroy",
     "device_mesh",
     "finished",
+    "flatten",
     "is_registered",
     "nccl_options",
     "premultiplied",
@@ -399,6 +400,23 @@ def device_mesh(
     if len(groups) == 1:
         return DeviceMesh.from_group(groups[0], kind, mesh_dim_names=axes)
     return DeviceMesh.from_group(groups, kind, mesh=torch.as_tensor(ranks), mesh_dim_names=axes)
+
+
+def flatten(mesh: DeviceMesh, axes: tuple[str, ...], name: str, pg: dist.ProcessGroup) -> None:
+    """Give a ``DeviceMesh`` the dimension ``name``: its dimensions ``axes`` joined, over a group that exists."""
+    root = mesh._get_root_mesh()
+    layout = mesh[axes]._layout
+    joined = DeviceMesh(
+        mesh.device_type,
+        _layout=type(layout)([layout.collapse()]),
+        _rank_map=root._rank_map,
+        mesh_dim_names=(name,),
+        _root_mesh=root,
+        _init_backend=False,
+    )
+    joined._dim_group_names = [pg.group_name]
+    root._pg_registry[pg.group_name] = pg
+    root._flatten_mapping[name] = joined
 
 
 def is_registered(name: str) -> bool:

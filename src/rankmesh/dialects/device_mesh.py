@@ -1,0 +1,130 @@
+"""torch's ``DeviceMesh``: a plan from one, live groups from one, and one from live groups; never a new process group.
+
+```
+DeviceMesh(mesh, ("pp", "dp", "tp"))      first dimension slowest     ──plan_of──>   Mesh(tp, dp, pp)
+                                          its process groups          ──adopt────>   LiveGroups
+LiveGroups["tp"].pg, ["dp"].pg, ...       ──to_device_mesh("dp", "tp", flattened={"dp_tp": ("dp", "tp")})──>  DeviceMesh
+```
+
+What differs from building a ``DeviceMesh`` with torch: a group that spans the world is a group like any other, not the
+world itself, so destroying it destroys nothing else; ranks that hold another mesh are told so when the plan is
+connected instead of hanging; a one-rank axis costs nothing; timeouts are those of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from rankmesh.errors import ConnectError, LayoutError
+from rankmesh.groups import torch_private
+from rankmesh.groups.live import LiveGroups
+from rankmesh.layout import Mesh
+from rankmesh.layout.axes import axis_name, axis_names
+from rankmesh.plan import GroupSpec, Options, Plan
+from rankmesh.plan.own import OwnGroup
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["AdoptedGroups", "adopt", "plan_of", "to_device_mesh"]
+
+
+def plan_of(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None, options: Options | None = None) -> Plan:
+    """The plan of a ``DeviceMesh``: an axis and a group for each of its dimensions, the last dimension adjacent.
+
+    ``names`` are for a mesh without dimension names. The plan is for the world that is initialised, or for one that
+    ends with the last rank of the mesh. Raises ``LayoutError`` for a mesh without names, and for one whose ranks are
+    not contiguous: a slice; its root has them all.
+    """
+    given = names if names is not None else device_mesh.mesh_dim_names
+    sizes = tuple(device_mesh.mesh.shape)
+    if given is None or len(given) != len(sizes):
+        raise LayoutError(
+            f"received a DeviceMesh of {len(sizes)} dimensions with the names {given}; each dimension is an axis with "
+            "a name; make it with mesh_dim_names, or pass names",
+            names=given,
+            shape=sizes,
+        )
+    ranks = device_mesh.mesh.flatten().tolist()
+    axes = {axis_name(name): size for name, size in zip(axis_names(given), sizes, strict=True)}
+    mesh = Mesh(offset=min(ranks), rank_map=ranks, **dict(reversed(axes.items())))
+    world = dist.get_world_size() if dist.is_initialized() else mesh.span.stop
+    return Plan(mesh, [GroupSpec(name) for name in mesh.axes], world_size=world, options=options)
+
+
+class AdoptedGroups(LiveGroups):
+    """Live groups over the process groups of a ``DeviceMesh``, which go on belonging to it: ``close`` only lets go."""
+
+    def __init__(self, device_mesh: DeviceMesh, plan: Plan) -> None:
+        super().__init__(plan, torch_private.world(), generation=0, phases={})
+        self._device_mesh = device_mesh
+
+    def _create(self, own: OwnGroup) -> ProcessGroup:
+        pg = self._device_mesh.get_group(tuple(self.plan.mesh.axes)[::-1].index(own.name))
+        ranks = tuple(dist.get_process_group_ranks(pg))
+        if ranks != own.ranks:
+            raise ConnectError(
+                f"received a DeviceMesh whose process group along {own.name!r} has the ranks {list(ranks)}, in this "
+                f"order, where the mesh has {list(own.ranks)}; a rank's place in the group must be its place in the "
+                "mesh; make the groups with rankmesh.connect(plan_of(mesh)), which keeps the order",
+                axis=own.name,
+                group_ranks=ranks,
+                mesh_ranks=own.ranks,
+            )
+        return pg
+
+    def create_all(self) -> None:
+        """Look up every process group of this rank."""
+        for group in self.values():
+            self._open(group.own)
+
+    def close(self) -> None:
+        """Let go of the process groups; whoever made the ``DeviceMesh`` destroys them."""
+        self._made.clear()
+        super().close()
+
+
+def adopt(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None) -> AdoptedGroups:
+    """Live groups over the process groups that a ``DeviceMesh`` has: no new one, nothing to agree on.
+
+    Raises ``ConnectError`` where a process group lists its members in another order than the mesh, as torch's do on a
+    mesh of permuted ranks, and ``LayoutError`` as ``plan_of``.
+    """
+    # Two dimensions with the same ranks may have two process groups; each handle has its own dimension's.
+    groups = AdoptedGroups(device_mesh, plan_of(device_mesh, names=names, options=Options(share=False)))
+    groups.create_all()
+    return groups
+
+
+def to_device_mesh(
+    groups: LiveGroups,
+    *axes: str,
+    view: str | None = None,
+    device_type: str | None = None,
+    flattened: Mapping[str, Sequence[str]] | None = None,
+) -> DeviceMesh:
+    """A ``DeviceMesh`` over axes that have groups, first the slowest as torch has it; None named: all of the mesh.
+
+    ``flattened`` maps a name to the dimensions that it joins (torch's ``_flatten``); the plan has a group over them.
+    """
+    names = axes or tuple(groups.plan.mesh.view(view).axes)[::-1]
+    device_mesh = groups.device_mesh(*names, view=view, device_type=device_type)
+    for name, joined in (flattened or {}).items():
+        torch_private.flatten(device_mesh, tuple(joined), name, _group_over(groups, tuple(joined), view))
+    return device_mesh
+
+
+def _group_over(groups: LiveGroups, axes: tuple[str, ...], view: str | None) -> ProcessGroup:
+    wanted = groups.plan.mesh.groups(axes, view=view)
+    for name, kind in groups.plan.kinds.items():
+        if name in groups and kind.tile == wanted.tile:
+            return groups[name].pg
+    raise ConnectError(
+        f"received {'-'.join(axes)} to flatten, but no group of the plan is along them; "
+        f"add GroupSpec({'_'.join(axes)!r}, {'-'.join(axes)!r}) to the plan",
+        axes=axes,
+    )

@@ -1,0 +1,262 @@
+"""nanotron's ``ParallelContext``: five axes, one process group attribute for each, and a matrix of ranks.
+
+    rank = tp + TP · (cp + CP · (dp + DP · (pp + PP · ep)))        world_rank_matrix[ep, pp, dp, cp, tp] = rank
+
+```
+attribute       varies inside a group
+tp_pg cp_pg dp_pg pp_pg ep_pg      its own axis
+mp_pg           tp, pp, ep         one model, for given data and context
+dp_cp_pg        dp, cp             gradients
+tp_and_ep_pg    tp, ep             one expert layer
+local_pg        the ranks of one host
+world_pg        everything
+```
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from rankmesh.errors import ConnectError, NotInitialized, SizesError
+from rankmesh.groups import torch_private
+from rankmesh.groups.alone import alone
+from rankmesh.groups.held import Held, refusing_sizes
+from rankmesh.groups.job import initialise, job_rank
+from rankmesh.groups.live import LiveGroups
+from rankmesh.plan import Plan, recipes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch.distributed import ProcessGroup
+
+__all__ = ["ParallelContext"]
+
+_ORDER = ("ep", "pp", "dp", "cp", "tp")
+# Ranks of one host where the launcher does not say; a smaller world is taken for one host.
+_USUAL_HOST = 8
+# How long operations of a world that this starts may take, as nanotron has it.
+_TIMEOUT = timedelta(minutes=10)
+
+
+class ParallelContext:
+    """The process groups of this rank; the five sizes multiply to the world.
+
+    Where no world is initialised, one of ``backend`` is, from the launcher's variables, and ``destroy`` ends it. In a
+    world that exists, its backend is used; a ``backend`` other than the default that it does not run is refused.
+
+    Unlike nanotron's: expert parallelism works (its check left the size out); ``LOCAL_WORLD_SIZE`` counts in every
+    world (ignored up to 8 ranks there); the world is the one that exists, not what ``WORLD_SIZE`` says; ``destroy``
+    leaves a world alone that it did not start. Sizes that do not fit are ``SizesError``, an ``AssertionError`` too.
+    """
+
+    def __init__(
+        self,
+        tensor_parallel_size: int,
+        pipeline_parallel_size: int,
+        data_parallel_size: int,
+        context_parallel_size: int = 1,
+        expert_parallel_size: int = 1,
+        backend: str = "nccl",
+    ) -> None:
+        self._held = Held("nanotron", "ParallelContext", "destroy")
+        self._owns_world = _start_world(backend)
+        try:
+            self.world_size = dist.get_world_size()
+            self.local_world_size = _local_world_size(self.world_size)
+            with refusing_sizes():
+                plan = recipes.nanotron(
+                    self.world_size,
+                    tp=tensor_parallel_size,
+                    pp=pipeline_parallel_size,
+                    dp=data_parallel_size,
+                    cp=context_parallel_size,
+                    ep=expert_parallel_size,
+                    local_world_size=self.local_world_size,
+                )
+            self.set_device()
+            self._adopt(self._held.open(plan))
+            _check_local_rank(self.groups["local"].rank)
+        except BaseException:
+            self._abandon()
+            raise
+        self.tensor_parallel_size = tensor_parallel_size
+        self.pipeline_parallel_size = pipeline_parallel_size
+        self.data_parallel_size = data_parallel_size
+        self.context_parallel_size = context_parallel_size
+        self.expert_parallel_size = expert_parallel_size
+
+    def _adopt(self, groups: LiveGroups) -> None:
+        self.world_pg: ProcessGroup = groups["world"].pg
+        self.local_pg: ProcessGroup = groups["local"].pg
+        self.tp_pg: ProcessGroup = groups["tp"].pg
+        self.cp_pg: ProcessGroup = groups["cp"].pg
+        self.dp_pg: ProcessGroup = groups["dp"].pg
+        self.pp_pg: ProcessGroup = groups["pp"].pg
+        self.ep_pg: ProcessGroup = groups["ep"].pg
+        self.mp_pg: ProcessGroup = groups["mp"].pg
+        self.dp_cp_pg: ProcessGroup = groups["dp_cp"].pg
+        self.tp_and_ep_pg: ProcessGroup = groups["tp_ep"].pg
+        self.parallel_order = list(_ORDER)
+        axes = groups.plan.mesh.axes
+        self.world_rank_matrix: NDArray[np.int64] = np.arange(self.world_size).reshape([axes[name] for name in _ORDER])
+
+    @property
+    def groups(self) -> LiveGroups:
+        """The live groups by name; ``NotInitialized`` after ``destroy``."""
+        return self._held.groups
+
+    # -- every group of the world, for code that shares them by their ranks -------------------------------------
+
+    @cached_property
+    def world_ranks_to_pg(self) -> dict[tuple[int, ...], Any]:
+        """The process group of each group of the world, by its ranks in ascending order; callers may add theirs.
+
+        It has the same keys on every rank, so that ranks decide alike whether a group is still to be made. The value
+        of a group that this rank is not in is ``GroupMember.NON_GROUP_MEMBER``, as ``new_group`` returns it. Listed at
+        the first use, since it holds the whole world.
+        """
+        outside = dist.GroupMember.NON_GROUP_MEMBER
+        known: dict[tuple[int, ...], Any] = {}
+        for name, own in self.groups.items():
+            for ranks in self.groups.plan.groups(name).tolist():
+                known.setdefault(tuple(ranks), outside)
+            if known[own.ranks] is outside:
+                known[own.ranks] = own.pg
+        return known
+
+    def create_new_group(self, all_groups_ranks: Iterable[Iterable[int]]) -> Any:
+        """Make the groups of these rank lists that do not exist yet; the one that this rank is in.
+
+        Every rank of the world calls this with the same lists, whether it is in one of them or not. The groups are
+        added to ``world_ranks_to_pg`` and go with ``destroy``. A rank that is in several lists gets the group of the
+        last, one in none gets ``GroupMember.NON_GROUP_MEMBER`` (nanotron: None, which collectives take for the world).
+        """
+        mine: Any = dist.GroupMember.NON_GROUP_MEMBER
+        for ranks in all_groups_ranks:
+            members = tuple(sorted(int(rank) for rank in ranks))
+            if members not in self.world_ranks_to_pg:
+                self.world_ranks_to_pg[members] = self._new_group(members)
+            if dist.get_rank() in members:
+                mine = self.world_ranks_to_pg[members]
+        return mine
+
+    def _new_group(self, members: tuple[int, ...]) -> Any:
+        if len(members) > 1:
+            return dist.new_group(list(members))
+        if members != (dist.get_rank(),):
+            return dist.GroupMember.NON_GROUP_MEMBER
+        backend = torch_private.world().backend
+        return alone(rank=members[0], name=f"nanotron/{id(self)}", desc="create_new_group", backend=backend)
+
+    # -- places -------------------------------------------------------------------------------------------------
+
+    def set_device(self) -> None:
+        """Make the device of ``LOCAL_RANK`` the current one, where there are CUDA devices."""
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+
+    def get_local_ranks(self, world_rank: int) -> dict[str, int]:
+        """The position of a global rank along each axis, in ``parallel_order``."""
+        place = self._plan.mesh.coordinate(world_rank)
+        return {axis: place[axis] for axis in self.parallel_order}
+
+    def get_global_rank(self, ep_rank: int, pp_rank: int, dp_rank: int, cp_rank: int, tp_rank: int) -> np.int64:
+        """The global rank at a position; ``LayoutError`` for one outside (nanotron counts negative ones back)."""
+        return np.int64(self._plan.mesh.rank(ep=ep_rank, pp=pp_rank, dp=dp_rank, cp=cp_rank, tp=tp_rank))
+
+    @property
+    def _plan(self) -> Plan:
+        return self.groups.plan
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def destroy(self) -> None:
+        """Destroy the groups, those that callers added, and the world if this started it; again is nothing.
+
+        A world that this started ends on all ranks together, after a barrier.
+        """
+        if not self._held.held:
+            return
+        listed = self.__dict__.pop("world_ranks_to_pg", {}).values()
+        if self._owns_world and dist.is_initialized():
+            dist.barrier()
+        self._held.close()
+        for pg in listed:
+            if isinstance(pg, dist.ProcessGroup) and pg is not dist.group.WORLD:
+                torch_private.destroy(pg)
+        self._abandon()
+
+    def _abandon(self) -> None:
+        self._held.close()
+        if self._owns_world and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __enter__(self) -> ParallelContext:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.destroy()
+
+
+def _start_world(backend: str) -> bool:
+    """Initialise the world from the launcher's variables where there is none; whether this did it."""
+    if dist.is_initialized():
+        _check_backend(backend, torch_private.world())
+        return False
+    job = job_rank()
+    if job is None:
+        raise NotInitialized(
+            "received ParallelContext() without a world, and without the variables RANK and WORLD_SIZE of a launcher; "
+            "start the program with torchrun, or call torch.distributed.init_process_group() first"
+        )
+    if "nccl" in backend and not torch.cuda.is_available():
+        raise ConnectError(
+            f"received backend {backend!r} on a host without CUDA devices; NCCL needs one for each rank; "
+            "use backend='gloo'",
+            backend=backend,
+        )
+    initialise(job, backend, _TIMEOUT)
+    return True
+
+
+def _check_backend(asked: str, world: torch_private.World) -> None:
+    if asked != "nccl" and asked not in world.backend and not world.dry:
+        raise ConnectError(
+            f"received backend {asked!r} in a world of backend {world.backend!r}; the groups use the world's; "
+            "leave backend out, or initialise the world with it",
+            backend=asked,
+            world_backend=world.backend,
+        )
+
+
+def _local_world_size(world_size: int) -> int:
+    """How many ranks each host has: ``LOCAL_WORLD_SIZE``, else all ranks up to 8 for each host."""
+    text = os.environ.get("LOCAL_WORLD_SIZE")
+    if text is None:
+        return min(world_size, _USUAL_HOST)
+    if not text.isdecimal():
+        raise SizesError(
+            f"received LOCAL_WORLD_SIZE={text!r} in the environment; it is the number of ranks of each host; "
+            "start the ranks with torchrun, or unset it",
+            received=text,
+        )
+    return int(text)
+
+
+def _check_local_rank(position: int) -> None:
+    text = os.environ.get("LOCAL_RANK")
+    if text is not None and text != str(position):
+        raise SizesError(
+            f"received LOCAL_RANK={text!r} on the rank at position {position} of its host; ranks are numbered host by "
+            "host, and every host has LOCAL_WORLD_SIZE of them; start the ranks with torchrun, or correct the two",
+            received=text,
+            position=position,
+        )

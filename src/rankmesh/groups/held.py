@@ -1,0 +1,104 @@
+"""Held groups: what a dialect's state has before, while and after its groups exist.
+
+```
+            initialise                destroy
+   none  ───────────────>  held  ───────────────>  none
+NotInitialized        LiveGroups              NotInitialized
+```
+
+Several states of one dialect live side by side: the plan of each carries the dialect's name and the lowest number that
+no open state of this process has. A rank that opened its states in another order is told so when the ranks agree.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import torch.distributed as dist
+
+from rankmesh.errors import AlreadyInitialized, LayoutError, NotInitialized, PlanError, SizesError
+from rankmesh.groups.connect import connect
+from rankmesh.groups.live import LiveGroups
+from rankmesh.plan.plan import Plan
+
+__all__ = ["Held", "refusing_sizes", "world_size"]
+
+_taken: defaultdict[str, set[int]] = defaultdict(set)
+
+
+class Held:
+    """The live groups of one state of a dialect, once it has them.
+
+    ``dialect`` names the plans; ``initialiser`` and ``destroyer`` are what the errors tell people to call.
+    """
+
+    def __init__(self, dialect: str, initialiser: str, destroyer: str) -> None:
+        self._dialect = dialect
+        self._initialiser = initialiser
+        self._destroyer = destroyer
+        self._number = 0
+        self._groups: LiveGroups | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether there are groups."""
+        return self._groups is not None
+
+    @property
+    def groups(self) -> LiveGroups:
+        """The groups; ``NotInitialized`` where there are none."""
+        if self._groups is None:
+            raise NotInitialized(
+                f"received a use of {self._dialect}'s groups while there are none; they exist from "
+                f"{self._initialiser}() to {self._destroyer}(); call {self._initialiser}() first"
+            )
+        return self._groups
+
+    def check_free(self) -> None:
+        """``AlreadyInitialized`` where there are groups."""
+        if self._groups is not None:
+            raise AlreadyInitialized(
+                f"received a second {self._initialiser}() of one state; its groups {' '.join(self._groups)} exist; "
+                f"call {self._destroyer}() first, or make another state"
+            )
+
+    def open(self, plan: Plan) -> LiveGroups:
+        """Connect the plan, under a name of its own, and hold its groups."""
+        self.check_free()
+        taken = _taken[self._dialect]
+        number = next(number for number in count() if number not in taken)
+        name = f"{self._dialect} {number}" if number else self._dialect
+        self._groups = connect(Plan(plan.mesh, plan.specs, world_size=plan.world_size, name=name))
+        self._number = number
+        taken.add(number)
+        return self._groups
+
+    def close(self) -> None:
+        """Destroy the groups; nothing where there are none."""
+        if self._groups is None:
+            return
+        groups, self._groups = self._groups, None
+        _taken[self._dialect].discard(self._number)
+        groups.close()
+
+
+def world_size(what: str) -> int:
+    """The size of the initialised world; ``NotInitialized`` where there is none."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise NotInitialized(
+            f"received {what} without an initialised torch.distributed world; its ranks make the groups together; "
+            "call torch.distributed.init_process_group() first, or start the program with torchrun"
+        )
+    return dist.get_world_size()
+
+
+@contextmanager
+def refusing_sizes() -> Iterator[None]:
+    """What a layout or a plan refuses inside is a ``SizesError``, and so an ``AssertionError`` too."""
+    try:
+        yield
+    except (LayoutError, PlanError) as error:
+        raise SizesError(error.message, **error.values) from error
