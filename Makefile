@@ -55,10 +55,10 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) -e '.[torch]'
 	@touch $@
 
-# megatron-core is compared with in tests: its rank arithmetic needs none of its dependencies.
+# megatron-core and fairscale are compared with in tests: their rank arithmetic needs none of their dependencies.
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) -e '.[test]'
-	$(PIP) --no-deps '$(call pin,megatron-core)'
+	$(PIP) --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)'
 	@touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.installed
