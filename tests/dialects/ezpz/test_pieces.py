@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from rankmesh.dialects.ezpz import divide_and_check_no_remainder, ensure_divisibility, split_tensor_along_last_dim
+from rankmesh.dialects.ezpz.utils import VocabUtility
+
+
+@pytest.mark.parametrize(("numerator", "denominator"), [(10, 4), (1, 2), (4, 0)])
+def test_what_does_not_divide_asserts(numerator, denominator):
+    """A remainder, or nothing to divide by, is an AssertionError and a ValueError."""
+    for error in (AssertionError, ValueError):
+        with pytest.raises(error, match=f"received {numerator} to divide by {denominator}"):
+            ensure_divisibility(numerator, denominator)
+        with pytest.raises(error):
+            divide_and_check_no_remainder(numerator, denominator)
+
+
+def test_pieces_of_the_last_dimension():
+    """Pieces put together are the tensor; they are views of it unless asked to be contiguous."""
+    tensor = torch.arange(24.0).reshape(2, 12)
+    pieces = split_tensor_along_last_dim(tensor, 3)
+    assert torch.equal(torch.cat(pieces, dim=-1), tensor)
+    assert [piece.is_contiguous() for piece in pieces] == [False] * 3
+    assert pieces[1].untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    assert [piece.is_contiguous() for piece in split_tensor_along_last_dim(tensor, 3, True)] == [True] * 3
+    with pytest.raises(AssertionError, match="received 12 to divide by 5"):
+        split_tensor_along_last_dim(tensor, 5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_vocabulary_ranges_tile_the_vocabulary(size):
+    """The ranges of all ranks follow each other from 0 to the size of the vocabulary."""
+    ranges = [VocabUtility.vocab_range_from_global_vocab_size(100, rank, size) for rank in range(size)]
+    assert [row for start, end in ranges for row in range(start, end)] == list(range(100))
+    per_rank = 100 // size
+    assert ranges == [
+        VocabUtility.get_vocab_range_from_per_partition_vocab_size(per_rank, rank, size) for rank in range(size)
+    ]
+    with pytest.raises(AssertionError):
+        VocabUtility.vocab_range_from_global_vocab_size(101, 0, 100)
