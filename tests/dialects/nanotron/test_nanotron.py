@@ -1,0 +1,265 @@
+import itertools
+import os
+import socket
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.dialects import dry, leaks
+
+from rankmesh.dialects.nanotron import ParallelContext
+from rankmesh.errors import ConnectError, LayoutError, NotInitialized, SizesError
+from rankmesh.groups import torch_private
+
+OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
+ORDER = ("ep", "pp", "dp", "cp", "tp")
+# Which axes vary inside the groups of each attribute.
+VARYING = {
+    "world_pg": ORDER,
+    "tp_pg": ("tp",),
+    "cp_pg": ("cp",),
+    "dp_pg": ("dp",),
+    "pp_pg": ("pp",),
+    "ep_pg": ("ep",),
+    "mp_pg": ("ep", "pp", "tp"),
+    "dp_cp_pg": ("dp", "cp"),
+    "tp_and_ep_pg": ("ep", "tp"),
+}
+
+
+def enumerated(sizes, local):
+    """Every group of each attribute, from a count through (ep, pp, dp, cp, tp) as nanotron reshapes the world."""
+    groups = {name: {} for name in VARYING}
+    coordinates = itertools.product(*(range(sizes[axis]) for axis in ORDER))
+    for rank, coordinate in enumerate(coordinates):
+        for name, varying in VARYING.items():
+            fixed = tuple(at for axis, at in zip(ORDER, coordinate, strict=True) if axis not in varying)
+            groups[name].setdefault(fixed, []).append(rank)
+    listed = {name: list(kind.values()) for name, kind in groups.items()}
+    world = len(listed["world_pg"][0])
+    return {**listed, "local_pg": [list(range(first, first + local)) for first in range(0, world, local)]}
+
+
+def _context(sizes, **how):
+    return ParallelContext(sizes["tp"], sizes["pp"], sizes["dp"], sizes["cp"], sizes["ep"], **how)
+
+
+def _place(rank, local):
+    """The launcher's variables of a rank on a host of ``local`` ranks."""
+    os.environ.update(LOCAL_RANK=str(rank % local), LOCAL_WORLD_SIZE=str(local))
+
+
+def _check(context, rank, sizes, local):
+    groups = enumerated(sizes, local)
+    for name, kind in groups.items():
+        assert dry.members(getattr(context, name)) == dry.row_of(rank, kind), name
+    keys = {tuple(row) for kind in groups.values() for row in kind}
+    assert set(context.world_ranks_to_pg) == keys
+    for ranks, pg in context.world_ranks_to_pg.items():
+        assert (dry.members(pg) == list(ranks)) if rank in ranks else (pg == OUTSIDE)
+    matrix = np.arange(context.world_size).reshape([sizes[axis] for axis in ORDER])
+    assert np.array_equal(context.world_rank_matrix, matrix)
+    assert context.parallel_order == list(ORDER)
+    assert (context.world_size, context.local_world_size) == (matrix.size, local)
+    words = {"tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context", "ep": "expert"}
+    assert {axis: getattr(context, f"{word}_parallel_size") for axis, word in words.items()} == sizes
+    for other in {0, rank, matrix.size - 1}:
+        place = context.get_local_ranks(other)
+        assert place == dict(zip(ORDER, (int(at[0]) for at in np.where(matrix == other)), strict=True))
+        assert context.get_global_rank(**{f"{axis}_rank": at for axis, at in place.items()}) == other
+
+
+# -- live --------------------------------------------------------------------------------------------------------
+
+EIGHT = {"tp": 2, "pp": 1, "dp": 2, "cp": 1, "ep": 2}
+
+
+def _use(context):
+    for name in (*VARYING, "local_pg"):
+        total = torch.ones(1)
+        pg = getattr(context, name)
+        dist.all_reduce(total, group=pg)
+        assert total.item() == dist.get_world_size(pg)
+
+
+def _cycle():
+    context = _context(EIGHT)
+    context.create_new_group([[0, 3], [1, 2, 4], [5], [6], [7]])
+    context.destroy()
+
+
+def _live(me):
+    _place(me.rank, 4)  # two hosts of four ranks in a world of eight
+    before = torch_private.registries()
+    context = _context(EIGHT)
+    _use(context)
+    _check(context, me.rank, EIGHT, 4)
+    with _context(EIGHT, backend="gloo") as second:
+        _use(second)
+    _use(context)
+    context.destroy()
+    context.destroy()
+    gone = me.error(NotInitialized, lambda: context.groups)["message"]
+    back = torch_private.registries() == before
+    left = leaks.left_by(me, _cycle)
+    return [gone, back, left.pop("group_count"), left]
+
+
+def test_two_hosts_of_four(ranks):
+    """8 ranks, expert parallelism, LOCAL_WORLD_SIZE 4: every attribute, collectives, two contexts, nothing left."""
+    for gone, back, counted, left in ranks(8, _live):
+        assert "call ParallelContext() first" in gone
+        # torch counts the groups that new_group ever made; nothing else stays.
+        assert (back, counted, left) == (True, 12, {})
+
+
+def _new_groups(me):
+    context = ParallelContext(2, 1, 2)
+    known = torch_private.registries()["pg_map"]
+    tp_again = context.create_new_group(np.array([[0, 1], [2, 3]])) is context.tp_pg
+    unchanged = torch_private.registries()["pg_map"] == known
+    ends = context.create_new_group([[3, 0]])
+    pairs = context.create_new_group([[0, 2], [1, 3]])
+    crossed = context.create_new_group([[0, 3], [1, 2]])
+    last = dry.members(context.create_new_group([[0, 1, 2], [1, 2, 3]]))
+    single = context.create_new_group([[0], [1], [2], [3]])
+    sums = []
+    for pg in (ends, pairs, crossed, single):
+        total = torch.tensor([me.rank])
+        if pg != OUTSIDE:
+            dist.all_reduce(total, group=pg)
+        sums.append(None if pg == OUTSIDE else total.item())
+    # What nanotron does for tied weights: every rank asks the dictionary whether to make the group.
+    for ranks in ((0, 1), (0, 1, 3), (0, 3), (2, 3)):
+        if ranks not in context.world_ranks_to_pg:
+            context.world_ranks_to_pg[ranks] = dist.new_group(ranks)
+    tied = context.world_ranks_to_pg[0, 1, 3]
+    total = torch.ones(1)
+    if tied != OUTSIDE:
+        dist.all_reduce(total, group=tied)
+    context.destroy()
+    return [tp_again, unchanged, sums, last, total.item(), torch_private.registries()["pg_map"]]
+
+
+def test_groups_that_callers_make(ranks):
+    """4 ranks: known groups are found, new ones made once, non-members told so, all destroyed; ties do not hang."""
+    sums = [[3, 2, 3, 0], [None, 4, 3, 1], [None, 2, 3, 2], [3, 4, 3, 3]]
+    for rank, seen in enumerate(ranks(4, _new_groups)):
+        last = [0, 1, 2] if rank == 0 else [1, 2, 3]
+        assert seen == [True, True, sums[rank], last, 1.0 if rank == 2 else 3.0, 1]
+
+
+def _port(me):
+    if me.rank == 0:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            me.store.set("port", str(free.getsockname()[1]))
+    return me.store.get("port").decode()
+
+
+def _starts(me):
+    """The launcher's variables and no world: the context starts it, and ends it."""
+    os.environ.update(RANK=str(me.rank), WORLD_SIZE=str(me.size), MASTER_ADDR="127.0.0.1", MASTER_PORT=_port(me))
+    _place(me.rank, me.size)
+    nccl = None if torch.cuda.is_available() else me.error(ConnectError, ParallelContext, 2, 1, 2)["message"]
+    wrong = me.error(SizesError, ParallelContext, 2, 1, 3, backend="gloo")["message"]
+    ended = dist.is_initialized()
+    me.meet("refused")
+    context = ParallelContext(2, 1, 2, backend="gloo")
+    _use(context)
+    inside = dist.get_backend()
+    context.destroy()
+    return [nccl, wrong, ended, inside, dist.is_initialized(), torch_private.registries()["pg_map"]]
+
+
+def test_it_starts_the_world_and_ends_it(ranks):
+    """4 ranks with a launcher's variables: a gloo world from start to destroy; refused sizes leave none behind."""
+    for nccl, wrong, *rest in ranks(4, _starts, world=None):
+        assert nccl is None or "use backend='gloo'" in nccl
+        assert "received world_size 4, dp 3" in wrong
+        assert rest == [False, "gloo", False, 0]
+
+
+def _refused(me):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID"):
+        os.environ.pop(name, None)
+    said = [
+        me.error(AssertionError, ParallelContext, 2, 1, 1)["message"],
+        me.error(AssertionError, ParallelContext, 2, 1, 2, 1, 2)["message"],
+        me.error(ConnectError, ParallelContext, 2, 1, 2, backend="mpi")["message"],
+    ]
+    os.environ["LOCAL_WORLD_SIZE"] = "3"
+    said.append(me.error(AssertionError, ParallelContext, 2, 1, 2)["message"])
+    os.environ["LOCAL_WORLD_SIZE"] = "four"
+    said.append(me.error(SizesError, ParallelContext, 2, 1, 2)["message"])
+    _place(me.rank + 1, 2)
+    said.append(me.error(AssertionError, ParallelContext, 2, 1, 2)["message"])
+    left = torch_private.registries()["pg_map"]
+    _place(me.rank, 2)
+    with ParallelContext(2, 1, 2) as context:
+        said.append(me.error(LayoutError, context.get_global_rank, 0, 0, 2, 0, 0)["message"])
+        said.append(me.error(LayoutError, context.get_global_rank, 0, 0, -1, 0, 0)["message"])
+        said.append(me.error(LayoutError, context.get_local_ranks, 4)["message"])
+    dist.destroy_process_group()
+    said.append(me.error(NotInitialized, ParallelContext, 1, 1, 1)["message"])
+    return [left, *said]
+
+
+def test_refusals(ranks):
+    """4 ranks: sizes, backends, hosts and places that cannot be; nothing is left of a context that failed."""
+    words = [
+        "received world_size 4, dp 1 and tp 2",
+        "x ep 2 = 4; dp x 4 must be the world size",
+        "received backend 'mpi' in a world of backend 'gloo'",
+        "received local_world_size = 3 for world_size = 4",
+        "received LOCAL_WORLD_SIZE='four'",
+        "received LOCAL_RANK=",
+        "received position 2 along axis 'dp'",
+        "received -1 as position along axis 'dp'",
+        "received rank 4",
+        "start the program with torchrun",
+    ]
+    for left, *said in ranks(4, _refused):
+        assert left == 1
+        for expected, message in zip(words, said, strict=True):
+            assert expected in message
+
+
+# -- any world ---------------------------------------------------------------------------------------------------
+
+SIZES = st.fixed_dictionaries(dict.fromkeys(("tp", "pp", "dp", "cp", "ep"), st.integers(1, 3)))
+
+
+def _properties(me):
+    @dry.PROPERTIES
+    @given(SIZES, st.data())
+    def check(sizes, data):
+        world = int(np.prod(list(sizes.values())))
+        rank = data.draw(st.integers(0, world - 1))
+        local = data.draw(st.sampled_from([size for size in range(1, world + 1) if world % size == 0]))
+        _place(rank, local)
+        with dry.world(rank, world), _context(sizes) as context:
+            _check(context, rank, sizes, local)
+
+    check()
+
+
+def test_any_rank_of_any_world(ranks):
+    """Dry worlds of up to 243 ranks on hosts of any size: every attribute, every key, every place."""
+    ranks(1, _properties, world=None)
+
+
+def _usual(me, world):
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+    with dry.world(world - 1, world), ParallelContext(1, 1, world) as context:
+        return [context.local_world_size, dry.members(context.local_pg)]
+
+
+@pytest.mark.parametrize(("world", "local"), [(4, 4), (8, 8), (16, 8)])
+def test_hosts_without_a_launcher(ranks, world, local):
+    """Dry worlds without LOCAL_WORLD_SIZE: one host up to 8 ranks, hosts of 8 above, as nanotron has it."""
+    assert ranks(1, _usual, world, world=None) == [[local, list(range(world - local, world))]]
