@@ -1,0 +1,133 @@
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tests.dialects import dry
+from torch.distributed.device_mesh import init_device_mesh
+
+import rankmesh as rm
+from rankmesh.dialects.accelerate import device_mesh, plan
+from rankmesh.errors import LayoutError, PlanError
+from rankmesh.groups import torch_private
+
+ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+JOINED = {"dp": ORDER[:2], "dp_shard_cp": ORDER[1:3], "dp_cp": ORDER[:3]}
+
+
+def theirs(sizes):
+    """The DeviceMesh that accelerate builds: active dimensions in its order, and its flattened ones."""
+    active = [axis for axis in ORDER if sizes[f"{axis}_size"] > 1]
+    mesh = init_device_mesh("cpu", tuple(sizes[f"{axis}_size"] for axis in active), mesh_dim_names=tuple(active))
+    joined = {name: tuple(axis for axis in axes if axis in active) for name, axes in JOINED.items()}
+    for name, axes in joined.items():
+        if axes:
+            mesh[axes]._flatten(name)
+    return mesh, [*active, *(name for name, axes in joined.items() if axes)]
+
+
+def _compare(ours, peer, names):
+    assert ours.mesh_dim_names == peer.mesh_dim_names
+    assert torch.equal(ours.mesh, peer.mesh)
+    for name in names:
+        assert dry.members(ours[name].get_group()) == dry.members(peer[name].get_group()), name
+        assert ours[name].get_local_rank() == peer[name].get_local_rank()
+
+
+def _usable(sizes):
+    replicated = sizes["dp_replicate_size"] > 1 and sizes["dp_shard_size"] == 1
+    splits = sizes["cp_size"] > 1 and sizes["sp_size"] > 1
+    return not splits and not (replicated and max(sizes["tp_size"], sizes["cp_size"]) > 1)
+
+
+def _properties(me):
+    @dry.PROPERTIES
+    @given(st.fixed_dictionaries({f"{axis}_size": st.integers(1, 3) for axis in ORDER}), st.data())
+    def check(sizes, data):
+        world = math.prod(sizes.values())
+        assume(world > 1 and _usable(sizes))
+        with dry.world(data.draw(st.integers(0, world - 1)), world):
+            peer, names = theirs(sizes)
+            with rm.connect(plan(SimpleNamespace(**sizes))) as groups:
+                _compare(device_mesh(groups, "cpu"), peer, names)
+                assert set(groups) == set(names)
+
+    check()
+
+
+def test_any_rank_of_any_world(ranks):
+    """Dry worlds: the mesh, its order, and every flattened dimension are those of torch built as accelerate does."""
+    ranks(1, _properties, world=None)
+
+
+def _live(me, sizes):
+    with rm.connect(plan(**sizes)) as groups:
+        before = torch_private.registries()
+        mesh = device_mesh(groups)
+        new = torch_private.registries() != before
+        peer, names = theirs({**dict.fromkeys((f"{axis}_size" for axis in ORDER), 1), **sizes})
+        _compare(mesh, peer, names)
+        sums = []
+        for name in names:
+            totals = [torch.tensor([me.rank + 1]) for _ in range(2)]
+            for total, one in zip(totals, (mesh, peer), strict=True):
+                dist.all_reduce(total, group=one[name].get_group())
+            sums.append(totals[0].item() == totals[1].item())
+        return [new, sums, groups.report().communicators, groups["dp_cp"].pg is mesh["dp_cp"].get_group()]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "communicators"),
+    [
+        ({"dp_replicate_size": 2, "dp_shard_size": 2, "tp_size": 2}, 4),
+        ({"dp_replicate_size": 2, "dp_shard_size": 2, "cp_size": 2}, 6),
+        ({"dp_shard_size": 4, "sp_size": 2}, 2),
+    ],
+)
+def test_eight_ranks(ranks, sizes, communicators):
+    """8 ranks: collectives over every dimension as torch's, no group made for the mesh, equal rank sets shared."""
+    size = math.prod(sizes.values())
+    for new, sums, used, same in ranks(size, _live, sizes):
+        assert (new, set(sums), used, same) == (False, {True}, communicators, True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"cp_size": 2, "sp_size": 2}, "received cp_size 2 and sp_size 2"),
+        ({"dp_replicate_size": 2, "tp_size": 2}, "not put these over replicas that are not sharded"),
+        ({"dp_replicate_size": 2, "cp_size": 2}, "not put these over replicas that are not sharded"),
+        ({}, "sizes that are all 1"),
+        ({"tp_size": 0}, "received 0 as size of axis 'tp'"),
+        ({"tp_size": 2.0}, "received 2.0 as size of axis 'tp'"),
+        ({"pp_size": 2}, "received 'pp_size'"),
+    ],
+)
+def test_refusals(sizes, words):
+    """What accelerate refuses is a ValueError here too; an unknown size and no size above 1 are refused as well."""
+    with pytest.raises((PlanError, LayoutError), match=words) as raised:
+        plan(**sizes)
+    assert isinstance(raised.value, ValueError)
+
+
+def test_a_config_or_sizes():
+    """Not both, and nothing that has no sizes."""
+    config = SimpleNamespace(tp_size=2)
+    assert plan(config) == plan(tp_size=2)
+    for bad, sizes in ((config, {"tp_size": 2}), (7, {}), ("tp_size=2", {})):
+        with pytest.raises(PlanError, match="as config, and the sizes"):
+            plan(bad, **sizes)
+
+
+def test_sizes_of_the_environment(monkeypatch):
+    """A size that is not given, or None, is what accelerate's launcher put into the environment."""
+    monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "4")
+    assert plan(dp_shard_size=2).mesh == rm.Mesh(tp=4, dp_shard=2)
+    assert plan(SimpleNamespace(dp_shard_size=2, tp_size=None)).mesh == rm.Mesh(tp=4, dp_shard=2)
+    assert plan(dp_shard_size=2, tp_size=1).mesh == rm.Mesh(dp_shard=2)
+    monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "four")
+    with pytest.raises(PlanError, match="received PARALLELISM_CONFIG_TP_SIZE='four'"):
+        plan(dp_shard_size=2)

@@ -1,0 +1,208 @@
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.dialects import dry
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+import rankmesh as rm
+from rankmesh.dialects.device_mesh import adopt, plan_of, to_device_mesh
+from rankmesh.errors import ConnectError, LayoutError
+from rankmesh.groups import torch_private
+
+NAMES = ("pp", "dp", "tp")
+
+
+def _total(pg):
+    total = torch.tensor([dist.get_rank()])
+    dist.all_reduce(total, group=pg)
+    return total.item()
+
+
+# -- live groups from a DeviceMesh -------------------------------------------------------------------------------
+
+
+def _adopted(me):
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=NAMES)
+    before = torch_private.registries()
+    with adopt(mesh) as groups:
+        new = torch_private.registries() != before
+        same = [groups[name].pg is mesh.get_group(name) for name in NAMES]
+        places = [groups[name].rank for name in NAMES] == list(mesh.get_coordinate())
+        members = {name: list(groups[name].ranks) for name in NAMES}
+        sums = {name: _total(groups[name].pg) for name in NAMES}
+        again = to_device_mesh(groups)
+        round_trip = [torch.equal(again.mesh, mesh.mesh), list(again.mesh_dim_names)]
+        backend = groups.report().groups[0].backend
+    closed = me.error(ConnectError, lambda: groups["tp"])["message"]
+    kept = torch_private.registries() == before
+    alive = _total(mesh.get_group("tp")) == sums["tp"]
+    return [new, same, places, members, sums, round_trip, backend, closed, kept, alive]
+
+
+def test_groups_of_a_device_mesh_are_adopted(ranks):
+    """8 ranks: the mesh's own process groups under our names, none made, none destroyed by close."""
+    whole = torch.arange(8).reshape(2, 2, 2)
+    rows = {name: whole.movedim(dim, -1).reshape(-1, 2).tolist() for dim, name in enumerate(NAMES)}
+    for rank, (new, same, places, members, sums, round_trip, backend, closed, kept, alive) in enumerate(
+        ranks(8, _adopted)
+    ):
+        own = {name: dry.row_of(rank, kind) for name, kind in rows.items()}
+        assert (new, same, places, backend) == (False, [True] * 3, True, "gloo")
+        assert (members, sums) == (own, {name: sum(row) for name, row in own.items()})
+        assert round_trip == [True, list(NAMES)]
+        assert "closed" in closed
+        assert (kept, alive) == (True, True)
+
+
+def _spans_the_world(me):
+    """torch gives a dimension that spans the world the world itself, and equal dimensions a group each."""
+    mesh = init_device_mesh("cpu", (4, 1, 1), mesh_dim_names=("dp", "cp", "tp"))
+    with adopt(mesh) as groups:
+        seen = [groups["dp"].pg is dist.group.WORLD, groups["cp"].pg is mesh.get_group("cp")]
+        seen.append(groups["tp"].pg is mesh.get_group("tp"))
+    return [*seen, dist.is_initialized(), _total(dist.group.WORLD)]
+
+
+def test_adopted_worlds_survive(ranks):
+    """4 ranks: closing an adopted dimension that is the world leaves the world; equal dimensions keep their own."""
+    assert ranks(4, _spans_the_world) == [[True, True, True, True, 6]] * 4
+
+
+def _permuted(me):
+    mesh = DeviceMesh("cpu", torch.tensor([[3, 1], [0, 2]]), mesh_dim_names=("dp", "tp"))
+    message = me.error(ConnectError, adopt, mesh)["message"] if me.rank in (1, 3) else ""
+    # Made anew from the same plan, a rank's place in each group is its place in the mesh.
+    with rm.connect(plan_of(mesh)) as groups:
+        again = to_device_mesh(groups, "dp", "tp")
+        place = [groups["dp"].rank, groups["tp"].rank] == list(again.get_coordinate())
+        order = [dist.get_rank(groups["dp"].pg), dist.get_rank(groups["tp"].pg)] == list(mesh.get_coordinate())
+        whole = DTensor.from_local(torch.tensor([me.rank]), again["tp"], [Shard(0)]).full_tensor().tolist()
+    return [message, place, order, again.mesh.tolist(), whole]
+
+
+def test_a_permuted_mesh(ranks):
+    """4 ranks: torch sorted the members of a group, so adopting is refused; connecting the plan keeps the order."""
+    for rank, (message, place, order, mesh, whole) in enumerate(ranks(4, _permuted)):
+        if rank in (1, 3):
+            assert "has the ranks [1, 3], in this order, where the mesh has [3, 1]" in message
+        assert (place, order, mesh) == (True, True, [[3, 1], [0, 2]])
+        assert whole == ([3, 1] if rank in (1, 3) else [0, 2])
+
+
+def _part(me):
+    """A mesh over the last two of four ranks."""
+    mesh = DeviceMesh("cpu", torch.tensor([2, 3]), mesh_dim_names=("tp",))
+    with adopt(mesh) as groups:
+        return [list(groups), groups["tp"].rank if "tp" in groups else None]
+
+
+def test_a_mesh_over_part_of_the_world(ranks):
+    """4 ranks: members get their group, the others none."""
+    assert ranks(4, _part) == [[[], None], [[], None], [["tp"], 0], [["tp"], 1]]
+
+
+# -- a plan from a DeviceMesh ------------------------------------------------------------------------------------
+
+
+def _plans(me):
+    @dry.PROPERTIES
+    @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
+    def check(shape, data):
+        names = tuple(f"axis_{dim}" for dim in range(len(shape)))
+        world = int(torch.tensor(shape).prod())
+        rank = data.draw(st.integers(0, world - 1))
+        with dry.world(rank, world):
+            mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=names)
+            plan = plan_of(mesh)
+            assert plan.mesh.axes == dict(zip(names[::-1], shape[::-1], strict=True))
+            assert plan.mesh.coordinate(rank) == dict(zip(names[::-1], mesh.get_coordinate()[::-1], strict=True))
+            with rm.connect(plan) as groups:
+                for name in names:
+                    assert dry.members(mesh.get_group(name)) == list(groups[name].ranks)
+                assert torch.equal(to_device_mesh(groups).mesh, mesh.mesh)
+            with adopt(mesh) as adopted:
+                assert [adopted[name].pg for name in names] == mesh.get_all_groups()
+
+    check()
+
+
+def test_a_plan_has_the_groups_of_torch(ranks):
+    """Dry worlds of up to 256 ranks, 1 to 4 dimensions: places and members are DeviceMesh's, and back."""
+    ranks(1, _plans, world=None)
+
+
+def _unusable(me):
+    unnamed = init_device_mesh("cpu", (2, 2))
+    named = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with adopt(unnamed, names=("dp", "tp")) as groups:
+        given_names = [_total(groups["tp"].pg), list(groups)]
+    return [
+        me.error(LayoutError, plan_of, unnamed)["message"],
+        me.error(LayoutError, plan_of, unnamed, names=("dp",))["message"],
+        me.error(LayoutError, plan_of, named["dp"])["message"],
+        given_names,
+    ]
+
+
+def test_meshes_that_are_no_plan(ranks):
+    """4 ranks: without names, and a slice whose ranks are not contiguous, are refused; names can be given."""
+    for rank, (unnamed, short, part, (total, names)) in enumerate(ranks(4, _unusable)):
+        assert "received a DeviceMesh of 2 dimensions with the names None" in unnamed
+        assert "with the names ('dp',)" in short
+        assert "it must list each of" in part
+        assert (total, names) == (1 if rank < 2 else 5, ["tp", "dp"])
+
+
+# -- a DeviceMesh from live groups -------------------------------------------------------------------------------
+
+FLAT = rm.Plan(
+    rm.Mesh(tp=2, cp=2, dp=2),
+    [rm.GroupSpec(name) for name in ("tp", "cp", "dp")]
+    + [rm.GroupSpec("dp_cp", "dp-cp"), rm.GroupSpec("dp_tp", "dp-tp"), rm.GroupSpec("all", "dp-cp-tp")],
+)
+JOINED = {"dp_cp": ("dp", "cp"), "dp_tp": ("dp", "tp"), "all": ("dp", "cp", "tp")}
+
+
+def _flattened(me):
+    with rm.connect(FLAT) as groups:
+        before = torch_private.registries()
+        mesh = to_device_mesh(groups, "dp", "cp", "tp", flattened=JOINED)
+        unmade = me.error(ConnectError, to_device_mesh, groups, flattened={"cp_tp": ("cp", "tp")})["message"]
+        new = torch_private.registries() != before
+        theirs = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "cp", "tp"))
+        for name, axes in JOINED.items():
+            theirs[axes]._flatten(name)
+        seen = {}
+        for name in JOINED:
+            assert torch.equal(mesh[name].mesh, theirs[name].mesh)
+            assert mesh[name].get_local_rank() == theirs[name].get_local_rank() == groups[name].rank
+            pgs = (mesh.get_group(name), mesh[name].get_group(), groups[name].pg)
+            assert pgs[0] is pgs[1] is pgs[2]
+            local = torch.tensor([me.rank])
+            seen[name] = [
+                DTensor.from_local(local, one[name], [Shard(0)]).full_tensor().tolist() for one in (mesh, theirs)
+            ]
+        return [new, unmade, seen]
+
+
+def test_flattened_dimensions(ranks):
+    """8 ranks: joined dimensions are torch's _flatten, neighbours or not, over our groups, and serve DTensor."""
+    for new, unmade, seen in ranks(8, _flattened):
+        assert new is False
+        assert "add GroupSpec('cp_tp', 'cp-tp') to the plan" in unmade
+        for ours, theirs in seen.values():
+            assert ours == theirs
+
+
+@pytest.mark.parametrize("axes", [(), ("tp",), ("dp", "tp")])
+def test_axes_by_default_are_the_whole_mesh(ranks, axes):
+    """4 ranks: without axes the whole mesh, the slowest first."""
+    assert ranks(4, _axes, axes) == [list(axes or ("dp", "tp"))] * 4
+
+
+def _axes(me, axes):
+    with rm.connect(rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])) as groups:
+        return list(to_device_mesh(groups, *axes).mesh_dim_names)

@@ -1,0 +1,32 @@
+import subprocess
+import sys
+
+import pytest
+
+MODULES = ("nanotron", "ezpz", "fairscale", "process_groups", "deepspeed", "device_mesh", "accelerate")
+
+
+def _loaded(code):
+    """Which modules of rankmesh.dialects, and whether torch, a fresh interpreter has loaded after ``code``."""
+    code += "; import sys; print([n for n in sys.modules if n.startswith('rankmesh.dialects.') or n == 'torch'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(eval(done.stdout))  # noqa: S307  - a list of names that the line above printed
+
+
+def test_no_dialect_is_loaded_before_it_is_asked_for():
+    """``import rankmesh`` and ``import rankmesh.dialects`` load no dialect and no torch."""
+    assert _loaded("import rankmesh, rankmesh.dialects") == set()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_dialect_loads_no_other(name):
+    """Importing one dialect loads that one alone."""
+    loaded = _loaded(f"import rankmesh.dialects.{name}")
+    prefix = f"rankmesh.dialects.{name}"
+    assert prefix in loaded
+    assert all(other.startswith(prefix) for other in loaded if other != "torch")
+
+
+def test_planning_for_accelerate_needs_no_torch():
+    """The plan of a ParallelismConfig is arithmetic: torch comes with the device mesh."""
+    assert "torch" not in _loaded("from rankmesh.dialects.accelerate import plan; plan(tp_size=2).digest")
