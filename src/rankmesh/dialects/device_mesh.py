@@ -14,12 +14,14 @@ connected instead of hanging; a one-rank axis costs nothing; timeouts are those 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from rankmesh.errors import ConnectError, LayoutError
 from rankmesh.groups import torch_private
+from rankmesh.groups.connect import DEFAULT_TIMEOUT
 from rankmesh.groups.live import LiveGroups
 from rankmesh.layout import Mesh
 from rankmesh.layout.axes import axis_name, axis_names
@@ -60,7 +62,9 @@ class AdoptedGroups(LiveGroups):
     """Live groups over the process groups of a ``DeviceMesh``, which go on belonging to it: ``close`` only lets go."""
 
     def __init__(self, device_mesh: DeviceMesh, plan: Plan) -> None:
-        super().__init__(plan, torch_private.world(), generation=0, phases={})
+        super().__init__(
+            plan, torch_private.world(), generation=0, phases={}, within=timedelta(seconds=DEFAULT_TIMEOUT)
+        )
         self._device_mesh = device_mesh
 
     def _create(self, own: OwnGroup) -> ProcessGroup:

@@ -399,7 +399,7 @@ def device_mesh(
     kind = device_type or ("cuda" if "nccl" in dist.get_backend(groups[0]) else "cpu")
     if len(groups) == 1:
         return DeviceMesh.from_group(groups[0], kind, mesh_dim_names=axes)
-    return DeviceMesh.from_group(groups, kind, mesh=torch.as_tensor(ranks), mesh_dim_names=axes)
+    return DeviceMesh.from_group(groups, kind, mesh=torch.tensor(ranks), mesh_dim_names=axes)
 
 
 def flatten(mesh: DeviceMesh, axes: tuple[str, ...], name: str, pg: dist.ProcessGroup) -> None:
