@@ -181,12 +181,15 @@ class ParallelContext:
     def destroy(self) -> None:
         """Destroy the groups, those that callers added, and the world if this started it; again is nothing.
 
-        A world that this started ends on all ranks together, after a barrier.
+        Waits for all ranks first, as nanotron does: a group must not end while another member still connects to it.
         """
+        self._destroy(meet=True)
+
+    def _destroy(self, *, meet: bool) -> None:
         if not self._held.held:
             return
         listed = self.__dict__.pop("world_ranks_to_pg", {}).values()
-        if self._owns_world and dist.is_initialized():
+        if meet and dist.is_initialized():
             dist.barrier()
         self._held.close()
         for pg in listed:
@@ -202,8 +205,9 @@ class ParallelContext:
     def __enter__(self) -> ParallelContext:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.destroy()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A rank that failed does not wait for ranks that know nothing of it.
+        self._destroy(meet=kind is None)
 
 
 def _start_world(backend: str) -> bool:

@@ -113,7 +113,7 @@ def test_two_hosts_of_four(ranks):
     for gone, back, counted, left in ranks(8, _live):
         assert "call ParallelContext() first" in gone
         # torch counts the groups that new_group ever made; nothing else stays.
-        assert (back, counted, left) == (True, 12, {})
+        assert (back, counted, left) == (True, 6, {})
 
 
 def _new_groups(me):
@@ -181,6 +181,28 @@ def test_it_starts_the_world_and_ends_it(ranks):
         assert nccl is None or "use backend='gloo'" in nccl
         assert "received world_size 4, dp 3" in wrong
         assert rest == [False, "gloo", False, 0]
+
+
+def _fails_inside(me):
+    """Rank 0 does not come to the end of its block: it must not wait for ranks that still work."""
+    if me.rank == 0:
+        me.error(KeyError, _raises)
+        me.store.set("failed", "yes")
+    else:
+        context = ParallelContext(2, 1, 2)
+        me.store.wait(["failed"])
+        context._destroy(meet=False)
+    return torch_private.registries()["pg_map"]
+
+
+def _raises():
+    with ParallelContext(2, 1, 2):
+        raise KeyError("inside")
+
+
+def test_an_exception_inside_does_not_wait(ranks):
+    """4 ranks, one raises inside its block: it leaves at once, with its groups destroyed."""
+    assert ranks(4, _fails_inside) == [1] * 4
 
 
 def _refused(me):
