@@ -2,17 +2,17 @@
 
 ```
 RankmeshError
-├── LayoutError(ValueError)        sizes, offsets, views, jobs that do not fit together
-├── UnknownAxis(KeyError)          an axis or view name that the mesh does not have
-├── PlanError(ValueError)          group specs, options, recipes, saved plans
-│   ├── UnknownGroup(KeyError)     a group name that the plan does not have
-│   └── SizesError(AssertionError)  sizes that do not fit the world, where peers assert it
-├── AgreementError(RuntimeError)   ranks that do not hold the same plan, or never arrived
-├── ConnectError(RuntimeError)     a live world that cannot serve the plan
+├── LayoutError(ValueError)                 sizes, offsets, views, jobs that do not fit together
+├── UnknownAxis(KeyError)                   an axis or view name that the mesh does not have
+├── PlanError(ValueError)                   group specs, options, recipes, saved plans
+│   ├── UnknownGroup(KeyError)              a group name that the plan does not have
+│   └── SizesError(AssertionError)          sizes that do not fit the world, where peers assert it
+├── AgreementError(RuntimeError)            ranks that do not hold the same plan, or never arrived
+├── ConnectError(RuntimeError)              a live world that cannot serve the plan
 │   ├── NotInitialized(AssertionError)      groups that a dialect's state does not hold yet, or any more
 │   └── AlreadyInitialized(AssertionError)  a second initialisation of a dialect's state
-├── ProofError(RuntimeError)       a live group that gave a wrong answer
-└── NotAMember(LookupError)        a group that exists, but not for this rank
+├── ProofError(RuntimeError)                a live group that gave a wrong answer
+└── NotAMember(LookupError)                 a group that exists, but not for this rank
 ```
 
 The values that an error speaks of are its attributes, so that a program can act on them:
