@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 # Run inside a rank's process: no database beside it, and no clock.
-PROPERTIES = settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+PROPERTIES = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
 @contextmanager
