@@ -230,6 +230,20 @@ def test_random_plans_with_uneven_membership_never_hang(ranks):
     assert done[0] >= least
 
 
+def _no_backend(me):
+    """A world whose backend torch chose."""
+    dist.init_process_group(store=me.store, rank=me.rank, world_size=me.size)
+    with rm.connect(rm.Plan(rm.Mesh(tp=2, pp=1), [rm.GroupSpec("tp"), rm.GroupSpec("pp")])) as groups:
+        one = torch.ones(1)
+        dist.all_reduce(one, group=groups["tp"].pg)
+        return [one.item(), dist.get_backend(groups["tp"].pg), groups.report().groups[0].backend]
+
+
+def test_a_world_of_no_named_backend(ranks):
+    """2 ranks: init_process_group() without a backend; groups have the backend of each device."""
+    assert ranks(2, _no_backend, world=None) == [[2.0, "cpu:gloo", "cpu:gloo"]] * 2
+
+
 # -- sharing --------------------------------------------------------------------------------------
 
 SHARING = rm.Plan(

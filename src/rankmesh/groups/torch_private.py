@@ -98,6 +98,8 @@ def world() -> World:
         )
     default = c10d._get_default_group()
     backend, store = c10d._world.pg_map[default]
+    if backend == dist.Backend.UNDEFINED:  # a world that was asked for no backend has torch's choice for each device
+        backend = c10d._world.pg_backend_config[default]
     return World(
         rank=default.rank(),
         size=default.size(),
