@@ -111,7 +111,7 @@ def test_orders(order):
             LayoutError,
             r"received level sizes \(2, 3\)",
         ),
-        ({"world_size": 6, "hybrid_cp": True}, PlanError, "received hybrid_cp with dp x cp = 6"),
+        ({"world_size": 10, "hybrid_cp": True}, PlanError, "received hybrid_cp with dp x cp = 10"),
         (
             {"world_size": 8, "cp": 2, "pp": 2, "order": "tp-pp-cp-ep-dp", "tp": 2, "etp": 1},
             LayoutError,

@@ -52,6 +52,8 @@ __all__ = [
     "premultiplied",
     "register_alone",
     "registries",
+    "set_timeout",
+    "symmetric_memory",
     "world",
 ]
 
@@ -424,3 +426,26 @@ def flatten(mesh: DeviceMesh, axes: tuple[str, ...], name: str, pg: dist.Process
 def is_registered(name: str) -> bool:
     """Whether torch has a process group of this name now."""
     return name in c10d._world.pg_names.values()
+
+
+def set_timeout(pg: dist.ProcessGroup | None, timeout: timedelta) -> None:
+    """Set the timeout of a process group, None the world's; a group without communicator keeps none."""
+    group = c10d._get_default_group() if pg is None else pg
+    if group.size() > 1 and "fake" not in str(c10d._world.pg_map[group][0]):
+        c10d._set_pg_timeout(timeout, group)
+
+
+def symmetric_memory(size: int, pg: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:
+    """``size`` bytes that every GPU of the group maps, and their handle; ``ConnectError`` where there can be none."""
+    if not torch.cuda.is_available():
+        raise ConnectError("symmetric memory is memory of GPUs, and there is none here; use another buffer")
+    import torch.distributed._symmetric_memory as symmetric
+
+    try:
+        memory = symmetric.empty(size, dtype=torch.uint8, device=torch.device("cuda"))
+        return memory, symmetric.rendezvous(memory, pg)
+    except RuntimeError as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ConnectError(
+            f"the {pg.size()} GPUs of the group share no symmetric memory ({first}); it needs NVLink between them all"
+        ) from error

@@ -3,7 +3,12 @@
 ```
 order tp-cp-ep-dp-pp      mesh     tp, cp, dp, pp        attention and dense layers
                           expert   etp, ep, edp, pp      experts: the same ranks, the same pp
+gtp=2, egtp=2             mesh     tp, gtp_remat, cp, dp, pp
+                          expert   etp, ep, egtp_remat, edp, pp
 ```
+
+With ``gtp`` (generalised tensor parallelism), the ranks along ``gtp_remat`` hold pieces of each weight and batches of
+their own: ``dp`` are the replicas of a weight, ``dp_gtp`` all ranks with different data.
 
 Names are the short keys of Megatron's NCCL configuration. Source: NVIDIA Megatron-Core 0.16.1, ``core.parallel_state``.
 
@@ -31,7 +36,7 @@ __all__ = ["DEFAULT_ORDER", "megatron", "megatron_mesh"]
 
 DEFAULT_ORDER = "tp-cp-ep-dp-pp"
 
-_EXPERT_NAMES = {"tp": "etp", "ep": "ep", "dp": "edp", "pp": "pp"}
+_EXPERT_NAMES = {"tp": "etp", "ep": "ep", "egtp_remat": "egtp_remat", "dp": "edp", "pp": "pp"}
 
 
 def megatron_mesh(
@@ -43,20 +48,29 @@ def megatron_mesh(
     pp: int = 1,
     ep: int = 1,
     etp: int | None = None,
+    gtp: int = 1,
+    egtp: int = 1,
     order: str = DEFAULT_ORDER,
     rank_offset: int = 0,
 ) -> Mesh:
     """The mesh ``tp cp dp pp`` in Megatron's order, with the view ``expert`` of ``etp ep edp pp``.
 
     ``order`` names the axes, fastest first; axes of size 1 may be left out. The pipeline groups of both are proved
-    equal, as Megatron asserts.
+    equal, as Megatron asserts. The axis ``gtp_remat`` of size ``gtp`` follows ``tp``, ``egtp_remat`` follows ``ep``;
+    a size of 1 makes no axis.
     """
-    world, data = world_and_dp(world_size, dp, tp=tp, cp=cp, pp=pp)
+    remat = {"gtp": gtp} if gtp != 1 else {}
+    expert_remat = {"egtp": egtp} if egtp != 1 else {}
+    world, data = world_and_dp(world_size, dp, tp=tp, **remat, cp=cp, pp=pp)
     expert_tp = tp if etp is None else etp
-    _, expert_dp = world_and_dp(world, None, etp=expert_tp, ep=ep, pp=pp)
+    _, expert_dp = world_and_dp(world, None, etp=expert_tp, ep=ep, **expert_remat, pp=pp)
     dense = {"tp": tp, "cp": cp, "dp": data, "pp": pp}
     expert = {"tp": expert_tp, "ep": ep, "dp": expert_dp, "pp": pp}
     tokens = _tokens(order, {**dense, **expert, "tp": max(tp, expert_tp), "dp": max(data, expert_dp)})
+    if remat:
+        dense["gtp_remat"], tokens = gtp, _after("tp", "gtp_remat", tokens)
+    if expert_remat:
+        expert["egtp_remat"], tokens = egtp, _after("ep", "egtp_remat", tokens)
     mesh = Mesh(offset=rank_offset, rank_map=None, **{name: dense[name] for name in tokens if name in dense})
     view = {_EXPERT_NAMES[name]: expert[name] for name in tokens if name in expert}
     return mesh.with_view("expert", shared=("pp",), **view)
@@ -83,6 +97,11 @@ def _tokens(order: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
     return (*names, *missing)
 
 
+def _after(anchor: str, name: str, tokens: tuple[str, ...]) -> tuple[str, ...]:
+    place = tokens.index(anchor) + 1
+    return (*tokens[:place], name, *tokens[place:])
+
+
 def megatron(
     world_size: int | None = None,
     *,
@@ -92,6 +111,8 @@ def megatron(
     pp: int = 1,
     ep: int = 1,
     etp: int | None = None,
+    gtp: int = 1,
+    egtp: int = 1,
     order: str = DEFAULT_ORDER,
     optimizer_instances: int = 1,
     hierarchical_cp: Sequence[int] | None = None,
@@ -111,15 +132,21 @@ def megatron(
     data-parallel groups into that many optimizer instances, ``hierarchical_cp`` gives the sizes of the levels of the
     context-parallel groups, adjacent first; ``hybrid_cp`` adds groups of each power of two inside ``dp_cp``;
     ``all_gather`` a second ``dp_cp`` communicator for overlapping gathers; ``gloo`` the CPU twins of the data-parallel
-    groups. ``embedding`` and ``position_embedding`` pick the pipeline stages that hold these tables.
+    groups. ``embedding`` and ``position_embedding`` pick the pipeline stages that hold these tables. ``gtp`` and
+    ``egtp`` shard weights further, of dense layers and of experts; they go with one optimizer instance.
     """
-    mesh = megatron_mesh(world_size, tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, order=order, rank_offset=rank_offset)
+    mesh = megatron_mesh(
+        world_size, tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, gtp=gtp, egtp=egtp, order=order, rank_offset=rank_offset
+    )
     sizes, expert = mesh.axes, mesh.view("expert").axes
     instances = axis_size("optimizer_instances", optimizer_instances)
     shards = (divided(sizes["dp"] * sizes["cp"], instances, "dp x cp", "optimizer_instances"), instances)
     expert_shards = (divided(expert["edp"], instances, "edp", "optimizer_instances"), instances)
+    _check_remat(instances, gtp, egtp)
     if instances > 1:
         mesh = mesh.split("edp", view="expert", edp_intra=expert_shards[0], edp_inter=instances)
+    whole = ("gtp_remat",) if gtp > 1 else ()
+    expert_whole = ("egtp_remat",) if egtp > 1 else ()
     specs = [
         *_data(shards, all_gather, gloo),
         *_hybrid(sizes["dp"] * sizes["cp"], hybrid_cp),
@@ -127,15 +154,16 @@ def megatron(
         *([GroupSpec("dp_gloo", "dp", backend="gloo")] if gloo else []),
         GroupSpec("cp"),
         *_hierarchy(sizes["cp"], hierarchical_cp),
-        GroupSpec("mp", "tp-pp"),
+        GroupSpec("mp", ("tp", *whole, "pp")),
         GroupSpec("tp"),
         GroupSpec("pp", backend=pp_backend),
         GroupSpec("embd", "pp", pick=embedding),
         GroupSpec("pos_embd", "pp", pick=position_embedding),
-        GroupSpec("tp_dp_cp", "tp-dp-cp"),
-        GroupSpec("tp_dp", "tp-dp"),
+        GroupSpec("tp_dp_cp", ("tp", *whole, "dp", "cp")),
+        GroupSpec("tp_dp", ("tp", *whole, "dp")),
         GroupSpec("tp_cp", "tp-cp"),
-        *_expert(expert_shards, gloo),
+        *_expert(expert_shards, gloo, expert_whole),
+        *_remat(whole, expert_whole),
     ]
     inherited = Options(timeout=timeout).over(options or Options())
     world = (mesh.size + rank_offset) if world_size is None else world_size + rank_offset
@@ -153,17 +181,17 @@ def _data(shards: tuple[int, int], all_gather: bool, gloo: bool) -> Iterator[Gro
 
 
 def _hybrid(size: int, wanted: bool) -> Iterator[GroupSpec]:
-    """Groups of 2, 4, 8, ... ranks inside dp_cp; a size that is no power of two would leave a short group over."""
+    """Groups of 2, 4, 8, ... up to half of dp_cp; where one of these sizes leaves a short group over, none is made."""
     if not wanted:
         return
-    if size & (size - 1):
+    parts = [2**exponent for exponent in range(1, size.bit_length() - 1)]
+    if size < 2 or size % 2 or any(size % part for part in parts):
         raise PlanError(
-            f"received hybrid_cp with dp x cp = {size}; its groups are powers of two that must fill dp_cp; "
-            "make dp x cp a power of two",
+            f"received hybrid_cp with dp x cp = {size}; its groups of {', '.join(map(str, parts or [2]))} ranks must "
+            "fill dp_cp; make dp x cp a power of two",
             size=size,
         )
-    for exponent in range(1, size.bit_length() - 1):
-        part = 2**exponent
+    for part in parts:
         yield GroupSpec(f"hybrid_dp_cp_{part}", "dp-cp", levels=(part, size // part), level=0)
 
 
@@ -175,7 +203,7 @@ def _hierarchy(cp: int, sizes: Sequence[int] | None) -> Iterator[GroupSpec]:
         yield GroupSpec(f"hcp_{level}", "cp", levels=widths, level=level)
 
 
-def _expert(shards: tuple[int, int], gloo: bool) -> Iterator[GroupSpec]:
+def _expert(shards: tuple[int, int], gloo: bool, whole: tuple[str, ...]) -> Iterator[GroupSpec]:
     inner = "edp" if shards[1] == 1 else "edp_intra"
     yield GroupSpec("ep", view="expert")
     yield GroupSpec("ep_tp", "etp", view="expert")
@@ -187,4 +215,25 @@ def _expert(shards: tuple[int, int], gloo: bool) -> Iterator[GroupSpec]:
     if gloo:
         yield GroupSpec("ep_dp_gloo", "edp", view="expert", backend="gloo")
         yield GroupSpec("intra_ep_dp_gloo", "edp", view="expert", levels=shards, level=0, backend="gloo")
-    yield GroupSpec("intra_dist_opt_instance", f"etp-ep-{inner}-pp", view="expert")
+    yield GroupSpec("intra_dist_opt_instance", ("etp", "ep", *whole, inner, "pp"), view="expert")
+
+
+def _remat(whole: tuple[str, ...], expert_whole: tuple[str, ...]) -> Iterator[GroupSpec]:
+    """The groups along the axes of generalised tensor parallelism, and with them."""
+    if whole:
+        yield GroupSpec("gtp_remat", "gtp_remat")
+        yield GroupSpec("dp_gtp", (*whole, "dp"))
+        yield GroupSpec("dp_cp_gtp", (*whole, "dp", "cp"))
+    if expert_whole:
+        yield GroupSpec("expt_gtp_remat", "egtp_remat", view="expert")
+        yield GroupSpec("ep_dp_gtp", (*expert_whole, "edp"), view="expert")
+        yield GroupSpec("tp_ep_pp_gtp", ("etp", "ep", *expert_whole, "pp"), view="expert")
+
+
+def _check_remat(instances: int, gtp: int, egtp: int) -> None:
+    if instances > 1 and (gtp > 1 or egtp > 1):
+        raise PlanError(
+            f"received optimizer_instances = {instances} with gtp = {gtp}, egtp = {egtp}; sharded weights go with one "
+            "optimizer instance; make one of them 1",
+            instances=instances,
+        )

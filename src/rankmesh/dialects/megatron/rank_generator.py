@@ -1,0 +1,129 @@
+"""Megatron's rank arithmetic as functions and a class: groups of ranks from sizes and an order.
+
+>>> RankGenerator(tp=2, ep=1, dp=2, pp=2, cp=1, order="tp-dp-pp").get_ranks("tp-pp")
+[[0, 1, 4, 5], [2, 3, 6, 7]]
+"""
+
+# No postponed annotations here: the signatures are those of Megatron-Core, annotations and all.
+
+from typing import List  # noqa: UP035
+
+from rankmesh.dialects.megatron.refusals import Refused, UnknownName, refusals
+from rankmesh.layout.mesh import Mesh
+
+__all__ = [
+    "RankGenerator",
+    "default_embedding_ranks",
+    "default_position_embedding_ranks",
+    "generate_masked_orthogonal_rank_groups",
+]
+
+
+def generate_masked_orthogonal_rank_groups(
+    world_size: int,
+    parallel_size: List[int],  # noqa: UP006
+    mask: List[bool],  # noqa: UP006
+) -> List[List[int]]:  # noqa: UP006
+    """The groups along the axes that the mask names, of axes with these sizes, the first adjacent.
+
+    >>> generate_masked_orthogonal_rank_groups(8, [2, 2, 2], [False, True, False])
+    [[0, 2], [1, 3], [4, 6], [5, 7]]
+    """
+    with refusals():
+        mesh = _mesh({f"axis_{place}": size for place, size in enumerate(parallel_size)})
+        chosen = [f"axis_{place}" for place, wanted in enumerate(mask) if wanted]
+        if mesh.size != world_size:
+            raise Refused(
+                f"received world_size {world_size} for sizes {list(parallel_size)}, whose product is {mesh.size}; "
+                "they must be equal; change one",
+                world_size=world_size,
+            )
+        return mesh.groups(chosen).tolist() if chosen else [[rank] for rank in range(world_size)]
+
+
+class RankGenerator:
+    """The groups of one factorisation of the world: dense layers (ep = 1) or experts (cp = 1).
+
+    ``order`` names the axes, fastest first; an axis of size 1 may be left out. An order that names an axis twice, of
+    which Megatron-Core makes ranks outside the world, is refused, and so is an axis that there is not.
+    """
+
+    def __init__(
+        self,
+        tp: int,
+        ep: int,
+        dp: int,
+        pp: int,
+        cp: int,
+        order: str,
+        rank_offset: int = 0,
+        gtp_remat: int = 1,
+    ) -> None:
+        if ep > 1 and cp > 1:
+            raise Refused(
+                f"received ep {ep} and cp {cp}; context parallelism factors dense layers, expert parallelism experts; "
+                "make a generator for each"
+            )
+        self.tp, self.ep, self.dp, self.pp, self.cp, self.gtp_remat = tp, ep, dp, pp, cp, gtp_remat
+        self.rank_offset = rank_offset
+        self.world_size = tp * dp * pp * cp * ep * gtp_remat
+        self.name_to_size = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp}
+        if gtp_remat != 1 or "gtp_remat" in order:
+            self.name_to_size["gtp_remat"] = gtp_remat
+        self.order = "-".join(_complete(order, self.name_to_size))
+        self.ordered_size = [self.name_to_size[token] for token in self.order.split("-")]
+        with refusals():
+            self._mesh = _mesh({name: self.name_to_size[name] for name in self.order.split("-")}, rank_offset)
+
+    def get_mask(self, order: str, token: str) -> List[bool]:  # noqa: UP006
+        """Which axes of the order the token names, in the order's order."""
+        named = token.split("-")
+        unknown = [name for name in named if name not in order.split("-")]
+        if unknown:
+            raise UnknownName(f"received {unknown[0]!r} in {token!r}; the axes are {order}; use these", name=unknown[0])
+        return [name in named for name in order.split("-")]
+
+    def get_ranks(self, token: str) -> List[List[int]]:  # noqa: UP006
+        """The groups along the axes that the token names: ``"dp-cp"``."""
+        self.get_mask(self.order, token)
+        return self._mesh.groups(dict.fromkeys(token.split("-"))).tolist()
+
+
+def _mesh(sizes: dict[str, int], offset: int = 0) -> Mesh:
+    return Mesh(offset=offset, rank_map=None, **sizes)
+
+
+def _complete(order: str, sizes: dict[str, int]) -> list[str]:
+    tokens = order.lower().split("-")
+    for token in tokens:
+        if token not in sizes:
+            raise UnknownName(f"received {token!r} in order {order!r}; the axes are {', '.join(sizes)}", name=token)
+        if tokens.count(token) > 1:
+            raise Refused(f"received order {order!r} with {token!r} twice; name each axis once", order=order)
+    missing = [name for name in sizes if name not in tokens]
+    for name in missing:
+        if sizes[name] != 1:
+            raise Refused(
+                f"received order {order!r} without {name!r}, whose size is {sizes[name]}; an order names every axis "
+                "whose size is more than 1; add it",
+                order=order,
+            )
+    return tokens + missing
+
+
+def default_embedding_ranks(pp_ranks):  # type: ignore[no-untyped-def]
+    """The first and the last stage of a pipeline, which hold the word embeddings.
+
+    >>> default_embedding_ranks([1, 3, 5]), default_embedding_ranks([4])
+    ([1, 5], [4])
+    """
+    return list(dict.fromkeys((pp_ranks[0], pp_ranks[-1])))
+
+
+def default_position_embedding_ranks(pp_ranks):  # type: ignore[no-untyped-def]
+    """The first stage of a pipeline, which holds the position embeddings.
+
+    >>> default_position_embedding_ranks([1, 3, 5])
+    [1]
+    """
+    return [pp_ranks[0]]
