@@ -43,12 +43,14 @@ __all__ = [
     "World",
     "create",
     "decline_split",
+    "describe",
     "destroy",
     "device_mesh",
     "finished",
     "flatten",
     "is_registered",
     "nccl_options",
+    "options_of",
     "premultiplied",
     "register_alone",
     "registries",
@@ -426,6 +428,28 @@ def flatten(mesh: DeviceMesh, axes: tuple[str, ...], name: str, pg: dist.Process
 def is_registered(name: str) -> bool:
     """Whether torch has a process group of this name now."""
     return name in c10d._world.pg_names.values()
+
+
+def describe(pg: dist.ProcessGroup, text: str) -> None:
+    """Give a process group the description that torch's logs show."""
+    pg._set_group_desc(text)
+
+
+def options_of(given: Any) -> Options:
+    """The ``Options`` that a ``ProcessGroupNCCL.Options`` stands for: the fields that are not as NCCL has them."""
+    check_backend("nccl")
+    plain = c10d.ProcessGroupNCCL.Options()
+    if not isinstance(given, type(plain)):
+        raise PlanError(f"received pg_options {given!r}; give ProcessGroupNCCL.Options, or none", received=given)
+    fields = [name for name in dir(plain.config) if not name.startswith("_")]
+    changed = {
+        name: getattr(given.config, name)
+        for name in fields
+        if getattr(given.config, name) != getattr(plain.config, name)
+    }
+    high_priority = given.is_high_priority_stream or None
+    timeout = None if given._timeout == plain._timeout else given._timeout
+    return Options(nccl=changed or None, high_priority=high_priority, timeout=timeout)
 
 
 def set_timeout(pg: dist.ProcessGroup | None, timeout: timedelta) -> None:

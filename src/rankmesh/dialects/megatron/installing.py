@@ -1,0 +1,107 @@
+"""Install: Megatron's own code on our modules, without changing a line of it.
+
+```
+sys.modules["megatron.core.parallel_state"]        ours
+megatron.core.parallel_state, megatron.core.mpu    ours
+tensor_parallel.layers.get_tensor_model_parallel_group, imported before    ours
+```
+
+Megatron is imported first if it is not yet. Then every module-level name of the process that refers to one of the three
+modules, or to a function or class of theirs, refers to ours of the same name; ``uninstall`` puts each one back. What
+is out of reach: references that a program keeps in objects, default arguments or closures. Install early.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, process_groups_config
+from rankmesh.dialects.megatron.state import ParallelState
+from rankmesh.errors import ConnectError
+
+__all__ = ["install", "uninstall"]
+
+_PACKAGE = "megatron.core"
+_Undo = Callable[[], None]
+_undo: list[_Undo] = []
+
+
+def install(state: ParallelState | None = None) -> None:
+    """Put the drop-ins in place of Megatron's modules; ``state`` in place of the default parallel state.
+
+    Calling it again is nothing. Raises ``ConnectError`` where megatron-core is not installed, or its own parallel state
+    is initialised, whose groups would be lost.
+    """
+    if _undo:
+        return
+    ours: dict[str, Any] = {
+        "parallel_state": parallel_state if state is None else state,
+        "hyper_comm_grid": hyper_comm_grid,
+        "process_groups_config": process_groups_config,
+    }
+    theirs = {name: _peer(f"{_PACKAGE}.{name}") for name in ours}
+    if theirs["parallel_state"].is_initialized():
+        raise ConnectError(
+            "received install() while Megatron's own parallel state is initialised; its groups would be out of reach; "
+            "call its destroy_model_parallel() first"
+        )
+    replacements = dict(_replacements(theirs, ours))
+    for name, module in ours.items():
+        _put(sys.modules, f"{_PACKAGE}.{name}", module)
+    for module in list(sys.modules.values()):
+        if not _is_one_of(module, theirs, ours):
+            _replace(module, replacements)
+
+
+def uninstall() -> None:
+    """Put everything back as ``install`` found it; our groups live on until they are destroyed."""
+    while _undo:
+        _undo.pop()()
+
+
+def _peer(name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Megatron tells what else could be installed
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            raise ConnectError(
+                f"received install() where {name} cannot be imported ({error}); it replaces modules of megatron-core; "
+                "pip install megatron-core, or import rankmesh.dialects.megatron in its place"
+            ) from error
+
+
+def _replacements(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[tuple[int, tuple[Any, Any]]]:
+    """By identity, because values need not be hashable: what is replaced, with what."""
+    for name, module in theirs.items():
+        yield id(module), (module, ours[name])
+        for attribute, value in vars(module).items():
+            if getattr(value, "__module__", None) == module.__name__ and hasattr(ours[name], attribute):
+                yield id(value), (value, getattr(ours[name], attribute))
+
+
+def _is_one_of(module: ModuleType, theirs: dict[str, Any], ours: dict[str, Any]) -> bool:
+    return any(module is other for other in (*theirs.values(), *ours.values()))
+
+
+def _replace(module: ModuleType, replacements: dict[int, tuple[Any, Any]]) -> None:
+    for name, value in list(getattr(module, "__dict__", {}).items()):
+        old, new = replacements.get(id(value), (None, None))
+        if new is not None and old is value:
+            _put(vars(module), name, new)
+
+
+def _put(names: dict[str, Any], name: str, value: Any) -> None:
+    old = names[name]
+
+    def back() -> None:
+        if names.get(name) is value:  # someone else's later change stays
+            names[name] = old
+
+    names[name] = value
+    _undo.append(back)
