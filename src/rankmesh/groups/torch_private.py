@@ -369,12 +369,12 @@ def registries() -> dict[str, int]:
 
 
 def nccl_options(wanted: Options, backend: str) -> Any:
-    """``ProcessGroupNCCL.Options`` for these options, None where nothing is asked of NCCL.
+    """``ProcessGroupNCCL.Options`` for these options, None where nothing is asked of NCCL, and in a dry run.
 
     Raises ``PlanError`` for NCCL options on a backend that has none, and for a field unknown to this torch.
     """
     asked = dict(wanted.nccl or ())
-    if not asked and wanted.high_priority is None and wanted.sharp is None:
+    if backend == "fake" or (not asked and wanted.high_priority is None and wanted.sharp is None):
         return None
     if "nccl" not in backend:
         raise PlanError(

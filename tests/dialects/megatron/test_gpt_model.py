@@ -64,7 +64,7 @@ def model_of(state, experts):
         expert_model_parallel_size=state.get_expert_model_parallel_world_size(),
         num_moe_experts=experts,
         moe_router_load_balancing_type="none",
-        moe_token_dispatcher_type="allgather",
+        moe_token_dispatcher_type="allgather",  # noqa: S106
         add_bias_linear=experts is None,
         gradient_accumulation_fusion=False,
         bias_dropout_fusion=False,

@@ -149,7 +149,7 @@ def absent(state: State, row: Row) -> NotInitialized | NotHere:
     return NotInitialized(
         f"received a request for the {row.what}, which {made}; initialize_model_parallel() makes the groups that its "
         "arguments ask for; call it first, with what this group needs",
-        kind=row.kind,
+        group=row.kind,
     )
 
 

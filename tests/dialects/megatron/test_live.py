@@ -1,0 +1,298 @@
+"""The Megatron dialect on real ranks: groups that work, cost nothing twice, and are gone when they are destroyed."""
+
+import os
+import time
+from datetime import timedelta
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import rankmesh as rm
+from rankmesh.dialects.megatron import ParallelState, parallel_state
+from rankmesh.dialects.megatron.hyper_comm_grid import HyperCommGrid
+from rankmesh.groups import torch_private
+
+
+def total(group):
+    """The sum of the global ranks of a group's members, by a collective over it."""
+    value = torch.tensor([dist.get_rank()])
+    dist.all_reduce(value, group=group)
+    return int(value)
+
+
+def right(group):
+    """Whether a collective over a group reaches its members."""
+    return total(group) == sum(dist.get_process_group_ranks(group))
+
+
+def _trained(me):
+    ps, before, told = parallel_state, torch_private.registries(), []
+    for arguments in (
+        {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "expert_model_parallel_size": 2},
+        {"context_parallel_size": 4, "hierarchical_context_parallel_sizes": [2, 2], "hybrid_context_parallel": True},
+        {"tensor_model_parallel_size": 2, "num_distributed_optimizer_instances": 2, "create_all_gather_group": True},
+        {"gtp_remat_size": 2, "expert_gtp_remat_size": 4},
+    ):
+        ps.initialize_model_parallel(**arguments)
+        groups = [group for group in ps._global_process_group_list if group is not None]
+        told.append(all(right(group) for group in groups))
+        ps.destroy_model_parallel()
+        me.meet(f"destroyed {len(told)}")
+    return [told, torch_private.registries() == before]
+
+
+def test_every_group_of_every_layout_works_and_goes(ranks):
+    """8 ranks: a collective over each group of four layouts, one after the other; no registry entry is left."""
+    assert ranks(8, _trained) == [[[True] * 4, True]] * 8
+
+
+def _twins(me):
+    ps = parallel_state
+    ps.initialize_model_parallel(tensor_model_parallel_size=2, num_distributed_optimizer_instances=2)
+    pairs = [
+        (ps.get_data_parallel_group(), ps.get_data_parallel_group_gloo()),
+        (
+            ps.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True),
+            ps.get_data_parallel_group_gloo(with_context_parallel=True, partial_data_parallel=True),
+        ),
+        (
+            ps.get_expert_data_parallel_group(partial_expert_data_parallel=True),
+            ps.get_expert_data_parallel_group_gloo(partial_expert_data_parallel=True),
+        ),
+    ]
+    shared = [group is twin for group, twin in pairs]
+    ps.destroy_model_parallel()
+    ps.initialize_model_parallel(tensor_model_parallel_size=2, create_gloo_process_groups=False)
+    absent = me.error(AssertionError, ps.get_data_parallel_group_gloo)["kind"]
+    return [shared, absent]
+
+
+def test_gloo_twins_of_gloo_groups_are_these_groups(ranks):
+    """4 ranks: twins cost nothing where groups are gloo already, and are absent where nobody asked for them."""
+    assert ranks(4, _twins) == [[[True] * 3, "NotInitialized"]] * 4
+
+
+def _mixed(me):
+    me.world("cpu:gloo,cuda:gloo")
+    ps = parallel_state
+    ps.initialize_model_parallel(tensor_model_parallel_size=2)
+    group, twin = ps.get_data_parallel_group(), ps.get_data_parallel_group_gloo()
+    return [dist.get_backend(twin), group is twin, right(group), right(twin)]
+
+
+def test_gloo_twins_of_other_groups_are_groups_of_their_own(ranks):
+    """4 ranks in a world of another backend: the twin is a gloo group beside the group."""
+    assert ranks(4, _mixed, world=None) == [["gloo", False, True, True]] * 4
+
+
+def _two_states(me):
+    first, second = ParallelState("encoder"), ParallelState("decoder")
+    if me.rank < 2:
+        first.initialize_model_parallel(tensor_model_parallel_size=2, local_world_size=2)
+    else:
+        second.initialize_model_parallel(pipeline_model_parallel_size=2, rank_offset=2, local_world_size=4)
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=3)
+    mine = first if me.rank < 2 else second
+    found = [right(mine.get_model_parallel_group()), right(parallel_state.get_tensor_model_parallel_group())]
+    found += [mine.get_data_parallel_world_size(), parallel_state.get_tensor_model_parallel_world_size()]
+    mine.destroy_model_parallel()
+    return [*found, right(parallel_state.get_tensor_model_parallel_group())]
+
+
+def test_states_over_parts_of_the_world(ranks):
+    """6 ranks: an encoder on two, a decoder on four, and a third state over all of them, at the same time."""
+    assert ranks(6, _two_states) == [[True, True, 1, 3, True]] * 2 + [[True, True, 2, 3, True]] * 4
+
+
+def _disagree(me):
+    size = 2 if me.rank else 4
+    started = time.perf_counter()
+    error = me.error(rm.AgreementError, parallel_state.initialize_model_parallel, tensor_model_parallel_size=size)
+    return [error["kind"], time.perf_counter() - started < 15, parallel_state.is_initialized()]
+
+
+def test_ranks_that_differ_are_told(ranks):
+    """4 ranks, one with another size: an error on each within seconds instead of a hang, and nothing is initialised."""
+    assert ranks(4, _disagree) == [["AgreementError", True, False]] * 4
+
+
+def _timeouts(me):
+    ps = parallel_state
+    ps.initialize_model_parallel(tensor_model_parallel_size=2, distributed_timeout_minutes=3)
+    tp, dp, alone = (
+        ps.get_tensor_model_parallel_group(),
+        ps.get_data_parallel_group(),
+        ps.get_context_parallel_group(),
+    )
+    found = [seconds(tp)]
+    ps.update_pg_timeout(timedelta(seconds=50), tp)
+    found += [seconds(tp), seconds(dp)]
+    ps.update_pg_timeout(timedelta(seconds=40))
+    found += [seconds(tp), seconds(dp), seconds(dist.group.WORLD)]
+    ps.update_pg_timeout(timedelta(seconds=30), alone)
+    return found
+
+
+def seconds(group):
+    """The timeout that a gloo group has."""
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+def test_timeouts(ranks):
+    """4 ranks: the timeout asked for, then another for one group, then another for all and the world."""
+    assert ranks(4, _timeouts) == [[180.0, 50.0, 180.0, 40.0, 40.0, 40.0]] * 4
+
+
+def _made_by_hand(me):
+    ps = parallel_state
+    ps.initialize_model_parallel(context_parallel_size=4)
+    group = ps.create_group(ranks=[0, 1, 2, 3], group_desc="MINE")
+    own, twins = ps.create_hierarchical_groups(me.rank, [0, 1, 2, 3], [2, 2], create_gloo_process_groups=True)
+    hybrid = ps.create_hybrid_dp_cp_groups(me.rank, [0, 1, 2, 3], None)
+    gather, experts = ps.create_all_gather_groups(for_expert_parallelism=True, timeout=timedelta(seconds=33))
+    listed = [group in ps._global_process_group_list, own[1] in ps._global_process_group_list]
+    works = [right(one) for one in (group, *own, *twins, *hybrid.values(), gather, experts)]
+    shown = [dist.get_process_group_ranks(one) for one in own]
+    ps.destroy_model_parallel()
+    return [listed, works, sorted(hybrid), shown]
+
+
+def test_groups_that_callers_make(ranks):
+    """4 ranks: single, hierarchical, hybrid and gather groups by the functions that Megatron has for them."""
+    found = ranks(4, _made_by_hand)
+    for rank, (listed, works, sizes, shown) in enumerate(found):
+        assert listed == [True, True]
+        assert works == [True] * 8
+        assert sizes == [2]
+        assert shown == [[rank - rank % 2, rank - rank % 2 + 1], [rank % 2, rank % 2 + 2]]
+
+
+# -- grids ----------------------------------------------------------------------------------------------------------
+
+
+def _grid(me):
+    before = torch_private.registries()
+    grid = HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"])
+    grid.register_view("expert", [1, 4, 2], ["etp", "ep", "dp"], shared_dims=["dp"])
+    tp = grid.create_pg("tp", timeout=timedelta(seconds=9), group_desc="MINE")
+    both = grid.create_pg(["cp", "dp"])
+    ep = grid.create_pg("ep", view="expert")
+    dp = grid.create_pg("dp", view="expert")
+    twin = HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"])
+    second = twin.create_pg("tp")
+    found = {
+        "right": [right(group) for group in (tp, both, ep, dp, second)],
+        "own": second is not tp and grid.get_pg("tp") is tp,
+        "shared": grid.get_pg("dp") is dp,
+        "keys": [str(key) for key in grid._pgs],
+        "timeout": [seconds(tp), tp.group_desc],
+        "members": [dist.get_process_group_ranks(group) for group in (tp, both, ep, dp)],
+        "twice": me.error(KeyError, grid.create_pg, "tp")["message"],
+        "absent": me.error(KeyError, grid.get_pg, "cp")["message"],
+    }
+    grid.destroy()
+    twin.destroy()
+    me.meet("destroyed")
+    again = grid.create_pg("tp")
+    found["again"] = right(again)
+    grid.destroy()
+    return {**found, "back": torch_private.registries() == before}
+
+
+def test_a_grid_with_a_view(ranks):
+    """8 ranks: groups of a grid and of a view, a second grid of the same shape, destroyed and made again."""
+    for rank, found in enumerate(ranks(8, _grid)):
+        assert found["right"] == [True] * 5
+        assert found["own"] is found["shared"] is found["again"] is found["back"] is True
+        assert found["keys"] == ["tp", "dp-cp", "('expert', ('ep',))", "dp"]
+        assert found["timeout"] == [9.0, "MINE"]
+        tp, both, ep, dp = found["members"]
+        assert tp == [rank - rank % 2, rank - rank % 2 + 1]
+        assert both == [rank % 2 + 2 * step for step in range(4)]
+        assert ep == [rank - rank % 4 + step for step in range(4)]
+        assert dp == [rank % 4, rank % 4 + 4]
+        assert "already been created" in found["twice"]
+        assert "hasn't been created" in found["absent"]
+
+
+def _offset(me):
+    low, high = HyperCommGrid([2], ["dp"]), HyperCommGrid([2, 2], ["tp", "dp"], rank_offset=2)
+    made = {name: grid.create_pg("dp") for name, grid in (("low", low), ("high", high))}
+    inside = [low.is_current_rank_in_grid(), high.is_current_rank_in_grid()]
+    own = made["low"] if inside[0] else made["high"]
+    other = high if inside[0] else low
+    return [inside, right(own), made["high"] is None, me.error(LookupError, other.get_pg, "dp")["kind"]]
+
+
+def test_grids_side_by_side(ranks):
+    """6 ranks, grids over two and four of them: a rank outside gets None, and an error when it asks for the group."""
+    found = ranks(6, _offset)
+    assert found == [[[True, False], True, True, "NotHere"]] * 2 + [[[False, True], True, False, "NotHere"]] * 4
+
+
+def _wrong_grids(me):
+    found = {
+        "duplicate": me.error(ValueError, HyperCommGrid, [2, 2], ["tp", "tp"])["message"],
+        "large": me.error(RuntimeError, HyperCommGrid, [2, 4], ["tp", "dp"])["message"],
+        "offset": me.error(ValueError, HyperCommGrid, [1], ["tp"], rank_offset=-1)["message"],
+    }
+    grid = HyperCommGrid([2, 2], ["tp", "pp"])
+    found["view size"] = me.error(ValueError, grid.register_view, "expert", [2, 3], ["ep", "pp"])["message"]
+    found["not equal"] = me.error(ValueError, grid.register_view, "expert", [2, 2], ["pp", "ep"], shared_dims=["pp"])[
+        "message"
+    ]
+    found["dimension"] = me.error(ValueError, grid.create_pg, "dp")["message"]
+    found["view"] = me.error(KeyError, grid.create_pg, "tp", view="expert")["message"]
+    os.environ["WORLD_SIZE"] = "16"
+    planned = HyperCommGrid([2, 8], ["tp", "dp"])
+    found["planned"] = planned.get_rank_enum("tp")[7]
+    found["other world"] = me.error(RuntimeError, planned.create_pg, "tp")["message"]
+    return found
+
+
+def test_wrong_grids(ranks):
+    """4 ranks: names twice, too many ranks, views that do not fit, and WORLD_SIZE that is not the world's size."""
+    words = {
+        "duplicate": "name of its own",
+        "large": "Grid shape [2, 4] is over sized",
+        "offset": "-1",
+        "view size": "6 ranks",
+        "not equal": "'pp'",
+        "dimension": "'dp'",
+        "view": "'expert'",
+        "other world": "a world of 16 ranks in a world of 4",
+    }
+    for found in ranks(4, _wrong_grids):
+        assert found["planned"] == [14, 15]
+        for name, text in words.items():
+            assert text in found[name], (name, found[name])
+
+
+def test_a_replaced_torch_function_is_asked(monkeypatch):
+    """No world: whoever replaces new_subgroups_by_enumeration gets Megatron's arguments, and gives the group."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    group = Mock(spec=dist.ProcessGroup)
+    asked = Mock(return_value=(group, None))
+    monkeypatch.setattr("torch.distributed.new_subgroups_by_enumeration", asked)
+    grid = HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"], backend="nccl")
+    assert grid.create_pg(["tp", "cp"], group_desc="MINE") is grid.get_pg(["cp", "tp"]) is group
+    asked.assert_called_once_with([[0, 1, 2, 3], [4, 5, 6, 7]], backend="nccl", group_desc="MINE")
+    assert list(grid._pgs) == ["cp-tp"]
+
+
+def test_grids_enumerate_as_the_peer(monkeypatch):
+    """Shapes, names and requests in every order: the lists of ranks are megatron-core's."""
+    pytest.importorskip("einops")
+    peer = pytest.importorskip("megatron.core.hyper_comm_grid")
+    monkeypatch.setenv("WORLD_SIZE", "200")
+    for shape, names in (([2, 3, 4, 5], ["tp", "cp", "pp", "dp"]), ([3, 1, 2], ["a", "b", "c"])):
+        ours, theirs = HyperCommGrid(shape, names, 7), peer.HyperCommGrid(shape, names, 7)
+        for first in names:
+            assert ours._order_dims(first) == theirs._order_dims(first)
+            for second in names:
+                dims = list(dict.fromkeys([first, second]))
+                assert ours._gen_rank_enum(dims) == theirs._gen_rank_enum(dims)
+                assert ours.get_rank_enum(dims) == theirs.get_rank_enum(dims)
+                assert ours._order_dims(dims) == theirs._order_dims(dims)

@@ -1,0 +1,420 @@
+"""A parallel state in dry worlds: what is written is read, what is refused leaves nothing, destroyed is destroyed."""
+
+import os
+import warnings
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from rankmesh.dialects.megatron import ParallelState, parallel_state
+from rankmesh.dialects.megatron.table import initial
+from rankmesh.errors import NotAMember, PlanError
+from rankmesh.groups import torch_private
+
+
+def start(rank, size, **arguments):
+    """The default state in a dry world."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    parallel_state.initialize_model_parallel(**arguments)
+    return parallel_state
+
+
+def members(group):
+    """The ranks of a process group."""
+    return dist.get_process_group_ranks(group)
+
+
+def _seed_table(me):
+    expected = {
+        "tp": [[r, r + 1] for r in range(0, 16, 2)],
+        "pp": [[r, r + 4, r + 8, r + 12] for r in range(4)],
+        "dp": [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]],
+    }
+    for rank in range(16):
+        ps = start(rank, 16, tensor_model_parallel_size=2, pipeline_model_parallel_size=4)
+        for kind, getter in (
+            ("tp", ps.get_tensor_model_parallel_group),
+            ("pp", ps.get_pipeline_model_parallel_group),
+            ("dp", ps.get_data_parallel_group),
+        ):
+            assert members(getter()) == next(group for group in expected[kind] if rank in group)
+        ps.destroy_model_parallel()
+        dist.destroy_process_group()
+    return True
+
+
+def test_the_documented_example(ranks):
+    """16 ranks, TP 2, PP 4: the groups that Megatron's documentation prints, on every rank."""
+    assert ranks(1, _seed_table, world=None) == [True]
+
+
+def _hierarchy(me):
+    """The documented levels [2, 2, 4] of 16 ranks."""
+    found = []
+    for rank in range(16):
+        ps = start(rank, 16, context_parallel_size=16, hierarchical_context_parallel_sizes=[2, 2, 4])
+        found.append([members(group) for group in ps.get_hierarchical_context_parallel_groups()])
+        ps.destroy_model_parallel()
+        dist.destroy_process_group()
+    return found
+
+
+def test_the_documented_hierarchy(ranks):
+    """Levels [2, 2, 4] of 16 ranks: pairs, pairs at distance 2, fours at distance 4."""
+    (found,) = ranks(1, _hierarchy, world=None)
+    for rank, (inner, middle, outer) in enumerate(found):
+        assert inner == [rank - rank % 2, rank - rank % 2 + 1]
+        assert middle == sorted({rank, rank ^ 2})
+        assert outer == [rank % 4 + 4 * step for step in range(4)]
+
+
+def _written(me):
+    ps = start(5, 16, tensor_model_parallel_size=2, pipeline_model_parallel_size=4)
+    found = {"first": [ps.get_tensor_model_parallel_rank(), ps.is_pipeline_first_stage()]}
+    ps._MPU_TENSOR_MODEL_PARALLEL_RANK = 7
+    ps.set_pipeline_model_parallel_rank(0)
+    ps.set_data_parallel_rank(4)
+    found["set"] = [
+        ps.get_tensor_model_parallel_rank(),
+        ps.is_pipeline_first_stage(),
+        ps.is_pipeline_last_stage(),
+        ps.get_pipeline_model_parallel_next_rank(),
+        ps.get_data_parallel_rank(),
+        ps.get_data_parallel_rank(with_context_parallel=True),
+    ]
+    ps.set_pipeline_model_parallel_world_size(1)
+    found["one stage"] = [ps.is_pipeline_last_stage(), ps.get_pipeline_model_parallel_last_rank()]
+    ps.set_tensor_model_parallel_rank(None)
+    ps.set_pipeline_model_parallel_rank(None)
+    ps.set_pipeline_model_parallel_world_size(None)
+    found["again"] = [ps.get_tensor_model_parallel_rank(), ps.is_pipeline_first_stage()]
+    group = Mock(spec=dist.ProcessGroup)
+    ps._TENSOR_MODEL_PARALLEL_GROUP = group
+    sizes = []
+    for size in (3, 4):
+        group.size.return_value = size
+        sizes.append(ps.get_tensor_model_parallel_world_size())
+    found["group"] = [sizes, ps.get_tensor_model_parallel_group() is group]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ps, "get_pipeline_model_parallel_rank", lambda: 0)
+        found["replaced"] = [ps.is_pipeline_first_stage(), ps.get_pipeline_model_parallel_next_rank()]
+    found["restored"] = [ps.is_pipeline_first_stage(), ps.get_pipeline_model_parallel_next_rank()]
+    ps._PIPELINE_GLOBAL_RANKS = [9, 8, 7, 6]
+    found["ranks"] = [ps.get_pipeline_model_parallel_first_rank(), ps.get_pipeline_model_parallel_prev_rank()]
+    return found
+
+
+def test_what_is_written_is_what_getters_return(ranks):
+    """Values, groups, lists and whole functions that a caller sets; None gives the group's own again."""
+    (found,) = ranks(1, _written, world=None)
+    assert found == {
+        "first": [1, False],
+        "set": [7, True, False, 5, 4, 4],
+        "one stage": [True, 1],
+        "again": [1, False],
+        "group": [[3, 4], True],
+        "replaced": [True, 5],
+        "restored": [False, 9],
+        "ranks": [9, 9],
+    }
+
+
+def _destroyed(me):
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=8)
+    before = torch_private.registries()
+    ps, found = parallel_state, []
+    for _ in range(3):
+        ps.initialize_model_parallel(tensor_model_parallel_size=2, pipeline_model_parallel_size=2)
+        ps.set_data_parallel_rank(5)
+        ps.set_virtual_pipeline_model_parallel_world_size(2)
+        ps.destroy_model_parallel()
+        ps.destroy_model_parallel()
+        left = {name: getattr(ps, name) for name in initial()}
+        found.append([left == initial(), torch_private.registries() == before, ps.is_initialized()])
+    return found
+
+
+def test_destroy_leaves_nothing(ranks):
+    """After destruction every global is as at first, and so are torch's registries; twice is as good as once."""
+    assert ranks(1, _destroyed, world=None) == [[[True, True, False]] * 3]
+
+
+def _refused(me):
+    ps, found = parallel_state, {}
+    found["no world"] = me.error(AssertionError, ps.initialize_model_parallel)
+    found["rank 0"] = [ps.get_data_parallel_rank(), ps.get_expert_model_parallel_world_size()]
+    found["strict"] = me.error(AssertionError, ps.get_tensor_model_parallel_rank)["kind"]
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    before = torch_private.registries()
+    cases = {
+        "indivisible": {"tensor_model_parallel_size": 3},
+        "twice": {"tensor_model_parallel_size": 2, "order": "tp-tp-dp"},
+        "unknown": {"order": "tp-cp-ep-dp-pp-zz"},
+        "missing": {"tensor_model_parallel_size": 2, "order": "dp-pp"},
+        "virtual": {"virtual_pipeline_model_parallel_size": 2},
+        "hierarchy": {"context_parallel_size": 4, "hierarchical_context_parallel_sizes": [2, 3]},
+        "high priority": {"high_priority_stream_groups": ["dpp"]},
+        "embedding": {"pipeline_model_parallel_size": 4, "get_embedding_ranks": lambda ranks: [max(ranks[0], 1)]},
+        "remat": {"gtp_remat_size": 2, "num_distributed_optimizer_instances": 2},
+        "sharp": {"sharp_enabled_group": "dp"},
+        "backend": {"pipeline_model_parallel_comm_backend": "mpi"},
+    }
+    for name, arguments in cases.items():
+        found[name] = me.error((AssertionError, KeyError), ps.initialize_model_parallel, **arguments)["message"]
+        assert isinstance(me_error(ps, arguments), RuntimeError)
+    found["clean"] = [
+        {name: getattr(ps, name) for name in initial()} == initial(),
+        torch_private.registries() == before,
+    ]
+    ps.initialize_model_parallel()
+    found["second"] = me.error(AssertionError, ps.initialize_model_parallel)["message"]
+    return found
+
+
+def me_error(ps, arguments):
+    """The error itself."""
+    try:
+        ps.initialize_model_parallel(**arguments)
+    except Exception as error:  # noqa: BLE001
+        return error
+    return None
+
+
+def test_refusals_say_what_was_received_and_leave_nothing(ranks):
+    """Each is what Megatron raises, an AssertionError and a RuntimeError, in our words; no group, no global is left."""
+    (found,) = ranks(1, _refused, world=None)
+    assert found["no world"]["kind"] == found["strict"] == "NotInitialized"
+    assert found["rank 0"] == [0, 0]
+    assert found["clean"] == [True, True]
+    words = {
+        "indivisible": "tp 3",
+        "twice": "twice",
+        "unknown": "'zz'",
+        "missing": "without 'tp'",
+        "virtual": "virtual_pipeline_model_parallel_size 2",
+        "hierarchy": r"(2, 3)",
+        "high priority": "'dpp'",
+        "embedding": "by position",
+        "remat": "optimizer_instances = 2",
+        "sharp": "without use_sharp",
+        "backend": "'mpi'",
+        "second": "second initialisation",
+    }
+    for name, text in words.items():
+        assert text in found[name], (name, found[name])
+
+
+def _configured(me, path):
+    os.environ["NCCL_COLLNET_ENABLE"] = "1"
+    ps = start(
+        0,
+        16,
+        tensor_model_parallel_size=2,
+        context_parallel_size=2,
+        nccl_communicator_config_path=path,
+        high_priority_stream_groups=["dp_cp", "ep_dp"],
+        use_sharp=True,
+        sharp_enabled_group="dp_replica",
+        num_distributed_optimizer_instances=2,
+        distributed_timeout_minutes=7,
+        hybrid_context_parallel=True,
+    )
+    plan = ps.rankmesh_state.live.plan
+    options = {spec.name: {k: v for k, v in spec.options.to_dict().items() if k != "timeout"} for spec in plan.specs}
+    timeouts = {spec.options.timeout for spec in plan.specs}
+    return {"options": options, "timeouts": sorted(timeouts), "environment": os.environ["NCCL_COLLNET_ENABLE"]}
+
+
+def test_nccl_options_reach_their_groups(ranks, tmp_path):
+    """A YAML, high-priority groups, SHARP and the timeout are options of the groups named; the environment stays."""
+    path = tmp_path / "nccl.yaml"
+    path.write_text("dp_cp: {max_ctas: 16}\ntp: {min_ctas: 2, net_name: IB}\nhcp: {max_ctas: 4}\n")
+    (found,) = ranks(1, _configured, str(path), world=None)
+    assert found["timeouts"] == [420.0]
+    assert found["environment"] == "1"
+    options = {name: value for name, value in found["options"].items() if value}
+    assert options == {
+        "dp_cp": {"nccl": {"max_ctas": 16}, "high_priority": True},
+        "hybrid_dp_cp_2": {"nccl": {"max_ctas": 16}, "high_priority": True},
+        "hybrid_dp_cp_4": {"nccl": {"max_ctas": 16}, "high_priority": True},
+        "tp": {"nccl": {"min_ctas": 2, "net_name": "IB"}},
+        "ep_dp": {"high_priority": True},
+        "inter_ep_dp": {"sharp": True},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("dpp: {max_ctas: 1}", "'dpp'"),
+        ("tp: [1]", "maps groups"),
+        ("tp: {net_name: tcp}", "'tcp'"),
+        ("{", "no YAML"),
+    ],
+)
+def test_a_wrong_nccl_configuration_is_refused(ranks, tmp_path, text, words):
+    """Unknown groups, lists for options, unknown networks, text that is no YAML."""
+    path = tmp_path / "nccl.yaml"
+    path.write_text(text)
+    (message,) = ranks(1, _wrong_configuration, str(path), world=None)
+    assert words in message
+
+
+def _wrong_configuration(me, path):
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    refused = me.error(PlanError, parallel_state.initialize_model_parallel, nccl_communicator_config_path=path)
+    return refused["message"]
+
+
+def _sharded(me):
+    ps = start(3, 16, tensor_model_parallel_size=2, gtp_remat_size=2, expert_gtp_remat_size=2,
+               expert_model_parallel_size=2)  # fmt: skip
+    groups = {
+        "gtp": ps.get_gtp_weight_remat_group(),
+        "egtp": ps.get_expert_gtp_weight_remat_group(),
+        "dp": ps.get_data_parallel_group(with_gtp_remat=False),
+        "all data": ps.get_data_parallel_group(),
+        "all data with cp": ps.get_data_parallel_group(with_context_parallel=True),
+        "mp": ps.get_model_parallel_group(),
+        "edp": ps.get_expert_data_parallel_group(with_gtp_remat=False),
+        "all expert data": ps.get_expert_data_parallel_group(),
+        "tp_ep_pp": ps.get_expert_tensor_model_pipeline_parallel_group(),
+        "with egtp": ps.get_expert_tensor_model_pipeline_parallel_group(with_egtp_remat=True),
+    }
+    numbers = [ps.get_gtp_weight_remat_rank(), ps.get_gtp_weight_remat_world_size(), ps.get_data_parallel_world_size(),
+               ps.get_data_parallel_world_size(with_gtp_remat=False)]  # fmt: skip
+    return {"groups": {name: members(group) for name, group in groups.items()}, "numbers": numbers}
+
+
+def test_sharded_weights(ranks):
+    """gtp_remat follows tp in dense layers and ep in experts; data groups are with it unless said otherwise."""
+    (found,) = ranks(1, _sharded, world=None)
+    assert found["groups"] == {
+        "gtp": [1, 3],
+        "egtp": [3, 7],
+        "dp": [3, 7, 11, 15],
+        "all data": [1, 3, 5, 7, 9, 11, 13, 15],
+        "all data with cp": [1, 3, 5, 7, 9, 11, 13, 15],
+        "mp": [0, 1, 2, 3],
+        "edp": [3, 11],
+        "all expert data": [3, 7, 11, 15],
+        "tp_ep_pp": [0, 1, 2, 3],
+        "with egtp": [0, 1, 2, 3, 4, 5, 6, 7],
+    }
+    assert found["numbers"] == [1, 2, 8, 4]
+
+
+def _part_of_the_world(me, rank):
+    ps = start(rank, 12, tensor_model_parallel_size=2, rank_offset=4, local_world_size=8)
+    if not ps.is_initialized():
+        return None
+    return [members(ps.get_tensor_model_parallel_group()), members(ps.get_data_parallel_group())]
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(1, None), (7, [[6, 7], [5, 7, 9, 11]])])
+def test_a_mesh_over_part_of_the_world(ranks, rank, expected):
+    """rank_offset and local_world_size: ranks inside have groups, a rank outside has none."""
+    assert ranks(1, _part_of_the_world, rank, world=None) == [expected]
+
+
+def _absent(me):
+    ps = start(4, 16, tensor_model_parallel_size=2, pipeline_model_parallel_size=4)
+    error = me.error(AssertionError, ps.get_embedding_group)
+    return {
+        "error": error,
+        "is a NotAMember": me.error(NotAMember, ps.get_position_embedding_group)["kind"],
+        "unchecked": ps.get_embedding_group(check_initialized=False),
+        "in": [ps.is_rank_in_embedding_group(), ps.is_rank_in_position_embedding_group()],
+        "hybrid": me.error(KeyError, ps.get_hybrid_data_context_parallel_groups, group_size=3)["kind"],
+        "no instances": me.error(AssertionError, ps.get_inter_distributed_optimizer_instance_group)["message"],
+    }
+
+
+def test_a_group_that_this_rank_is_not_in(ranks):
+    """Unchecked it is None, as Megatron's code relies on; asked for, the error names the members."""
+    (found,) = ranks(1, _absent, world=None)
+    assert found["error"]["kind"] == found["is a NotAMember"] == "NotHere"
+    assert "[0, 12]" in found["error"]["message"]
+    assert found["unchecked"] is None
+    assert found["in"] == [False, False]
+    assert found["hybrid"] == "UnknownName"
+    assert "was not created" in found["no instances"]
+
+
+def _virtual(me):
+    ps = start(0, 8, pipeline_model_parallel_size=4, virtual_pipeline_model_parallel_size=2)
+    found = [ps.get_virtual_pipeline_model_parallel_rank(), ps.get_virtual_pipeline_model_parallel_world_size()]
+    found += [ps.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage) for stage in (0, 1)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ps.set_virtual_pipeline_model_parallel_rank(1)
+        found += [ps.is_unitialized()]
+    found += [ps.get_virtual_pipeline_model_parallel_rank(), [str(w.category.__name__) for w in caught]]
+    found += [me.error(AssertionError, ps.is_pipeline_first_stage, ignore_virtual=False)["message"]]
+    return found
+
+
+def test_virtual_stages(ranks):
+    """The virtual rank and size, stages that heed them, a stage that is not named."""
+    (found,) = ranks(1, _virtual, world=None)
+    assert found[:5] == [0, 2, True, False, False]
+    assert found[5:7] == [1, ["DeprecationWarning"] * 2]
+    assert "no vp_stage" in found[7]
+
+
+def _several(me):
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=8)
+    actor, critic = ParallelState("actor"), ParallelState("critic")
+    actor.initialize_model_parallel(tensor_model_parallel_size=2)
+    critic.initialize_model_parallel(tensor_model_parallel_size=4, pipeline_model_parallel_size=2)
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+    states = (actor, critic, parallel_state)
+    found = [[state.get_tensor_model_parallel_world_size() for state in states]]
+    actor.set_tensor_model_parallel_world_size(16)
+    found += [[state.get_tensor_model_parallel_world_size() for state in states]]
+    distinct = actor.get_tensor_model_parallel_group() is not parallel_state.get_tensor_model_parallel_group()
+    critic.destroy_model_parallel()
+    found += [distinct, [state.is_initialized() for state in states]]
+    actor.destroy_model_parallel()
+    found += [members(parallel_state.get_tensor_model_parallel_group())]
+    return found
+
+
+def test_several_states_at_once(ranks):
+    """Each has groups and values of its own, the same layout twice too; one is destroyed, the others live."""
+    assert ranks(1, _several, world=None) == [
+        [[2, 4, 2], [16, 4, 2], True, [True, False, True], [2, 3]],
+    ]
+
+
+def _buffers(me):
+    ps = start(0, 2, tensor_model_parallel_size=2)
+    buffer = ps.get_global_memory_buffer()
+    large = buffer.get_tensor((4, 3), torch.float32, "x")
+    again = buffer.get_tensor((2, 2), torch.float32, "x")
+    found = [large.shape == (4, 3), again.data_ptr() == large.data_ptr()]
+    found += [me.error(AssertionError, ps._set_global_memory_buffer)["message"]]
+    found += [me.error(AssertionError, ps.get_global_symmetric_memory_buffer)["kind"]]
+    ps._set_global_symmetric_memory_buffer()
+    symmetric = ps.get_global_symmetric_memory_buffer()
+    found += [symmetric.maybe_get_tensor((2, 2), torch.float32)]
+    found += [me.error(RuntimeError, symmetric.get_tensor, (2, 2), torch.float32)["message"]]
+    ps.destroy_global_memory_buffer()
+    ps.destroy_global_symmetric_memory_buffer()
+    found += [ps._GLOBAL_MEMORY_BUFFER, ps._GLOBAL_SYMMETRIC_MEMORY_BUFFER]
+    return found
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without GPU answers")
+def test_buffers(ranks):
+    """Memory by name is reused; symmetric memory gives None where it may, and says why where it is needed."""
+    (found,) = ranks(1, _buffers, world=None)
+    assert found[:2] == [True, True]
+    assert "second global memory buffer" in found[2]
+    assert found[3] == "NotInitialized"
+    assert found[4] == {"tensor": None, "handle": None}
+    assert "memory of GPUs" in found[5]
+    assert found[6:] == [None, None]
