@@ -1,4 +1,7 @@
-"""Getters: what one question to a live group costs, asked as code asks it, in one process that holds both sides."""
+"""Getters: what one question to a live group costs, asked as code asks it, in one process that holds both sides.
+
+First through a group's handle, then, under Megatron's own names, through the drop-in for its parallel state.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,20 @@ __all__ = ["getters"]
 
 _WORLD = 64
 _CALLS = 20_000
+
+# Megatron's functions that training code calls in its inner loops.
+_DROP_IN = (
+    "get_tensor_model_parallel_rank",
+    "get_tensor_model_parallel_world_size",
+    "get_tensor_model_parallel_group",
+    "get_pipeline_model_parallel_rank",
+    "get_pipeline_model_parallel_next_rank",
+    "get_data_parallel_rank",
+    "get_context_parallel_world_size",
+    "get_expert_model_parallel_rank",
+    "is_pipeline_first_stage",
+    "is_pipeline_last_stage",
+)
 
 Question = Callable[[], object]
 
@@ -56,10 +73,17 @@ def _seconds(question: Question) -> float:
 
 
 def _ours() -> dict[str, Question]:
+    from rankmesh.dialects.megatron import parallel_state
     from rankmesh.groups import connect
 
     groups = connect(megatron(_WORLD, tp=2, cp=2, pp=2, ep=2))
     kept = groups["tp"]
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=2,
+        context_parallel_size=2,
+        pipeline_model_parallel_size=2,
+        expert_model_parallel_size=2,
+    )
     return {
         "position in tp": lambda: groups["tp"].rank,
         "position in tp, group kept": lambda: kept.rank,
@@ -68,7 +92,12 @@ def _ours() -> dict[str, Question]:
         "process group of tp, group kept": lambda: kept.pg,
         "members of dp_cp": lambda: groups["dp_cp"].ranks,
         "next stage of pp": lambda: groups["pp"].next,
+        **_drop_in(parallel_state),
     }
+
+
+def _drop_in(state: Any) -> dict[str, Question]:
+    return {name: getattr(state, name) for name in _DROP_IN}
 
 
 def _theirs() -> dict[str, Question]:
@@ -86,4 +115,5 @@ def _theirs() -> dict[str, Question]:
             state.get_data_parallel_group(with_context_parallel=True)
         ),
         "next stage of pp": state.get_pipeline_model_parallel_next_rank,
+        **_drop_in(state),
     }

@@ -15,9 +15,10 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from rankmesh.dialects.megatron.groups_of import named
 from rankmesh.dialects.megatron.refusals import NotInitialized, UnknownName
 from rankmesh.dialects.megatron.state import Function, State, absent, in_a_world
-from rankmesh.dialects.megatron.table import BY_KIND
+from rankmesh.dialects.megatron.table import BY_KIND, override
 
 __all__ = ["functions"]
 
@@ -25,7 +26,8 @@ __all__ = ["functions"]
 def functions(state: State) -> Iterator[Function]:
     """Every function that chooses a data-parallel group by flags."""
     yield from _dense(state)
-    yield from _dense_numbers(state)
+    yield _dense_number(state, "rank")
+    yield _dense_number(state, "size")
     yield from _expert(state)
     yield from _joined(state)
 
@@ -50,16 +52,32 @@ def _chosen(state: State, with_cp: bool, partial: bool, gather: bool = False, re
     return _with_remat(state, "dp_cp" if with_cp else "dp", remat)
 
 
-def _dense(state: State) -> Iterator[Function]:
+def _dense_group(state: State) -> Function:
+    plain: Any = None
+    whole: Any = None
+
     def get_data_parallel_group(  # type: ignore[no-untyped-def]
         with_context_parallel=False, partial_data_parallel=False, independent_all_gather=False, with_gtp_remat=True
     ):
         """The data-parallel group that the flags choose."""
+        group = whole if with_context_parallel else plain
+        if group is not None and with_gtp_remat and not partial_data_parallel and not independent_all_gather:
+            return group
         return state.group(
             _chosen(state, with_context_parallel, partial_data_parallel, independent_all_gather, with_gtp_remat)
         )
 
-    yield get_data_parallel_group
+    def refresh() -> None:
+        nonlocal plain, whole
+        plain = state.group(_with_remat(state, "dp", True), check_initialized=False)
+        whole = state.group(_with_remat(state, "dp_cp", True), check_initialized=False)
+
+    state.refreshers.append(refresh)
+    return get_data_parallel_group
+
+
+def _dense(state: State) -> Iterator[Function]:
+    yield _dense_group(state)
 
     def get_data_parallel_group_gloo(with_context_parallel=False, partial_data_parallel=False):  # type: ignore[no-untyped-def]
         """The CPU twin of the data-parallel group that the flags choose."""
@@ -110,56 +128,43 @@ def _ranks(state: State, with_cp: bool) -> Any:
     return ranks
 
 
-def _dense_numbers(state: State) -> Iterator[Function]:
-    rank: Any = None
-    size: Any = None
+def _dense_number(state: State, word: str) -> Function:
+    forced, method = override("data_parallel", word), word
+    plain: Any = None
+    whole: Any = None
 
-    def number(forced: str, method: str, *flags: bool) -> Any:
+    def number(with_cp: bool, partial: bool = False, remat: bool = True) -> Any:
         if (value := state.globals[forced]) is not None:
             return value
         if not in_a_world():
             return 0
-        with_cp, partial, remat = flags
         group = state.globals["get_data_parallel_group"](
             with_context_parallel=with_cp, partial_data_parallel=partial, with_gtp_remat=remat
         )
         return getattr(group, method)()
 
-    def get_data_parallel_rank(  # type: ignore[no-untyped-def]
-        with_context_parallel=False, partial_data_parallel=False, with_gtp_remat=True
-    ):
-        """The place of this rank in the data-parallel group that the flags choose."""
-        if rank is not None and with_gtp_remat and not (with_context_parallel or partial_data_parallel):
-            return rank
-        return number("_MPU_DATA_PARALLEL_RANK", "rank", with_context_parallel, partial_data_parallel, with_gtp_remat)
+    def getter(with_context_parallel=False, partial_data_parallel=False, with_gtp_remat=True):  # type: ignore[no-untyped-def]
+        value = whole if with_context_parallel else plain
+        if value is not None and with_gtp_remat and not partial_data_parallel:
+            return value
+        return number(with_context_parallel, partial_data_parallel, with_gtp_remat)
 
-    yield get_data_parallel_rank
+    def kept(kind: str, with_cp: bool) -> Any:
+        def ready() -> bool:
+            return state.fixed(forced, BY_KIND[_with_remat(state, kind, True)].group)
 
-    def get_data_parallel_world_size(  # type: ignore[no-untyped-def]
-        with_context_parallel=False, partial_data_parallel=False, with_gtp_remat=True
-    ):
-        """The size of the data-parallel group that the flags choose."""
-        if size is not None and with_gtp_remat and not (with_context_parallel or partial_data_parallel):
-            return size
-        return number(
-            "_MPU_DATA_PARALLEL_WORLD_SIZE", "size", with_context_parallel, partial_data_parallel, with_gtp_remat
-        )
+        return state.kept(lambda: number(with_cp), ready)
 
-    yield get_data_parallel_world_size
-
-    def kept(forced: str, method: str) -> Any:
-        return state.kept(
-            lambda: number(forced, method, False, False, True), lambda: state.fixed(forced, "_DATA_PARALLEL_GROUP")
-        )
-
-    ask_rank = kept("_MPU_DATA_PARALLEL_RANK", "rank")
-    ask_size = kept("_MPU_DATA_PARALLEL_WORLD_SIZE", "size")
+    ask_plain, ask_whole = kept("dp", False), kept("dp_cp", True)
 
     def refresh() -> None:
-        nonlocal rank, size
-        rank, size = ask_rank(), ask_size()
+        nonlocal plain, whole
+        plain, whole = ask_plain(), ask_whole()
 
     state.refreshers.append(refresh)
+    name = "rank" if word == "rank" else "world_size"
+    what = "place of this rank in" if word == "rank" else "size of"
+    return named(getter, f"get_data_parallel_{name}", f"The {what} the data-parallel group that the flags choose.")
 
 
 def _expert(state: State) -> Iterator[Function]:

@@ -17,7 +17,7 @@ from typing import Any
 from rankmesh.dialects.megatron.state import Function, State, absent, in_a_world
 from rankmesh.dialects.megatron.table import ROWS, Row, override
 
-__all__ = ["functions", "remembered"]
+__all__ = ["functions", "named", "remembered"]
 
 _METHOD = {"rank": "rank", "size": "size"}
 _WORD = {"rank": "rank", "size": "world_size"}
@@ -51,24 +51,27 @@ def remembered(state: State, name: str, doc: str, compute: Callable[[], Any], re
         value = ask()
 
     state.refreshers.append(refresh)
-    return _named(getter, name, doc)
+    return named(getter, name, doc)
 
 
-def _named(function: Function, name: str, doc: str) -> Function:
+def named(function: Function, name: str, doc: str) -> Function:
+    """The function under the name and with the docstring that the table gives it."""
     function.__name__, function.__doc__ = name, doc
     return function
 
 
 def _group(state: State, row: Row) -> Function:
-    values, name = state.globals, row.group
+    group: Any = None
 
     def getter(check_initialized=True):  # type: ignore[no-untyped-def]
-        group = values[name]
-        if group is None and check_initialized:
-            raise absent(state, row)
-        return group
+        return group if group is not None else state.group(row.kind, check_initialized)
 
-    return _named(getter, f"get_{row.name}_group", f"The {row.what} of this rank; None if absent and not checked.")
+    def refresh() -> None:
+        nonlocal group
+        group = state.globals[row.group]
+
+    state.refreshers.append(refresh)
+    return named(getter, f"get_{row.name}_group", f"The {row.what} of this rank; None if absent and not checked.")
 
 
 def _number(state: State, row: Row, word: str) -> Function:
@@ -96,14 +99,14 @@ def _source(state: State, row: Row, _: str) -> Function:
     def getter():  # type: ignore[no-untyped-def]
         return _listed(state, row)[0]
 
-    return _named(getter, f"get_{row.name}_src_rank", f"The first global rank of the {row.what}.")
+    return named(getter, f"get_{row.name}_src_rank", f"The first global rank of the {row.what}.")
 
 
 def _ranks(state: State, row: Row, _: str) -> Function:
     def getter(check_initialized=True):  # type: ignore[no-untyped-def]
         return _listed(state, row) if check_initialized else state.globals[str(row.ranks)]
 
-    return _named(getter, f"get_{row.name}_global_ranks", f"The global ranks of the {row.what}.")
+    return named(getter, f"get_{row.name}_global_ranks", f"The global ranks of the {row.what}.")
 
 
 def _listed(state: State, row: Row) -> Any:
@@ -122,7 +125,7 @@ def _setter(state: State, name: str, word: str) -> Function:
     def set_size(world_size):  # type: ignore[no-untyped-def]
         setattr(state.module, target, world_size)
 
-    return _named(
+    return named(
         set_rank if word == "rank" else set_size,
         f"set_{name}_{parameter}",
         f"Set the {parameter.replace('_', ' ')} that get_{name}_{parameter} returns; None: the group's own again.",
@@ -159,4 +162,4 @@ def _hierarchical(state: State) -> Function:
         return groups
 
     name = "get_hierarchical_context_parallel_groups"
-    return _named(getter, name, "The context-parallel groups of each level, innermost first.")
+    return named(getter, name, "The context-parallel groups of each level, innermost first.")

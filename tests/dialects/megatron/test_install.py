@@ -1,0 +1,107 @@
+"""install() and uninstall(): Megatron's own modules use ours, whenever they were imported, and get theirs back."""
+
+import importlib
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+pytest.importorskip("megatron.core.parallel_state")
+
+
+def module(name):
+    """A module of megatron-core."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(f"megatron.core.{name}")
+
+
+def _installed(me):
+    from rankmesh.dialects import megatron as ours
+
+    core, layers = importlib.import_module("megatron.core"), module("tensor_parallel.layers")
+    peer = module("parallel_state")
+    before = {
+        "get": layers.get_tensor_model_parallel_rank,
+        "mpu": core.mpu,
+        "grid": module("hyper_comm_grid").HyperCommGrid,
+        "collection": module("transformer.transformer_layer").ProcessGroupCollection,
+    }
+    ours.install()
+    ours.install()
+    from megatron.core import parallel_state as imported_from
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    found = {
+        "module": sys.modules["megatron.core.parallel_state"] is ours.parallel_state,
+        "attribute": core.parallel_state is core.mpu is imported_from is ours.parallel_state,
+        "function": layers.get_tensor_model_parallel_rank is ours.parallel_state.get_tensor_model_parallel_rank,
+        "class": module("transformer.transformer_layer").ProcessGroupCollection is ProcessGroupCollection,
+        "collection": ProcessGroupCollection is ours.process_groups_config.ProcessGroupCollection,
+        "grid": module("hyper_comm_grid").HyperCommGrid is ours.hyper_comm_grid.HyperCommGrid,
+        "later": module("inference.communication_utils").__name__,
+    }
+    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+    ours.parallel_state.initialize_model_parallel(tensor_model_parallel_size=4)
+    found["used"] = module("utils").get_pg_rank(core.mpu.get_tensor_model_parallel_group())
+    ours.parallel_state.destroy_model_parallel()
+    ours.uninstall()
+    ours.uninstall()
+    found["back"] = [
+        layers.get_tensor_model_parallel_rank is before["get"] is peer.get_tensor_model_parallel_rank,
+        core.mpu is core.parallel_state is before["mpu"] is module("parallel_state") is peer,
+        module("hyper_comm_grid").HyperCommGrid is before["grid"],
+        module("transformer.transformer_layer").ProcessGroupCollection is before["collection"],
+    ]
+    peer.initialize_model_parallel(create_gloo_process_groups=False)
+    found["refused"] = me.error(RuntimeError, ours.install)["message"]
+    found["untouched"] = module("parallel_state") is peer
+    peer.destroy_model_parallel()
+    actor = ours.ParallelState("actor")
+    ours.install(actor)
+    found["state"] = core.parallel_state is actor
+    ours.uninstall()
+    return found
+
+
+def test_megatron_that_is_imported(ranks):
+    """Modules, attributes, and functions imported by name become ours, and are Megatron's again afterwards."""
+    (found,) = ranks(1, _installed, world=None, limit=60)
+    for name in ("module", "attribute", "function", "class", "collection", "grid", "state", "untouched"):
+        assert found[name] is True, name
+    assert found["used"] == 1
+    assert found["back"] == [True] * 4
+    assert "own parallel state is initialised" in found["refused"]
+
+
+def test_megatron_that_is_not_imported_yet():
+    """A program that installs first, and imports Megatron afterwards, gets ours in every way of importing."""
+    program = """
+import warnings
+warnings.simplefilter("ignore")
+from rankmesh.dialects.megatron import install, parallel_state as ours
+install()
+import megatron.core.parallel_state as a
+from megatron.core import mpu as b, parallel_state as c
+from megatron.core.parallel_state import get_data_parallel_rank as d
+from megatron.core.tensor_parallel import layers
+import megatron.core
+assert a is b is c is megatron.core.parallel_state is ours
+assert d is ours.get_data_parallel_rank
+assert layers.get_tensor_model_parallel_rank is ours.get_tensor_model_parallel_rank
+print("all ours")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "all ours\n", done.stderr
+
+
+def test_without_megatron(monkeypatch):
+    """Where megatron-core is not installed, install() says what to do."""
+    from rankmesh.dialects import megatron as ours
+
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", None)
+    with pytest.raises(RuntimeError, match="pip install megatron-core"):
+        ours.install()
