@@ -174,14 +174,14 @@ def test_groups_that_callers_make(ranks):
 
 def _grid(me):
     before = torch_private.registries()
-    grid = HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"])
-    grid.register_view("expert", [1, 4, 2], ["etp", "ep", "dp"], shared_dims=["dp"])
+    grid, twin = (HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"]) for _ in range(2))
+    for each in (grid, twin):
+        each.register_view("expert", [1, 4, 2], ["etp", "ep", "dp"], shared_dims=["dp"])
     tp = grid.create_pg("tp", timeout=timedelta(seconds=9), group_desc="MINE")
     both = grid.create_pg(["cp", "dp"])
     ep = grid.create_pg("ep", view="expert")
     dp = grid.create_pg("dp", view="expert")
-    twin = HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"])
-    second = twin.create_pg("tp")
+    second = twin.create_pg("tp", timeout=timedelta(seconds=9))
     found = {
         "right": [right(group) for group in (tp, both, ep, dp, second)],
         "own": second is not tp and grid.get_pg("tp") is tp,

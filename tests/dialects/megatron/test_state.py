@@ -99,7 +99,9 @@ def _written(me):
         sizes.append(ps.get_tensor_model_parallel_world_size())
     found["group"] = [sizes, ps.get_tensor_model_parallel_group() is group]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ps, "get_pipeline_model_parallel_rank", lambda: 0)
+        stage = Mock(return_value=3)
+        patch.setattr(ps, "get_pipeline_model_parallel_rank", stage)
+        stage.return_value = 0
         found["replaced"] = [ps.is_pipeline_first_stage(), ps.get_pipeline_model_parallel_next_rank()]
     found["restored"] = [ps.is_pipeline_first_stage(), ps.get_pipeline_model_parallel_next_rank()]
     ps._PIPELINE_GLOBAL_RANKS = [9, 8, 7, 6]
