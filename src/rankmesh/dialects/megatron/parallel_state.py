@@ -39,8 +39,9 @@ def __getattr__(name: str) -> Any:
 
 def _begin() -> None:
     module = sys.modules[__name__]
-    prepare(module, "megatron")
-    module.__class__ = ParallelState
+    if not isinstance(module, ParallelState):  # a reload keeps the state, and its groups
+        prepare(module, "megatron")
+        module.__class__ = ParallelState
 
 
 _begin()

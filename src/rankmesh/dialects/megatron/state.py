@@ -43,6 +43,7 @@ class State:
         self.added: list[LiveGroups] = []
         self.functions: dict[str, FunctionType] = {}
         self.refreshers: list[Callable[[], None]] = []
+        self.unchanged = True
 
     def export(self, functions: Iterator[Function]) -> None:
         """Make these functions attributes of the module, by their names."""
@@ -55,13 +56,11 @@ class State:
 
     def kept(self, compute: Callable[[], _Answer], ready: Callable[[], bool]) -> Callable[[], _Answer | None]:
         """The answer of ``compute`` when nothing but a write can change it, None when it must be asked each time."""
-        return lambda: compute() if ready() and not self._replaced() else None
-
-    def _replaced(self) -> bool:
-        return any(self.globals.get(name) is not function for name, function in self.functions.items())
+        return lambda: compute() if self.unchanged and ready() else None
 
     def refresh(self) -> None:
-        """Ask anew for every answer that is kept."""
+        """Ask anew for every answer that is kept; none is while one of the functions is another's."""
+        self.unchanged = all(self.globals.get(name) is function for name, function in self.functions.items())
         for refresh in self.refreshers:
             refresh()
 

@@ -1,0 +1,196 @@
+"""What an optimizer, or DistributedDataParallel, needs of process groups: a collection's, or the parallel state's.
+
+```
+given             dp, dp_cp, expt_dp, ... of a collection; dp_cp is dp without context parallelism
+not given         the getters of the default parallel state, each of which must have its group
+one instance      intra_dp_cp is dp_cp, intra_expt_dp is expt_dp, and there is nothing between instances
+```
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from rankmesh.dialects.megatron import parallel_state
+from rankmesh.errors import PlanError
+from rankmesh.groups.alone import alone
+
+__all__ = ["for_ddp", "for_optimizer", "of_state"]
+
+logger = logging.getLogger(__name__)
+
+_WITH_CP = {"with_context_parallel": True}
+_REPLICAS = {"with_gtp_remat": False}
+
+# Field, getter of the parallel state, its flags. A getter that checks is told not to: what is absent is None.
+_GETTERS: Mapping[str, tuple[str, dict[str, bool]]] = {
+    "tp": ("get_tensor_model_parallel_group", {}),
+    "pp": ("get_pipeline_model_parallel_group", {}),
+    "mp": ("get_model_parallel_group", {}),
+    "embd": ("get_embedding_group", {}),
+    "pos_embd": ("get_position_embedding_group", {}),
+    "cp": ("get_context_parallel_group", {}),
+    "tp_cp": ("get_tensor_and_context_parallel_group", {}),
+    "hcp": ("get_hierarchical_context_parallel_groups", {}),
+    "ep": ("get_expert_model_parallel_group", {}),
+    "expt_tp": ("get_expert_tensor_parallel_group", {}),
+    "tp_ep": ("get_expert_tensor_and_model_parallel_group", {}),
+    "tp_ep_pp": ("get_expert_tensor_model_pipeline_parallel_group", {}),
+    "tp_dp_cp": ("get_tensor_and_data_parallel_group", _WITH_CP),
+    "dp": ("get_data_parallel_group", _REPLICAS),
+    "dp_cp": ("get_data_parallel_group", {**_WITH_CP, **_REPLICAS}),
+    "expt_dp": ("get_expert_data_parallel_group", _REPLICAS),
+    "intra_dp_cp": ("get_data_parallel_group", {**_WITH_CP, "partial_data_parallel": True}),
+    "intra_expt_dp": ("get_expert_data_parallel_group", {"partial_expert_data_parallel": True}),
+    "inter_dist_opt": ("get_inter_distributed_optimizer_instance_group", {}),
+    "intra_dist_opt": ("get_intra_distributed_optimizer_instance_group", {}),
+    "gtp_remat": ("get_gtp_weight_remat_group", {}),
+    "expt_gtp_remat": ("get_expert_gtp_weight_remat_group", {}),
+    "dp_gtp_remat": ("get_data_parallel_group", {}),
+    "dp_cp_gtp_remat": ("get_data_parallel_group", _WITH_CP),
+    "expt_dp_gtp_remat": ("get_expert_data_parallel_group", {}),
+    "tp_ep_pp_with_egtp_remat": ("get_expert_tensor_model_pipeline_parallel_group", {"with_egtp_remat": True}),
+}
+
+
+def of_state(state: Any, name: str) -> Any:
+    """One field of a collection from a parallel state; None where it has no such group."""
+    if name == "dp_cp_ag":
+        return vars(state)["_DATA_PARALLEL_GROUP_WITH_CP_AG"]
+    if name not in _GETTERS:
+        return None
+    getter, flags = _GETTERS[name]
+    checks = {} if getter == "get_data_parallel_group" else {"check_initialized": False}
+    return getattr(state, getter)(**checks, **flags)
+
+
+def for_optimizer(pg_collection: Any, model_chunks: list[Any], use_gloo_process_groups: bool) -> dict[str, Any]:
+    """The groups of an optimizer by its parameter names."""
+    settings = getattr(model_chunks[0], "ddp_config", None)
+    instances = 1 if settings is None else settings.num_distributed_optimizer_instances
+    if pg_collection is None:
+        groups = _strict(instances, every=("mp", "tp_ep_pp", "intra_dist_opt"))
+        twins = use_gloo_process_groups
+    else:
+        groups, twins = _given_for_optimizer(pg_collection, model_chunks[0], settings, instances), False
+        if use_gloo_process_groups:
+            raise _missing("received use_gloo_process_groups with pg_collection, which has no gloo groups", "it")
+    return {
+        "dp_group": groups["dp"],
+        "dp_cp_group": groups["dp_cp"],
+        "intra_dp_cp_group": groups["intra_dp_cp"],
+        "expt_dp_group": groups["expt_dp"],
+        "intra_expt_dp_group": groups["intra_expt_dp"],
+        "mp_group": groups["mp"],
+        "expt_tp_pp_group": groups["tp_ep_pp"],
+        "inter_dist_opt_group": groups["inter_dist_opt"],
+        "intra_dist_opt_group": groups["intra_dist_opt"],
+        "intra_dp_cp_group_gloo": _twin("get_data_parallel_group_gloo", "partial_data_parallel", **_WITH_CP)
+        if twins
+        else None,
+        "intra_expt_dp_group_gloo": _twin("get_expert_data_parallel_group_gloo", "partial_expert_data_parallel")
+        if twins
+        else None,
+    }
+
+
+def for_ddp(pg_collection: Any, config: Any, ddp_config: Any) -> dict[str, Any]:
+    """The groups of DistributedDataParallel by its parameter names."""
+    instances = ddp_config.num_distributed_optimizer_instances
+    if pg_collection is None:
+        every = ("tp", "pp", "ep", *(("intra_dist_opt",) if ddp_config.use_distributed_optimizer else ()))
+        groups = {"intra_dist_opt": None, **_strict(instances, every=every)}
+        names = ("dp", "dp_cp", "intra_dp_cp", "expt_dp", "intra_expt_dp", "tp", "pp", "ep")
+        return {f"{name}_group": groups[name] for name in (*names, "inter_dist_opt", "intra_dist_opt")}
+    groups = _data_groups(pg_collection, lambda: config)
+    expert = getattr(pg_collection, "expt_dp", None)
+    groups["expt_dp"] = _only_this_rank() if expert is None else expert
+    groups.update(_instance_groups(pg_collection, groups, instances, ()))
+    groups.update({name: _required(pg_collection, name, None) for name in ("tp", "pp", "ep")})
+    return {f"{name}_group": group for name, group in groups.items()}
+
+
+# -- what the parallel state has ------------------------------------------------------------------------------------
+
+
+def _strict(instances: int, every: Iterable[str]) -> dict[str, Any]:
+    """Groups of the default parallel state, each of which must be there."""
+    wanted = ["dp", "dp_cp", "intra_dp_cp", "expt_dp", "intra_expt_dp", *every]
+    groups = {name: _asked(name) for name in wanted}
+    return groups | {"inter_dist_opt": _asked("inter_dist_opt") if instances > 1 else None}
+
+
+def _asked(name: str) -> Any:
+    getter, flags = _GETTERS[name]
+    return getattr(parallel_state, getter)(**flags)
+
+
+def _twin(getter: str, partial: str, **flags: bool) -> Any:
+    return getattr(parallel_state, getter)(**{partial: True}, **flags)
+
+
+# -- what a collection has ------------------------------------------------------------------------------------------
+
+
+def _given_for_optimizer(given: Any, model: Any, settings: Any, instances: int) -> dict[str, Any]:
+    groups = _data_groups(given, lambda: _config_of(model))
+    groups["expt_dp"] = _required(given, "expt_dp")
+    groups.update(_instance_groups(given, groups, instances, ("intra_dist_opt",)))
+    sharded = settings is not None and settings.use_distributed_optimizer
+    groups["intra_dist_opt"] = _required(given, "intra_dist_opt") if sharded else None
+    return groups | {name: _required(given, name) for name in ("mp", "tp_ep_pp")}
+
+
+def _data_groups(given: Any, config: Callable[[], Any]) -> dict[str, Any]:
+    """dp, and dp_cp, which is dp without context parallelism."""
+    dp = _required(given, "dp", None)
+    if hasattr(given, "dp_cp"):
+        return {"dp": dp, "dp_cp": given.dp_cp}
+    if getattr(config(), "context_parallel_size", 1) > 1:
+        raise _missing("received no dp_cp process group with context_parallel_size > 1", "dp_cp")
+    return {"dp": dp, "dp_cp": dp}
+
+
+def _instance_groups(given: Any, groups: Mapping[str, Any], instances: int, also: tuple[str, ...]) -> dict[str, Any]:
+    """The groups inside and between optimizer instances; with one instance they are the whole groups, and none."""
+    if instances == 1:
+        return {"intra_dp_cp": groups["dp_cp"], "intra_expt_dp": groups["expt_dp"], "inter_dist_opt": None}
+    wanted = ("intra_dp_cp", "intra_expt_dp", "inter_dist_opt")
+    if not all(hasattr(given, name) for name in (*wanted, *also)):
+        named = ", ".join((*wanted, *also))
+        raise _missing(f"received {instances} optimizer instances without all of the process groups {named}", named)
+    return {name: getattr(given, name) for name in wanted}
+
+
+def _required(given: Any, name: str, remedy: str | None = "or to None if it is not needed") -> Any:
+    if not hasattr(given, name):
+        raise _missing(f"received a pg_collection without the {name} process group", f"{name} {remedy or ''}".strip())
+    return getattr(given, name)
+
+
+def _missing(received: str, remedy: str) -> PlanError:
+    fix = "leave it False" if remedy == "it" else f"set {remedy}"
+    return PlanError(f"{received}; every group that is used is required; {fix}")
+
+
+def _config_of(model: Any) -> Any:
+    """The configuration of a model under its wrappers."""
+    while not hasattr(model, "config") and hasattr(model, "module"):
+        model = model.module
+    return getattr(model, "config", None)
+
+
+_made = count()
+
+
+def _only_this_rank() -> ProcessGroup:
+    if dist.get_rank() == 0:
+        logger.warning("pg_collection has no expt_dp group: each rank is alone in expert data parallelism")
+    name = f"expt_dp/alone/{next(_made)}"
+    return alone(rank=dist.get_rank(), name=name, desc="expt_dp of one rank", backend=dist.get_backend())
