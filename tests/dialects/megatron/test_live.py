@@ -169,6 +169,24 @@ def test_groups_that_callers_make(ranks):
         assert shown == [[rank - rank % 2, rank - rank % 2 + 1], [rank % 2, rank % 2 + 2]]
 
 
+def _world_first(me):
+    found = []
+    for attempt in range(2):
+        me.world("gloo", prefix=f"world {attempt}")
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+        found.append(right(parallel_state.get_tensor_model_parallel_group()))
+        me.meet(f"used {attempt}")
+        dist.destroy_process_group()
+        parallel_state.destroy_model_parallel()
+        found.append([parallel_state.is_initialized(), parallel_state.get_data_parallel_rank()])
+    return found
+
+
+def test_a_world_that_goes_before_its_groups(ranks):
+    """2 ranks, twice: the world is destroyed first, the state afterwards, and both can be made again."""
+    assert ranks(2, _world_first, world=None) == [[True, [False, 0]] * 2] * 2
+
+
 # -- grids ----------------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +261,12 @@ def _wrong_grids(me):
     found["not equal"] = me.error(ValueError, grid.register_view, "expert", [2, 2], ["pp", "ep"], shared_dims=["pp"])[
         "message"
     ]
+    found["not shared"] = me.error(ValueError, grid.register_view, "expert", [2, 2], ["ep", "pp"], shared_dims=["tp"])[
+        "message"
+    ]
+    found["shared twice"] = me.error(
+        ValueError, grid.register_view, "expert", [2, 2], ["ep", "pp"], shared_dims=["pp", "pp"]
+    )["message"]
     found["dimension"] = me.error(ValueError, grid.create_pg, "dp")["message"]
     found["view"] = me.error(KeyError, grid.create_pg, "tp", view="expert")["message"]
     os.environ["WORLD_SIZE"] = "16"
@@ -260,6 +284,8 @@ def test_wrong_grids(ranks):
         "offset": "-1",
         "view size": "6 ranks",
         "not equal": "'pp'",
+        "not shared": "share what both have",
+        "shared twice": "name each once",
         "dimension": "'dp'",
         "view": "'expert'",
         "other world": "a world of 16 ranks in a world of 4",

@@ -106,20 +106,14 @@ class HyperCommGrid:
         if len(set(shared)) < len(shared):
             raise LayoutError(f"received shared_dims {shared} with a name twice; name each once", received=shared)
         for dim in shared:
-            for owner, names in ((BASE, self.dim_names), (name, dim_names)):
-                if dim not in names:
-                    raise LayoutError(
-                        f"received shared dimension {dim!r}, which view {owner!r} with {names} has not; share what "
-                        "both have",
-                        dim=dim,
-                    )
-        mesh = self._mesh.with_view(name, shared=shared, **dict(zip(dim_names, shape, strict=True)))
-        if len(shared) > 1 and mesh.groups(shared).tolist() != mesh.groups(shared, view=name).tolist():
-            raise LayoutError(
-                f"received shared dimensions {shared}, which together give other groups in view {name!r}; share fewer",
-                shared=shared,
-            )
-        self._mesh, self._shared[name] = mesh, shared
+            if dim not in self.dim_names or dim not in dim_names:
+                raise LayoutError(
+                    f"received shared dimension {dim!r} of view {name!r}; the grid has {self.dim_names}, the view "
+                    f"{dim_names}; share what both have",
+                    dim=dim,
+                )
+        self._mesh = self._mesh.with_view(name, shared=shared, **dict(zip(dim_names, shape, strict=True)))
+        self._shared[name] = shared
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
