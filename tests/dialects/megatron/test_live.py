@@ -5,6 +5,7 @@ import time
 from datetime import timedelta
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -208,6 +209,7 @@ def _grid(me):
         "timeout": [seconds(tp), tp.group_desc],
         "members": [dist.get_process_group_ranks(group) for group in (tp, both, ep, dp)],
         "twice": me.error(KeyError, grid.create_pg, "tp")["message"],
+        "twice in view": me.error(KeyError, grid.create_pg, "ep", view="expert")["message"],
         "absent": me.error(KeyError, grid.get_pg, "cp")["message"],
     }
     grid.destroy()
@@ -231,7 +233,8 @@ def test_a_grid_with_a_view(ranks):
         assert both == [rank % 2 + 2 * step for step in range(4)]
         assert ep == [rank - rank % 4 + step for step in range(4)]
         assert dp == [rank % 4, rank % 4 + 4]
-        assert "already been created" in found["twice"]
+        assert "Process group tp has already been created" in found["twice"]
+        assert "for view 'expert' has already been created" in found["twice in view"]
         assert "hasn't been created" in found["absent"]
 
 
@@ -279,13 +282,13 @@ def _wrong_grids(me):
 def test_wrong_grids(ranks):
     """4 ranks: names twice, too many ranks, views that do not fit, and WORLD_SIZE that is not the world's size."""
     words = {
-        "duplicate": "name of its own",
+        "duplicate": "duplicate dim_names",
         "large": "Grid shape [2, 4] is over sized",
         "offset": "-1",
         "view size": "6 ranks",
         "not equal": "'pp'",
-        "not shared": "share what both have",
-        "shared twice": "name each once",
+        "not shared": "Shared dim 'tp' of view 'expert' is not in the view's dim_names",
+        "shared twice": "duplicate shared_dims",
         "dimension": "'dp'",
         "view": "'expert'",
         "other world": "a world of 16 ranks in a world of 4",
@@ -306,6 +309,37 @@ def test_a_replaced_torch_function_is_asked(monkeypatch):
     assert grid.create_pg(["tp", "cp"], group_desc="MINE") is grid.get_pg(["cp", "tp"]) is group
     asked.assert_called_once_with([[0, 1, 2, 3], [4, 5, 6, 7]], backend="nccl", group_desc="MINE")
     assert list(grid._pgs) == ["cp-tp"]
+
+
+def test_a_registered_view_is_a_copy(monkeypatch):
+    """No world: numpy's integers are sizes; the view is kept by name, and later changes of the lists are not seen."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    grid = HyperCommGrid([2, 2, 2], ["tp", "dp", "pp"])
+    shape, names = [np.int64(4), np.int64(2)], ["ep", "pp"]
+    grid.register_view("expert", shape, names, shared_dims=["pp"])
+    shape.append(3)
+    names.append("more")
+    view = grid._views["expert"]
+    assert (view.name, view.shape, view.dim_names, view.shared_dims) == ("expert", [4, 2], ["ep", "pp"], ["pp"])
+    assert grid.get_rank_enum("pp") == grid.get_rank_enum("pp", view="expert") == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    with pytest.raises(ValueError, match="'expert', which is already registered"):
+        grid.register_view("expert", [8], ["ep"])
+    with pytest.raises(ValueError, match="shape must be positive ints"):
+        grid.register_view("other", [8, 0], ["ep", "etp"])
+    with pytest.raises(KeyError, match=r"\['ep'\] for view 'expert' hasn't been created"):
+        grid.get_pg(["ep"], view="expert")
+
+
+def test_destroy_takes_groups_that_others_made(monkeypatch):
+    """Groups that a replaced torch function gave are destroyed by torch; what this rank is not in is left alone."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    destroyed = Mock()
+    monkeypatch.setattr("torch.distributed.destroy_process_group", destroyed)
+    group, grid = Mock(spec=dist.ProcessGroup), HyperCommGrid([2, 4], ["tp", "dp"])
+    grid._pgs = {"tp": group, "dp": dist.GroupMember.NON_GROUP_MEMBER, "dp-tp": None}
+    grid.destroy()
+    destroyed.assert_called_once_with(group)
+    assert grid._pgs == {}
 
 
 def test_grids_enumerate_as_the_peer(monkeypatch):

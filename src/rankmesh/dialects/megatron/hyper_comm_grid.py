@@ -17,21 +17,26 @@ do, is asked for the groups instead, with the enumeration that Megatron-Core wou
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import torch.distributed as dist
 
+from rankmesh.dialects.megatron.grid_checks import (
+    GridTooLarge,
+    RankView,
+    check_named,
+    check_view,
+    options_for,
+    planned_world_size,
+)
 from rankmesh.dialects.megatron.refusals import NotHere, UnknownName
-from rankmesh.errors import ConnectError, LayoutError, PlanError
+from rankmesh.errors import LayoutError
 from rankmesh.groups import torch_private
 from rankmesh.groups.connect import connect
 from rankmesh.groups.live import LiveGroups
 from rankmesh.layout.mesh import Mesh
-from rankmesh.plan.options import Options
 from rankmesh.plan.plan import Plan
 from rankmesh.plan.spec import GroupSpec
 
@@ -44,10 +49,6 @@ _TORCHS_OWN = dist.new_subgroups_by_enumeration
 
 # How often a plan was connected in this process: two grids of one shape have groups of their own.
 _uses: Counter[str] = Counter()
-
-
-class GridTooLarge(LayoutError, RuntimeError):
-    """A grid of more ranks than the world has after its offset."""
 
 
 class HyperCommGrid:
@@ -66,10 +67,10 @@ class HyperCommGrid:
     def __init__(
         self, shape: list[int], dim_names: list[str], rank_offset: int = 0, backend: str | None = None
     ) -> None:
-        _check_named(shape, dim_names, "grid")
+        check_named(shape, dim_names, "grid")
         if rank_offset < 0:
             raise LayoutError(f"received rank_offset {rank_offset}; it is 0 or more; raise it", received=rank_offset)
-        self._world_size = _world_size()
+        self._world_size = planned_world_size()
         self.rank_offset = rank_offset
         self.size = prod(shape)
         if self.size > self._world_size - rank_offset:
@@ -84,7 +85,7 @@ class HyperCommGrid:
         self.backend = backend
         self._pgs: dict[Key, Any] = {}
         self._mesh = _mesh(shape, dim_names, rank_offset)
-        self._shared: dict[str, tuple[str, ...]] = {}
+        self._views = {BASE: RankView(BASE, shape[:], dim_names[:], [])}
         self._live: dict[Key, LiveGroups] = {}
 
     # -- views ------------------------------------------------------------------------------------------------------
@@ -97,23 +98,17 @@ class HyperCommGrid:
         Groups over shared dimensions alone are one group, whichever view makes it. ``LayoutError`` (a ``ValueError``)
         for sizes or names that do not fit.
         """
-        if name == BASE or name in self._mesh.views:
-            raise LayoutError(
-                f"received a second view named {name!r}; each has a name of its own; rename it", view=name
-            )
-        _check_named(shape, dim_names, f"view {name!r}")
-        shared = tuple(shared_dims or ())
-        if len(set(shared)) < len(shared):
-            raise LayoutError(f"received shared_dims {shared} with a name twice; name each once", received=shared)
-        for dim in shared:
-            if dim not in self.dim_names or dim not in dim_names:
-                raise LayoutError(
-                    f"received shared dimension {dim!r} of view {name!r}; the grid has {self.dim_names}, the view "
-                    f"{dim_names}; share what both have",
-                    dim=dim,
-                )
-        self._mesh = self._mesh.with_view(name, shared=shared, **dict(zip(dim_names, shape, strict=True)))
-        self._shared[name] = shared
+        if name in self._views:
+            raise LayoutError(f"received view {name!r}, which is already registered; rename one", view=name)
+        check_named(shape, dim_names, f"view {name!r}")
+        shared = list(shared_dims or ())
+        check_view(name, shape, dim_names, shared, self._views[BASE])
+        try:
+            self._mesh = self._mesh.with_view(name, shared=shared, **_sizes(shape, dim_names))
+        except LayoutError as error:
+            dim = error.values.get("axis")
+            raise LayoutError(f"Shared dim {dim!r} has different membership: {error}", **error.values) from error
+        self._views[name] = RankView(name, shape[:], dim_names[:], shared)
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
@@ -125,8 +120,9 @@ class HyperCommGrid:
         """
         ordered, key, owner = self._resolve(dims, view)
         if key in self._pgs:
+            where = dims if owner is None else f"{dims} for view {owner!r}"
             raise UnknownName(
-                f"Process group {dims} has already been created; its options cannot be compared; use get_pg()", key=key
+                f"Process group {where} has already been created; its options cannot be compared; use get_pg()", key=key
             )
         if dist.new_subgroups_by_enumeration is not _TORCHS_OWN:
             ranks = self.get_rank_enum(ordered, view=owner)
@@ -137,7 +133,7 @@ class HyperCommGrid:
 
     def _create(self, dims: list[str], key: Key, view: str | None, options: dict[str, Any]) -> Any:
         description = options.pop("group_desc", None)
-        spec = GroupSpec("pg", dims, view=view, **_options(self.backend, options))
+        spec = GroupSpec("pg", dims, view=view, **options_for(self.backend, options))
         once = Plan(self._mesh, [spec], world_size=self._world_size)
         _uses[once.digest] += 1
         plan = Plan(self._mesh, [spec], world_size=self._world_size, name=f"hyper_comm_grid/{_uses[once.digest]}")
@@ -157,7 +153,8 @@ class HyperCommGrid:
         """
         _, key, _ = self._resolve(dims, view)
         if key not in self._pgs:
-            raise UnknownName(f"Process group for {key} hasn't been created; call create_pg() first", key=key)
+            where = key if isinstance(key, str) else f"{dims} for view {key[0]!r}"
+            raise UnknownName(f"Process group for {where} hasn't been created; call create_pg() first", key=key)
         if self._pgs[key] is None:
             raise NotHere(
                 f"received a request for {key} on a rank outside the grid of ranks {self.rank_offset} to "
@@ -168,7 +165,7 @@ class HyperCommGrid:
 
     def get_rank_enum(self, dims: str | list[str], *, view: str | None = None) -> list[list[int]]:
         """The ranks of every group along these dimensions, ascending."""
-        ordered, _ = self._order_dims_for(self._names(view), dims)
+        ordered, _ = self._in_view(dims, view)
         return self._mesh.groups(ordered[::-1], view=_view(view), ordered=True).tolist()
 
     def is_current_rank_in_grid(self) -> bool:
@@ -177,13 +174,12 @@ class HyperCommGrid:
 
     def destroy(self) -> None:
         """Destroy the groups that this grid made, last made first; it can make them again."""
-        made, live = dict(self._pgs), dict(self._live)
-        self._pgs.clear()
-        self._live.clear()
+        made, live = self._pgs, self._live
+        self._pgs, self._live = {}, {}
         for key in reversed(made):
             if key in live:
                 live[key].close()
-            elif made[key] is not None and made[key] is not dist.GroupMember.NON_GROUP_MEMBER:
+            elif made[key] not in (None, dist.GroupMember.NON_GROUP_MEMBER):
                 dist.destroy_process_group(made[key])
 
     # -- names, as Megatron-Core's tests ask for them -----------------------------------------------------------------
@@ -205,26 +201,28 @@ class HyperCommGrid:
         wanted = [dims] if isinstance(dims, str) else list(dims)
         unknown = [dim for dim in wanted if dim not in dim_names]
         if unknown:
-            raise LayoutError(
-                f"received dimension {unknown[0]!r}; the dimensions are {dim_names}; use these", name=unknown[0]
-            )
+            raise LayoutError(f"received {unknown[0]!r}; the dimensions are {dim_names}; use these", name=unknown[0])
         ordered = [name for name in reversed(dim_names) if name in wanted]
         return ordered, "-".join(ordered)
 
-    def _names(self, view: str | None) -> list[str]:
-        if _view(view) is None:
-            return self.dim_names
-        if view not in self._mesh.views:
-            raise UnknownName(f"received view {view!r}; the views are {[BASE, *self._mesh.views]}; use these", key=view)
-        return list(self._mesh.views[view].axes)
+    def _in_view(self, dims: str | list[str], view: str | None) -> tuple[list[str], str]:
+        name = BASE if view is None else view
+        if name not in self._views:
+            raise UnknownName(
+                f"View {name!r} is not registered; the views are {list(self._views)}; use these", key=name
+            )
+        try:
+            return self._order_dims_for(self._views[name].dim_names, dims)
+        except LayoutError as error:
+            raise LayoutError(f"{error.values['name']!r} is not in view {name!r}: {error}", **error.values) from error
 
     def _resolve(self, dims: str | list[str], view: str | None) -> tuple[list[str], Key, str | None]:
         """Ordered dimensions, the key, and the view that the group belongs to: base for shared dimensions."""
-        ordered, key = self._order_dims_for(self._names(view), dims)
+        ordered, key = self._in_view(dims, view)
         named = _view(view)
         if named is None:
             return ordered, key, None
-        if set(ordered) <= set(self._shared[named]):
+        if set(ordered) <= set(self._views[named].shared_dims):
             ordered, key = self._order_dims(ordered)
             return ordered, key, None
         return ordered, (named, tuple(ordered)), named
@@ -234,37 +232,9 @@ def _view(view: str | None) -> str | None:
     return None if view == BASE else view
 
 
+def _sizes(shape: list[int], dim_names: list[str]) -> dict[str, int]:
+    return dict(zip(dim_names, shape, strict=True))
+
+
 def _mesh(shape: list[int], dim_names: list[str], offset: int) -> Mesh:
-    sizes = dict(zip(dim_names, shape, strict=True))
-    return Mesh(offset=offset, rank_map=None, **sizes)
-
-
-def _check_named(shape: list[int], dim_names: list[str], what: str) -> None:
-    if len(shape) != len(dim_names):
-        raise LayoutError(
-            f"received a {what} with len(shape) {shape} != len(dim_names) {dim_names}; name each dimension once"
-        )
-    if len(set(dim_names)) < len(dim_names):
-        raise LayoutError(f"received a {what} with dimensions {dim_names}; each has a name of its own; rename one")
-
-
-def _world_size() -> int:
-    if "WORLD_SIZE" in os.environ:
-        return int(os.environ["WORLD_SIZE"])
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size()
-    raise ConnectError(
-        "received no world for a grid: WORLD_SIZE is not set, and torch.distributed is not initialised; do one of both"
-    )
-
-
-def _options(backend: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of torch's call as a spec's."""
-    unknown = sorted(set(given) - {"timeout", "pg_options"})
-    if unknown:
-        raise PlanError(
-            f"received option {unknown[0]!r}; create_pg takes timeout, pg_options and group_desc", option=unknown[0]
-        )
-    options = given.get("pg_options")
-    asked = Options() if options is None else torch_private.options_of(options)
-    return Options(backend=backend, timeout=given.get("timeout")).over(asked).to_dict()
+    return Mesh(offset=offset, rank_map=None, **_sizes(shape, dim_names))
