@@ -26,6 +26,7 @@ def _splits(plan, rank, monkeypatch):
         patch.setattr(torch_private, "decline_split", lambda _: done.append(None))
         patch.setattr("rankmesh.groups.live.alone", lambda **_: None)
         patch.setattr(torch_private, "nccl_options", lambda *_: None)
+        patch.setattr(torch_private, "check_backend", lambda _: None)
         LiveGroups(plan, _world(rank, plan.world_size), 0, {}, timedelta(seconds=9)).create_all()
     return done
 

@@ -54,7 +54,7 @@ def connect(plan: Plan, *, timeout: float | timedelta = DEFAULT_TIMEOUT) -> Live
     claim = _claim(plan, world)
     generation = _timed(phases, "agree", lambda: agree(world.store, claim, limit)) if claim else 0
     try:
-        live = _made(LiveGroups(plan, world, generation, phases, limit))
+        live = _timed(phases, "create", lambda: _made(LiveGroups(plan, world, generation, phases, limit)))
     except BaseException as error:
         if claim:
             give_up(world.store, claim, generation, error)

@@ -135,7 +135,14 @@ class LiveGroups(Mapping[str, LiveGroup]):
         return self._made[leader.name]
 
     def create_all(self) -> None:
-        """Make every process group that is not lazy, in the plan's order."""
+        """Make every process group that is not lazy, in the plan's order.
+
+        First every option of the plan is checked, those of other ranks' groups too: what is refused is then refused by
+        all ranks alike, and none of them waits for a member that has given up.
+        """
+        for spec in self.plan.specs:
+            if self.plan.groups(spec.name).size > 1:
+                self._check(spec)
         for spec in self.plan.specs:
             started = time.perf_counter()
             if self._leads(spec) and not spec.options.lazy:
@@ -143,6 +150,11 @@ class LiveGroups(Mapping[str, LiveGroup]):
                 self.phases[f"create {spec.name}"] = time.perf_counter() - started
             elif self._world.bound_device is not None and spec.name in self._split_kinds:
                 torch_private.decline_split(self._world.bound_device)
+
+    def _check(self, spec: GroupSpec) -> None:
+        backend = spec.options.backend or self._world.backend
+        torch_private.check_backend(backend)
+        torch_private.nccl_options(spec.options, backend)
 
     def _leads(self, spec: GroupSpec) -> bool:
         return spec.name in self._own and self._own[spec.name].leader == spec.name
