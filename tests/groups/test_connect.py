@@ -81,7 +81,8 @@ def _check(plan, rank, seen):
         assert group["gathered"] == group["registered"] == members, name
         assert (group["sum"], group["rank"]) == (sum(members), members.index(rank)), name
         # A shared process group is described as the kind that leads.
-        assert group["description"] == str(plan.of(rank)[plan.of(rank)[name].leader]), name
+        prefix = f"{plan.name}:" if plan.name else ""
+        assert group["description"] == prefix + str(plan.of(rank)[plan.of(rank)[name].leader]), name
 
 
 @pytest.mark.parametrize("what", PLANS)

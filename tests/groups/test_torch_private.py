@@ -8,7 +8,7 @@ from rankmesh.groups import torch_private
 
 SOURCES = Path(rankmesh.__file__).parent
 # Everything that depends on torch's insides, and on its version, is here.
-ALLOWED = {Path("groups/torch_private.py")}
+ALLOWED = {Path("groups/torch_private.py"), Path("groups/torch_threads.py")}
 # The benchmark starts dry worlds with torch's own test store, as torch's tests do.
 BESIDE = {Path("bench/dry.py")}
 PRIVATE_MODULES = ("torch._C", "torch.distributed.distributed_c10d", "torch.testing._internal")

@@ -10,6 +10,7 @@ report         what exists, what is shared, what it cost
 prove          every group against the plan's arithmetic, with real collectives
 launch         ranks on this machine through torchrun's launcher
 torch_private  every private torch call, and the versions it is known on
+torch_threads  those by which many ranks live in one process
 ```
 """
 

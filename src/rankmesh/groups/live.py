@@ -178,7 +178,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         name = process_group_name(self.plan.digest, self.generation, own.name, own.group.array)
         backend = own.options.backend or self._world.backend
         if own.size == 1:
-            return alone(rank=self.rank, name=name, desc=str(own), backend=backend)
+            return alone(rank=self.rank, name=name, desc=self._described(own), backend=backend)
         timeout = self._world.timeout if own.options.timeout is None else timedelta(seconds=own.options.timeout)
         try:
             return torch_private.create(
@@ -186,7 +186,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
                 ranks=own.ranks,
                 rank=own.rank,
                 name=name,
-                desc=str(own),
+                desc=self._described(own),
                 backend=backend,
                 timeout=timeout,
                 late=bool(own.options.lazy),
@@ -196,6 +196,10 @@ class LiveGroups(Mapping[str, LiveGroup]):
             raise
         except (RuntimeError, ValueError) as error:
             raise _failure(self.rank, own, error) from error
+
+    def _described(self, own: OwnGroup) -> str:
+        """Kind and coordinate, after the name of the plan where a job has several."""
+        return f"{self.plan.name}:{own}" if self.plan.name else str(own)
 
     # -- what they are for --------------------------------------------------------------------------------------
 

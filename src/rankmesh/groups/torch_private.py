@@ -6,6 +6,7 @@ create(...)          a process group of given members under a given name, made b
 register_alone(...)  the same for a group of one rank (``alone.py``)
 destroy(pg)          undo either, leaving torch's registries as they were
 registries()         what torch has registered now
+make_on_thread       who makes the process groups of threads that are ranks (``torch_threads``)
 ```
 
 Why private calls: ``torch.distributed.new_group`` sorts the ranks, names the group by a counter that differs between
@@ -15,7 +16,7 @@ ranks, and connects every pair of members at once. The pieces that it is made of
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -49,9 +50,11 @@ __all__ = [
     "finished",
     "flatten",
     "is_registered",
+    "make_on_thread",
     "nccl_options",
     "options_of",
     "premultiplied",
+    "register",
     "register_alone",
     "registries",
     "set_timeout",
@@ -60,6 +63,9 @@ __all__ = [
 ]
 
 KNOWN_VERSIONS = ("2.13",)
+
+# Set while threads of this process are ranks: makes their process groups, and gives None on other threads.
+make_on_thread: Callable[..., Any] | None = None
 
 _DEVICES = ("cpu", "cuda")
 
@@ -180,6 +186,9 @@ def create(
     ``rank`` is this process's position in ``ranks``; ``late`` leaves connecting to the first use, where the backend
     can; ``options`` are NCCL's. Raises ``Unjoined`` when a member does not come.
     """
+    pg = None if make_on_thread is None else make_on_thread(ranks, name, desc, backend, making.store, meet=False)
+    if pg is not None:
+        return pg  # type: ignore[no-any-return]
     check_backend(backend)
     known = c10d.Backend(backend)
     kinds = set(c10d.BackendConfig(known).get_device_backend_map().values())
@@ -187,7 +196,7 @@ def create(
         pg, prefix = _gloo(making, ranks, rank, name, timeout, known, late=late or len(ranks) > _CONNECTED_AT_ONCE)
         pg._set_group_name(c10d.GroupName(name))
         pg._set_group_desc(desc)
-        _register(pg, known, prefix, c10d.GroupName(name))
+        register(pg, known, prefix, c10d.GroupName(name))
     else:
         pg, _ = c10d._new_process_group_helper(
             len(ranks),
@@ -334,11 +343,12 @@ def register_alone(pg: dist.ProcessGroup, *, rank: int, name: str, desc: str, ba
         pg._register_backend(torch.device(device_type), kind, made)
     pg._set_group_name(c10d.GroupName(name))
     pg._set_group_desc(desc)
-    _register(pg, c10d.Backend(backend), HashStore(), c10d.GroupName(name))
+    register(pg, c10d.Backend(backend), HashStore(), c10d.GroupName(name))
     c10d._world.pg_group_ranks[pg] = {rank: 0}
 
 
-def _register(pg: Any, backend: Any, store: Any, name: Any) -> None:
+def register(pg: Any, backend: Any, store: Any, name: Any) -> None:
+    """Enter a process group in torch's registries."""
     tag = f"ptd:{name}"
     c10d._world.pg_map[pg] = (backend, store)
     c10d._world.pg_names[pg] = name
