@@ -1,0 +1,30 @@
+"""Many ranks in one process: real collective semantics, exact results, and divergence told at once.
+
+```
+run          a function on every rank, one thread each; what each returned
+baton        one rank runs at a time: who is next, and who waits for what
+rooms        where the calls of a group's members meet, and are compared
+compute      what each collective gives
+group        a process group as torch.distributed calls it; works, store: what it returns, what it waits at
+process      random numbers, environment and module globals, for each rank its own
+hooks        how torch.distributed answers threads that are ranks
+watch        ranks that do not come back
+```
+
+>>> from rankmesh import sim
+>>> def backwards(groups):
+...     import torch, torch.distributed as dist
+...     names = ["dp", "tp"] if dist.get_rank() in (0, 3) else ["tp", "dp"]
+...     for name in names:
+...         dist.all_reduce(torch.ones(1), group=groups[name].pg)
+>>> try:
+...     sim.run(backwards, "tp=2,dp=2")
+... except sim.RanksFailed as error:
+...     print(error.failures[0].kind, error.failures[0].group)
+deadlock dp@tp0
+"""
+
+from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed
+from rankmesh.sim.run import run
+
+__all__ = ["DivergenceError", "HungRank", "RanksFailed", "run"]

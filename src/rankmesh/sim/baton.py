@@ -1,0 +1,187 @@
+"""The baton: of all ranks of a simulation exactly one runs, until it waits, pauses or ends.
+
+```
+            ┌── pause ──┐
+            v           │
+ start ── ready ── running ── block ── waiting ── wake, fail ── ready
+            ^           │                             ^
+            └─ hand over┴── ended                     └── its deadline, or nobody can run
+```
+
+So a run is deterministic, what ranks share needs no lock, and that *every* rank waits is known at once, without a
+timeout. Time is simulated: when nobody can run, the earliest deadline of a waiting rank passes. Where there is no
+deadline either, the ranks are stuck, and the owner of the baton is told who waits for what.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Abandoned", "Baton", "Chooser", "Order", "Waiting"]
+
+Order = str | int
+
+
+class Abandoned(BaseException):
+    """Ends the thread of a rank that its simulation has given up; no error of the user's program."""
+
+
+@dataclass
+class Waiting:
+    """What a rank waits for, the simulated time at which it gives up, and how the wait ended."""
+
+    what: object
+    deadline: float | None = None
+    error: BaseException | None = None
+    late: bool = False
+
+
+class Chooser:
+    """Who runs next: the one that has been ready longest, or, with a seed, any of them.
+
+    >>> chooser = Chooser("deterministic")
+    >>> [chooser.next([3, 1, 2]) for _ in range(2)]
+    [0, 0]
+    """
+
+    def __init__(self, order: Order) -> None:
+        self.random = None if order == "deterministic" else random.Random(order)  # noqa: S311  - not for secrets
+
+    def next(self, choices: Sequence[object]) -> int:
+        """The index of the choice."""
+        return 0 if self.random is None else self.random.randrange(len(choices))
+
+
+class Baton:
+    """Hands the right to run from rank to rank; ``stuck`` is told when nobody can take it.
+
+    ``stuck`` gets the waits by rank and must ``fail`` at least one of them.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        chooser: Chooser,
+        stuck: Callable[[dict[int, Waiting]], None],
+        changed: Callable[[int | None, int | None], None] = lambda before, after: None,
+    ) -> None:
+        self.holder: int | None = None
+        self.progress = time.monotonic()
+        self.finished = threading.Event()
+        self.ended: set[int] = set()
+        self.waiting: dict[int, Waiting] = {}
+        self._woken: dict[int, Waiting] = {}
+        self.abandoned: set[int] = set()
+        self._ready: list[int] = list(range(size))
+        self._turn = [threading.Lock() for _ in range(size)]
+        self._chooser, self._stuck, self._changed = chooser, stuck, changed
+        self._clock = 0.0
+        self._state = threading.Lock()  # between the rank that runs and the one that watches
+        for turn in self._turn:
+            turn.acquire()
+
+    # -- for the ranks ------------------------------------------------------------------------------------------
+
+    def await_turn(self, rank: int) -> None:
+        """Wait to be handed the baton for the first time."""
+        self._turn[rank].acquire()
+        self._resumed(rank)
+
+    def block(self, rank: int, what: object, *, limit: float | None = None) -> bool:
+        """Wait until woken; whether that was before ``limit`` simulated seconds had passed."""
+        self.check(rank)
+        deadline = None if limit is None else self._clock + limit
+        self.waiting[rank] = Waiting(what, deadline)
+        self._hand_over(rank)
+        return not self._resumed(rank).late
+
+    def pause(self, rank: int, *, idle: bool = False) -> None:
+        """Let the others go first; ``idle`` when this rank only looked whether something has happened."""
+        self.check(rank)
+        self._ready.append(rank)
+        self._hand_over(rank, idle=idle)
+        self._resumed(rank)
+
+    def end(self, rank: int) -> None:
+        """This rank is through."""
+        self.ended.add(rank)
+        if rank not in self.abandoned:
+            self._hand_over(rank)
+
+    def check(self, rank: int) -> None:
+        """Refuse a rank that was given up."""
+        if rank in self.abandoned:
+            raise Abandoned
+
+    # -- for the one that holds the baton -----------------------------------------------------------------------
+
+    def wake(self, rank: int, error: BaseException | None = None) -> None:
+        """A rank that waits can go on, or goes on with an error; nothing for a rank that does not wait."""
+        waiting = self.waiting.pop(rank, None)
+        if waiting is not None:
+            waiting.error = error
+            self._woken[rank] = waiting
+            self._ready.append(rank)
+
+    def _resumed(self, rank: int) -> Waiting:
+        self.check(rank)
+        waiting = self._woken.pop(rank, None) or Waiting(None)
+        if waiting.error is not None:
+            raise waiting.error
+        return waiting
+
+    def _hand_over(self, rank: int | None, *, idle: bool = False) -> None:
+        with self._state:
+            if rank is not None:
+                self.check(rank)
+            after = self._next()
+            if not idle:
+                self.progress = time.monotonic()
+            if after == rank and rank is not None:
+                return
+            self._changed(rank, after)
+            self.holder = after
+            if after is None:
+                self.finished.set()
+            else:
+                self._turn[after].release()
+        if rank is not None and rank not in self.ended:
+            self._turn[rank].acquire()
+
+    def _next(self) -> int | None:
+        while not self._ready and self.waiting:
+            self._let_time_pass()
+        return self._ready.pop(self._chooser.next(self._ready)) if self._ready else None
+
+    def _let_time_pass(self) -> None:
+        deadlines = {rank: wait.deadline for rank, wait in self.waiting.items() if wait.deadline is not None}
+        if not deadlines:
+            self._stuck(dict(self.waiting))
+            return
+        first = min(deadlines, key=lambda rank: (deadlines[rank], rank))
+        self._clock = deadlines[first]
+        self.waiting[first].late = True
+        self.wake(first)
+
+    # -- for the one that watches -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Hand the baton to the first rank; called by a thread that is no rank."""
+        self._hand_over(None)
+
+    def abandon(self, error: Callable[[int], BaseException]) -> int | None:
+        """Give up the rank that runs and does not come back; the others go on with an error. That rank."""
+        with self._state:
+            hung, self.holder = self.holder, None
+            if hung is not None:
+                self.abandoned.add(hung)
+            for rank in list(self.waiting):
+                self.wake(rank, error(rank))
+            for rank in self._ready:
+                self._woken.setdefault(rank, Waiting(None, error=error(rank)))
+        self._hand_over(None)
+        return hung

@@ -1,0 +1,240 @@
+"""What each collective gives: from the tensors of all members, exactly, in the order of their positions.
+
+```
+operation         member p gives          member p gets
+all_reduce        x_p                     x_0 + x_1 + ...           summed in the order of the positions
+broadcast         x_p                     x_root
+reduce            x_p                     the sum on the root, nothing elsewhere
+all_gather        x_p                     [x_0, x_1, ...]
+gather            x_p                     [x_0, x_1, ...] on the root
+scatter           [y_0, y_1, ...] (root)  y_p
+reduce_scatter    [x_p0, x_p1, ...]       x_0p + x_1p + ...
+all_to_all        [x_p0, x_p1, ...]       [x_0p, x_1p, ...]
+barrier           nothing                 nothing
+```
+
+Sums are made in the tensors' own dtype, one after the other: every run gives the same bits. ``fit`` says in words why
+calls whose signatures are equal still cannot be computed together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce as fold
+from math import prod
+
+import torch
+from torch.distributed import ReduceOp
+
+from rankmesh.groups import torch_private
+from rankmesh.sim.calls import Call, shapes
+
+__all__ = ["compute", "fit", "reduction_name"]
+
+Tensors = list[torch.Tensor]
+
+
+_REDUCTIONS: dict[object, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.AVG: torch.add,
+    ReduceOp.PRODUCT: torch.mul,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+
+def reduction_name(operation: object) -> str:
+    """The name of a reduction: SUM, AVG, or a scaled sum with its factor."""
+    factor = torch_private.premultiplied(operation)
+    if factor is not None:
+        return f"PREMUL_SUM x {float(factor):g}"
+    return next((str(known).rpartition(".")[2] for known in _REDUCTIONS if operation == known), str(operation))
+
+
+def _reduced(tensors: Sequence[torch.Tensor], operation: object) -> torch.Tensor:
+    first, *rest = tensors
+    factor = torch_private.premultiplied(operation)
+    if factor is not None:
+        scaled: torch.Tensor = fold(torch.add, (tensor * factor for tensor in rest), first * factor)
+        return scaled
+    kind = next(known for known in _REDUCTIONS if operation == known)
+    total: torch.Tensor = fold(_REDUCTIONS[kind], rest, first)
+    if kind == ReduceOp.AVG:
+        whole = not (total.is_floating_point() or total.is_complex())
+        return torch.div(total, len(tensors), rounding_mode="trunc" if whole else None)
+    return total
+
+
+def compute(calls: Sequence[Call]) -> None:
+    """Give each call its results."""
+    with torch.no_grad():
+        _RULES[calls[0].operation](calls)
+
+
+def _all_reduce(calls: Sequence[Call]) -> None:
+    each = [_reduced([call.given[i] for call in calls], calls[0].reduction) for i in range(len(calls[0].given))]
+    for call in calls:
+        call.results = each
+
+
+def _reduce(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call.results = []
+    root = _root(calls)
+    root.results = [_reduced([call.given[i] for call in calls], root.reduction) for i in range(len(root.given))]
+
+
+def _broadcast(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call.results = _root(calls).given
+
+
+def _all_gather(calls: Sequence[Call]) -> None:
+    every = [tensor for call in calls for tensor in call.given]
+    for call in calls:
+        call.results = every
+
+
+def _all_gather_single(calls: Sequence[Call]) -> None:
+    joined = [torch.cat([call.given[i].reshape(-1) for call in calls]) for i in range(len(calls[0].given))]
+    for call in calls:
+        call.results = joined
+
+
+def _gather(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call.results = []
+    _root(calls).results = [call.given[0] for call in calls]
+
+
+def _scatter(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call.results = [_root(calls).given[call.position]]
+
+
+def _reduce_scatter(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call.results = [_reduced([other.given[call.position] for other in calls], call.reduction)]
+
+
+def _reduce_scatter_single(calls: Sequence[Call]) -> None:
+    members = len(calls)
+    for call in calls:
+        pieces = [[other.given[i].reshape(members, -1)[call.position] for other in calls] for i in range(_many(call))]
+        call.results = [_reduced(piece, call.reduction) for piece in pieces]
+
+
+def _many(call: Call) -> int:
+    return len(call.given)
+
+
+def _all_to_all(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call.results = [other.given[call.position] for other in calls]
+
+
+def _all_to_all_single(calls: Sequence[Call]) -> None:
+    cut = [torch.split(call.given[0], list(_sizes(call, "gives"))) for call in calls]
+    for call in calls:
+        call.results = [torch.cat([pieces[call.position].reshape(-1) for pieces in cut])]
+
+
+def _nothing(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call.results = []
+
+
+def _root(calls: Sequence[Call]) -> Call:
+    return next(call for call in calls if call.position == call.root)
+
+
+def _sizes(call: Call, name: str) -> tuple[int, ...]:
+    sizes = call.own[name]
+    return tuple(sizes) if isinstance(sizes, tuple) else ()
+
+
+_RULES: dict[str, Callable[[Sequence[Call]], None]] = {
+    "all_reduce": _all_reduce,
+    "all_reduce_coalesced": _all_reduce,
+    "reduce": _reduce,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "all_gather_coalesced": _all_gather,
+    "all_gather_single": _all_gather_single,
+    "all_gather_single_coalesced": _all_gather_single,
+    "gather": _gather,
+    "scatter": _scatter,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_single": _reduce_scatter_single,
+    "reduce_scatter_single_coalesced": _reduce_scatter_single,
+    "all_to_all": _all_to_all,
+    "all_to_all_single": _all_to_all_single,
+    "barrier": _nothing,
+    "monitored_barrier": _nothing,
+    "new_group": _nothing,
+}
+
+
+# -- do calls with equal signatures fit? --------------------------------------------------------------------------
+
+
+def fit(calls: Sequence[Call]) -> str | None:
+    """Why what one member gives is not what another one takes; None when all fit."""
+    check = _FITS.get(calls[0].operation)
+    return None if check is None else next(filter(None, map(check, calls, [calls] * len(calls))), None)
+
+
+def _takes_what_others_give(call: Call, calls: Sequence[Call]) -> str | None:
+    if not call.outputs:
+        return None
+    given = [tensor for other in calls for tensor in other.given]
+    return _first_difference(call, calls, given, len(given) // len(calls))
+
+
+def _takes_its_share(call: Call, calls: Sequence[Call]) -> str | None:
+    return _first_difference(call, calls, [other.given[call.position] for other in calls], 1)
+
+
+def _takes_from_root(call: Call, calls: Sequence[Call]) -> str | None:
+    root = _root(calls)
+    if len(root.given) != len(calls):
+        return f"rank {root.rank} scatters {len(root.given)} tensors to {len(calls)} members"
+    given = root.given[call.position]
+    if _content(given) == _content(call.outputs[0]):
+        return None
+    return f"rank {call.rank} takes {shapes(call.outputs)[0]} where rank {root.rank} gives {shapes([given])[0]}"
+
+
+def _first_difference(call: Call, calls: Sequence[Call], given: Tensors, each: int) -> str | None:
+    if len(given) != len(call.outputs):
+        return f"rank {call.rank} takes {len(call.outputs)} tensors of {len(given)}"
+    for index, (tensor, output) in enumerate(zip(given, call.outputs, strict=True)):
+        if _content(tensor) != _content(output):
+            giver = calls[index // each].rank
+            return f"rank {call.rank} takes {shapes([output])[0]} where rank {giver} gives {shapes([tensor])[0]}"
+    return None
+
+
+def _content(tensor: torch.Tensor) -> tuple[int, torch.dtype]:
+    return prod(tensor.shape), tensor.dtype
+
+
+def _splits_agree(call: Call, calls: Sequence[Call]) -> str | None:
+    for other in calls:
+        gives, takes = _sizes(other, "gives")[call.position], _sizes(call, "takes")[other.position]
+        if gives != takes:
+            return f"rank {call.rank} takes {takes} rows of rank {other.rank}, which gives {gives}"
+    return None
+
+
+_FITS: dict[str, Callable[[Call, Sequence[Call]], str | None]] = {
+    "all_gather": _takes_what_others_give,
+    "all_gather_coalesced": _takes_what_others_give,
+    "gather": _takes_what_others_give,
+    "scatter": _takes_from_root,
+    "all_to_all": _takes_its_share,
+    "all_to_all_single": _splits_agree,
+}

@@ -1,0 +1,332 @@
+"""A process group of a simulation, as ``torch.distributed`` calls it: each method posts one call, and returns its work.
+
+```
+torch.distributed.all_reduce(x, group=pg)         Python ── pg.allreduce([x], options)
+torch.ops._c10d_functional.all_reduce(x, ...)     C++ ───── the same method, through torch's PyProcessGroup
+```
+
+The names of the methods are those by which torch calls a process group that is written in Python, private and former
+ones too: this file is known on the same versions of torch as ``torch_private``.
+"""
+
+# torch's stubs lack these private parts, and type each method by its overloads; here one method serves them all.
+# mypy: disable-error-code="attr-defined,assignment,override"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from rankmesh.groups import torch_threads
+from rankmesh.sim.calls import Call, call_site, shapes
+from rankmesh.sim.compute import reduction_name
+from rankmesh.sim.works import SimulatedWork, Together
+
+if TYPE_CHECKING:
+    from rankmesh.sim.rooms import Room
+    from rankmesh.sim.simulation import Simulation
+
+__all__ = ["SimulatedGroup"]
+
+Tensors = list[torch.Tensor]
+
+
+class SimulatedGroup(dist.ProcessGroup):
+    """One rank's process group; the ranks' groups of one name and members meet in one room."""
+
+    def __init__(self, simulation: Simulation, room: Room, position: int) -> None:
+        super().__init__(position, len(room.ranks))  # type: ignore[call-arg]  # the stubs lack this overload
+        self.simulation, self.room, self.position = simulation, room, position
+        self.owner = room.ranks[position]
+        self.destroyed = False
+        self._name = self._desc = ""
+        self._posted = 0
+        self._together: list[SimulatedWork] | None = None
+
+    # -- collectives --------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Every member gets the reduction of all."""
+        return self._reducing("all_reduce", _listed(tensors), _listed(tensors), opts)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Several at once."""
+        return self._reducing("all_reduce_coalesced", _listed(tensors), _listed(tensors), opts)
+
+    def reduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """The root gets the reduction of all; the others' tensors stay as they are."""
+        given = _listed(tensors)
+        return self._reducing("reduce", given, given if opts.rootRank == self.position else [], opts, opts.rootRank)
+
+    def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Every member gets the root's tensors."""
+        given, root = _listed(tensors), 0 if opts is None else opts.rootRank
+        signature = {"tensors": shapes(given), "root": self._name_of(root)}
+        return self._post("broadcast", given, given, opts, signature, root=root)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Every member gets the tensors of all, in the order of positions; shapes may differ."""
+        return self._gathering("all_gather", _flat(outputs), _listed(inputs), opts)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Several at once: the outputs are listed by member."""
+        return self._gathering("all_gather_coalesced", _flat(outputs), _listed(inputs), opts)
+
+    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> dist.Work:
+        """Every member gets one tensor that holds those of all."""
+        return self._singles("all_gather_single", [output], [given], opts, 1)
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Several at once."""
+        return self._singles("all_gather_single_coalesced", _listed(outputs), _listed(inputs), opts, 1)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """The root gets the tensors of all."""
+        given, signature = _listed(inputs), {"root": self._name_of(opts.rootRank)}
+        own = {"gives": shapes(given)}
+        return self._post("gather", given, _flat(outputs), opts, signature, own, root=opts.rootRank)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Every member gets one of the root's tensors."""
+        takes, signature = _listed(outputs), {"root": self._name_of(opts.rootRank)}
+        own = {"takes": shapes(takes)}
+        return self._post("scatter", _flat(inputs), takes, opts, signature, own, root=opts.rootRank)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Every member gets the reduction of the tensors at its position."""
+        given, takes = _flat(inputs), _listed(outputs)
+        self._expect("reduce_scatter", len(given), self.size(), "tensors, one for each member")
+        self._expect("reduce_scatter", takes[0].numel(), given[self.position].numel(), "elements of output")
+        return self._reducing("reduce_scatter", given, takes, opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> dist.Work:
+        """Every member gets its part of the reduction of all."""
+        return self._singles("reduce_scatter_single", [output], [given], opts, -1)
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Several at once."""
+        return self._singles("reduce_scatter_single_coalesced", _listed(outputs), _listed(inputs), opts, -1)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+        """Every member gives each member a tensor."""
+        given, takes = _listed(inputs), _listed(outputs)
+        self._expect("all_to_all", len(given), self.size(), "tensors, one for each member")
+        self._expect("all_to_all", len(takes), self.size(), "outputs, one for each member")
+        own = {"gives": shapes(given), "takes": shapes(takes)}
+        return self._post("all_to_all", given, takes, opts, {}, own)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, given: torch.Tensor, takes: Any = None, gives: Any = None, opts: Any = None, *_: Any
+    ) -> dist.Work:
+        """Every member gives each member some rows: equally many, or as the split sizes say."""
+        own = {"gives": self._rows(given, gives), "takes": self._rows(output, takes)}
+        signature = {"rows": shapes([given[:0]])}
+        return self._post("all_to_all_single", [given], [output], opts, signature, own)
+
+    def barrier(self, opts: Any = None, *_: Any) -> dist.Work:
+        """Nobody goes on before all have come."""
+        return self._post("barrier", [], [], opts)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """The same; who does not come is named in any case."""
+        self._post("monitored_barrier", [], [], None).wait()
+
+    def meet(self) -> None:
+        """Wait until all members have made the group, as gloo connects them."""
+        self._post("new_group", [], [], None).wait()
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # -- point to point -----------------------------------------------------------------------------------------
+
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
+        """Done when the member at position ``peer`` has received it."""
+        return self._point_to_point("send", _listed(tensors), [], peer, tag)
+
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
+        """From the member at position ``peer``."""
+        return self._point_to_point("recv", [], _listed(tensors), peer, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
+        """From whoever sends."""
+        return self._point_to_point("recv", [], _listed(tensors), None, tag)
+
+    # -- what torch asks besides --------------------------------------------------------------------------------
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._together = []
+
+    def _end_coalescing(self, device: Any = None) -> dist.Work:
+        works, self._together = self._together or [], None
+        return Together(works)
+
+    def set_timeout(self, timeout: Any) -> None:
+        """Nothing: who cannot go on is told at once."""
+
+    def shutdown(self) -> None:
+        """Refuse every further call."""
+        self.destroyed = True
+
+    abort = shutdown
+
+    # Torch keeps name and description in the backends of a group, of which this one has none.
+
+    @property
+    def group_name(self) -> str:
+        """The name under which torch has registered the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """The description that its maker gave."""
+        return self._desc
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    def getGroupName(self) -> str:  # noqa: N802  - as torch's C++ asks
+        """The same for C++."""
+        return self._name
+
+    def getGroupDesc(self) -> str:  # noqa: N802  - as torch's C++ asks
+        """The same for C++."""
+        return self._desc
+
+    def getBackendName(self) -> str:  # noqa: N802  - torch's name
+        """What messages call it."""
+        return "simulated"
+
+    def _set_sequence_number_for_group(self) -> None:
+        """The number counts what this rank did."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._posted
+
+    def __repr__(self) -> str:
+        return f"SimulatedGroup({self.room}, position {self.position})"
+
+    # -- the ways to post ---------------------------------------------------------------------------------------
+
+    def _reducing(self, name: str, given: Tensors, takes: Tensors, opts: Any, root: int | None = None) -> dist.Work:
+        reduction = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        signature: dict[str, object] = {"tensors": shapes(given), "reduction": reduction_name(reduction)}
+        if root is not None:
+            signature["root"] = self._name_of(root)
+        return self._post(name, given, takes, opts, signature, reduction=reduction, root=root)
+
+    def _gathering(self, name: str, takes: Tensors, given: Tensors, opts: Any) -> dist.Work:
+        own = {"gives": shapes(given), "takes": shapes(takes)}
+        return self._post(name, given, takes, opts, {"tensors": len(given)}, own)
+
+    def _singles(self, name: str, takes: Tensors, given: Tensors, opts: Any, sign: int) -> dist.Work:
+        for output, tensor in zip(takes, given, strict=True):
+            small, large = (tensor, output) if sign > 0 else (output, tensor)
+            self._expect(name, large.numel(), small.numel() * self.size(), "elements in the larger tensor")
+        if sign < 0:
+            return self._reducing(name, given, takes, opts)
+        return self._post(name, given, takes, opts, {"tensors": shapes(given)})
+
+    def _post(
+        self,
+        operation: str,
+        given: Tensors,
+        takes: Tensors,
+        opts: Any,
+        signature: Mapping[str, object] | None = None,
+        own: Mapping[str, object] | None = None,
+        *,
+        reduction: object = None,
+        root: int | None = None,
+    ) -> SimulatedWork:
+        asynchronous = getattr(opts, "asyncOp", True)
+        call = self._call(operation, given, takes, signature or {}, own or {}, asynchronous, reduction, root)
+        return self._work(lambda: self.simulation.join(self, call))
+
+    def _point_to_point(self, operation: str, given: Tensors, takes: Tensors, peer: int | None, tag: int) -> dist.Work:
+        whom = "anybody" if peer is None else self._name_of(peer)
+        signature = {"to" if operation == "send" else "from": whom, "tensor": shapes(given or takes), "tag": tag}
+        call = self._call(operation, given, takes, signature, {}, True)
+        return self._work(lambda: self.simulation.post(self, call, peer, tag))
+
+    def _call(
+        self,
+        operation: str,
+        given: Tensors,
+        takes: Tensors,
+        signature: Mapping[str, object],
+        own: Mapping[str, object],
+        asynchronous: bool,
+        reduction: object = None,
+        root: int | None = None,
+    ) -> Call:
+        for tensor in (*given, *takes):
+            _check_dense(tensor, operation)
+        return Call(
+            rank=self.owner,
+            position=self.position,
+            operation=operation,
+            inputs=given,
+            outputs=takes,
+            site=call_site(),
+            signature=signature,
+            own=own,
+            reduction=reduction,
+            root=root,
+            given=[tensor.detach().clone() for tensor in given],
+            versions=[torch_threads.version(tensor) for tensor in given] if asynchronous else [],
+        )
+
+    def _work(self, post: Callable[[], SimulatedWork]) -> SimulatedWork:
+        self._posted += 1
+        work = post()
+        if self._together is not None:
+            self._together.append(work)
+        return work
+
+    def _name_of(self, position: int) -> str:
+        return f"rank {self.room.ranks[position]}"
+
+    def _rows(self, tensor: torch.Tensor, sizes: Any) -> tuple[int, ...]:
+        if sizes:
+            self._expect("all_to_all_single", len(sizes), self.size(), "split sizes, one for each member")
+            self._expect("all_to_all_single", sum(sizes), tensor.shape[0], "rows in the split sizes")
+            return tuple(sizes)
+        self._expect("all_to_all_single", tensor.shape[0] % self.size(), 0, "rows left over")
+        return (tensor.shape[0] // self.size(),) * self.size()
+
+    def _expect(self, operation: str, got: int, expected: int, what: str) -> None:
+        if got != expected:
+            raise ValueError(
+                f"received {got} {what} for {operation} on {self.room}; {expected} are needed; give tensors that fit"
+            )
+
+
+def _check_dense(tensor: torch.Tensor, operation: str) -> None:
+    """A network moves a block of memory: of a slice, real backends move what lies between its elements instead."""
+    if tensor.layout != torch.strided:
+        raise ValueError(f"received a tensor of layout {tensor.layout} for {operation}; make it dense first")
+    extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    if tensor.numel() and extent != tensor.numel():
+        raise ValueError(
+            f"received a tensor of shape {list(tensor.shape)} and strides {list(tensor.stride())} for {operation}; "
+            "a process group moves one block of memory, and gloo gives wrong numbers without a word; "
+            "give tensor.contiguous()"
+        )
+
+
+def _listed(tensors: Any) -> Tensors:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _flat(lists: Sequence[Any]) -> Tensors:
+    return [tensor for tensors in lists for tensor in _listed(tensors)]

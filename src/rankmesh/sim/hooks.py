@@ -1,0 +1,90 @@
+"""The hooks by which torch.distributed answers ranks that are threads: in place while a simulation needs them.
+
+A thread that was given up and lives on keeps them in place: whatever it calls of torch.distributed raises, and nothing
+that it does reaches the process's own world.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rankmesh.groups import torch_threads
+from rankmesh.sim.simulation import Seat, current_seat
+
+__all__ = ["Hooks", "hooks"]
+
+
+class _Answers:
+    """What torch is told on a thread: that of its rank, nothing on other threads."""
+
+    def world(self) -> torch_threads.RankWorld | None:
+        seat = current_seat()
+        return None if seat is None else seat.world
+
+    def identity(self) -> object:
+        seat = self._seat()
+        return id(seat.simulation), seat.rank
+
+    def make(self, name: str, ranks: Any, desc: str, *, meet: bool) -> Any:
+        seat = self._seat()
+        return seat.simulation.make(seat, name, ranks, desc, meet=meet)
+
+    def meeting_place(self) -> tuple[Any, int, int]:
+        seat = self._seat()
+        return seat.simulation.store, seat.rank, seat.simulation.size
+
+    def refuse(self, operation: str) -> None:
+        seat = self._seat()
+        raise seat.simulation.not_a_member(seat, operation)
+
+    def _seat(self) -> Seat:
+        seat = current_seat()
+        if seat is None:
+            raise RuntimeError("received a question about a rank on a thread that is none")
+        return seat
+
+
+class Hooks:
+    """Counts who needs the hooks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._survivors: list[threading.Thread] = []
+        self._back: Callable[[], None] | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have the hooks in place."""
+        with self._lock:
+            self._users += 1
+            if self._back is None:
+                self._back = torch_threads.answer_threads(_Answers())
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            self._survivors = [thread for thread in self._survivors if thread.is_alive()]
+            if self._back is not None and not self._users and not self._survivors:
+                self._back()
+                self._back = None
+
+    def keep_for(self, thread: threading.Thread) -> None:
+        """A thread could not be ended."""
+        with self._lock:
+            self._survivors.append(thread)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the hooks are in place now."""
+        return self._back is not None
+
+
+hooks = Hooks()

@@ -1,0 +1,207 @@
+"""Run a function on many ranks inside this process.
+
+>>> import torch, torch.distributed as dist
+>>> def total():
+...     number = torch.tensor(dist.get_rank())
+...     dist.all_reduce(number)
+...     return int(number)
+>>> run(total, 4)
+[6, 6, 6, 6]
+
+With a plan, every rank gets its live groups first:
+
+>>> def members(groups):
+...     return groups["dp"].ranks
+>>> run(members, "tp=2,dp=2")
+[(0, 2), (1, 3), (0, 2), (1, 3)]
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from rankmesh.errors import PlanError
+from rankmesh.groups import torch_threads
+from rankmesh.groups.connect import connect
+from rankmesh.layout.axes import integer
+from rankmesh.layout.mesh import Mesh
+from rankmesh.plan import recipes, source
+from rankmesh.plan.plan import Plan
+from rankmesh.sim.baton import Abandoned, Order
+from rankmesh.sim.calls import raise_site
+from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed
+from rankmesh.sim.hooks import hooks
+from rankmesh.sim.process import Environment, Globals, NumpyNumbers, Process, RandomNumbers, holders_of
+from rankmesh.sim.simulation import Seat, Simulation
+from rankmesh.sim.watch import watch
+
+__all__ = ["plan_of", "run"]
+
+Ranks = int | str | Mesh | Plan
+
+# Ranks, and failures that differ, in one message.
+_SHOWN = 16
+
+
+def run(
+    function: Callable[..., Any],
+    ranks: Ranks,
+    *args: Any,
+    order: Order = "deterministic",
+    timeout: float = 10.0,
+    seed: int = 0,
+    modules: Iterable[str | ModuleType] = (),
+    ranks_per_node: int | None = None,
+    backend: str = "gloo",
+    initialise: bool = True,
+    return_exceptions: bool = False,
+) -> list[Any]:
+    """Call ``function`` on every rank of a simulated world; what each returned, by rank.
+
+    ``ranks``              the size of the world, or a plan (also a mesh, or a SPEC such as ``"tp=2,dp=2"``): then the
+                           groups are connected, and ``function`` gets the rank's ``LiveGroups`` before ``args``
+    ``order``              ``"deterministic"``, or a seed: then any rank may run next, at every call
+    ``timeout``            seconds that one rank may run without a call that lets others run
+    ``seed``               of torch, random and numpy, which are each rank's own
+    ``modules``            modules whose globals are each rank's own (names or modules)
+    ``ranks_per_node``     for LOCAL_RANK and LOCAL_WORLD_SIZE; default: all ranks on one node
+    ``backend``            what ``torch.distributed.get_backend()`` says
+    ``initialise``         False: ``function`` calls ``init_process_group`` itself, with any backend, as a program does
+    ``return_exceptions``  True: an error stands in the list where its rank's value would
+
+    Raises ``RanksFailed``, whose cause is the first failure. Ranks that cannot go on get a ``DivergenceError``.
+    """
+    __tracebackhide__ = True  # in a report of pytest: the failure of the rank tells where it was
+    plan = plan_of(ranks)
+    size = integer(ranks, "ranks", least=1) if plan is None else plan.world_size
+    process = Process(
+        [
+            RandomNumbers(seed),
+            NumpyNumbers(seed),
+            Environment(size, size if ranks_per_node is None else integer(ranks_per_node, "ranks_per_node", least=1)),
+            *map(Globals, holders_of(modules)),
+        ],
+        size,
+    )
+    simulation = Simulation(size, order, backend, process)
+    outcome = _Outcome()
+    threads_before = torch.get_num_threads()
+    job = _Job(function, args, plan, simulation, outcome, initialise)
+    with hooks.held(), torch_threads.registries_by_thread():
+        try:
+            watch(simulation, [_thread(job, rank) for rank in range(size)], timeout, outcome.failures)
+        finally:
+            torch.set_num_threads(threads_before)
+    for rank, error in simulation.left_over().items():
+        outcome.failures.setdefault(rank, error)
+    if return_exceptions:
+        return [outcome.failures.get(rank, outcome.values.get(rank)) for rank in range(size)]
+    if outcome.failures:
+        raise _failed(outcome, size)
+    return [outcome.values[rank] for rank in range(size)]
+
+
+def plan_of(ranks: Ranks) -> Plan | None:
+    """The plan that these ranks are cut by; None for a plain number of them."""
+    if isinstance(ranks, Plan):
+        return ranks
+    if isinstance(ranks, Mesh):
+        return recipes.axes(ranks)
+    if isinstance(ranks, str):
+        return source.read(ranks).plan
+    if isinstance(ranks, bool) or not isinstance(ranks, int):
+        raise PlanError(
+            f"received {ranks!r} as ranks; give a number of ranks, a SPEC, a Mesh or a Plan", received=ranks
+        )
+    return None
+
+
+@dataclass
+class _Outcome:
+    """What each rank returned or raised; the failures in the order in which they happened."""
+
+    values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, BaseException] = field(default_factory=dict)
+
+
+@dataclass
+class _Job:
+    """What every rank does."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    plan: Plan | None
+    simulation: Simulation
+    outcome: _Outcome
+    initialise: bool
+
+    def rank(self, rank: int) -> None:
+        """One rank, from its first turn to its end, on a thread of its own."""
+        seat = Seat(self.simulation, rank, torch_threads.RankWorld())
+        seat.sit()
+        baton, outcome = self.simulation.baton, self.outcome
+        try:
+            baton.await_turn(rank)
+            torch.set_num_threads(1)
+            torch.autograd.set_multithreading_enabled(False)
+            outcome.values[rank] = self._work()
+            self.simulation.ends[rank] = "has returned"
+        except Abandoned:
+            self.simulation.ends[rank] = "was given up"
+        except BaseException as error:  # noqa: BLE001  - whatever it was, the caller hears of it
+            outcome.failures[rank] = error
+            self.simulation.ends[rank] = f"has raised {_sentence(error)}"
+        finally:
+            torch_threads.end_world(seat.world)
+            baton.end(rank)
+
+    def _work(self) -> Any:
+        if self.initialise:
+            torch_threads.begin_world(self.simulation.size, self.simulation.backend, self.simulation.store)
+        groups = nullcontext() if self.plan is None else connect(self.plan)
+        with groups as live:
+            return self.function(*self.args) if live is None else self.function(live, *self.args)
+
+
+def _thread(job: _Job, rank: int) -> threading.Thread:
+    def body() -> None:
+        with suppress(Abandoned):  # raised once more while the rank was ending
+            job.rank(rank)
+
+    return threading.Thread(target=body, name=f"rank {rank}", daemon=True)
+
+
+def _sentence(error: BaseException) -> str:
+    first = (str(error).strip().splitlines() or [""])[0][:160]
+    site = raise_site(error)
+    return f"{type(error).__name__}{': ' if first else ''}{first}{f', at {site}' if site else ''}"
+
+
+def _failed(outcome: _Outcome, size: int) -> RanksFailed:
+    """One error for all ranks: what failed first in full, then a line for each other failure."""
+    alike: dict[tuple[type, str], list[int]] = {}
+    for rank, error in outcome.failures.items():
+        alike.setdefault((type(error), str(error).removeprefix(f"rank {rank}: ")), []).append(rank)
+    (kind, text), first = next(iter(alike.items()))
+    cause = outcome.failures[min(first)]
+    site = raise_site(cause)
+    where = "" if site is None or isinstance(cause, DivergenceError | HungRank) else f"\n  at {site}"
+    lines = [f"{_named(first)} of {size} failed: {kind.__name__}: {text}{where}"]
+    for (kind, _), ranks in [*alike.items()][1:_SHOWN]:
+        follows = issubclass(kind, DivergenceError | HungRank)
+        lines.append(f"then {_named(ranks)}: {kind.__name__ if follows else _sentence(outcome.failures[ranks[0]])}")
+    error = RanksFailed("\n".join(lines), failures=dict(outcome.failures), returned=dict(outcome.values))
+    error.__cause__ = cause
+    return error
+
+
+def _named(ranks: Sequence[int]) -> str:
+    listed = ", ".join(map(str, sorted(ranks)[:_SHOWN])) + (" ..." if len(ranks) > _SHOWN else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"

@@ -1,0 +1,97 @@
+"""The store of a simulated world: a dictionary that lets other ranks run where a real store would wait."""
+
+# torch's stubs lack what its Python subclasses override.
+# mypy: disable-error-code="override"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from rankmesh.sim.simulation import Simulation
+
+__all__ = ["Keys", "SimulatedStore"]
+
+
+class Keys:
+    """What a rank waits for at the store."""
+
+    def __init__(self, keys: Sequence[str], site: object) -> None:
+        self.keys, self.site = tuple(keys), site
+
+    def __str__(self) -> str:
+        return f"the store's keys {list(self.keys)[:4]} at {self.site}"
+
+
+class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc]  # absent from torch's stubs
+    """The store of all ranks of one simulation; a wait has a limit in simulated time, as in torch 300 s."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__()
+        self._simulation = simulation
+        self._data: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a value."""
+        self._data[key] = value.encode() if isinstance(value, str) else bytes(value)
+        self._simulation.stored()
+
+    def get(self, key: str) -> bytes:
+        """Read a value; wait until it is there."""
+        self.wait([key])
+        return self._data[key]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter; its new value."""
+        value = int(self._data.get(key, b"0")) + amount
+        self.set(key, str(value))
+        return value
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Write at the end of a value."""
+        self.set(key, self._data.get(key, b"") + (value.encode() if isinstance(value, str) else bytes(value)))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Write where the value is the expected one; an absent key counts as empty. The value then."""
+        wanted = expected.encode() if isinstance(expected, str) else bytes(expected)
+        if key not in self._data and wanted:
+            return wanted
+        if self._data.get(key, b"") == wanted:
+            self.set(key, desired)
+        return self._data[key]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Read several values."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Write several values."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a value; whether there was one."""
+        return self._data.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        """How many keys there are."""
+        return len(self._data)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there; lets the other ranks run before it says no."""
+        return self._has(keys) or (self._simulation.look() and self._has(keys))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are there; ``DistStoreError`` when they are not within the timeout."""
+        limit = self.timeout if timeout is None else timeout
+        if not self._simulation.await_keys(lambda: self._has(keys), keys, limit.total_seconds()):
+            raise dist.DistStoreError(
+                f"wait timeout after {limit.total_seconds() * 1000:g}ms, keys: {', '.join(keys)} (simulated time)"
+            )
+
+    def _has(self, keys: Sequence[str]) -> bool:
+        return all(key in self._data for key in keys)

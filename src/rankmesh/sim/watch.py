@@ -1,0 +1,86 @@
+"""The watch over the ranks of a simulation: it starts them, and gives up one that does not come back.
+
+A thread cannot be killed. One that was given up gets an exception at its next step in Python; until then, as inside a
+call that sleeps, it holds nothing: its next call to torch.distributed raises, and the other ranks have gone on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from rankmesh.sim.baton import Abandoned
+from rankmesh.sim.calls import call_site
+from rankmesh.sim.failures import HungRank
+from rankmesh.sim.hooks import hooks
+from rankmesh.sim.simulation import Simulation
+
+__all__ = ["watch"]
+
+_LOOK = 0.05
+# Seconds in which a thread that was given up should end.
+_GRACE = 1.0
+
+
+def watch(
+    simulation: Simulation, threads: Sequence[threading.Thread], timeout: float, failures: dict[int, BaseException]
+) -> None:
+    """Run the ranks to their end; ``failures`` gets those that were given up."""
+    baton = simulation.baton
+    for thread in threads:
+        thread.start()
+    baton.progress = time.monotonic()
+    baton.start()
+    try:
+        while not baton.finished.wait(min(_LOOK, timeout)):
+            if time.monotonic() - baton.progress > timeout:
+                _give_up(simulation, threads, f"made no progress for {timeout:g} s", failures)
+    except BaseException:
+        # The caller was interrupted: no rank may go on.
+        for _ in threads:
+            if not baton.finished.is_set():
+                _give_up(simulation, threads, "was interrupted", failures)
+        raise
+    for rank, thread in enumerate(threads):
+        if rank not in baton.abandoned:
+            thread.join()
+
+
+def _give_up(
+    simulation: Simulation, threads: Sequence[threading.Thread], why: str, failures: dict[int, BaseException]
+) -> None:
+    baton = simulation.baton
+    holder = baton.holder
+    frame = None if holder is None else sys._current_frames().get(threads[holder].ident or 0)
+    site = "an unknown place" if frame is None else call_site(frame)
+    place = None if frame is None else call_site(frame).place
+
+    def error(rank: int) -> HungRank:
+        return HungRank(
+            f"rank {rank}: rank {holder} {why}, at {site}; no other rank can run until it calls torch.distributed; "
+            "end the loop or the call in which it is, or give a longer timeout",
+            hung=holder,
+            rank=rank,
+            site=place,
+        )
+
+    hung = baton.abandon(error)
+    if hung is None:
+        return
+    failures[hung] = error(hung)
+    _end(threads[hung], lambda: hung in simulation.ends)
+    simulation.ends[hung] = f"was given up, at {site}"
+
+
+def _end(thread: threading.Thread, is_ending: Callable[[], bool]) -> None:
+    """Raise in a thread until it ends; one that does not is kept away from torch.distributed."""
+    end = time.monotonic() + _GRACE
+    while thread.is_alive() and time.monotonic() < end:
+        if not is_ending():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Abandoned))
+        thread.join(_LOOK)
+    if thread.is_alive():
+        hooks.keep_for(thread)

@@ -1,0 +1,117 @@
+"""Works: what a call on a group returns, and torch waits for.
+
+The results of a call appear in the caller's tensors when it waits for them, not before: a program that forgets to wait
+sees old numbers, on every run. A tensor that is changed between the call and the wait is found by comparing its bytes.
+"""
+
+# torch's stubs lack parts of Work that its Python subclasses may override.
+# mypy: disable-error-code="override"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rankmesh.groups import torch_threads
+from rankmesh.sim.rooms import Ticket
+
+__all__ = ["SimulatedWork", "Together", "deliver"]
+
+
+class SimulatedWork(dist.Work):
+    """One call on its way; ``wait`` is the simulation's: it lets other ranks run until the call is settled."""
+
+    def __init__(self, ticket: Ticket, wait: Callable[[Ticket], None], look: Callable[[Ticket], bool]) -> None:
+        super().__init__()
+        self._ticket, self._wait, self._look = ticket, wait, look
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the call is done, then put the results in place; ``DivergenceError`` when it failed."""
+        self._wait(self._ticket)
+        return True
+
+    def synchronize(self) -> None:
+        """The same as ``wait``."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """The same as ``wait``."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the call is done; lets the other ranks run before it says no."""
+        return self._look(self._ticket)
+
+    def is_success(self) -> bool:
+        """Whether the call is done, and did not fail."""
+        return self._ticket.settled and self._ticket.complaint is None
+
+    def exception(self) -> None:
+        """Nothing: a call that failed raises where it is waited for."""
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future that is done: this waits first, as a wait inside torch would stop every rank."""
+        self.wait()
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self.result())
+        return future
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the results."""
+        return self._ticket.call.outputs
+
+    def source_rank(self) -> int:
+        """The position from which a receive got its tensor."""
+        return self._ticket.source
+
+    _source_rank = source_rank
+
+
+class Together(dist.Work):
+    """Several calls that are waited for as one."""
+
+    def __init__(self, works: list[SimulatedWork]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for each."""
+        for work in self._works:
+            work.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether all are done."""
+        return all(work.is_completed() for work in self._works)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future that is done."""
+        self.wait()
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result([tensor for work in self._works for tensor in work.result()])
+        return future
+
+
+def deliver(ticket: Ticket) -> bool:
+    """Put the results into the caller's tensors, once; False when what it gave was changed meanwhile."""
+    call = ticket.call
+    if ticket.delivered:
+        return True
+    ticket.delivered = True
+    if call.versions and any(
+        torch_threads.version(tensor) != version and not _same_bytes(tensor, kept)
+        for tensor, kept, version in zip(call.inputs, call.given, call.versions, strict=True)
+    ):
+        return False
+    for output, result in zip(call.outputs, call.results or (), strict=bool(call.results)):
+        # Unseen by autograd, as where a network writes.
+        output.data.copy_(result.reshape(output.shape))
+    return True
+
+
+def _same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return torch.equal(*(tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (left, right)))
