@@ -1,0 +1,253 @@
+"""The pytest plugin: tests that run on every rank of a world.
+
+```python
+@pytest.mark.ranks("tp=2,dp=2")
+def test_gradients(groups):                    # runs on each of 4 ranks, `groups` are that rank's LiveGroups
+    ...
+
+@pytest.mark.ranks(8, orders=10)               # a plain world; once in order, then nine times in random orders
+def test_anything(tmp_path): ...
+
+def test_values(ranks):                        # a function on ranks; what each returned
+    assert ranks(work, 4) == [0, 1, 2, 3]
+```
+
+```
+--rankmesh=sim     ranks are threads of this process (the default)
+--rankmesh=gloo    ranks are processes on this machine
+--rankmesh=nccl    ranks are processes with a GPU each; tests that need more GPUs than there are skip
+```
+
+A mark takes a number of ranks, a SPEC, a Mesh or a Plan, and options of ``rankmesh.sim.run`` (``order``, ``timeout``,
+``modules``, ``seed``, ``ranks_per_node``), which processes do not need. Fixtures of a simulated test are made once and
+shared by its ranks; with processes each rank makes its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from rankmesh.testing.rank_process import RankTest
+
+__all__: list[str] = []
+
+MODES = ("sim", "gloo", "nccl")
+_OPTIONS = frozenset({"order", "orders", "timeout", "modules", "seed", "ranks_per_node"})
+
+
+class _PerRank:
+    """Stands for the value of the fixture `groups`, which each rank replaces by its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise pytest.UsageError(
+            "received a use of the fixture 'groups' outside ranks; groups exist on ranks only; "
+            "mark the test: @pytest.mark.ranks('tp=2,dp=2'), and use them in the test itself"
+        )
+
+
+_PER_RANK = _PerRank()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of the command line."""
+    group = parser.getgroup("rankmesh", "tests on ranks")
+    group.addoption("--rankmesh", choices=MODES, default="sim", help="what ranks are: threads, or processes")
+    group.addoption("--rankmesh-order", default=None, help="a seed: simulated ranks run in a random order")
+    group.addoption(
+        "--rankmesh-timeout", type=float, default=None, help="seconds: a simulated rank without progress (default 10), "
+        "the ranks of one test as processes (default 60)",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The mark."""
+    config.addinivalue_line(
+        "markers", "ranks(spec, order=, orders=, timeout=, modules=, seed=): run the test on every rank of a world"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
+    """Run a marked test on ranks."""
+    __tracebackhide__ = True
+    mark = pyfuncitem.get_closest_marker("ranks")
+    if mark is None:
+        return (yield)
+    spec, options = _read(mark)
+    # Of a test of hypothesis, each example runs on ranks, not the search for examples.
+    hypothesis = getattr(pyfuncitem.obj, "hypothesis", None)
+    if hypothesis is None:
+        original = pyfuncitem.obj
+        pyfuncitem.obj = _on_ranks(pyfuncitem, original, spec, options)
+    else:
+        original = hypothesis.inner_test
+        hypothesis.inner_test = _on_ranks(pyfuncitem, original, spec, options)
+    try:
+        return (yield)
+    finally:
+        if hypothesis is None:
+            pyfuncitem.obj = original
+        else:
+            hypothesis.inner_test = original
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Without pytest's line on hidden frames: what a rank did is told by the failure of the rank."""
+    report = yield
+    if item.get_closest_marker("ranks") or "ranks" in getattr(item, "fixturenames", ()):
+        for trace, *_ in getattr(report.longrepr, "chain", ()):
+            trace.extraline = None
+    return report
+
+
+def _read(mark: pytest.Mark) -> tuple[Any, dict[str, Any]]:
+    unknown = sorted(set(mark.kwargs) - _OPTIONS)
+    if len(mark.args) != 1 or unknown:
+        raise pytest.UsageError(
+            f"received @pytest.mark.ranks{mark.args} with the options {sorted(mark.kwargs)}; it takes one number of "
+            f"ranks, SPEC, Mesh or Plan, and the options {', '.join(sorted(_OPTIONS))}"
+        )
+    return mark.args[0], dict(mark.kwargs)
+
+
+def _on_ranks(
+    item: pytest.Function, test: Callable[..., Any], spec: Any, options: dict[str, Any]
+) -> Callable[..., None]:
+    config = item.config
+
+    @wraps(test)
+    def run(*args: Any, **funcargs: Any) -> None:
+        __tracebackhide__ = True
+        wanted = [name for name, value in funcargs.items() if value is _PER_RANK]
+
+        def on_rank(groups: Any = None) -> None:
+            __tracebackhide__ = True
+            test(*args, **{**funcargs, **dict.fromkeys(wanted, groups)})
+
+        this = _this_rank()
+        if this is not None:
+            this.run(on_rank, spec, bool(wanted))
+        elif config.getoption("rankmesh") == "sim":
+            _simulate(config, on_rank, spec if wanted else _size(spec), options)
+        else:
+            from rankmesh.testing.processes import run_test
+
+            run_test(item, _size(spec), config.getoption("rankmesh"), _seconds(config, options, 60.0))
+
+    return run
+
+
+def _this_rank() -> RankTest | None:
+    """The rank that this process is, of a test that another process has started."""
+    import sys
+
+    module = sys.modules.get("rankmesh.testing.rank_process")
+    return None if module is None else module.current()
+
+
+def _size(spec: Any) -> int:
+    from rankmesh.sim.run import plan_of
+
+    plan = plan_of(spec)
+    return int(spec) if plan is None else plan.world_size
+
+
+def _seconds(config: pytest.Config, options: dict[str, Any], default: float) -> float:
+    given = config.getoption("rankmesh_timeout")
+    return float(options.get("timeout", default) if given is None else given)
+
+
+def _simulate(
+    config: pytest.Config, function: Callable[..., Any], spec: Any, options: dict[str, Any], *args: Any
+) -> Any:
+    """Run on simulated ranks, in one order or several; what each rank returned at last."""
+    __tracebackhide__ = True
+    from rankmesh import sim
+
+    rest = {name: value for name, value in options.items() if name not in ("order", "orders", "timeout")}
+    rest["timeout"] = _seconds(config, options, 10.0)
+    for order in _orders(config, options):
+        with _quiet_torch(), _told(order, config.getoption("fulltrace")):
+            values = sim.run(function, spec, *args, order=order, **rest)
+    return values
+
+
+@contextmanager
+def _told(order: Any, in_full: bool) -> Iterator[None]:
+    """Make the report of a failure short: the user's lines on the rank that failed first, then a line for each rank."""
+    __tracebackhide__ = True
+    from rankmesh.sim import RanksFailed
+    from rankmesh.sim.calls import users_trace
+
+    try:
+        yield
+    except RanksFailed as failed:
+        cause = failed.__cause__
+        if isinstance(cause, pytest.skip.Exception | pytest.xfail.Exception | pytest.exit.Exception):
+            raise cause from None
+        if cause is not None and not in_full:
+            cause.__traceback__ = users_trace(cause) or cause.__traceback__
+        if order != "deterministic":
+            failed.__notes__ = [f"in the random order {order}: --rankmesh-order={order}"]
+        raise
+
+
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """No lines of torch's own log, in which it repeats each error of a collective."""
+    logger = logging.getLogger("c10d-NullHandler-default")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _orders(config: pytest.Config, options: dict[str, Any]) -> list[Any]:
+    given = config.getoption("rankmesh_order")
+    if given is not None and given != "deterministic" and not given.isdecimal():
+        raise pytest.UsageError(f"received --rankmesh-order={given}; it is a seed, or 'deterministic'")
+    if given is not None:
+        return [int(given) if given.isdecimal() else given]
+    first = options.get("order", "deterministic")
+    return [first, *range(1, options.get("orders", 1))]
+
+
+@pytest.fixture
+def groups(request: pytest.FixtureRequest) -> Any:
+    """The live groups of the rank on which a test with ``@pytest.mark.ranks("tp=2,dp=2")`` runs."""
+    mark = request.node.get_closest_marker("ranks")
+    if mark is None or (mark.args and isinstance(mark.args[0], int)):
+        raise pytest.UsageError(
+            "received the fixture 'groups' in a test without a layout; groups are cut from axes; "
+            "mark the test with its layout: @pytest.mark.ranks('tp=2,dp=2')"
+        )
+    return _PER_RANK
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
+    """Run a function on ranks: ``ranks(function, 4, *args)``, or with a layout, whose groups are its first argument."""
+    config = request.config
+
+    def run(function: Callable[..., Any], spec: Any, *args: Any, **options: Any) -> list[Any]:
+        __tracebackhide__ = True
+        mode = config.getoption("rankmesh")
+        if mode == "sim":
+            return list(_simulate(config, function, spec, options, *args))
+        from rankmesh.testing.processes import run_function
+
+        return run_function(function, spec, args, mode, _seconds(config, options, 60.0))
+
+    return run

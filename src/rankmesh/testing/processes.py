@@ -1,0 +1,155 @@
+"""Ranks that are processes: started, waited for, ended, and what they said in one report.
+
+The processes are forked from multiprocessing's fork server, which loads torch once and has no threads; a fork of the
+process that runs pytest would take along whatever its threads held at that moment.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import multiprocessing
+import os
+import pickle
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankmesh.sim.run import plan_of
+from rankmesh.testing.rank_process import Place, rank_function, rank_test
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+__all__ = ["run_function", "run_test"]
+
+# Seconds for all to start, for the others to end once one has failed, and between two looks.
+_START, _AFTER_FAILURE, _LOOK = 60.0, 5.0, 0.02
+_SHOWN = 2000
+
+
+def run_test(item: pytest.Function, size: int, backend: str, seconds: float) -> None:
+    """Run one test with pytest on each rank; ``pytest.fail`` with the report of the ranks that failed."""
+    __tracebackhide__ = True
+    _check_devices(backend, size)
+    with tempfile.TemporaryDirectory(prefix="rankmesh-test-") as folder:
+        arguments = [*_arguments(item, folder), f"{item.path}::{item.nodeid.partition('::')[2]}"]
+        said, logs = _run(rank_test, size, folder, backend, seconds, str(item.config.invocation_params.dir), arguments)
+    answers = {rank: json.loads(data) for rank, data in said.items()}
+    reports = {rank: _telling(answer["reports"]) for rank, answer in answers.items()}
+    if len(said) == size and all(report["outcome"] == "skipped" for report in reports.values()):
+        pytest.skip(f"on every rank: {reports[0]['reason']}")
+    failed = {rank: report for rank, report in reports.items() if report["outcome"] == "failed"}
+    if failed or len(said) < size:
+        first = min(failed, key=lambda rank: answers[rank]["failed_at"], default=None)
+        lines = [] if first is None else [f"rank {first} of {size} failed ({backend}):", failed[first]["text"]]
+        for rank in range(size):
+            if rank not in said:
+                lines.append(f"rank {rank} did not end within {seconds:g} s\n{logs[rank][-_SHOWN:]}")
+            elif rank in failed and rank != first:
+                lines.append(f"rank {rank} failed too: {failed[rank]['reason'].splitlines()[0]}")
+        pytest.fail("\n".join(lines), pytrace=False)
+
+
+def _telling(reports: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The report that says how a test ended: the first that is not a pass."""
+    nothing = {"outcome": "failed", "text": "the rank found no test to run", "reason": "the rank found no test to run"}
+    return next((report for report in reports if report["outcome"] != "passed"), reports[0] if reports else nothing)
+
+
+def run_function(
+    function: Callable[..., Any], spec: Any, args: Sequence[Any], backend: str, seconds: float
+) -> list[Any]:
+    """Run a function on each rank; what each returned. It and its arguments must be reachable from another process."""
+    __tracebackhide__ = True
+    plan = plan_of(spec)
+    size = spec if plan is None else plan.world_size
+    _check_devices(backend, size)
+    name = function.__qualname__
+    if "<" in name:
+        raise pytest.UsageError(
+            f"received {name} to run on processes; another process finds functions of a module only; "
+            "move it to the top of its file, or run it on simulated ranks"
+        )
+    with tempfile.TemporaryDirectory(prefix="rankmesh-test-") as folder:
+        file = inspect.getsourcefile(function)
+        said, logs = _run(rank_function, size, folder, backend, seconds, file, name, plan or size, tuple(args))
+    # The pickles were written by processes that this one has started.
+    answers = {rank: pickle.loads(data) for rank, data in said.items()}  # noqa: S301
+    bad = [rank for rank in range(size) if "value" not in answers.get(rank, {})]
+    if bad:
+        told = {rank: answers.get(rank, {"error": "did not end", "text": logs[rank][-_SHOWN:]}) for rank in bad}
+        first = min(bad, key=lambda rank: told[rank].get("failed_at", float("inf")))
+        others = [f"rank {rank} failed too: {told[rank]['error'].splitlines()[0]}" for rank in bad if rank != first]
+        head = f"rank {first} of {size} failed ({backend}): {told[first]['error']}"
+        pytest.fail("\n".join([head, told[first]["text"], *others]), pytrace=False)
+    return [pickle.loads(answers[rank]["value"]) for rank in range(size)]  # noqa: S301
+
+
+def _check_devices(backend: str, size: int) -> None:
+    if backend == "nccl":
+        import torch
+
+        if torch.cuda.device_count() < size:
+            pytest.skip(f"{size} ranks need {size} GPUs with nccl; {torch.cuda.device_count()} are here")
+
+
+def _arguments(item: pytest.Function, folder: str) -> list[str]:
+    """The command line of this run for one test: without its paths, its other workers, and what writes files."""
+    config = item.config
+    kept = [
+        argument
+        for argument in map(str, config.invocation_params.args)
+        if argument not in config.args and not argument.startswith(("--junit", "--rankmesh", "--cov"))
+    ]
+    kept += [f"--rootdir={config.rootpath}", *(["-c", str(config.inipath)] if config.inipath else [])]
+    kept += ["-o", f"cache_dir={folder}/cache"]
+    has = config.pluginmanager.hasplugin
+    kept += ["-n", "0"] if has("xdist") else []
+    kept += ["--no-cov"] if has("_cov") else []
+    # Ranks that look for examples must find the same ones.
+    return kept + (["--hypothesis-seed=0"] if has("hypothesispytest") else [])
+
+
+def _run(
+    target: Callable[..., None], size: int, folder: str, backend: str, seconds: float, *rest: Any
+) -> tuple[dict[int, bytes], dict[int, str]]:
+    """Start a target on each rank, and wait: what each said last, and what it wrote."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rankmesh.testing.rank_process", "pytest", "hypothesis"])
+    places = [Place(rank, size, folder, backend, seconds) for rank in range(size)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    processes = [context.Process(target=target, args=(place, environment, *rest), daemon=True) for place in places]
+    for process in processes:
+        process.start()
+    _wait(processes, places, seconds)
+    said = {place.rank: place.file("said").read_bytes() for place in places if place.file("said").exists()}
+    return said, {place.rank: _text(place.file("log")) for place in places}
+
+
+def _wait(processes: Sequence[BaseProcess], places: Sequence[Place], seconds: float) -> None:
+    """Until all have ended; those that do not in time are killed, soon where another one has failed."""
+    end, told = time.monotonic() + _START + seconds, False
+    while any(process.is_alive() for process in processes) and time.monotonic() < end:
+        if not told and any(_has_failed(process, place) for process, place in zip(processes, places, strict=True)):
+            told, end = True, min(end, time.monotonic() + _AFTER_FAILURE)
+        time.sleep(_LOOK)
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+        process.join()
+
+
+def _has_failed(process: BaseProcess, place: Place) -> bool:
+    """Whether a rank died without a word, or said that it failed."""
+    if not place.file("said").exists():
+        return process.exitcode is not None
+    return b'"failed"' in place.file("said").read_bytes()
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

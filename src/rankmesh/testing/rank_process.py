@@ -1,0 +1,187 @@
+"""One rank that is a process: what it does from its start to its last word.
+
+```
+environment     RANK, WORLD_SIZE, ... as torchrun sets them
+rank_test       pytest for one test, in which the plugin finds this rank      -> outcome and report, as JSON
+rank_function   one function of a file                                        -> its value or its error, pickled
+```
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rankmesh.groups.connect import connect
+from rankmesh.sim.calls import users_trace
+from rankmesh.sim.run import plan_of
+
+__all__ = ["Place", "RankTest", "current", "rank_function", "rank_test"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is: its number, the size of the world, the folder that all share, and how long it may take."""
+
+    rank: int
+    size: int
+    folder: str
+    backend: str
+    seconds: float
+
+    def file(self, ending: str) -> Path:
+        """A file of this rank."""
+        return Path(self.folder) / f"{self.rank}.{ending}"
+
+
+class RankTest:
+    """The rank that this process is, while pytest runs its one test."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._worlds = 0
+        self.failed_at = 0.0
+
+    def run(self, test: Callable[..., None], spec: Any, wants_groups: bool) -> None:
+        """The test on this rank: a world for each call, as hypothesis calls again and again."""
+        __tracebackhide__ = True
+        self._worlds += 1
+        with _world(self._place, str(self._worlds)):
+            try:
+                _call(test, spec if wants_groups else 1, ())
+            except BaseException as error:  # noqa: BLE001  - raised again, its traceback shortened
+                # Taken before the world goes: the others fail when it does.
+                self.failed_at = self.failed_at or time.time()
+                raise error.with_traceback(users_trace(error)) from None
+
+
+_current: RankTest | None = None
+
+
+def current() -> RankTest | None:
+    """The rank that this process is; None in a process that is none."""
+    return _current
+
+
+@contextmanager
+def _world(place: Place, name: str) -> Iterator[None]:
+    if place.backend == "nccl":
+        torch.cuda.set_device(place.rank)
+    store = dist.FileStore(str(Path(place.folder) / f"store-{name}"), place.size)  # type: ignore[attr-defined]
+    limit = timedelta(seconds=place.seconds)
+    dist.init_process_group(place.backend, store=store, rank=place.rank, world_size=place.size, timeout=limit)
+    try:
+        yield
+        dist.barrier()  # a rank that is gone is an error for those that still talk to it
+    finally:
+        dist.destroy_process_group()
+
+
+def _call(function: Callable[..., Any], spec: Any, args: Sequence[Any]) -> Any:
+    __tracebackhide__ = True
+    plan = plan_of(spec)
+    if plan is None:
+        return function(*args)
+    with connect(plan) as groups:
+        return function(groups, *args)
+
+
+@contextmanager
+def _at(place: Place, environment: Mapping[str, str]) -> Iterator[None]:
+    """This process as a rank: its variables, its words to a file."""
+    os.environ.clear()
+    values = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.rank, "LOCAL_WORLD_SIZE": place.size}
+    os.environ.update({**environment, **{name: str(value) for name, value in values.items()}})
+    log = os.open(place.file("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    torch.set_num_threads(1)
+    yield
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _say(place: Place, data: bytes) -> None:
+    """Leave the last word, whole or not at all."""
+    part = place.file("part")
+    part.write_bytes(data)
+    part.rename(place.file("said"))
+
+
+def rank_test(place: Place, environment: Mapping[str, str], folder: str, arguments: Sequence[str]) -> None:
+    """Run one test with pytest on this rank, and leave its reports."""
+    global _current
+    import pytest
+
+    class Listener:
+        """Keeps what pytest reports."""
+
+        def __init__(self) -> None:
+            self.reports: list[dict[str, Any]] = []
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(crash, "message", "")
+            text = report.longreprtext if report.failed else ""
+            self.reports.append({"when": report.when, "outcome": report.outcome, "text": text, "reason": reason})
+
+    with _at(place, environment):
+        os.chdir(folder)
+        _current, listener = RankTest(place), Listener()
+        code = pytest.main(list(arguments), plugins=[listener])
+        _say(
+            place,
+            json.dumps({"code": int(code), "failed_at": _current.failed_at or time.time(), **vars(listener)}).encode(),
+        )
+
+
+def rank_function(
+    place: Place, environment: Mapping[str, str], file: str, name: str, spec: Any, args: Sequence[Any]
+) -> None:
+    """Call one function of a file on this rank, and leave its value or its error."""
+    with _at(place, environment):
+        said: dict[str, Any] = {}
+        try:
+            with _world(place, "1"):
+                try:
+                    said = {"value": pickle.dumps(_call(_load(file, name), spec, args))}
+                except BaseException as error:
+                    said = _failure(error)
+                    raise
+        except BaseException as error:  # noqa: BLE001  - whatever it was, the caller hears of it
+            said = said if "error" in said else _failure(error)
+        _say(place, pickle.dumps(said))
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    """An error in words, and when it happened: the others fail when the world of this rank goes."""
+    text = "".join(traceback.format_exception(type(error), error, users_trace(error)))
+    return {"error": f"{type(error).__name__}: {error}", "text": text, "failed_at": time.time()}
+
+
+def _load(file: str, name: str) -> Callable[..., Any]:
+    """A function of a file, which need not be a module that can be imported by name."""
+    loaded = importlib.util.spec_from_file_location(f"rankmesh_test_{Path(file).stem}", file)
+    if loaded is None or loaded.loader is None:
+        raise ImportError(f"received {file!r}, which is no Python file")
+    module = importlib.util.module_from_spec(loaded)
+    sys.modules[loaded.name] = module
+    loaded.loader.exec_module(module)
+    value: Any = module
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value  # type: ignore[no-any-return]
