@@ -48,7 +48,7 @@ def test_nccl_options_are_in_effect(world):
         desc="options",
         backend="nccl",
         timeout=torch_private.world().timeout,
-        late=False,
+        lazy=False,
         options=torch_private.nccl_options(wanted, "nccl"),
     )
     options = pg._get_backend(torch.device("cuda")).options

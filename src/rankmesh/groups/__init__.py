@@ -4,6 +4,7 @@
 connect        plan + world -> LiveGroups: check, agree, create
 agree          one meeting of all ranks before anything is created
 naming         names as pure functions
+limits         how long a call may wait
 alone          groups of one rank, without a communicator
 live, handles  the groups of this rank; who made them destroys them
 report         what exists, what is shared, what it cost

@@ -63,7 +63,7 @@ def _meet(board: Board, claim: Claim, timeout: timedelta) -> int:
     except BaseException:
         # Whatever ends the wait, this rank no longer takes part.
         with suppress(RuntimeError):
-            board.withdraw(meeting)
+            board.withdraw(claim, meeting)
             _waiting(board, claim, -1)
         raise
     if not verdict["go"]:

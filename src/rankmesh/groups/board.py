@@ -138,11 +138,12 @@ class Board:
         self.write(f"record/{claim.rank}", json.dumps({"meeting": meeting, "span": span}))
 
     def records(self, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """Where ranks were last seen, by rank."""
+        """Where ranks were last seen, by rank; without those that gave up waiting."""
         keys = {rank: f"record/{rank}" for rank in ranks}
-        return {
+        found = {
             rank: checked(self.read(key), key, meeting=str, span=list) for rank, key in keys.items() if self.has(key)
         }
+        return {rank: record for rank, record in found.items() if record["meeting"]}
 
     def fields(self, meeting: str) -> dict[str, Any]:
         """The claim of a meeting; empty when the rank that was to write it is gone."""
@@ -164,9 +165,10 @@ class Board:
         for meeting, verdict in verdicts.items():
             self.write(f"{meeting}/verdict", json.dumps(verdict))
 
-    def withdraw(self, meeting: str) -> None:
-        """Count this rank at a meeting no longer."""
+    def withdraw(self, claim: Claim, meeting: str) -> None:
+        """Count this rank at a meeting no longer, and record that it waits nowhere."""
         self.count(f"{meeting}/arrived", -1)
+        self.record(claim, "")
 
 
 def checked(data: dict[str, Any], key: str, **kinds: type) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
-from rankmesh.errors import ConnectError
+from rankmesh.errors import ConnectError, PlanError
 from rankmesh.groups import torch_private
 from rankmesh.groups.agree import agree
 from rankmesh.groups.board import Claim
 from rankmesh.groups.complete import complete, give_up
+from rankmesh.groups.limits import time_limit
 from rankmesh.groups.live import LiveGroups
 from rankmesh.groups.naming import process_group_name
 from rankmesh.plan.plan import Plan
@@ -41,12 +42,13 @@ def connect(plan: Plan, *, timeout: float | timedelta = DEFAULT_TIMEOUT) -> Live
     steps may take ``timeout`` (seconds, or a timedelta). A world of ``backend="fake"`` is a dry run, in which nobody
     is there to agree.
 
-    Raises ``ConnectError`` for a world that cannot serve the plan, and on every rank when one could not make its
-    groups; ``AgreementError`` on every rank when the ranks hold different plans or one never arrives. A failed connect
-    leaves nothing behind.
+    Raises ``PlanError`` for what is no plan or no time limit; ``ConnectError`` for a world that cannot serve the plan,
+    and on every rank when one could not make its groups; ``AgreementError`` on every rank when the ranks hold different
+    plans or one never arrives. A failed connect leaves nothing behind.
     """
     started = time.perf_counter()
-    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    _check_plan(plan)
+    limit = time_limit(timeout)
     world = torch_private.world()
     _check_world(plan, world)
     _check_lazy(plan, world)
@@ -62,8 +64,10 @@ def connect(plan: Plan, *, timeout: float | timedelta = DEFAULT_TIMEOUT) -> Live
     if claim:
         try:
             _timed(phases, "complete", lambda: complete(world.store, claim, generation, limit))
-        except BaseException:
+        except BaseException as error:
             live.close()
+            # Interrupted, or without an answer: the others need not wait for a rank that goes away.
+            give_up(world.store, claim, generation, error)
             raise
     phases["all"] = time.perf_counter() - started
     return live
@@ -131,6 +135,15 @@ def _check_lazy(plan: Plan, world: torch_private.World) -> None:
             "split from the world by all ranks together, so none can be made at its members' first use; remove lazy, "
             "or call init_process_group() without device_id",
             group=lazy.name,
+        )
+
+
+def _check_plan(plan: object) -> None:
+    if not isinstance(plan, Plan):
+        raise PlanError(
+            f"received {type(plan).__name__} to connect; it must be a plan, which says which groups are wanted; "
+            "use Plan(mesh, [GroupSpec('tp'), ...]) or one of rankmesh.recipes",
+            received=plan,
         )
 
 

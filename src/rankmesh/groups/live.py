@@ -18,6 +18,7 @@ from rankmesh.errors import ConnectError, NotAMember, RankmeshError
 from rankmesh.groups import torch_private
 from rankmesh.groups.alone import alone
 from rankmesh.groups.handles import LiveGroup
+from rankmesh.groups.limits import time_limit
 from rankmesh.groups.naming import process_group_name
 from rankmesh.groups.report import Report, report_of
 from rankmesh.groups.warm import warm_up
@@ -176,7 +177,8 @@ class LiveGroups(Mapping[str, LiveGroup]):
 
     def _create(self, own: OwnGroup) -> ProcessGroup:
         name = process_group_name(self.plan.digest, self.generation, own.name, own.group.array)
-        backend = own.options.backend or self._world.backend
+        # In a dry run nobody else is there: torch's fake backend stands for each one that the plan asks for.
+        backend = self._world.backend if self._world.dry else own.options.backend or self._world.backend
         if own.size == 1:
             return alone(rank=self.rank, name=name, desc=self._described(own), backend=backend)
         timeout = self._world.timeout if own.options.timeout is None else timedelta(seconds=own.options.timeout)
@@ -189,8 +191,8 @@ class LiveGroups(Mapping[str, LiveGroup]):
                 desc=self._described(own),
                 backend=backend,
                 timeout=timeout,
-                late=bool(own.options.lazy),
-                options=torch_private.nccl_options(own.options, backend),
+                lazy=bool(own.options.lazy),
+                options=None if self._world.dry else torch_private.nccl_options(own.options, backend),
             )
         except RankmeshError:
             raise
@@ -209,6 +211,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         Each axis must have a group of its own in the plan: no process group is made here.
         """
         self._check_open()
+        _check_axes(axes)
         return torch_private.device_mesh(self._axis_groups(axes, view), self._rank_array(axes, view), axes, device_type)
 
     def _axis_groups(self, axes: tuple[str, ...], view: str | None) -> list[ProcessGroup]:
@@ -230,7 +233,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         block = mesh.groups(axes[::-1], ordered=True).of(self.rank)
         return block.array.reshape([mesh.groups(axis).size for axis in axes])
 
-    def warm_up(self, *, timeout: float = 60.0) -> dict[str, float]:
+    def warm_up(self, *, timeout: float | timedelta = 60.0) -> dict[str, float]:
         """Use every process group once, in the plan's order, and each pipeline neighbour; seconds by group.
 
         Every rank of the plan calls it. The first use of a communicator connects it, which takes long on a large
@@ -238,7 +241,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         one is not through within ``timeout`` seconds.
         """
         self._check_open()
-        return warm_up(self, timedelta(seconds=timeout))
+        return warm_up(self, time_limit(timeout))
 
     def report(self) -> Report:
         """What exists, what is shared, the effective options, and what each phase cost."""
@@ -263,15 +266,15 @@ class LiveGroups(Mapping[str, LiveGroup]):
 
     def close(self) -> None:
         """Destroy the process groups, last made first, the same order on every member; calling it again is nothing."""
-        if self._closed:
-            return
+        # Not only once: an interrupt may have left some of them.
         self._closed = True
         self._open_handles.clear()
         for handle in self._handles.values():
             handle.forget()
         failed = {}
         for name in reversed([name for name in self._own if name in self._made]):
-            cause = _destroy(self._made.pop(name))
+            cause = _destroy(self._made[name])
+            del self._made[name]
             if cause is not None:
                 failed[name] = cause
         self._making.devices.release()
@@ -290,9 +293,21 @@ class LiveGroups(Mapping[str, LiveGroup]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise ConnectError("received live groups to pickle; they stay in their process; send the plan, or report()")
+
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"generation {self.generation}"
         return f"LiveGroups(rank {self.rank} of {self.world_size}, {state}: {' '.join(self._handles)})"
+
+
+def _check_axes(axes: tuple[str, ...]) -> None:
+    if not axes or len(set(axes)) < len(axes):
+        raise ConnectError(
+            f"received the axes {axes} for a device mesh; it has one axis or more, each once; "
+            "name them, such as device_mesh('dp', 'tp')",
+            axes=axes,
+        )
 
 
 def _destroy(pg: ProcessGroup) -> RuntimeError | None:

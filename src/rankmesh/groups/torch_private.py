@@ -69,6 +69,9 @@ make_on_thread: Callable[..., Any] | None = None
 
 _DEVICES = ("cpu", "cuda")
 
+# A pair that connects late tries this often before it gives up, each time as long as its group was given.
+_CONNECT_TRIES = 5
+
 # Gloo groups up to this size connect all pairs when they are made; docs/decisions.md has the figures.
 _CONNECTED_AT_ONCE = 4
 
@@ -178,13 +181,13 @@ def create(
     desc: str,
     backend: str,
     timeout: timedelta,
-    late: bool,
+    lazy: bool,
     options: Any = None,
 ) -> dist.ProcessGroup:
     """A process group of ``ranks`` in this order, made by its members alone and registered with torch.
 
-    ``rank`` is this process's position in ``ranks``; ``late`` leaves connecting to the first use, where the backend
-    can; ``options`` are NCCL's. Raises ``Unjoined`` when a member does not come.
+    ``rank`` is this process's position in ``ranks``; ``lazy`` is a group whose members come at their own time, and
+    wait for each other as long as ``timeout``; ``options`` are NCCL's. Raises ``Unjoined`` when a member does not come.
     """
     pg = None if make_on_thread is None else make_on_thread(ranks, name, desc, backend, making.store, meet=False)
     if pg is not None:
@@ -193,7 +196,7 @@ def create(
     known = c10d.Backend(backend)
     kinds = set(c10d.BackendConfig(known).get_device_backend_map().values())
     if kinds == {"gloo"}:
-        pg, prefix = _gloo(making, ranks, rank, name, timeout, known, late=late or len(ranks) > _CONNECTED_AT_ONCE)
+        pg, prefix = _gloo(making, ranks, rank, name, timeout, known, lazy=lazy)
         pg._set_group_name(c10d.GroupName(name))
         pg._set_group_desc(desc)
         register(pg, known, prefix, c10d.GroupName(name))
@@ -242,21 +245,24 @@ _BUILT = {
 
 
 def _gloo(
-    making: Making, ranks: Sequence[int], rank: int, name: str, timeout: timedelta, backend: Any, *, late: bool
+    making: Making, ranks: Sequence[int], rank: int, name: str, timeout: timedelta, backend: Any, *, lazy: bool
 ) -> tuple[Any, Any]:
     """A gloo group whose pairs connect now, or when they first talk."""
+    late = lazy or len(ranks) > _CONNECTED_AT_ONCE
     prefix = PrefixStore(f"{name}/", making.store)
     pg = dist.ProcessGroup(prefix, rank, len(ranks))
     pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
     options._devices = making.devices.of(late=late)
     options._threads = 1
-    options._timeout = making.within
+    options._timeout = timeout / _CONNECT_TRIES if late else making.within
     options.global_ranks_in_group = list(ranks)
     options.group_name = name
     addresses = PrefixStore("gloo/", prefix)
     try:
         made = c10d.ProcessGroupGloo(addresses, rank, len(ranks), options)
+        if lazy:
+            _await(addresses, len(ranks), timeout)
     except RuntimeError as error:
         raise Unjoined(str(error), _seen(addresses, ranks)) from error
     made._set_default_timeout(timeout)
@@ -264,6 +270,14 @@ def _gloo(
     for device_type in c10d.BackendConfig(backend).get_device_backend_map():
         pg._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.GLOO, made)
     return pg, prefix
+
+
+def _await(addresses: Any, size: int, timeout: timedelta) -> None:
+    """Wait until all members are there, so that one that never comes is named here, not at some later collective."""
+    try:
+        addresses.wait([f"0/{position}" for position in range(size)], timeout)
+    except dist.DistStoreError as error:
+        raise RuntimeError(f"not all of its members asked for it within {timeout.total_seconds():g} s") from error
 
 
 def _seen(addresses: Any, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -404,7 +418,14 @@ def nccl_options(wanted: Options, backend: str) -> Any:
                 option=name,
                 known=known,
             )
-        setattr(options.config, name, value)
+        try:
+            setattr(options.config, name, value)
+        except TypeError as error:
+            raise PlanError(
+                f"received {value!r} for NCCL option {name!r}; this torch takes another type there; {error}",
+                option=name,
+                received=value,
+            ) from error
     return options
 
 

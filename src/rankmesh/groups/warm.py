@@ -35,7 +35,7 @@ def warm_up(groups: Mapping[str, LiveGroup], timeout: timedelta) -> dict[str, fl
 def _use(group: LiveGroup, timeout: timedelta) -> None:
     device = "cuda" if "nccl" in dist.get_backend(group.pg) else "cpu"
     try:
-        for work in _works(group, torch.ones(1, device=device)):
+        for work in _works(group, torch.ones(1, device=device), timeout):
             # Torch's work objects have no return value that says "late"; they raise.
             work.wait(timeout)
     except RuntimeError as error:
@@ -48,8 +48,8 @@ def _use(group: LiveGroup, timeout: timedelta) -> None:
         ) from error
 
 
-def _works(group: LiveGroup, one: torch.Tensor) -> list[dist.Work]:
-    works = [dist.all_reduce(one, group=group.pg, async_op=True)]
+def _works(group: LiveGroup, one: torch.Tensor, timeout: timedelta) -> list[dist.Work]:
+    works = [_all_reduce(group, one, timeout)]
     if _is_pipeline(group):
         for to, back in ((group.next, group.prev), (group.prev, group.next)):
             works += dist.batch_isend_irecv(
@@ -59,6 +59,17 @@ def _works(group: LiveGroup, one: torch.Tensor) -> list[dist.Work]:
                 ]
             )
     return [work for work in works if work is not None]
+
+
+def _all_reduce(group: LiveGroup, one: torch.Tensor, timeout: timedelta) -> dist.Work | None:
+    """An all-reduce that ends by itself: gloo can destroy no group that still waits in one."""
+    if dist.get_backend(group.pg) != "gloo":
+        # NCCL's watchdog ends the process at the time limit of a collective; there only the wait is limited.
+        work: dist.Work | None = dist.all_reduce(one, group=group.pg, async_op=True)
+        return work
+    options = dist.AllreduceOptions()
+    options.timeout = timeout
+    return group.pg.allreduce([one], options)
 
 
 def _is_pipeline(group: LiveGroup) -> bool:

@@ -1,0 +1,230 @@
+import importlib
+import pickle
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import rankmesh as rm
+from rankmesh.errors import AgreementError, ConnectError, PlanError
+from rankmesh.groups import complete as completion
+from rankmesh.groups import torch_private
+from rankmesh.groups.board import Board
+
+# The package has the function under this name.
+connecting = importlib.import_module("rankmesh.groups.connect")
+
+TWO = rm.Plan(rm.Mesh(dp=2), [rm.GroupSpec("dp")])
+
+
+def _plan(size, **options):
+    return rm.Plan(rm.Mesh(dp=size), [rm.GroupSpec("dp", **options)])
+
+
+def _first_use_alone(me):
+    """Each rank in turn uses a group of its own alone; who has to connect to whom depends on the addresses."""
+    kinds = [rm.GroupSpec(f"g{rank}", "dp", timeout=1, share=False) for rank in range(me.size)]
+    with rm.connect(rm.Plan(rm.Mesh(dp=me.size), kinds)) as groups:
+        group = groups[f"g{me.rank}"].pg
+        seconds = me.error(RuntimeError, dist.all_reduce, torch.ones(1), group=group)["seconds"]
+        me.meet("all have waited in vain")
+    return seconds
+
+
+def test_the_first_use_of_a_large_group_keeps_its_timeout(ranks):
+    """6 ranks, a time limit of 1 s: whoever uses a group alone hears so in time, whichever side was to connect."""
+    seconds = ranks(6, _first_use_alone)
+    assert all(0.9 < spent < 3 for spent in seconds), seconds
+
+
+def _lazy_alone(me):
+    with rm.connect(_plan(3, timeout=1, lazy=True), timeout=20) as groups:
+        seen = me.error(ConnectError, lambda: groups["dp"].pg) if me.rank == 0 else None
+        me.meet("rank 0 has waited in vain")
+    return seen
+
+
+def test_a_lazy_group_whose_members_do_not_come_names_them(ranks):
+    """3 ranks, rank 0 asks alone: within the group's time limit it hears who came and who did not."""
+    error = ranks(3, _lazy_alone)[0]
+    assert (error["seen"], error["missing"]) == ([0], [1, 2])
+    assert error["seconds"] < 3
+    assert "within 1 s" in error["message"]
+
+
+def _lazy_late(me):
+    with rm.connect(_plan(3, timeout=20, lazy=True), timeout=1) as groups:
+        time.sleep(2 if me.rank == 2 else 0)
+        total = torch.ones(1)
+        dist.all_reduce(total, group=groups["dp"].pg)
+    return total.item()
+
+
+def test_a_lazy_group_waits_as_long_as_its_own_timeout(ranks):
+    """3 ranks, connected within 1 s, the last comes to the lazy group after 2 s: its own time limit counts."""
+    assert ranks(3, _lazy_late) == [3.0] * 3
+
+
+def _closes_after_a_failed_warm_up(me):
+    groups = rm.connect(TWO, timeout=20)
+    seconds = None
+    if me.rank == 0:
+        started = time.monotonic()
+        error = me.error(ConnectError, groups.warm_up, timeout=timedelta(seconds=1))
+        groups.close()
+        seconds = [time.monotonic() - started, error["group"]]
+    me.meet("rank 0 has closed")
+    groups.close()
+    return seconds
+
+
+def test_groups_close_soon_after_a_warm_up_in_vain(ranks):
+    """2 ranks, rank 1 does not warm up: rank 0 closes its groups at once, though their time limit is 20 s."""
+    seconds, group = ranks(2, _closes_after_a_failed_warm_up)[0]
+    assert group == "dp"
+    assert seconds < 5
+
+
+def _dies_before_it_has_decided(me):
+    """The last rank is counted, and is gone before it can give the verdict."""
+
+    def count_only(store, claim, generation, _):
+        Board(store).count(f"{claim.meeting(generation)}/ended", 1)
+        raise KeyboardInterrupt
+
+    completion.PATIENCE = timedelta(seconds=1)
+    if me.rank == 1:
+        connecting.complete = count_only
+        connecting.give_up = lambda *_: None
+        return me.error(KeyboardInterrupt, rm.connect, TWO, timeout=1)
+    return me.error(ConnectError, rm.connect, TWO, timeout=1)
+
+
+def test_a_rank_that_dies_as_it_gives_the_verdict_holds_up_nobody(ranks):
+    """2 ranks: the store itself would wait for 20 s; the other is told within its own 1 s and the patience."""
+    error = ranks(2, _dies_before_it_has_decided)[0]
+    assert "is gone" in error["message"]
+    assert error["seconds"] < 6
+
+
+def _interrupted(me, phase):
+    """Rank 1 is interrupted while it waits for the others."""
+    if me.rank == 1:
+
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        Board.wait = interrupt
+        me.error(KeyboardInterrupt, rm.connect, _plan(3), timeout=2 if phase == "agree" else 15)
+        me.store.set("interrupted", "yes")
+        return None
+    if phase == "agree":
+        me.store.wait(["interrupted"])
+    return me.error((AgreementError, ConnectError), rm.connect, _plan(3), timeout=2)
+
+
+def test_a_rank_that_is_interrupted_while_ranks_agree_is_the_missing_one(ranks):
+    """3 ranks, rank 1 is interrupted at the meeting: the others name it, and it alone, at their time limit."""
+    for error in ranks(3, _interrupted, "agree")[::2]:
+        assert error["missing"] == [1]
+        assert "waited 2 s for rank 1, which did not arrive" in error["message"]
+
+
+def _interrupted_at_the_end(me):
+    if me.rank == 1:
+
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        connecting.complete = interrupt
+        me.error(KeyboardInterrupt, rm.connect, TWO, timeout=15)
+        return None
+    return me.error(ConnectError, rm.connect, TWO, timeout=15)
+
+
+def test_a_rank_that_is_interrupted_as_ranks_complete_tells_the_others(ranks):
+    """2 ranks, rank 1 is interrupted when its groups are made: rank 0 hears so long before its time limit."""
+    error = ranks(2, _interrupted_at_the_end)[0]
+    assert "rank 1 could not make its own: KeyboardInterrupt" in error["message"]
+    assert error["seconds"] < 5
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e-7, 1e10, "1", None, True, timedelta(0)])
+def test_a_time_limit_that_is_none_is_refused(timeout):
+    """A store takes zero and less for no limit at all, so none of these reaches it."""
+    with pytest.raises(PlanError, match="timeout="):
+        rm.connect(TWO, timeout=timeout)
+
+
+def test_what_is_no_plan_is_refused():
+    """A mesh is not a plan: the message says what makes one of it."""
+    with pytest.raises(PlanError, match=r"received Mesh to connect.*GroupSpec"):
+        rm.connect(TWO.mesh)
+
+
+def _asked_oddly(me):
+    with rm.connect(TWO) as groups:
+        return [
+            me.error(ConnectError, groups.device_mesh)["message"],
+            me.error(ConnectError, groups.device_mesh, "dp", "dp")["message"],
+            me.error(PlanError, groups.warm_up, timeout=0)["message"],
+            me.error(ConnectError, pickle.dumps, groups)["message"],
+        ]
+
+
+def test_odd_requests_are_refused_in_words(ranks):
+    """2 ranks: a device mesh of no axes or of one twice, a warm-up without time, pickled groups."""
+    for none, twice, warm, pickled in ranks(2, _asked_oddly):
+        assert "each once" in none
+        assert "('dp', 'dp')" in twice
+        assert "timeout=0" in warm
+        assert "stay in their process" in pickled
+
+
+DRY = [
+    {"backend": "gloo"},
+    {"backend": "nccl", "nccl": {"max_ctas": 4}, "high_priority": True},
+    {"backend": "cpu:gloo,cuda:nccl", "sharp": True},
+    {"lazy": True, "backend": "gloo"},
+    {"high_priority": True},
+]
+
+
+def _dry(me):
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=64)
+    sizes = []
+    for options in DRY:
+        kinds = [rm.GroupSpec("tp", **options), rm.GroupSpec("dp")]
+        with rm.connect(rm.Plan(rm.Mesh(tp=8, dp=8), kinds)) as groups:
+            sizes.append(dist.get_world_size(groups["tp"].pg))
+            groups.warm_up()
+            groups.device_mesh("dp", "tp")
+    return sizes
+
+
+def test_a_dry_run_takes_any_options(ranks):
+    """1 process plays rank 3 of 64: backends and NCCL options of the real run ask for nothing that is not there."""
+    assert ranks(1, _dry, world=None) == [[8] * len(DRY)]
+
+
+def _interrupted_close(me):
+    before = torch_private.registries()
+    groups = rm.connect(rm.Plan(rm.Mesh(dp=2), [rm.GroupSpec("dp"), rm.GroupSpec("own", "dp", share=False)]))
+    destroy = torch_private.destroy
+
+    def interrupt(pg):
+        torch_private.destroy = destroy
+        raise KeyboardInterrupt
+
+    torch_private.destroy = interrupt
+    me.error(KeyboardInterrupt, groups.close)
+    groups.close()
+    return torch_private.registries() == before
+
+
+def test_an_interrupted_close_can_be_finished(ranks):
+    """2 ranks: the second close() destroys what the first one left, the group that it was at included."""
+    assert ranks(2, _interrupted_close) == [True, True]
