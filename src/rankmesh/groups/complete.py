@@ -49,7 +49,7 @@ def give_up(store: Store, claim: Claim, generation: int, error: BaseException) -
     earlier = None
     with suppress(RuntimeError):
         if not _decide(board, meeting, {"go": False, "ranks": [claim.rank], "message": message}):
-            earlier = _read(board, claim, meeting)
+            earlier = _announced(board, claim, meeting)
     if earlier is not None and not earlier["go"] and getattr(error, "missing", None):
         raise _destroyed(claim, earlier) from error
 
@@ -63,24 +63,28 @@ def _destroyed(claim: Claim, verdict: Mapping[str, Any]) -> ConnectError:
 
 
 def _verdict(board: Board, claim: Claim, meeting: str, timeout: timedelta) -> dict[str, Any]:
-    if not board.wait(f"{meeting}/end", timeout):
-        late = _late(board, claim, meeting)
-        if not late:
-            return _read(board, claim, meeting)
+    if board.wait(f"{meeting}/end", timeout):
+        return _read(board, meeting)
+    late = _late(board, claim, meeting)
+    if late:
         message = f"{in_words(late)} did not make its own within {timeout.total_seconds():g} s; look at its log"
         _decide(board, meeting, {"go": False, "ranks": late, "message": message})
-    return _read(board, claim, meeting)
+    return _announced(board, claim, meeting)
 
 
-def _read(board: Board, claim: Claim, meeting: str) -> dict[str, Any]:
-    """The verdict, which is there or about to be: the rank that gives it may die before it has written it."""
+def _announced(board: Board, claim: Claim, meeting: str) -> dict[str, Any]:
+    """The verdict that a rank is about to write; it may die before it has."""
+    if board.wait(f"{meeting}/end", PATIENCE):
+        return _read(board, meeting)
+    raise ConnectError(
+        f"rank {claim.rank}: the groups were destroyed again, as the rank that was to say whether all are through "
+        "is gone; look at the logs of all ranks for the one that failed first",
+        rank=claim.rank,
+    )
+
+
+def _read(board: Board, meeting: str) -> dict[str, Any]:
     key = f"{meeting}/end"
-    if not board.wait(key, PATIENCE):
-        raise ConnectError(
-            f"rank {claim.rank}: the groups were destroyed again, as the rank that was to say whether all are through "
-            "is gone; look at the logs of all ranks for the one that failed first",
-            rank=claim.rank,
-        )
     verdict = checked(board.read(key), key, go=bool)
     return verdict if verdict["go"] else checked(verdict, key, message=str, ranks=list)
 
