@@ -142,7 +142,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         all ranks alike, and none of them waits for a member that has given up.
         """
         for spec in self.plan.specs:
-            if self.plan.groups(spec.name).size > 1:
+            if self.plan.groups(spec.name).size > 1 and not self._world.dry:
                 self._check(spec)
         for spec in self.plan.specs:
             started = time.perf_counter()
