@@ -198,7 +198,8 @@ def _told(order: Any, in_full: bool) -> Iterator[None]:
         if cause is not None and not in_full:
             cause.__traceback__ = users_trace(cause) or cause.__traceback__
         if order != "deterministic":
-            failed.__notes__ = [f"in the random order {order}: --rankmesh-order={order}"]
+            # Not a note: Python 3.10 has none.
+            failed.message += f"\nin the random order {order}: --rankmesh-order={order}"
         raise
 
 
