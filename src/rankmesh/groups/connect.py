@@ -112,7 +112,7 @@ def _refuse_second(live: LiveGroups) -> None:
     if own is None:
         return
     for earlier in range(max(0, generation - _REMEMBERED), generation + 1):
-        if torch_private.is_registered(process_group_name(plan.digest, earlier, own.name, own.group.array)):
+        if torch_private.is_registered(process_group_name(plan.digest, earlier, own.name, own.ranks)):
             raise ConnectError(
                 f"received a plan that is connected already (generation {earlier}); its groups have one owner; use "
                 "them, or close() them first, or give the second plan a name of its own: Plan(..., name='second')",

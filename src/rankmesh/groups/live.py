@@ -176,7 +176,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         )
 
     def _create(self, own: OwnGroup) -> ProcessGroup:
-        name = process_group_name(self.plan.digest, self.generation, own.name, own.group.array)
+        name = process_group_name(self.plan.digest, self.generation, own.name, own.ranks)
         # In a dry run nobody else is there: torch's fake backend stands for each one that the plan asks for.
         backend = self._world.backend if self._world.dry else own.options.backend or self._world.backend
         if own.size == 1:

@@ -10,17 +10,14 @@ wait for each other under two names. Here nothing local enters the name.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
-
-import numpy as np
-
-from rankmesh.layout.strided import IntArray
 
 __all__ = ["process_group_name"]
 
 
-def process_group_name(digest: str, generation: int, name: str, members: Sequence[int] | IntArray) -> str:
+def process_group_name(digest: str, generation: int, name: str, members: Sequence[int]) -> str:
     """The name under which all members register one process group: kind, generation, 16 hexadecimal digits."""
     text = hashlib.sha256(f"{digest}/{generation}/{name}/".encode())
-    text.update(np.asarray(members, dtype="<i8").tobytes())
+    text.update(struct.pack(f"<{len(members)}q", *members))
     return f"{name}/{generation}/{text.hexdigest()[:16]}"

@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -194,7 +195,7 @@ def create(
         return pg  # type: ignore[no-any-return]
     check_backend(backend)
     known = c10d.Backend(backend)
-    kinds = set(c10d.BackendConfig(known).get_device_backend_map().values())
+    kinds = set(_config(backend)[0].values())
     if kinds == {"gloo"}:
         pg, prefix = _gloo(making, ranks, rank, name, timeout, known, lazy=lazy)
         pg._set_group_name(c10d.GroupName(name))
@@ -217,6 +218,14 @@ def create(
     return pg  # type: ignore[no-any-return]
 
 
+@cache
+def _config(backend: str) -> tuple[dict[str, str], str]:
+    """The backend of each device type, and the same in torch's words; torch reads the text anew for each group."""
+    config = c10d.BackendConfig(c10d.Backend(backend))
+    return dict(config.get_device_backend_map()), str(config)
+
+
+@cache
 def check_backend(backend: str) -> None:
     """Refuse a backend that this torch does not know, or was built without (``PlanError``, ``ConnectError``)."""
     for part in backend.split(","):
@@ -267,7 +276,7 @@ def _gloo(
         raise Unjoined(str(error), _seen(addresses, ranks)) from error
     made._set_default_timeout(timeout)
     made._set_sequence_number_for_group()
-    for device_type in c10d.BackendConfig(backend).get_device_backend_map():
+    for device_type in _config(backend)[0]:
         pg._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.GLOO, made)
     return pg, prefix
 
@@ -366,7 +375,7 @@ def register(pg: Any, backend: Any, store: Any, name: Any) -> None:
     tag = f"ptd:{name}"
     c10d._world.pg_map[pg] = (backend, store)
     c10d._world.pg_names[pg] = name
-    c10d._world.pg_backend_config[pg] = str(c10d.BackendConfig(backend))
+    c10d._world.pg_backend_config[pg] = _config(backend)[1]
     c10d._world.pg_to_tag[pg] = tag
     c10d._world.tags_to_pg.setdefault("", []).append(pg)
     c10d._world.tags_to_pg.setdefault(tag, []).append(pg)

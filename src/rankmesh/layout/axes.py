@@ -29,15 +29,17 @@ def integer(value: object, what: str, *, least: int) -> int:
     Traceback (most recent call last):
     rankmesh.errors.LayoutError: received 2.0 as size of axis 'tp'; it must be an integer of at least 1
     """
-    rule = f"received {value!r} as {what}; it must be an integer of at least {least}"
-    if isinstance(value, bool):
-        raise LayoutError(rule, received=value, what=what, least=least)
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # TypeError is caught
     except TypeError:
-        raise LayoutError(rule, received=value, what=what, least=least) from None
-    if number < least:
-        raise LayoutError(rule, received=value, what=what, least=least)
+        number = None
+    if number is None or number < least or isinstance(value, bool):
+        raise LayoutError(
+            f"received {value!r} as {what}; it must be an integer of at least {least}",
+            received=value,
+            what=what,
+            least=least,
+        )
     return number
 
 

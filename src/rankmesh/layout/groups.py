@@ -43,6 +43,8 @@ from rankmesh.layout.strided import IntArray, Strided
 __all__ = ["Group", "Groups"]
 
 _SHOWN = 8
+# Up to this many ranks are listed one by one, which costs less than the first use of numpy in a process.
+_FEW = 32
 
 
 class Group(Sequence[int]):
@@ -68,16 +70,18 @@ class Group(Sequence[int]):
     @cached_property
     def array(self) -> IntArray:
         """The ranks as an int64 array of shape ``(size,)``, not writable."""
+        if len(self._positions) <= _FEW:
+            return _frozen(np.array(self.ranks, dtype=np.int64))
         values = self._members.values()
         if len(self._positions) != values.size or isinstance(self._positions, tuple):
             values = values[np.asarray(self._positions, dtype=np.int64)]
-        ranks = self._span.ranks(values + self._base)
-        ranks.flags.writeable = False
-        return ranks
+        return _frozen(self._span.ranks(values + self._base))
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The ranks as a tuple of ints."""
+        if len(self._positions) <= _FEW:
+            return tuple([self[position] for position in range(len(self._positions))])
         return tuple(self.array.tolist())
 
     def __len__(self) -> int:
@@ -109,7 +113,9 @@ class Group(Sequence[int]):
         if isinstance(other, Group):
             if self._stated == other._stated:
                 return True
-            return len(self) == len(other) and bool(np.array_equal(self.array, other.array))
+            if len(self) != len(other):
+                return False
+            return self.ranks == other.ranks if len(self) <= _FEW else bool(np.array_equal(self.array, other.array))
         if isinstance(other, tuple | list):
             return self.ranks == tuple(other)
         return NotImplemented
@@ -235,9 +241,7 @@ class Groups(Sequence[Group]):
             whole = whole.reshape(-1, width, stride).swapaxes(1, 2).reshape(-1, width)
         if self.picked is not None:
             whole = whole[:, self.picked]
-        ranks = self.span.ranks(whole)
-        ranks.flags.writeable = False
-        return ranks
+        return _frozen(self.span.ranks(whole))
 
     def tolist(self) -> list[list[int]]:
         """All groups as lists of ints."""
@@ -322,6 +326,11 @@ class Groups(Sequence[Group]):
 
     def __repr__(self) -> str:
         return f"Groups(axes={'-'.join(self.axes)!r}, {len(self)} groups of {self.size}: {self[0]!r}, ...)"
+
+
+def _frozen(ranks: IntArray) -> IntArray:
+    ranks.flags.writeable = False
+    return ranks
 
 
 def _between(members: Strided, stride: int, width: int) -> Strided | None:

@@ -72,8 +72,9 @@ class Options:
     def effective(self) -> Options:
         """The same options with what is the default anyway left out, so that equal behaviour is equal options."""
         defaults = {"share": True, "lazy": False, "high_priority": False}
-        kept = {name: value for name, value in self._set().items() if defaults.get(name) is not value}
-        return Options(**kept) if len(kept) < len(self._set()) else self
+        given = self._set()
+        kept = {name: value for name, value in given.items() if defaults.get(name) is not value}
+        return Options(**kept) if len(kept) < len(given) else self
 
     def to_dict(self) -> dict[str, Any]:
         """The options that are set, as plain data."""

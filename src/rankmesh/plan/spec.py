@@ -12,7 +12,6 @@ GroupSpec("intra", axes="dp-cp", levels=(4, 2), level=0)   one level of a hierar
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,9 +93,8 @@ class GroupSpec:
     def _replace(self, options: Options, pick: PickLike | None) -> GroupSpec:
         if options is self.options and pick is self.pick:
             return self
-        other = copy(self)  # what is checked already is not checked again
-        object.__setattr__(other, "options", options)
-        object.__setattr__(other, "pick", pick)
+        other = object.__new__(GroupSpec)  # what is checked already is not checked again
+        other.__dict__.update(self.__dict__, options=options, pick=pick)
         return other
 
     def _asked(self, mesh: Mesh) -> Pick | None:
