@@ -4,6 +4,8 @@
 PYTHON ?= python3
 SPEC ?= megatron:world=16,tp=2,cp=2,pp=2,ep=2
 ARGS ?=
+# Test files run side by side in this many processes; the tests of one file follow each other. JOBS=0: no xdist.
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,8 +25,8 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and pr
 	$(BIN)/rankmesh show '$(SPEC)'
 	$(BIN)/rankmesh check '$(SPEC)'
 
-test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS='-k mesh -n 2')
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS='-k mesh', JOBS=0)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@echo '== style: ruff check'
