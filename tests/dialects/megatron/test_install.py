@@ -78,7 +78,7 @@ def test_megatron_that_is_imported(ranks):
 
 
 def test_megatron_that_is_not_imported_yet():
-    """A program that installs first, and imports Megatron afterwards, gets ours in every way of importing."""
+    """Ours in every way of importing after install(); after uninstall() nothing of ours is left in any of its modules."""
     program = """
 import warnings
 warnings.simplefilter("ignore")
@@ -93,9 +93,17 @@ assert a is b is c is megatron.core.parallel_state is ours
 assert d is ours.get_data_parallel_rank
 assert layers.get_tensor_model_parallel_rank is ours.get_tensor_model_parallel_rank
 print("all ours")
+
+import sys
+import megatron.core.models.gpt
+from rankmesh.dialects.megatron import uninstall
+uninstall()
+of = lambda value: getattr(value, "__module__", None) or getattr(value, "__name__", "")
+modules = [module for name, module in sys.modules.items() if name.startswith("megatron")]
+print([name for module in modules for name, value in vars(module).items() if "rankmesh" in str(of(value))])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout == "all ours\n", done.stderr
+    assert done.stdout == "all ours\n[]\n", done.stderr
 
 
 def test_without_megatron(monkeypatch):
