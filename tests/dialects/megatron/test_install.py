@@ -78,7 +78,7 @@ def test_megatron_that_is_imported(ranks):
 
 
 def test_megatron_that_is_not_imported_yet():
-    """Ours in every way of importing after install(); after uninstall() nothing of ours is left in any of its modules."""
+    """Ours in every way of importing after install(); nothing of ours is left in Megatron after uninstall()."""
     program = """
 import warnings
 warnings.simplefilter("ignore")
