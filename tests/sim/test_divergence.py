@@ -301,6 +301,21 @@ def test_a_divergence_can_be_caught():
     assert sim.run(_goes_on, 2) == [[2.0, 2.0]] * 2
 
 
+@pytest.mark.parametrize("position", [3, -1])
+def test_a_rank_that_is_nowhere(position):
+    """2 ranks: roots and peers that the group has not are refused where they are named."""
+    errors = []
+
+    def wrong():
+        for call in (dist.send, dist.recv, dist.broadcast, dist.reduce):
+            with pytest.raises(ValueError, match=rf"position {position} .* on the world of ranks \[0, 1\]"):
+                call(one(), position)
+            errors.append(call)
+
+    sim.run(wrong, 2)
+    assert len(errors) == 8
+
+
 def _hashed_names():
     rank = dist.get_rank()
     if rank in (0, 3):
