@@ -330,6 +330,19 @@ def test_groups_under_two_names():
     assert "have one group under the names" in str(found[0])
 
 
+def _two_of_the_same_members(groups):
+    for name in ("tp", "own")[:: 1 if dist.get_rank() else -1]:
+        dist.all_reduce(one(), group=groups[name].pg)
+
+
+def test_two_groups_of_the_same_members():
+    """2 ranks: two groups that a plan keeps apart, entered in opposite orders, are no group under two names."""
+    kinds = [rm.GroupSpec("tp"), rm.GroupSpec("own", "tp", share=False)]
+    found = failures(_two_of_the_same_members, rm.Plan(rm.Mesh(tp=2), kinds))
+    assert {error.kind for error in found.values()} == {"deadlock"}
+    assert "under the names" not in str(found[0])
+
+
 def _different_plans():
     sizes = {"tp": 2, "dp": 2} if dist.get_rank() != 2 else {"tp": 4}
     rm.connect(rm.recipes.axes(rm.Mesh(**sizes)))
