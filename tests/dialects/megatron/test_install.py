@@ -19,6 +19,13 @@ def module(name):
         return importlib.import_module(f"megatron.core.{name}")
 
 
+class DDP:
+    """What a collection asks of the configuration of DistributedDataParallel."""
+
+    num_distributed_optimizer_instances = 1
+    use_distributed_optimizer = False
+
+
 def _installed(me):
     from rankmesh.dialects import megatron as ours
 
@@ -63,17 +70,27 @@ def _installed(me):
     actor = ours.ParallelState("actor")
     ours.install(actor)
     found["state"] = core.parallel_state is actor
+    actor.initialize_model_parallel(tensor_model_parallel_size=4)
+    group = actor.get_tensor_model_parallel_group()
+    collection = module("process_groups_config").ProcessGroupCollection
+    found["state's groups"] = [
+        collection.use_mpu_process_groups(["tp"]).tp is group,
+        collection.setup_process_groups_for_ddp(None, None, DDP)["tp_group"] is group,
+    ]
+    actor.destroy_model_parallel()
     ours.uninstall()
+    found["own again"] = ours.process_groups_config.parallel_state is ours.parallel_state
     return found
 
 
 def test_megatron_that_is_imported(ranks):
     """Modules, attributes, and functions imported by name become ours, and are Megatron's again afterwards."""
     (found,) = ranks(1, _installed, world=None, limit=60)
-    for name in ("module", "attribute", "function", "class", "collection", "grid", "state", "untouched"):
+    for name in ("module", "attribute", "function", "class", "collection", "grid", "state", "untouched", "own again"):
         assert found[name] is True, name
     assert found["used"] == 1
     assert found["back"] == [True] * 4
+    assert found["state's groups"] == [True] * 2
     assert "own parallel state is initialised" in found["refused"]
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, process_groups_config
+from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, prepared, process_groups_config
 from rankmesh.dialects.megatron.state import ParallelState
 from rankmesh.errors import ConnectError
 
@@ -36,6 +36,8 @@ _undo: list[_Undo] = []
 
 def install(state: ParallelState | None = None) -> None:
     """Put the drop-ins in place of Megatron's modules; ``state`` in place of the default parallel state.
+
+    Process group collections are then made from ``state``, too.
 
     Calling it again is nothing. Raises ``ConnectError`` where megatron-core is not installed, or its own parallel state
     is initialised, whose groups would be lost.
@@ -59,6 +61,8 @@ def install(state: ParallelState | None = None) -> None:
     for module in list(sys.modules.values()):
         if not _is_one_of(module, theirs, ours):
             _replace(module, replacements)
+    for user in (prepared, process_groups_config):  # a collection is that of the installed state
+        _put(vars(user), "parallel_state", ours["parallel_state"])
     _undo.insert(0, lambda: _give_back(replacements))
 
 
