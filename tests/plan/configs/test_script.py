@@ -259,6 +259,32 @@ def test_any_text_is_read_or_refused(text):
         read_config(text + "\n" + TP + "2", "run.sh")
 
 
+@pytest.mark.parametrize(
+    ("statement", "value"),
+    [
+        ("f() { local TP=4; }; f", "2"),
+        ("f() { declare TP=4; }; f", "2"),
+        ("f() { declare -g TP=4; }; f", "4"),
+        ("f() { local TP; g; }; g() { TP=4; }; f", "2"),
+        ("f() { TP=4; }; f", "4"),
+        ("(TP=4)", "2"),
+        ("TP=4 | cat", "2"),
+        ("((TP == 4))", "2"),
+        ("((TP >= 1))", "2"),
+        ("let TP==4", "2"),
+        ("((TP++))", None),
+        ("((--TP))", None),
+        ("((A = (TP <<= 1)))", None),
+        ("let TP++", None),
+        ("let A=1 TP*=2", None),
+    ],
+)
+def test_what_a_statement_does_to_a_variable(statement, value):
+    """Locals end with their function, and what a subshell sets with it; what arithmetic sets is unknown."""
+    command = read_script(f"TP=2\n{statement}\nprogram $TP").commands[-1]
+    assert [text_of(word) for word in command.words] == ["program", value]
+
+
 NAMES = st.sampled_from("ABC")
 WORDS = st.sampled_from(["1", "7", "-x", "--a=b", "x y", " z ", ""])
 PIECES = st.one_of(
