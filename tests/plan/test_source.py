@@ -114,7 +114,7 @@ def test_a_plan_for_another_world(text):
     ("content", "words"),
     [
         (b"\xff\xfe\x00", "cannot be read"),
-        (b"", "not JSON"),
+        (b"", "an empty file"),
         (b'{"schema": 99}', "schema 99"),
         (b'{"schema": 1, "mesh": {"axes": [["tp", 0]], "offset": 0}, "groups": []}', "received 0 as size"),
         (

@@ -301,6 +301,21 @@ def test_a_divergence_can_be_caught():
     assert sim.run(_goes_on, 2) == [[2.0, 2.0]] * 2
 
 
+@pytest.mark.parametrize("position", [3, -1])
+def test_a_rank_that_is_nowhere(position):
+    """2 ranks: roots and peers that the group has not are refused where they are named."""
+    errors = []
+
+    def wrong():
+        for call in (dist.send, dist.recv, dist.broadcast, dist.reduce):
+            with pytest.raises(ValueError, match=rf"position {position} .* on the world of ranks \[0, 1\]"):
+                call(one(), position)
+            errors.append(call)
+
+    sim.run(wrong, 2)
+    assert len(errors) == 8
+
+
 def _hashed_names():
     rank = dist.get_rank()
     if rank in (0, 3):
@@ -313,6 +328,19 @@ def test_groups_under_two_names():
     found = failures(_hashed_names, 4)
     assert {error.kind for error in found.values()} == {"deadlock"}
     assert "have one group under the names" in str(found[0])
+
+
+def _two_of_the_same_members(groups):
+    for name in ("tp", "own")[:: 1 if dist.get_rank() else -1]:
+        dist.all_reduce(one(), group=groups[name].pg)
+
+
+def test_two_groups_of_the_same_members():
+    """2 ranks: two groups that a plan keeps apart, entered in opposite orders, are no group under two names."""
+    kinds = [rm.GroupSpec("tp"), rm.GroupSpec("own", "tp", share=False)]
+    found = failures(_two_of_the_same_members, rm.Plan(rm.Mesh(tp=2), kinds))
+    assert {error.kind for error in found.values()} == {"deadlock"}
+    assert "under the names" not in str(found[0])
 
 
 def _different_plans():

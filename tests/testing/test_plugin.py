@@ -174,6 +174,38 @@ def test_orders_examples_and_spinning_ranks(run):
     again.assert_outcomes(failed=1, deselected=3)
 
 
+EXPECTED = (
+    HEAD
+    + """
+@pytest.mark.ranks(2)
+def test_one_rank_skips():
+    if dist.get_rank() == 1:
+        pytest.skip("not here")
+    dist.barrier()
+
+@pytest.mark.xfail
+@pytest.mark.ranks(2)
+def test_one_rank_fails():
+    assert dist.get_rank() == 0
+
+@pytest.mark.xfail(strict=True)
+@pytest.mark.ranks(2)
+def test_nobody_fails():
+    dist.barrier()
+
+@pytest.mark.ranks(2)
+def test_expects_it_itself():
+    pytest.xfail("known")
+"""
+)
+
+
+@pytest.mark.parametrize("mode", ["sim", "gloo"])
+def test_skips_and_expected_failures(run, mode):
+    """2 ranks: what one rank skips or fails as expected is so for the test, on threads and on processes alike."""
+    run(EXPECTED, f"--rankmesh={mode}").assert_outcomes(skipped=1, xfailed=2, failed=1)
+
+
 UNUSED = """
 import sys
 
@@ -182,6 +214,7 @@ def test_plain():
 """
 
 MISUSED = """
+import unittest
 import pytest
 
 def test_no_mark(groups): ...
@@ -194,6 +227,13 @@ def test_bad_option(): ...
 
 @pytest.mark.ranks()
 def test_no_ranks(): ...
+
+@pytest.mark.ranks(2)
+async def test_coroutine(): ...
+
+class TestOfUnittest(unittest.TestCase):
+    @pytest.mark.ranks(2)
+    def test_method(self): ...
 """
 
 
@@ -210,4 +250,6 @@ def test_misuse_is_told(run):
     text = result.stdout.str()
     assert text.count("@pytest.mark.ranks('tp=2,dp=2')") >= 2
     assert "speed" in text
-    result.assert_outcomes(failed=2, errors=2)
+    assert "nobody awaits a coroutine on a rank" in text
+    assert "unittest calls it itself" in text
+    result.assert_outcomes(failed=2, errors=4)

@@ -124,7 +124,9 @@ def _file(path: Path, world_size: int | None) -> Source:
         raise PlanError(
             f"received the path {str(path)!r}, which cannot be read ({error}); {_FORMS}", path=str(path)
         ) from error
-    if not _is_plan(text, path):
+    if not text.strip():
+        raise PlanError(f"received the path {str(path)!r}, an empty file; {_FORMS}", path=str(path))
+    if not _is_plan(text):
         from rankmesh.plan.configs import read_config
 
         config = read_config(text, str(path), world_size=world_size)
@@ -135,12 +137,12 @@ def _file(path: Path, world_size: int | None) -> Source:
         raise PlanError(f"{path}: {error}", **{**error.values, "path": str(path)}) from error
 
 
-def _is_plan(text: str, path: Path) -> bool:
-    """Whether a file means to be a saved plan: it has a schema, or its name says JSON and its text is none."""
+def _is_plan(text: str) -> bool:
+    """Whether a file means to be a saved plan: it is JSON, and has a schema or is no mapping."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        return path.suffix == ".json" or not text.strip()
+        return False
     return not isinstance(data, dict) or "schema" in data
 
 

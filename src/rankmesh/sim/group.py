@@ -294,6 +294,11 @@ class SimulatedGroup(dist.ProcessGroup):
         return work
 
     def _name_of(self, position: int) -> str:
+        if not 0 <= position < self.size():
+            raise ValueError(
+                f"received position {position} as root or peer on {self.room}; it has the positions 0 to "
+                f"{self.size() - 1}; name a member (gloo crashes here)"
+            )
         return f"rank {self.room.ranks[position]}"
 
     def _rows(self, tensor: torch.Tensor, sizes: Any) -> tuple[int, ...]:

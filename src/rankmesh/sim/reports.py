@@ -80,7 +80,8 @@ def _same_members(tickets: Mapping[int, Ticket]) -> str:
     """Ranks that made one group under two names, as torch's own counters and hashes do."""
     names: dict[tuple[int, ...], set[str]] = {}
     for ticket in tickets.values():
-        names.setdefault(ticket.room.ranks, set()).add(ticket.room.name)
+        if ticket.call.operation == "new_group":
+            names.setdefault(ticket.room.ranks, set()).add(ticket.room.name)
     for ranks, several in names.items():
         if len(several) > 1:
             listed = " and ".join(sorted(map(repr, several))[:4])

@@ -25,7 +25,9 @@ shared by its ranks; with processes each rank makes its own.
 
 from __future__ import annotations
 
+import inspect
 import logging
+import unittest
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -73,6 +75,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "ranks(spec, order=, orders=, timeout=, modules=, seed=): run the test on every rank of a world"
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse marked tests that would not run on ranks, and pass all the same."""
+    if item.get_closest_marker("ranks") is None:
+        return
+    if not isinstance(item, pytest.Function) or issubclass(item.cls or object, unittest.TestCase):
+        why = "unittest calls it itself; make it a function, or a method of a plain class"
+    elif inspect.iscoroutinefunction(item.obj) or inspect.isasyncgenfunction(item.obj):
+        why = "nobody awaits a coroutine on a rank; make it a plain function that calls asyncio.run"
+    else:
+        return
+    raise pytest.UsageError(f"received @pytest.mark.ranks on {item.nodeid}; {why}")
 
 
 @pytest.hookimpl(wrapper=True)

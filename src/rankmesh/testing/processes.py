@@ -41,8 +41,7 @@ def run_test(item: pytest.Function, size: int, backend: str, seconds: float) -> 
         said, logs = _run(rank_test, size, folder, backend, seconds, str(item.config.invocation_params.dir), arguments)
     answers = {rank: json.loads(data) for rank, data in said.items()}
     reports = {rank: _telling(answer["reports"]) for rank, answer in answers.items()}
-    if len(said) == size and all(report["outcome"] == "skipped" for report in reports.values()):
-        pytest.skip(f"on every rank: {reports[0]['reason']}")
+    _check_skipped(size, {rank: answer["failed_at"] for rank, answer in answers.items()}, reports)
     failed = {rank: report for rank, report in reports.items() if report["outcome"] == "failed"}
     if failed or len(said) < size:
         first = min(failed, key=lambda rank: answers[rank]["failed_at"], default=None)
@@ -53,6 +52,21 @@ def run_test(item: pytest.Function, size: int, backend: str, seconds: float) -> 
             elif rank in failed and rank != first:
                 lines.append(f"rank {rank} failed too: {failed[rank]['reason'].splitlines()[0]}")
         pytest.fail("\n".join(lines), pytrace=False)
+
+
+def _check_skipped(size: int, ended: Mapping[int, float], reports: Mapping[int, Mapping[str, Any]]) -> None:
+    """Skip where the first rank that ended otherwise than well did; what this did to the others is no failure."""
+    __tracebackhide__ = True
+    told = [rank for rank, report in reports.items() if report["outcome"] != "passed"]
+    if len(reports) < size or not told:
+        return
+    first = min(told, key=lambda rank: ended[rank])
+    everywhere = all(report["outcome"] == reports[first]["outcome"] for report in reports.values())
+    reason = f"on {'every rank' if everywhere else f'rank {first}'}: {reports[first]['reason']}"
+    if reports[first]["outcome"] == "skipped":
+        pytest.skip(reason)
+    if reports[first]["outcome"] == "xfailed":
+        pytest.xfail(reason)
 
 
 def _telling(reports: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

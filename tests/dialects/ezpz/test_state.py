@@ -1,5 +1,6 @@
 import copy
 import inspect
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -170,3 +171,19 @@ def test_signature():
         "data_parallel_backend",
         "timeout",
     ]
+
+
+def _backends(me):
+    state, timeout = tp.TensorParallel(), timedelta(seconds=77)
+    names = {"tensor_parallel_backend": "nccl", "pipeline_parallel_backend": "ucc"}
+    names |= {"context_parallel_backend": "gloo", "data_parallel_backend": "mpi"}
+    with dry.world(0, 16):
+        state.initialize_tensor_parallel(2, 2, 2, **names, timeout=timeout)
+        specs = state._held.groups.plan.specs
+        return {spec.name: [spec.options.backend, spec.options.timeout] for spec in specs}
+
+
+def test_each_backend_is_that_of_its_group(ranks):
+    """A dry world of 16: the four backends, and the timeout, are options of the groups that they are named for."""
+    expected = {"tp": ["nccl", 77.0], "pp": ["ucc", 77.0], "cp": ["gloo", 77.0], "dp": ["mpi", 77.0]}
+    assert ranks(1, _backends, world=None) == [expected]

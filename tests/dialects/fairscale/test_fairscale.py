@@ -153,3 +153,18 @@ def test_signature():
     named = ["model_parallel_backend", "pipeline_backend", "cp_backend", "ddp_backend", "timeout"]
     assert list(parameters) == positional + named
     assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in named)
+
+
+def _backends(me):
+    state, timeout = fs.ModelParallel(), timedelta(seconds=77)
+    names = {"model_parallel_backend": "nccl", "pipeline_backend": "ucc", "cp_backend": "gloo", "ddp_backend": "mpi"}
+    with dry.world(0, 16):
+        state.initialize_model_parallel(2, 2, 2, **names, timeout=timeout)
+        specs = state._held.groups.plan.specs
+        return {spec.name: [spec.options.backend, spec.options.timeout] for spec in specs}
+
+
+def test_each_backend_is_that_of_its_group(ranks):
+    """A dry world of 16: the four backends, and the timeout, are options of the groups that they are named for."""
+    expected = {"tp": ["nccl", 77.0], "pp": ["ucc", 77.0], "cp": ["gloo", 77.0], "dp": ["mpi", 77.0]}
+    assert ranks(1, _backends, world=None) == [expected]

@@ -19,6 +19,13 @@ def module(name):
         return importlib.import_module(f"megatron.core.{name}")
 
 
+class DDP:
+    """What a collection asks of the configuration of DistributedDataParallel."""
+
+    num_distributed_optimizer_instances = 1
+    use_distributed_optimizer = False
+
+
 def _installed(me):
     from rankmesh.dialects import megatron as ours
 
@@ -63,22 +70,32 @@ def _installed(me):
     actor = ours.ParallelState("actor")
     ours.install(actor)
     found["state"] = core.parallel_state is actor
+    actor.initialize_model_parallel(tensor_model_parallel_size=4)
+    group = actor.get_tensor_model_parallel_group()
+    collection = module("process_groups_config").ProcessGroupCollection
+    found["state's groups"] = [
+        collection.use_mpu_process_groups(["tp"]).tp is group,
+        collection.setup_process_groups_for_ddp(None, None, DDP)["tp_group"] is group,
+    ]
+    actor.destroy_model_parallel()
     ours.uninstall()
+    found["own again"] = ours.process_groups_config.parallel_state is ours.parallel_state
     return found
 
 
 def test_megatron_that_is_imported(ranks):
     """Modules, attributes, and functions imported by name become ours, and are Megatron's again afterwards."""
     (found,) = ranks(1, _installed, world=None, limit=60)
-    for name in ("module", "attribute", "function", "class", "collection", "grid", "state", "untouched"):
+    for name in ("module", "attribute", "function", "class", "collection", "grid", "state", "untouched", "own again"):
         assert found[name] is True, name
     assert found["used"] == 1
     assert found["back"] == [True] * 4
+    assert found["state's groups"] == [True] * 2
     assert "own parallel state is initialised" in found["refused"]
 
 
 def test_megatron_that_is_not_imported_yet():
-    """A program that installs first, and imports Megatron afterwards, gets ours in every way of importing."""
+    """Ours in every way of importing after install(); nothing of ours is left in Megatron after uninstall()."""
     program = """
 import warnings
 warnings.simplefilter("ignore")
@@ -93,9 +110,17 @@ assert a is b is c is megatron.core.parallel_state is ours
 assert d is ours.get_data_parallel_rank
 assert layers.get_tensor_model_parallel_rank is ours.get_tensor_model_parallel_rank
 print("all ours")
+
+import sys
+import megatron.core.models.gpt
+from rankmesh.dialects.megatron import uninstall
+uninstall()
+of = lambda value: getattr(value, "__module__", None) or getattr(value, "__name__", "")
+modules = [module for name, module in sys.modules.items() if name.startswith("megatron")]
+print([name for module in modules for name, value in vars(module).items() if "rankmesh" in str(of(value))])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout == "all ours\n", done.stderr
+    assert done.stdout == "all ours\n[]\n", done.stderr
 
 
 def test_without_megatron(monkeypatch):

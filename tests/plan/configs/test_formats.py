@@ -218,6 +218,7 @@ REFUSED = [
     ("tensor_model_parallel_size: 2\nencoder_tensor_model_parallel_size: 2\n", 8, r":2: .*a second mesh"),
     ("tensor_model_parallel_size: ${oc.env:TP}\n", 8, r":1: received .*whole number"),
     ('{"sequence_parallel_size": 4}', 8, "add data_parallel_size"),
+    ('{"train_batch_size": 8,\n "autotuning": {"enabled": true, "mp_size": 2}}', 8, ":2: .*an axis of its own"),
     ('{"tensor_parallel": {"autotp_siz": 4}}', 8, "did you mean 'autotp_size'"),
     ('{\n"tensor_parallel": {\n"autotp_size": "auto"}}', 8, ":3: received .*whole number"),
     (
@@ -257,12 +258,27 @@ def test_what_is_ambiguous_or_not_modelled_is_refused(text, world_size, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("a.toml", "[parallelism\n"), ("a.yaml", "a: [1\n"), ("a.yml", "a: b: c\n")]
+    ("name", "text"),
+    [
+        ("a.toml", "[parallelism\n"),
+        ("a.yaml", "a: [1\n"),
+        ("a.yml", "a: b: c\n"),
+        ("a.json", '{"train_batch_size": 8} // as DeepSpeed reads it\n'),
+    ],
 )
 def test_a_broken_file_is_told_why(name, text, tmp_path):
     """A file whose name says what it is, and whose text is not, is refused with the parser's reason."""
     (tmp_path / name).write_text(text)
-    with pytest.raises(PlanError, match=f"is no {'TOML' if 'toml' in name else 'YAML'} .*mend it"):
+    kind = {"toml": "TOML", "json": "JSON"}.get(name[2:], "YAML")
+    with pytest.raises(PlanError, match=f"is no {kind} .*mend it"):
+        source.read(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.sh", "a.json", "a.yaml", "a.txt"])
+def test_an_empty_file(name, tmp_path):
+    """It is called empty, whatever its name."""
+    (tmp_path / name).write_text("\n")
+    with pytest.raises(PlanError, match="an empty file"):
         source.read(str(tmp_path / name))
 
 

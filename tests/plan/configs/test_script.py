@@ -140,7 +140,16 @@ REFUSED = [
     ('TP=2\n[ -z "$X" ] && TP=4\n' + TP + "$TP", ":3: .*set in a branch"),
     ("case $X in a) TP=1;; *) TP=2;; esac\n" + TP + "$TP", ":2: .*set in a branch"),
     ("M=()\nif x; then M=(--expert-model-parallel-size 2); fi\n" + TP + "2 ${M[@]}", ":2: received .*set in a branch"),
-    ("read TP\n" + TP + "$TP", ":2: .*while it runs"),
+    ("read TP\n" + TP + "$TP", ":2: .*the script sets it by read while it runs"),
+    ("TP=2\nlet TP=4\n" + TP + "$TP", ":3: .*by let while it runs"),
+    ("TP=2\nprintf -v TP 4\n" + TP + "$TP", ":3: .*by printf while it runs"),
+    ("TP=2\n((TP*=2))\n" + TP + "$TP", ":3: .*set by arithmetic"),
+    (TP + "$((010))", ":1: .*'010', which is no decimal number"),
+    (
+        "read -d '' A <<E\n--tensor-model-parallel-size 2\nE\n" + RUN + "$A",
+        ":1: .*they may state sizes; write the sizes",
+    ),
+    (RUN + '"--tensor-model-parallel-size 2', ":1: received .*cannot be read as shell"),
     ("A[0]=2\n" + TP + "${A[0]}", ":2: .*more than a variable|set element"),
     (RUN + "--tensor-model-paralel-size 2 x", ":1: .*did you mean '--tensor-model-parallel-size'"),
     (RUN + "--sequence-parallel-size 2", ":1: .*looks like a parallel size"),
@@ -204,6 +213,31 @@ def test_what_is_not_read_is_said(text, note):
     assert read_config(text, "run.sh").notes == (note,)
 
 
+ARGUMENTS = "# the run\n\n--tensor-model-parallel-size 2 \\\n--context-parallel-size=2 # two\n--save 'a b'\n"
+
+
+def test_a_file_of_arguments():
+    """Lines of arguments without a program are one run; the world size stands there, or is given."""
+    config = read_config(ARGUMENTS + "--world-size 8\n", "args.txt")
+    assert config.plan == read_config(ARGUMENTS, "args.txt", world_size=8).plan == recipes.megatron(8, tp=2, cp=2)
+    assert lines_of(config) == {"tp": (3,), "cp": (4,), "world_size": (6,)}
+    assert config.title == "a file of Megatron's arguments"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (ARGUMENTS, "args.txt:1: .*give --world-size"),
+        (ARGUMENTS + "--save 'a", "args.txt:[0-9]+: received [^A].*cannot be read as shell"),
+        ("--num-layers 2\n", "args.txt:1: .*without an argument of Megatron"),
+    ],
+)
+def test_a_file_of_arguments_that_says_too_little(text, words):
+    """Without a world size, without an end of a quote, without a size."""
+    with pytest.raises(PlanError, match=words):
+        read_config(text, "args.txt")
+
+
 def test_a_default_that_no_size_comes_from_is_not_said():
     """Notes are about the layout."""
     assert read_config("DIR=${DIR:-out}\n" + TP + "2 --save $DIR", "run.sh").notes == ()
@@ -223,6 +257,32 @@ def test_any_text_is_read_or_refused(text):
     """No text makes anything but a PlanError."""
     with suppress(PlanError):
         read_config(text + "\n" + TP + "2", "run.sh")
+
+
+@pytest.mark.parametrize(
+    ("statement", "value"),
+    [
+        ("f() { local TP=4; }; f", "2"),
+        ("f() { declare TP=4; }; f", "2"),
+        ("f() { declare -g TP=4; }; f", "4"),
+        ("f() { local TP; g; }; g() { TP=4; }; f", "2"),
+        ("f() { TP=4; }; f", "4"),
+        ("(TP=4)", "2"),
+        ("TP=4 | cat", "2"),
+        ("((TP == 4))", "2"),
+        ("((TP >= 1))", "2"),
+        ("let TP==4", "2"),
+        ("((TP++))", None),
+        ("((--TP))", None),
+        ("((A = (TP <<= 1)))", None),
+        ("let TP++", None),
+        ("let A=1 TP*=2", None),
+    ],
+)
+def test_what_a_statement_does_to_a_variable(statement, value):
+    """Locals end with their function, and what a subshell sets with it; what arithmetic sets is unknown."""
+    command = read_script(f"TP=2\n{statement}\nprogram $TP").commands[-1]
+    assert [text_of(word) for word in command.words] == ["program", value]
 
 
 NAMES = st.sampled_from("ABC")
@@ -250,6 +310,12 @@ STATEMENT = st.one_of(
     st.builds('{}="1 \\\n  2\n3"'.format, NAMES),
     st.builds("export {}={}".format, NAMES, st.sampled_from(["5", '"6 7"'])),
     st.builds("if true; then {}=8; else {}=8; fi".format, NAMES, NAMES),
+    st.builds("({}=8)".format, NAMES),
+    st.builds("{}=8 | cat".format, NAMES),
+    st.builds("f() {{ local {}=8 {}; {}=9; }}; f".format, NAMES, NAMES, NAMES),
+    st.builds("{} {}+=3".format, st.sampled_from(["let", "let A=1"]), NAMES),
+    st.builds("(({} = (N += 1), {}++, N == 3))".format, NAMES, NAMES),
+    st.builds("printf -v {} 8".format, NAMES),
 )
 
 

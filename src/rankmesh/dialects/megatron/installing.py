@@ -7,8 +7,9 @@ tensor_parallel.layers.get_tensor_model_parallel_group, imported before    ours
 ```
 
 Megatron is imported first if it is not yet. Then every module-level name of the process that refers to one of the three
-modules, or to a function or class of theirs, refers to ours of the same name; ``uninstall`` puts each one back. What
-is out of reach: references that a program keeps in objects, default arguments or closures. Install early.
+modules, or to a function or class of theirs, refers to ours of the same name; ``uninstall`` puts each one back, also in
+modules of Megatron that were imported meanwhile. What is out of reach: references that a program keeps in objects,
+default arguments or closures, and what its own modules imported from Megatron meanwhile. Install early.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, process_groups_config
+from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, prepared, process_groups_config
 from rankmesh.dialects.megatron.state import ParallelState
 from rankmesh.errors import ConnectError
 
@@ -28,11 +29,15 @@ __all__ = ["install", "uninstall"]
 
 _PACKAGE = "megatron.core"
 _Undo = Callable[[], None]
+# By identity, because values need not be hashable: what is replaced, with what.
+_Replacements = dict[int, tuple[Any, Any]]
 _undo: list[_Undo] = []
 
 
 def install(state: ParallelState | None = None) -> None:
     """Put the drop-ins in place of Megatron's modules; ``state`` in place of the default parallel state.
+
+    Process group collections are then made from ``state``, too.
 
     Calling it again is nothing. Raises ``ConnectError`` where megatron-core is not installed, or its own parallel state
     is initialised, whose groups would be lost.
@@ -56,12 +61,24 @@ def install(state: ParallelState | None = None) -> None:
     for module in list(sys.modules.values()):
         if not _is_one_of(module, theirs, ours):
             _replace(module, replacements)
+    for user in (prepared, process_groups_config):  # a collection is that of the installed state
+        _put(vars(user), "parallel_state", ours["parallel_state"])
+    _undo.insert(0, lambda: _give_back(replacements))
 
 
 def uninstall() -> None:
     """Put everything back as ``install`` found it; our groups live on until they are destroyed."""
     while _undo:
         _undo.pop()()
+
+
+def _give_back(replacements: _Replacements) -> None:
+    """Megatron's own names in those of its modules that were imported while ours were in place."""
+    backwards = {id(new): (new, old) for old, new in replacements.values()}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == _PACKAGE.partition(".")[0]:
+            for attribute, new in _replaceable(module, backwards):
+                vars(module)[attribute] = new
 
 
 def _peer(name: str) -> Any:
@@ -77,7 +94,6 @@ def _peer(name: str) -> Any:
 
 
 def _replacements(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[tuple[int, tuple[Any, Any]]]:
-    """By identity, because values need not be hashable: what is replaced, with what."""
     for name, module in theirs.items():
         yield id(module), (module, ours[name])
         for attribute, value in vars(module).items():
@@ -89,11 +105,16 @@ def _is_one_of(module: ModuleType, theirs: dict[str, Any], ours: dict[str, Any])
     return any(module is other for other in (*theirs.values(), *ours.values()))
 
 
-def _replace(module: ModuleType, replacements: dict[int, tuple[Any, Any]]) -> None:
+def _replace(module: ModuleType, replacements: _Replacements) -> None:
+    for name, new in _replaceable(module, replacements):
+        _put(vars(module), name, new)
+
+
+def _replaceable(module: ModuleType, replacements: _Replacements) -> Iterator[tuple[str, Any]]:
     for name, value in list(getattr(module, "__dict__", {}).items()):
         old, new = replacements.get(id(value), (None, None))
         if new is not None and old is value:
-            _put(vars(module), name, new)
+            yield name, new
 
 
 def _put(names: dict[str, Any], name: str, value: Any) -> None:

@@ -10,15 +10,15 @@ from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.plan import recipes
 from rankmesh.plan.configs import accelerate, deepspeed, megatron, nanotron, torchtitan
 from rankmesh.plan.configs.documents import entries
-from rankmesh.plan.configs.launch import Run, read_run
+from rankmesh.plan.configs.launch import Run, read_arguments, read_run
 from rankmesh.plan.configs.reading import Entry, Reading, Settled
 from rankmesh.plan.plan import Plan
 
 __all__ = ["Config", "read_config"]
 
 _FORMS = (
-    "a config is a Megatron launch script or argument YAML, a nanotron YAML, a torchtitan TOML, a DeepSpeed JSON, or "
-    "an Accelerate YAML"
+    "a config is a Megatron launch script, argument file or argument YAML, a nanotron YAML, a torchtitan TOML, "
+    "a DeepSpeed JSON, or an Accelerate YAML"
 )
 
 
@@ -90,6 +90,10 @@ def read_config(text: str, path: str, *, world_size: int | None = None) -> Confi
     ``world_size`` is for files that do not state it; one that differs from the file's is refused.
     """
     found = [] if _is_script(text, path) else entries(text, path)
+    if not found and (listed := read_arguments(text, path, megatron.FLAGS)) is not None:
+        return _made(
+            "megatron", "a file of Megatron's arguments", megatron.from_run(listed, path), path, world_size, listed
+        )
     if not found:
         run = read_run(text, path, megatron.FLAGS)
         if run is None:

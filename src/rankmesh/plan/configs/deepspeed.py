@@ -37,6 +37,8 @@ def _key(entry: Entry) -> str | None:
     section, *names = entry.path
     if not names:
         return section
+    if entry.path == ("autotuning", "mp_size"):
+        return entry.key
     return ".".join(names) if section in _SECTIONS else entry.key if section == "pipeline" else None
 
 
@@ -54,6 +56,7 @@ TABLE = Table(
         "tensor_parallel.tp_size": Refused("training takes the size from tensor_parallel.autotp_size"),
         "expert_tensor_parallel_size": Refused("experts that are cut by an axis of their own"),
         "mics_hierarchical_params_gather": Refused("its groups depend on how many devices a node has"),
+        "autotuning.mp_size": Refused("the program then lays out an axis of its own, which is not in this file"),
         "pipeline.stages": Refused("stages of a pipeline are laid out by code, not by this file", (None, 1, "auto")),
     },
     key=_key,

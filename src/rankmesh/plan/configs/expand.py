@@ -239,9 +239,9 @@ class Expander:
         if text is None:
             return next(part.why for part in word if part.text is None)
         used += lines_of(word)
-        return (
-            int(text) if text.strip().isdecimal() else f"{self.source_of(node)} is {text!r}, which is no whole number"
-        )
+        if re.fullmatch(r"0|[1-9]\d*", text.strip()):  # a leading zero is octal in shell
+            return int(text)
+        return f"{self.source_of(node)} is {text!r}, which is no decimal number"
 
 
 def _split(part: Part) -> Part:

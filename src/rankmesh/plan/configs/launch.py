@@ -1,5 +1,7 @@
 """The one run that a launch script starts: its launcher, its world size, and the arguments of the program.
 
+A file of arguments alone is a run whose launcher is not known.
+
 ```
 torchrun --nproc_per_node 8 --nnodes 4        32 ranks; also python -m torch.distributed.run and .launch
 srun -n 32 python ...                         32 ranks; -N 4 --ntasks-per-node 8 is the same
@@ -26,11 +28,13 @@ from rankmesh.plan.configs.reading import Entry, Missing, refused
 from rankmesh.plan.configs.script import Command, Script, read_script
 from rankmesh.plan.configs.words import Part, Word, gap_of, lines_of, shown, text_of, value_of
 
-__all__ = ["Run", "read_run"]
+__all__ = ["Run", "read_arguments", "read_run"]
 
 _PROGRAM = re.compile(r"(.*/)?(pretrain|train|finetune|run)_?\w*\.py")
 _PRINTS = {"echo", "printf", "cat", "export", "cd", "mkdir", "cp", "rm", "pip", "git", "tee", ":"}
 _OPTION = re.compile(r"\s(-\w|--[\w-]+)[=\s]\s*([^\s-]\S*)")
+# Comments and empty lines, then an option at the start of a line.
+_ARGUMENTS = re.compile(r"(\s*(#.*)?\n)*\s*--\w")
 _COUNT = re.compile(r"(?:.*:)?(\d+)")
 
 # A launcher: how it is recognised, and the ways to state its world size, each a product of counts (names, default).
@@ -97,13 +101,34 @@ def read_run(text: str, path: str, marks: frozenset[str] = frozenset()) -> Run |
     return Run(runs[0], arguments, world, strays, tuple(script.notes), script.defaults)
 
 
+def read_arguments(text: str, path: str, marks: frozenset[str]) -> Run | None:
+    r"""The run of a file that holds nothing but its arguments, None for another file.
+
+    >>> str(read_arguments("--tp 4  # adjacent\n--pp 2\n", "args.txt", frozenset()).arguments[1])
+    '--pp = 2'
+    """
+    if not _ARGUMENTS.match(text):
+        return None
+    opening = "ARGUMENTS=("  # in an array, line ends and comments may stand between the words
+    script = read_script(f"{opening}{text}\n)")
+    script.broken = [(line, broken.removeprefix(opening)) for line, broken in script.broken]
+    _check_broken(script, path, marks)
+    arguments, strays = _arguments(Command(script.variables["ARGUMENTS"].words, 1))
+    return Run(Command((), 1), arguments, None, strays, tuple(script.notes), script.defaults)
+
+
 def _check_broken(script: Script, path: str, marks: frozenset[str]) -> None:
     """A text that is no shell is refused where it speaks of a run, and said elsewhere."""
     for line, text in script.broken:
-        words = set(text.replace("=", " ").split())
+        words = set(re.findall(r"[\w-]+", text))
         if words & (marks | set(_LAUNCHERS)):
-            entry = Entry((_short(" ".join(text.split())),), Missing("", ""), line)
-            raise refused(path, entry, "this cannot be read as shell", "check the quotes and brackets around this line")
+            raise PlanError(
+                f"{path}:{line}: received {_short(' '.join(text.split()))}; this cannot be read as shell; check the "
+                "quotes and brackets around this line",
+                path=path,
+                line=line,
+                received=text,
+            )
         script.notes.append((line, f"{_short(' '.join(text.split()))} cannot be read as shell; not read"))
 
 

@@ -1,4 +1,4 @@
-"""Megatron: a launch script, or a YAML of its arguments.
+"""Megatron: a launch script, a file of its arguments, or a YAML of them.
 
 Source: ``megatron/training/arguments.py`` of NVIDIA Megatron-LM for the names, ``initialize.py`` for what each of them
 does to the groups. In a YAML the names have underscores, and may stand in sections (``model_parallel:``).
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from rankmesh.errors import PlanError
 from rankmesh.plan.configs.launch import Run
 from rankmesh.plan.configs.reading import Entry, Missing, Read, Refused, Settled, Table, flag, refused, settle, whole
-from rankmesh.plan.configs.words import Part, text_of
+from rankmesh.plan.configs.words import Part, gap_of, text_of
 
 __all__ = ["FLAGS", "TABLE", "from_document", "from_run", "matches"]
 
@@ -105,13 +105,8 @@ def from_run(run: Run, path: str) -> Settled:
         for part in word:
             _check_branch(part, path)
     arguments = [_switched(entry) for entry in run.arguments if entry.key.startswith("--")]
-    if not any(entry.key in FLAGS for entry in arguments) and "pretrain_" not in str(run.command):
-        raise PlanError(
-            f"{path}:{run.command.line}: received a run without an argument of Megatron ({_config(arguments)}); a "
-            "launch script is read for Megatron's arguments; give the config file of the run, with --world-size",
-            path=path,
-            line=run.command.line,
-        )
+    if not any(entry.key in FLAGS for entry in arguments):
+        _check_sizes(run, arguments, path)
     settled = settle(TABLE, arguments, path)
     settled.notes += run.notes
     for word in run.strays:
@@ -122,6 +117,28 @@ def from_run(run: Run, path: str) -> Settled:
     used = {line for reading in settled.readings for line in (reading.line, *reading.also)}
     settled.notes += [(line, text) for line, text in run.defaults.items() if line in used]
     return settled
+
+
+def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
+    """A run without a size is Megatron's by the name of its program, if all its arguments are known."""
+    line = run.command.line
+    if "pretrain_" not in str(run.command):
+        raise PlanError(
+            f"{path}:{line}: received a run without an argument of Megatron ({_config(arguments)}); a launch script is "
+            "read for Megatron's arguments; give the config file of the run, with --world-size",
+            path=path,
+            line=line,
+        )
+    for word in run.strays:
+        written, gap = _written(word), gap_of(word)
+        raise PlanError(
+            f"{path}:{word[0].lines[0]}: received a run without a parallel size, and with the arguments {written}; "
+            f"{gap.why if gap else 'they are unknown'}, so they may state sizes; write the sizes into this file, such "
+            "as --tensor-model-parallel-size 1",
+            path=path,
+            line=word[0].lines[0],
+            received=written,
+        )
 
 
 def _switched(entry: Entry) -> Entry:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rankmesh.plan.configs.assigns import assigned_by, assigned_in
 from rankmesh.plan.configs.expand import Expander, Variable
 from rankmesh.plan.configs.words import Word, joined, shown, text_of
 
@@ -31,14 +32,15 @@ _DEPTH = 16
 _BLOCKS = {
     "program",
     "compound_statement",
-    "subshell",
-    "pipeline",
     "do_group",
     "redirected_statement",
     "negated_command",
 }
+# What they set ends with them.
+_SUBSHELLS = {"subshell", "pipeline"}
 _BRANCHES = {"if_statement", "case_statement"}
 _LOOPS = {"for_statement", "while_statement", "c_style_for_statement"}
+_LOCAL = ("local", "declare", "typeset")
 _DECLARATIONS = {"declaration_command", "variable_assignments"}
 
 
@@ -94,6 +96,8 @@ class _Reader:
         self.depth = depth
         self.prefix = prefix
         self.expander = Expander(source, lines, script)
+        # In a function: what its local variables were outside.
+        self.scope: dict[str, Variable | None] | None = None
 
     def run(self) -> None:
         import tree_sitter_bash
@@ -108,8 +112,14 @@ class _Reader:
             self.statement(child)
 
     def statement(self, node: Node) -> None:
-        if node.type in _BLOCKS:
+        if node.type == "compound_statement" and self.expander.source_of(node).startswith("(("):
+            for name in assigned_in(node, self.expander.source_of):
+                self.expander.leave_open(name, node, "it is set by arithmetic, which is not followed")
+        elif node.type in _BLOCKS:
             self.block(node)
+        elif node.type in _SUBSHELLS:
+            for child in node.named_children:
+                self.outcome([child])
         elif node.type in _BRANCHES:
             self.branches(node)
         elif node.type in _LOOPS:
@@ -128,7 +138,13 @@ class _Reader:
             self.command(node)
 
     def declare(self, node: Node) -> None:
+        keyword, *options = self.expander.source_of(node).split() or [""]
+        scope = self.scope if keyword in _LOCAL and "-g" not in options[:1] else None
         for child in node.named_children:
+            name = child.child_by_field_name("name") if child.type == "variable_assignment" else child
+            if scope is not None and name is not None and name.type == "variable_name":
+                key = self.expander.source_of(name)
+                scope.setdefault(key, self.script.variables.get(key))
             if child.type == "variable_assignment":
                 self.expander.assign(child)
 
@@ -201,9 +217,9 @@ class _Reader:
             self.call(*self.functions[names[0] or ""], words[1:])
         elif names[0] in ("source", "."):
             self.script.notes.append((self.at(node), f"{' '.join(map(shown, words))} is another file; not read"))
-        elif names[0] in ("read", "mapfile", "readarray", "getopts"):
-            for name in names[1:]:
-                self.expander.leave_open(name or "", node, "the script reads it while it runs")
+        elif assigned := assigned_by([name or "" for name in names]):
+            for name in assigned:
+                self.expander.leave_open(name, node, f"the script sets it by {names[0]} while it runs")
         elif nested := _nested(words):
             self.nested(*nested)
         else:
@@ -212,16 +228,22 @@ class _Reader:
     def call(self, reader: _Reader, body: Node, arguments: tuple[Word, ...]) -> None:
         """A function's body, with its arguments as ``$1``, ``$2`` and ``$@``."""
         variables = self.script.variables
-        before = {name: variables.pop(name) for name in list(variables) if name.isdecimal() or name == "@"}
+        before: dict[str, Variable | None] = {
+            name: variables.pop(name) for name in list(variables) if name.isdecimal() or name == "@"
+        }
         given = {"@": Variable(arguments, True, ())}
         given.update({str(place): Variable((word,), False, ()) for place, word in enumerate(arguments, 1)})
         variables.update(given)
+        outer, reader.scope = reader.scope, {}
         reader.depth += 1
         reader.statement(body)
         reader.depth -= 1
-        for name in given:
+        before = {**dict.fromkeys(given), **before, **reader.scope}
+        reader.scope = outer
+        for name, value in before.items():
             variables.pop(name, None)
-        variables.update(before)
+            if value is not None:
+                variables[name] = value
 
     def nested(self, prefix: tuple[Word, ...], text: Word) -> None:
         """Read the text that ``eval`` or ``bash -c`` would run; unknown parts get names of their own."""
