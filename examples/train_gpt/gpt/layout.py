@@ -41,7 +41,10 @@ class Sizes:
                 raise Refused(f"received the axis {name!r} in {text!r}; a layout is made of tp, cp, dp, pp and ep")
         if given.pop("etp", given.get("tp", 1)) != given.get("tp", 1):
             raise Refused(f"received {text!r}; experts are split as the rest is, so etp equals tp; leave etp out")
-        mesh = rm.recipes.megatron(world_size, **given).mesh
+        try:
+            mesh = rm.recipes.megatron(world_size, **given).mesh
+        except rm.PlanError as error:
+            raise Refused(f"{error}, or start another number of ranks: torchrun --nproc-per-node N") from error
         return cls(**{name: mesh.axes[name] for name in ("tp", "cp", "dp", "pp")}, ep=given.get("ep", 1))
 
     def __str__(self) -> str:

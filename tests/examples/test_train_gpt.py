@@ -1,0 +1,101 @@
+"""The example trains the same on every layout: losses and gradient norms of a run on one process."""
+
+import pytest
+
+from examples.train_gpt.gpt import text
+from tests.examples import plain_gpt
+from tests.examples.training import TINY, resume, told_by, train, train_and_save, train_in_words, trainer
+
+LAYOUTS = {
+    "tp=2": 2,
+    "cp=2": 2,
+    "dp=2": 2,
+    "pp=2": 2,
+    "dp=2,ep=2": 2,
+    "cp=2,ep=2": 2,
+    "pp=4": 4,
+    "cp=2,dp=2,ep=2": 4,
+    "cp=2,dp=2,ep=4": 4,
+    "tp=2,pp=2,dp=2": 8,
+    "tp=2,cp=2,pp=2,dp=2,ep=2": 16,
+}
+LIMIT = {"limit": 100, "timeout": 60.0}
+
+
+@pytest.fixture
+def alone(ranks):
+    """What one process is told, by dtype; asked once."""
+
+    def of(dtype="float64"):
+        if dtype not in _alone:
+            _alone[dtype] = ranks(1, train, "", "rankmesh", dtype, **LIMIT)[0]
+        return _alone[dtype]
+
+    return of
+
+
+_alone = {}
+
+
+def difference(told, expected):
+    """The largest difference of any loss and any norm."""
+    assert len(told) == len(expected) > 0
+    return max(abs(a - b) for one, other in zip(told, expected, strict=True) for a, b in zip(one, other, strict=True))
+
+
+def test_one_process_is_plain_torch(ranks):
+    """1 rank: losses and norms are those of the model written in plain torch, with torch's AdamW and clipping."""
+    told, plain = ranks(1, _both)[0]
+    assert difference(told, plain) < 1e-12
+    assert min(norm for _, norm in told) > TINY.clip, "the norms are clipped, or the test would not see how"
+    assert told[-1][0] < told[0][0] - 0.1
+
+
+def _both(me):
+    with trainer(1, "") as here:
+        weights = {piece.name: piece.parameter.detach().clone() for piece in here.weights.pieces}
+        told = told_by(here.steps())
+    shape = TINY.shape
+    batches = [text.batch(text.read(), TINY.seed, i, shape.batch, shape.sequence) for i in range(TINY.steps)]
+    return told, plain_gpt.train(weights, TINY, batches)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_has_the_losses_of_one_process(ranks, alone, layout):
+    """2 to 16 ranks, float64: every rank is told the losses and norms of the run on one process, to 1e-9."""
+    for told in ranks(LAYOUTS[layout], train, layout, **LIMIT):
+        assert difference(told, alone()) < 1e-9
+
+
+@pytest.mark.parametrize("layout", ["cp=2,dp=2,ep=2", "tp=2,pp=2,dp=2"])
+def test_single_precision(ranks, alone, layout):
+    """4 and 8 ranks, float32: the same to 1e-4."""
+    for told in ranks(LAYOUTS[layout], train, layout, "rankmesh", "float32", **LIMIT):
+        assert difference(told, alone("float32")) < 1e-4
+
+
+WORDS = (
+    ("megatron", "tp=2,pp=2"),
+    ("megatron", "cp=2,dp=2,ep=2"),
+    ("nanotron", "tp=2,pp=2"),
+    ("nanotron", "cp=2,dp=2,ep=2"),
+    ("process_groups", "tp=2,pp=2"),
+    ("process_groups", "pp=2,dp=2"),
+)
+
+
+def test_words_of_peers(ranks, alone):
+    """4 ranks, one training after the other: groups made in peers' words give the same losses and norms."""
+    for rank in ranks(4, train_in_words, *WORDS, **LIMIT):
+        for told in rank:
+            assert difference(told, alone()) < 1e-9
+
+
+def test_checkpoint_fits_every_layout(ranks, alone, tmp_path):
+    """4 ranks: two steps under one layout, the rest under another, then the end again on one process."""
+    folder = str(tmp_path)
+    first = ranks(4, train_and_save, "tp=2,pp=2", folder, 2, **LIMIT)[0]
+    rest = ranks(4, resume, "cp=2,dp=2,ep=2", folder, **LIMIT)[0]
+    assert difference(first + rest, alone()) < 1e-9
+    (tmp_path / "step-000004" / "checkpoint.json").unlink()
+    assert difference(ranks(1, resume, "", folder, **LIMIT)[0], alone()[2:]) < 1e-9
