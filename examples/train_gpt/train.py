@@ -21,12 +21,13 @@ from typing import Annotated
 import torch
 import torch.distributed as dist
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # absent from its __all__
+
 from gpt.layout import Refused, Sizes
 from gpt.loop import DTYPES, GROUPS, Run, Step, Trainer
 from gpt.model import Shape
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from rankmesh.errors import RankmeshError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
@@ -67,7 +68,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest save, of any layout.", rich_help_panel=FILES)
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Losses and norms as JSON on stdout.", rich_help_panel=FILES)] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Losses and norms as JSON on stdout.", rich_help_panel=FILES)
+    ] = False,
 ) -> None:
     """Train a small transformer on the text of Python's own documentation, byte by byte, with every axis there is.
 
@@ -118,7 +121,7 @@ def world() -> Iterator[torch.device]:
     if "RANK" in os.environ:
         dist.init_process_group(backend, timeout=limit)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
         yield device
     finally:

@@ -1,8 +1,11 @@
 """The example trains the same on every layout: losses and gradient norms of a run on one process."""
 
-import pytest
+from dataclasses import replace
 
+import pytest
 from examples.train_gpt.gpt import text
+from examples.train_gpt.gpt.layout import Refused, Sizes
+from examples.train_gpt.gpt.loop import GROUPS
 from tests.examples import plain_gpt
 from tests.examples.training import TINY, resume, told_by, train, train_and_save, train_in_words, trainer
 
@@ -74,19 +77,27 @@ def test_single_precision(ranks, alone, layout):
         assert difference(told, alone("float32")) < 1e-4
 
 
-WORDS = (
-    ("megatron", "tp=2,pp=2"),
-    ("megatron", "cp=2,dp=2,ep=2"),
-    ("nanotron", "tp=2,pp=2"),
-    ("nanotron", "cp=2,dp=2,ep=2"),
-    ("process_groups", "tp=2,pp=2"),
-    ("process_groups", "pp=2,dp=2"),
-)
+WORDS = {
+    4: (
+        ("megatron", "cp=2,dp=2,ep=2"),
+        ("nanotron", "cp=2,dp=2,ep=2"),
+        ("process_groups", "tp=2,pp=2"),
+        ("process_groups", "pp=2,dp=2"),
+    ),
+    8: (
+        ("megatron", "tp=2,pp=2,dp=2"),
+        ("nanotron", "tp=2,pp=2,dp=2"),
+        ("process_groups", "tp=2,pp=2,dp=2"),
+        ("megatron", "pp=2,dp=4,ep=2"),
+        ("nanotron", "pp=2,dp=4,ep=2"),
+    ),
+}
 
 
-def test_words_of_peers(ranks, alone):
-    """4 ranks, one training after the other: groups made in peers' words give the same losses and norms."""
-    for rank in ranks(4, train_in_words, *WORDS, **LIMIT):
+@pytest.mark.parametrize("size", WORDS)
+def test_words_of_peers(ranks, alone, size):
+    """4 and 8 ranks, one training after the other: groups made in peers' words give the same losses and norms."""
+    for rank in ranks(size, train_in_words, *WORDS[size], **LIMIT):
         for told in rank:
             assert difference(told, alone()) < 1e-9
 
@@ -99,3 +110,54 @@ def test_checkpoint_fits_every_layout(ranks, alone, tmp_path):
     assert difference(first + rest, alone()) < 1e-9
     (tmp_path / "step-000004" / "checkpoint.json").unlink()
     assert difference(ranks(1, resume, "", folder, **LIMIT)[0], alone()[2:]) < 1e-9
+
+
+REFUSED = {
+    "foo=2": "axis 'foo'",
+    "tp=3": "divide the world size",
+    "tp=2,dp=2": "torchrun --nproc-per-node N",
+    "tp=8": "received heads = 2 and tp = 8",
+    "cp=16": "received sequence = 16 and 2 · cp = 32",
+    "pp=8": "received layers = 4 and pp = 8",
+    "ep=8": "received experts = 4 and ep = 8",
+    "dp=16": "received batch = 8 and dp · microbatches = 32",
+    "tp=2,etp=1": "etp equals tp",
+}
+
+
+@pytest.mark.parametrize("layout", REFUSED)
+def test_refused_layout(layout):
+    """A layout that the world or the model cannot serve is refused in one sentence that names the sizes."""
+    world_size = 16 if layout == "dp=16" or layout == "cp=16" else 8
+    with pytest.raises(Refused) as caught:
+        TINY.shape.check(Sizes.parse(layout, world_size))
+    assert REFUSED[layout] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes", "words"),
+    [
+        ({"experts": 0}, Sizes(dp=2, ep=2), "without experts"),
+        ({"top": 5}, Sizes(), "received top = 5 with 4 experts"),
+        ({"heads": 3}, Sizes(), "received hidden = 16 and 2 · heads = 6"),
+    ],
+)
+def test_refused_model(changes, sizes, words):
+    """So is a model that makes no sense, or that lacks what an axis splits."""
+    with pytest.raises(Refused, match=words):
+        replace(TINY.shape, **changes).check(sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "words"),
+    [
+        ("process_groups", Sizes(cp=2), "has the axes tp, pp and dp"),
+        ("process_groups", Sizes(pp=4), "no group of the first and last stage"),
+        ("nanotron", Sizes(cp=2, dp=1, ep=2), "must divide dp"),
+    ],
+)
+def test_words_that_a_peer_lacks(name, sizes, words):
+    """A layout that a peer's class cannot express is refused before any group is made."""
+    with pytest.raises(Refused, match=words), GROUPS[name](sizes):
+        pass

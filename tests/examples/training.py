@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-
 from examples.train_gpt.gpt.layout import Sizes
 from examples.train_gpt.gpt.loop import GROUPS, Run, Trainer
 from examples.train_gpt.gpt.model import Shape
@@ -32,6 +31,13 @@ def told_by(steps):
 def train(me, layout, words="rankmesh", dtype="float64"):
     """A whole training."""
     with trainer(me.size, layout, words, replace(TINY, dtype=dtype)) as here:
+        return told_by(here.steps())
+
+
+def train_one(me, hidden, heads, sequence, steps):
+    """A whole training of the command's defaults but for these sizes."""
+    run = Run(Shape(hidden=hidden, heads=heads, sequence=sequence), steps=steps, dtype="float64")
+    with trainer(1, "", run=run) as here:
         return told_by(here.steps())
 
 

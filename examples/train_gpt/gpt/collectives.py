@@ -103,25 +103,26 @@ class _Exchanged(torch.autograd.Function):
         return exchange(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
+def _differentiable(function: type[torch.autograd.Function], *arguments: object) -> Tensor:
+    result: Tensor = function.apply(*arguments)
+    return result
+
+
 def copied(tensor: Tensor, group: ProcessGroup) -> Tensor:
     """The same tensor, whose gradient is summed over the group."""
-    result: Tensor = _Copied.apply(tensor, group)
-    return result
+    return _differentiable(_Copied, tensor, group)
 
 
 def summed(tensor: Tensor, group: ProcessGroup) -> Tensor:
     """The sum over the group, whose gradient each rank has already."""
-    result: Tensor = _Summed.apply(tensor, group)
-    return result
+    return _differentiable(_Summed, tensor, group)
 
 
 def gathered(part: Tensor, group: ProcessGroup) -> Tensor:
     """The parts of all ranks, (size, *part.shape), each of which collects its gradient from all ranks."""
-    result: Tensor = _Gathered.apply(part, group)
-    return result
+    return _differentiable(_Gathered, part, group)
 
 
 def exchanged(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
     """Rows that travelled between ranks; their gradients travel back."""
-    result: Tensor = _Exchanged.apply(rows, sent, received, group)
-    return result
+    return _differentiable(_Exchanged, rows, sent, received, group)

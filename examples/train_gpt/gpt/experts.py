@@ -23,8 +23,8 @@ class Experts(nn.Module):
     def __init__(self, name: str, hidden: int, units: int, count: int, top: int, scale: float, w: Weights) -> None:
         super().__init__()
         self.count, self.top, self.groups = count, top, w.groups
-        self.router = w.dense(f"{name}.router", count, hidden, scale=0.2)
-        self.up = w.expert(f"{name}.up", count, units, hidden)
+        self.router = w.dense(f"{name}.router", count, hidden, scale=hidden**-0.5)
+        self.up = w.expert(f"{name}.up", count, units, hidden, scale=hidden**-0.5)
         self.down = w.expert(f"{name}.down", count, units, hidden, scale=scale)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from torch.distributed import ProcessGroup
 
@@ -35,11 +36,12 @@ class Sizes:
     @classmethod
     def parse(cls, text: str, world_size: int) -> Sizes:
         """The sizes of ``tp=2,pp=2,ep=2`` in a world; dp, where it is left out, is what is left of the world."""
-        given = dict(rm.Mesh.parse(text).axes) if text.strip() else {}
+        given: dict[str, Any] = dict(rm.Mesh.parse(text).axes) if text.strip() else {}
         for name in given:
             if name not in ("tp", "cp", "dp", "pp", "ep", "etp"):
                 raise Refused(f"received the axis {name!r} in {text!r}; a layout is made of tp, cp, dp, pp and ep")
-        if given.pop("etp", given.get("tp", 1)) != given.get("tp", 1):
+        tp = given.get("tp", 1)
+        if given.pop("etp", tp) != tp:
             raise Refused(f"received {text!r}; experts are split as the rest is, so etp equals tp; leave etp out")
         try:
             mesh = rm.recipes.megatron(world_size, **given).mesh

@@ -61,7 +61,7 @@ class Attention(nn.Module):
         super().__init__()
         self.groups = weights.groups
         width = shape.hidden // shape.heads
-        self.inward = weights.dense(f"{name}.in", 3, shape.heads, width, shape.hidden, cut=1)
+        self.inward = weights.dense(f"{name}.in", 3, shape.heads, width, shape.hidden, cut=1, scale=shape.hidden**-0.5)
         self.outward = weights.dense(f"{name}.out", shape.heads, width, shape.hidden, cut=0, scale=scale)
 
     def forward(self, x: Tensor, where: Tensor) -> Tensor:
@@ -87,15 +87,13 @@ class Block(nn.Module):
     def __init__(self, index: int, shape: Shape, weights: Weights) -> None:
         super().__init__()
         name, hidden, units = f"block{index}", shape.hidden, 4 * shape.hidden
-        scale = 0.02 / (2 * shape.layers) ** 0.5
+        scale = (2 * shape.layers * hidden) ** -0.5
         self.norm1 = weights.dense(f"{name}.norm1", hidden, scale=None)
         self.norm2 = weights.dense(f"{name}.norm2", hidden, scale=None)
         self.attention = Attention(f"{name}.attention", shape, scale, weights)
         self.feed_forward: nn.Module
         if shape.experts and index % 2:
-            self.feed_forward = Experts(
-                f"{name}.experts", hidden, units, shape.experts, shape.top, scale, weights
-            )
+            self.feed_forward = Experts(f"{name}.experts", hidden, units, shape.experts, shape.top, scale, weights)
         else:
             self.feed_forward = FeedForward(f"{name}.dense", hidden, units, scale, weights)
 
@@ -117,7 +115,7 @@ class Stage(nn.Module):
         self.where = places(shape.sequence, groups.cp).to(weights.device)
         if self.is_first or self.is_last:
             # Two stages hold the table: the first one's copy counts.
-            self.table = weights.dense("table", VOCABULARY, shape.hidden, cut=0, counted=self.is_first)
+            self.table = weights.dense("table", VOCABULARY, shape.hidden, cut=0, scale=0.02, counted=self.is_first)
         each = shape.layers // count
         self.blocks = nn.ModuleList(Block(i, shape, weights) for i in range(index * each, (index + 1) * each))
         if self.is_last:

@@ -39,7 +39,7 @@ def megatron_core(sizes: Sizes) -> Iterator[Groups]:
     try:
         state = importlib.import_module("megatron.core.parallel_state")
     except ModuleNotFoundError as error:
-        raise Refused("received megatron-core, which is not installed; pip install megatron-core, or use megatron") from error
+        raise Refused("received megatron-core, which is not installed; use megatron, or pip install it") from error
     with _parallel_state(state, sizes) as groups:
         yield groups
 
@@ -82,7 +82,9 @@ def nanotron(sizes: Sizes) -> Iterator[Groups]:
     from rankmesh.dialects.nanotron import ParallelContext
 
     if sizes.dp % sizes.ep:
-        raise Refused(f"received dp = {sizes.dp} and ep = {sizes.ep}; nanotron's ep takes ranks of dp, so it divides dp")
+        raise Refused(
+            f"received dp = {sizes.dp} and ep = {sizes.ep}; nanotron's ep takes ranks of dp: it must divide dp"
+        )
     with ParallelContext(
         tensor_parallel_size=sizes.tp,
         pipeline_parallel_size=sizes.pp,

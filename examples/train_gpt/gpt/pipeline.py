@@ -30,7 +30,11 @@ class Neighbours:
         self.after = pp.rank() + 1 if pp.rank() < pp.size() - 1 else None
 
     def messages(
-        self, *, onward: Tensor | None = None, back: Tensor | None = None, from_before: bool = False,
+        self,
+        *,
+        onward: Tensor | None = None,
+        back: Tensor | None = None,
+        from_before: bool = False,
         from_after: bool = False,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Send and receive at once: an output onward, a gradient back; what came from before and from after."""

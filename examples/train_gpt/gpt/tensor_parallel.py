@@ -37,7 +37,7 @@ class FeedForward(nn.Module):
     def __init__(self, name: str, hidden: int, units: int, scale: float, weights: Weights) -> None:
         super().__init__()
         self.tp = weights.groups.tp
-        self.up = weights.dense(f"{name}.up", units, hidden, cut=0)
+        self.up = weights.dense(f"{name}.up", units, hidden, cut=0, scale=hidden**-0.5)
         self.down = weights.dense(f"{name}.down", units, hidden, cut=0, scale=scale)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class Weights:
         self.pieces: list[Piece] = []
 
     def dense(
-        self, name: str, *shape: int, scale: float | None = 0.02, cut: int | None = None, counted: bool = True
+        self, name: str, *shape: int, scale: float | None, cut: int | None = None, counted: bool = True
     ) -> nn.Parameter:
         """A weight that all replicas hold, dimension ``cut`` of which is split over tp; without a scale it is one."""
         box = [(0, size) for size in shape]
@@ -54,7 +54,7 @@ class Weights:
         once = cut is not None or self.groups.tp.rank() == 0
         return self._make(name, shape, tuple(box), scale, expert=False, counted=counted and once)
 
-    def expert(self, name: str, *shape: int, scale: float = 0.02) -> nn.Parameter:
+    def expert(self, name: str, *shape: int, scale: float) -> nn.Parameter:
         """Weights of experts, (experts, hidden units, ...): experts are split over ep, their units over ep_tp."""
         box = (_share(shape[0], self.groups.ep), _share(shape[1], self.groups.ep_tp), (0, shape[2]))
         return self._make(name, shape, box, scale, expert=True, counted=True)
