@@ -33,14 +33,15 @@ def save(folder: Path, step: int, shape: Shape, optimizer: ShardedAdamW) -> None
     """Write the state after so many steps; returns on every rank when all of it is there."""
     place = folder / f"step-{step:06d}"
     place.mkdir(parents=True, exist_ok=True)
-    entries = [entry for share in optimizer.shares for entry in _entries(share)]
-    rank = dist.get_rank()
-    torch.save(entries, place / f"rank-{rank:05d}.pt")
+    if dist.get_rank() == 0:
+        (place / INDEX).unlink(missing_ok=True)
+    writers = _meet(optimizer)
+    torch.save([entry for share in optimizer.shares for entry in _entries(share)], _file(place, dist.get_rank()))
     _meet(optimizer)
-    if rank == 0:
-        part = place / "part"
-        part.write_text(json.dumps({"step": step, "model": _model(shape)}), encoding="utf-8")
-        part.rename(place / INDEX)
+    if dist.get_rank() == 0:
+        index = {"step": step, "files": writers, "model": _model(shape)}
+        (place / "part").write_text(json.dumps(index), encoding="utf-8")
+        (place / "part").rename(place / INDEX)
     _meet(optimizer)
 
 
@@ -53,12 +54,16 @@ def load(folder: Path, shape: Shape, optimizer: ShardedAdamW) -> int:
     if index["model"] != _model(shape):
         raise Refused(f"received the model {_model(shape)}, but {place} holds {index['model']}; ask for the same model")
     entries = defaultdict(list)
-    for path in sorted(place.glob("rank-*.pt")):
-        for entry in torch.load(path, map_location="cpu", mmap=True, weights_only=True):
+    for rank in range(index["files"]):
+        for entry in torch.load(_file(place, rank), map_location="cpu", mmap=True, weights_only=True):
             entries[entry["name"]].append(entry)
     for share in optimizer.shares:
         _restore(share, index["step"], entries)
     return int(index["step"])
+
+
+def _file(place: Path, rank: int) -> Path:
+    return place / f"rank-{rank:05d}.pt"
 
 
 def _entries(share: Share) -> list[dict[str, Any]]:
@@ -108,6 +113,7 @@ def _model(shape: Shape) -> dict[str, int]:
     return {name: sizes[name] for name in ("layers", "hidden", "heads", "experts", "top")}
 
 
-def _meet(optimizer: ShardedAdamW) -> None:
-    """Every rank of the model and all its replicas, by the groups that the norm crosses."""
-    total(torch.ones((), device=optimizer.device), optimizer.groups.shards, *optimizer.groups.model)
+def _meet(optimizer: ShardedAdamW) -> int:
+    """Every rank of the model and all its replicas, by the groups that the norm crosses; how many they are."""
+    groups = optimizer.groups
+    return int(total(torch.ones((), device=optimizer.device), groups.shards, *groups.model))

@@ -54,9 +54,7 @@ def _parallel_state(state: Any, sizes: Sizes) -> Iterator[Groups]:
         create_gloo_process_groups=False,
     )
     try:
-        tied = state.get_embedding_group(check_initialized=False)
-        if dist.get_rank() not in dist.get_process_group_ranks(tied) if tied else True:
-            tied = None
+        is_end = state.is_pipeline_first_stage() or state.is_pipeline_last_stage()
         yield Groups(
             tp=state.get_tensor_model_parallel_group(),
             cp=state.get_context_parallel_group(),
@@ -66,7 +64,7 @@ def _parallel_state(state: Any, sizes: Sizes) -> Iterator[Groups]:
             data=state.get_data_parallel_group(with_context_parallel=True),
             shards=state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True),
             expert_shards=state.get_expert_data_parallel_group(partial_expert_data_parallel=True),
-            tied=(tied,) if tied else (),
+            tied=(state.get_embedding_group(),) if is_end else (),
             model=(state.get_model_parallel_group(),),
             expert_model=(state.get_expert_tensor_model_pipeline_parallel_group(),),
             replica=state.get_data_parallel_rank(),
