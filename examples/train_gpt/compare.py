@@ -10,6 +10,7 @@ Each layout is a run of the command on as many ranks as its sizes multiply to.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from math import prod
@@ -30,7 +31,11 @@ def run(layout: str, options: list[str], ranks: int) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         command = [sys.executable, *launch, str(TRAIN), "--layout", layout, "--json", *options]
         ended = subprocess.run(  # noqa: S603  - this file's own command
-            [*command, "--figure", f"{folder}/loss.png"], stdout=subprocess.PIPE, text=True, check=False
+            [*command, "--figure", f"{folder}/loss.png"],
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     if ended.returncode:
         raise typer.Exit(ended.returncode)

@@ -39,6 +39,7 @@ class Share:
             piece.parameter.data, piece.parameter.grad = value, gradient
         self.counted = counted[replicas.rank()]
         self.own = nn.Parameter(self.values[replicas.rank()])
+        self.gradient = torch.zeros_like(self.own)
         self.adam = torch.optim.AdamW([self.own], lr=rate)
 
     def views(self, buffer: Tensor) -> list[Tensor]:
@@ -49,13 +50,12 @@ class Share:
 
     def collect(self) -> Tensor:
         """Sum the gradients of this rank's part over the replicas; the square of their norm, each weight once."""
-        self.own.grad = scatter_sum(self.gradients, self.replicas)
-        return torch.where(self.counted, self.own.grad, 0).square().sum()
+        self.gradient = scatter_sum(self.gradients, self.replicas)
+        return torch.where(self.counted, self.gradient, 0).square().sum()
 
     def update(self, factor: Tensor) -> None:
         """One step of AdamW with the gradients times ``factor``; every replica gets all values."""
-        if self.own.grad is not None:
-            self.own.grad.mul_(factor)
+        self.own.grad = self.gradient * factor
         self.adam.step()
         self.values.copy_(gather(self.own.detach().clone(), self.replicas))
         self.gradients.zero_()
