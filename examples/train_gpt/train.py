@@ -134,8 +134,11 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except (Refused, RankmeshError) as error:
+        # torchrun ends all ranks as soon as one has failed: the one that speaks is the first.
         if RANK == 0:
             typer.echo(f"error: {error}", err=True)
+        else:
+            time.sleep(2.0)
         raise typer.Exit(BAD_REQUEST) from None
 
 

@@ -1,8 +1,9 @@
 """The commands of the example, as a user types them."""
 
+import importlib
 import json
 import os
-import runpy
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,8 +38,18 @@ def run(*command, code=0):
 def typed(monkeypatch):
     """What the command says to these words, in this process."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    app = runpy.run_path(str(EXAMPLE / "train.py"))["app"]
-    return lambda *words: CliRunner().invoke(app, list(map(str, words)))
+    return Typed(importlib.import_module("train"))
+
+
+class Typed:
+    """The command's module, called as on a command line."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def __call__(self, *words):
+        """Its outcome."""
+        return CliRunner().invoke(self.module.app, list(words))
 
 
 def test_command_saves_and_resumes(ranks, tmp_path):
@@ -92,3 +103,35 @@ def test_compare_prints_a_table():
     layout, size, largest = (cell.strip() for cell in row.strip("|").split("|"))
     assert (layout, size) == ("dp=2 ep=2", "2")
     assert float(largest) < 1e-9
+
+
+def _launches():
+    """Every torchrun line of the example's pages and of the command's own words: ranks, and what follows."""
+    pages = [EXAMPLE / "README.md", EXAMPLE / "train.py"]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    return sorted(set(re.findall(r"torchrun --nproc-per-node (\d+) \S*train\.py ([^`\n]*)", text)))
+
+
+@pytest.mark.parametrize(("size", "words"), _launches())
+def test_written_commands_are_accepted(typed, monkeypatch, size, words):
+    """Each launch that the pages show is taken by the command in a world of that size, up to the first step."""
+    monkeypatch.setattr(typed.module, "WORLD_SIZE", int(size))
+    monkeypatch.setattr(typed.module, "world", _stops)
+    told = typed(*words.split())
+    assert isinstance(told.exception, Started), told.output
+
+
+class Started(Exception):
+    """The command has found nothing to refuse."""
+
+
+def _stops():
+    raise Started
+
+
+def test_written_files_exist():
+    """The page names the files that are there, each with what it shows."""
+    page = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    files = {path.name for path in (EXAMPLE / "gpt").glob("*.py")} - {"__init__.py"}
+    assert files == set(re.findall(r"`(\w+\.py)`", page.partition("## What to read")[2].partition("Three places")[0]))
+    assert (EXAMPLE / "loss.png").read_bytes().startswith(PNG)
