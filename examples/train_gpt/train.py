@@ -104,7 +104,7 @@ def _checked(run: Run, layout: str, groups: str, checkpoint: Path | None, resume
     if resume and checkpoint is None:
         raise Refused("received --resume without --checkpoint; say which folder to resume from")
     if find_spec("matplotlib") is None:
-        raise Refused("the loss curve needs matplotlib, which is not installed; pip install 'rankmesh[examples]'")
+        raise Refused("the loss curve needs matplotlib, which is not installed; pip install -e '.[examples]'")
     sizes = Sizes.parse(layout, WORLD_SIZE)
     run.shape.check(sizes)
     return sizes
