@@ -7,7 +7,16 @@ from examples.train_gpt.gpt import text
 from examples.train_gpt.gpt.layout import Refused, Sizes
 from examples.train_gpt.gpt.loop import GROUPS
 from tests.examples import plain_gpt
-from tests.examples.training import TINY, resume, told_by, train, train_and_save, train_in_words, trainer
+from tests.examples.training import (
+    TINY,
+    refused_checkpoints,
+    resume,
+    told_by,
+    train,
+    train_and_save,
+    train_in_words,
+    trainer,
+)
 
 LAYOUTS = {
     "tp=2": 2,
@@ -118,6 +127,14 @@ def test_checkpoint_fits_every_layout(ranks, alone, tmp_path):
     assert difference(first + rest, alone()) < 1e-9
     (tmp_path / "step-000004" / "checkpoint.json").unlink()
     assert difference(ranks(1, resume, "", folder, **LIMIT)[0], alone()[2:]) < 1e-9
+
+
+def test_refused_checkpoints(ranks, tmp_path):
+    """1 rank: no checkpoint, one of another model, and one that lost a file are told, and nothing is loaded."""
+    none, other, torn = ranks(1, refused_checkpoints, str(tmp_path))[0]
+    assert "which holds no checkpoint" in none
+    assert "ask for the same model" in other
+    assert "with 0 of 1 files and 0 of" in torn
 
 
 REFUSED = {

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from examples.train_gpt.gpt.layout import Sizes
+from examples.train_gpt.gpt.layout import Refused, Sizes
 from examples.train_gpt.gpt.loop import GROUPS, Run, Trainer
 from examples.train_gpt.gpt.model import Shape
 
@@ -60,3 +60,18 @@ def resume(me, layout, folder):
         told = told_by(here.steps(here.resume(Path(folder))))
         here.save(Path(folder), TINY.steps)
         return told
+
+
+def refused_checkpoints(me, folder):
+    """What is said to resuming from nothing, as another model, and from a checkpoint that has lost a file."""
+    place = Path(folder)
+    with trainer(1, "") as here:
+        said = [me.error(Refused, here.resume, place / "nothing")]
+        next(here.steps())
+        here.save(place, 1)
+    with trainer(1, "", run=replace(TINY, shape=replace(SHAPE, layers=2))) as here:
+        said.append(me.error(Refused, here.resume, place))
+    (place / "step-000001" / "rank-00000.pt").unlink()
+    with trainer(1, "") as here:
+        said.append(me.error(Refused, here.resume, place))
+    return [error["message"] for error in said]

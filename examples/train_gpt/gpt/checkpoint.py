@@ -35,14 +35,15 @@ def save(folder: Path, step: int, shape: Shape, optimizer: ShardedAdamW) -> None
     place.mkdir(parents=True, exist_ok=True)
     if dist.get_rank() == 0:
         (place / INDEX).unlink(missing_ok=True)
-    writers = _meet(optimizer)
-    torch.save([entry for share in optimizer.shares for entry in _entries(share)], _file(place, dist.get_rank()))
-    _meet(optimizer)
+    files = _of_all(optimizer, 1)
+    entries = [entry for share in optimizer.shares for entry in _entries(share)]
+    torch.save(entries, _file(place, dist.get_rank()))
+    numbers = _of_all(optimizer, sum(entry["value"].numel() for entry in entries))
     if dist.get_rank() == 0:
-        index = {"step": step, "files": writers, "model": _model(shape)}
+        index = {"step": step, "files": files, "numbers": numbers, "model": _model(shape)}
         (place / "part").write_text(json.dumps(index), encoding="utf-8")
         (place / "part").rename(place / INDEX)
-    _meet(optimizer)
+    _of_all(optimizer, 1)
 
 
 def load(folder: Path, shape: Shape, optimizer: ShardedAdamW) -> int:
@@ -53,13 +54,26 @@ def load(folder: Path, shape: Shape, optimizer: ShardedAdamW) -> int:
     index = json.loads((place / INDEX).read_text(encoding="utf-8"))
     if index["model"] != _model(shape):
         raise Refused(f"received the model {_model(shape)}, but {place} holds {index['model']}; ask for the same model")
-    entries = defaultdict(list)
-    for rank in range(index["files"]):
-        for entry in torch.load(_file(place, rank), map_location="cpu", mmap=True, weights_only=True):
-            entries[entry["name"]].append(entry)
+    entries = _read(place, index)
     for share in optimizer.shares:
         _restore(share, index["step"], entries)
     return int(index["step"])
+
+
+def _read(place: Path, index: Mapping[str, Any]) -> Entries:
+    """Every box of a checkpoint by the name of its weight; all ranks read all files, and so refuse alike."""
+    entries: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    found = [path for path in (_file(place, rank) for rank in range(index["files"])) if path.is_file()]
+    for path in found:
+        for entry in torch.load(path, map_location="cpu", mmap=True, weights_only=True):
+            entries[entry["name"]].append(entry)
+    numbers = sum(entry["value"].numel() for boxes in entries.values() for entry in boxes)
+    if numbers != index["numbers"]:
+        raise Refused(
+            f"received the checkpoint {place} with {len(found)} of {index['files']} files and {numbers} of "
+            f"{index['numbers']} numbers; it is torn; resume from another"
+        )
+    return entries
 
 
 def _file(place: Path, rank: int) -> Path:
@@ -91,15 +105,10 @@ def _restore(share: Share, step: int, entries: Entries) -> None:
 def _cut(piece: Piece, entries: list[dict[str, Any]], name: str) -> Tensor:
     """This rank's box, put together from the boxes that were saved."""
     whole = torch.empty([stop - start for start, stop in piece.box], dtype=torch.float64)
-    filled = 0
     for entry in entries:
         common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(piece.box, entry["box"], strict=True)]
         if all(start < stop for start, stop in common):
-            part = entry[name][_inside(common, entry["box"])]
-            whole[_inside(common, piece.box)] = part.double()
-            filled += part.numel()
-    if filled != whole.numel():
-        raise Refused(f"received a checkpoint with {filled} of the {whole.numel()} numbers of {piece.name}; it is torn")
+            whole[_inside(common, piece.box)] = entry[name][_inside(common, entry["box"])].double()
     return whole
 
 
@@ -113,7 +122,7 @@ def _model(shape: Shape) -> dict[str, int]:
     return {name: sizes[name] for name in ("layers", "hidden", "heads", "experts", "top")}
 
 
-def _meet(optimizer: ShardedAdamW) -> int:
-    """Every rank of the model and all its replicas, by the groups that the norm crosses; how many they are."""
-    groups = optimizer.groups
-    return int(total(torch.ones((), device=optimizer.device), groups.shards, *groups.model))
+def _of_all(optimizer: ShardedAdamW, number: int) -> int:
+    """The sum over every rank, by the groups that the norm crosses; no rank has it before all have come."""
+    count = torch.tensor(number, device=optimizer.device)
+    return int(total(count, optimizer.groups.shards, *optimizer.groups.model))

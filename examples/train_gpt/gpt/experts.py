@@ -20,12 +20,14 @@ from .weights import Weights
 class Experts(nn.Module):
     """Feed-forward layers of which each token uses the ``top`` best, weighted by the router."""
 
-    def __init__(self, name: str, hidden: int, units: int, count: int, top: int, scale: float, w: Weights) -> None:
+    def __init__(
+        self, name: str, hidden: int, units: int, count: int, top: int, scale: float, weights: Weights
+    ) -> None:
         super().__init__()
-        self.count, self.top, self.groups = count, top, w.groups
-        self.router = w.dense(f"{name}.router", count, hidden, scale=hidden**-0.5)
-        self.up = w.expert(f"{name}.up", count, units, hidden, scale=hidden**-0.5)
-        self.down = w.expert(f"{name}.down", count, units, hidden, scale=scale)
+        self.count, self.top, self.groups = count, top, weights.groups
+        self.router = weights.dense(f"{name}.router", count, hidden, scale=hidden**-0.5)
+        self.up = weights.expert(f"{name}.up", count, units, hidden, scale=hidden**-0.5)
+        self.down = weights.expert(f"{name}.down", count, units, hidden, scale=scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, places, hidden) to the same."""
