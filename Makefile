@@ -59,10 +59,10 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 
 # megatron-core and fairscale are compared with in tests: their rank arithmetic needs none of their dependencies.
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[test,examples]'
 	$(PIP) --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)'
 	@touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.installed
-	$(PIP) -e '.[lint]'
+	$(PIP) -e '.[lint,examples]'
 	@touch $@

@@ -1,0 +1,175 @@
+"""Train a small transformer on any layout: the command.
+
+```
+$ python examples/train_gpt/train.py --steps 50
+$ torchrun --nproc-per-node 8 examples/train_gpt/train.py --layout tp=2,pp=2,dp=2 --steps 50
+```
+"""
+
+from __future__ import annotations
+
+import json as jsons
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import torch.distributed as dist
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # absent from its __all__
+
+from gpt.layout import Refused, Sizes
+from gpt.loop import DTYPES, GROUPS, Run, Step, Trainer
+from gpt.model import Shape
+from rankmesh.errors import RankmeshError
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+RANK = int(os.environ.get("RANK", "0"))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))
+LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+BAD_REQUEST = 2
+MODEL, WORK, FILES = "The model and its batch", "How it is trained", "What it reads and writes"
+
+
+@app.command()
+def train(
+    layout: Annotated[
+        str, typer.Option(metavar="SIZES", help="Sizes of tp, cp, dp, pp and ep; dp, left out, is what is left.")
+    ] = "",
+    groups: Annotated[
+        str, typer.Option(metavar="|".join(GROUPS), help="In whose words the process groups are made.")
+    ] = "rankmesh",
+    steps: Annotated[int, typer.Option(min=1, help="Steps in all, those before --resume too.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first weights and of the batches.")] = 0,
+    dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES))] = "float32",
+    rate: Annotated[float, typer.Option(min=0.0, help="Learning rate.", rich_help_panel=WORK)] = Run.rate,
+    clip: Annotated[float, typer.Option(min=0.0, help="Largest norm of the gradients.", rich_help_panel=WORK)] = 1.0,
+    layers: Annotated[int, typer.Option(min=1, rich_help_panel=MODEL)] = Shape.layers,
+    hidden: Annotated[int, typer.Option(min=2, rich_help_panel=MODEL)] = Shape.hidden,
+    heads: Annotated[int, typer.Option(min=1, rich_help_panel=MODEL)] = Shape.heads,
+    experts: Annotated[int, typer.Option(min=0, help="Of every second block; 0: none.", rich_help_panel=MODEL)] = 4,
+    top: Annotated[int, typer.Option(min=1, help="Experts that a token uses.", rich_help_panel=MODEL)] = Shape.top,
+    sequence: Annotated[int, typer.Option(min=2, help="Bytes.", rich_help_panel=MODEL)] = Shape.sequence,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences of one step.", rich_help_panel=MODEL)] = Shape.batch,
+    microbatches: Annotated[int, typer.Option(min=1, help="Of each replica.", rich_help_panel=MODEL)] = 2,
+    figure: Annotated[Path, typer.Option(help="The loss curve, a PNG.", rich_help_panel=FILES)] = Path("loss.png"),
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Save here at the end.", rich_help_panel=FILES)
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest save, of any layout.", rich_help_panel=FILES)
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Losses and norms as JSON on stdout.", rich_help_panel=FILES)
+    ] = False,
+) -> None:
+    """Train a small transformer on the text of Python's own documentation, byte by byte, with every axis there is.
+
+    Started alone it is one process; under torchrun the ranks share the work as **--layout** says, and the losses are
+    the same. Experts are laid over the ranks of dp and cp, so ep takes no ranks of its own.
+
+    * python train.py
+    * torchrun --nproc-per-node 8 train.py --layout tp=2,pp=2,dp=2
+    * torchrun --nproc-per-node 16 train.py --layout tp=2,cp=2,pp=2,ep=2
+    * torchrun --nproc-per-node 4 train.py --layout tp=2 --groups megatron
+    """
+    shape = Shape(layers, hidden, heads, experts, top, sequence, batch, microbatches)
+    run = Run(shape, steps, seed, rate, clip, dtype)
+    with refusals():
+        sizes = _checked(run, layout, groups, checkpoint, resume)
+        with world() as device, GROUPS[groups](sizes) as made:
+            trainer = Trainer(run, made, device)
+            start = trainer.resume(checkpoint) if resume and checkpoint else 0
+            told, seconds = _steps(trainer, start, sizes)
+            if checkpoint:
+                trainer.save(checkpoint, steps)
+    if RANK == 0:
+        _tell(run, sizes, told, seconds, figure, json)
+
+
+def _checked(run: Run, layout: str, groups: str, checkpoint: Path | None, resume: bool) -> Sizes:
+    """The sizes, once nothing speaks against the run."""
+    for what, given, known in (("groups", groups, GROUPS), ("dtype", run.dtype, DTYPES)):
+        if given not in known:
+            raise Refused(f"received --{what} {given}; it is one of {', '.join(known)}")
+    if resume and checkpoint is None:
+        raise Refused("received --resume without --checkpoint; say which folder to resume from")
+    if find_spec("matplotlib") is None:
+        raise Refused("the loss curve needs matplotlib, which is not installed; pip install -e '.[examples]'")
+    sizes = Sizes.parse(layout, WORLD_SIZE)
+    run.shape.check(sizes)
+    return sizes
+
+
+@contextmanager
+def world() -> Iterator[torch.device]:
+    """The ranks that torchrun started, or this process alone; the device of this rank."""
+    cuda = torch.cuda.is_available() and torch.cuda.device_count() >= LOCAL_WORLD_SIZE
+    device = torch.device("cuda", LOCAL_RANK) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    backend, limit = "nccl" if cuda else "gloo", timedelta(minutes=5)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=limit)
+    else:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What cannot be run is one sentence, told by one rank."""
+    try:
+        yield
+    except (Refused, RankmeshError) as error:
+        # torchrun ends all ranks as soon as one has failed: the one that speaks is the first.
+        if RANK == 0:
+            typer.echo(f"error: {error}", err=True)
+        else:
+            time.sleep(2.0)
+        raise typer.Exit(BAD_REQUEST) from None
+
+
+def _steps(trainer: Trainer, start: int, sizes: Sizes) -> tuple[list[Step], float]:
+    """Train, with a bar on rank 0; what each step told, and the seconds that all took."""
+    run = trainer.run
+    if start >= run.steps:
+        raise Refused(f"received --steps {run.steps}, and the checkpoint has done {start}; ask for more")
+    told: list[Step] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    began = time.perf_counter()
+    with Progress(*columns, console=Console(stderr=True), disable=RANK > 0) as progress:
+        task = progress.add_task(str(sizes), total=run.steps, completed=start)
+        for step in trainer.steps(start):
+            told.append(step)
+            speed = len(told) * run.shape.batch * run.shape.sequence / (time.perf_counter() - began)
+            progress.update(task, advance=1, description=f"{sizes}  loss {step.loss:.4f}  {speed:,.0f} tokens/s")
+    return told, time.perf_counter() - began
+
+
+def _tell(run: Run, sizes: Sizes, told: list[Step], seconds: float, figure: Path, json: bool) -> None:
+    from gpt.figures import draw
+
+    draw(figure, told, f"{sizes}, {run.dtype}")
+    if json:
+        losses, norms = [step.loss for step in told], [step.norm for step in told]
+        values = {"layout": str(sizes), "dtype": run.dtype, "seconds": seconds, "losses": losses, "norms": norms}
+        typer.echo(jsons.dumps(values))
+    else:
+        typer.echo(f"loss {told[0].loss:.4f} -> {told[-1].loss:.4f} in {len(told)} steps; curve in {figure}")
+
+
+if __name__ == "__main__":
+    app()

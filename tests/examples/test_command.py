@@ -1,0 +1,137 @@
+"""The commands of the example, as a user types them."""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.examples.training import train_one
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "train_gpt"
+TINY = ("--hidden=16", "--heads=2", "--sequence=16", "--dtype=float64")
+LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def run(*command, code=0):
+    """The output and the messages of a command that ends with this code."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH", "MASTER_"))}
+    ended = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        env={**kept, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ended.returncode == code, ended.stderr[-3000:]
+    return ended.stdout, ended.stderr
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """What the command says to these words, in this process."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    return Typed(importlib.import_module("train"))
+
+
+class Typed:
+    """The command's module, called as on a command line."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def __call__(self, *words):
+        """Its outcome."""
+        return CliRunner().invoke(self.module.app, list(words))
+
+
+def test_command_saves_and_resumes(ranks, tmp_path):
+    """4 ranks of torchrun, then 1: PNGs, a checkpoint, and the losses of a run on one process."""
+    train = (EXAMPLE / "train.py", *TINY, "--json", "--checkpoint", tmp_path / "saved", "--figure")
+    first, shown = run(*LAUNCH, 4, *train, tmp_path / "first.png", "--layout", "tp=2,ep=2", "--steps", "2")
+    assert "2/2" in shown
+    rest, _ = run(*train, tmp_path / "rest.png", "--resume", "--steps", "3")
+    for name in ("first", "rest"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
+    told = json.loads(first)["losses"] + json.loads(rest)["losses"]
+    assert told == pytest.approx([loss for loss, _ in ranks(1, train_one, 16, 2, 16, 3)[0]], abs=1e-9)
+
+
+def test_refusal_is_one_sentence(tmp_path):
+    """What the command refuses is one line on stderr, without a traceback; nothing is written."""
+    output, said = run(EXAMPLE / "train.py", "--layout", "tp=2", "--figure", tmp_path / "x.png", code=2)
+    assert (output, said.count("\n")) == ("", 1)
+    assert said.startswith("error: ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--groups", "x"], "error: received --groups x; it is one of rankmesh"),
+        (["--dtype", "x"], "error: received --dtype x; it is one of float32"),
+        (["--resume"], "error: received --resume without --checkpoint"),
+        (["--heads", "3"], "error: received hidden = 64 and 2 · heads = 6"),
+    ],
+)
+def test_refused_words(typed, words, said):
+    """So are words that mean nothing, or that do not go together."""
+    told = typed(*words)
+    assert told.exit_code == 2
+    assert told.stderr.startswith(said)
+    assert told.stderr.count("\n") == 1
+
+
+def test_help_teaches(typed):
+    """--help says what is trained, and how it is started on several ranks."""
+    said = typed("--help").stdout
+    for word in ("torchrun --nproc-per-node 8", "--layout", "megatron", "--checkpoint", "--resume"):
+        assert word in said
+
+
+def test_compare_prints_a_table():
+    """2 ranks: the comparison of the documentation, shortened; the difference is that of float64."""
+    table, _ = run(EXAMPLE / "compare.py", "dp=2,ep=2", "--steps", "1", "--dtype", "float64")
+    *_, row = table.splitlines()
+    layout, size, largest = (cell.strip() for cell in row.strip("|").split("|"))
+    assert (layout, size) == ("dp=2 ep=2", "2")
+    assert float(largest) < 1e-9
+
+
+def _launches():
+    """Every torchrun line of the example's pages and of the command's own words: ranks, and what follows."""
+    pages = [EXAMPLE / "README.md", EXAMPLE / "train.py"]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    return sorted(set(re.findall(r"torchrun --nproc-per-node (\d+) \S*train\.py ([^`\n]*)", text)))
+
+
+@pytest.mark.parametrize(("size", "words"), _launches())
+def test_written_commands_are_accepted(typed, monkeypatch, size, words):
+    """Each launch that the pages show is taken by the command in a world of that size, up to the first step."""
+    monkeypatch.setattr(typed.module, "WORLD_SIZE", int(size))
+    monkeypatch.setattr(typed.module, "world", _stops)
+    told = typed(*words.split())
+    assert isinstance(told.exception, Started), told.output
+
+
+class Started(Exception):
+    """The command has found nothing to refuse."""
+
+
+def _stops():
+    raise Started
+
+
+def test_written_files_exist():
+    """The page names the files that are there, each with what it shows."""
+    page = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    files = {path.name for path in (EXAMPLE / "gpt").glob("*.py")} - {"__init__.py"}
+    assert files == set(re.findall(r"`(\w+\.py)`", page.partition("## What to read")[2].partition("Three places")[0]))
+    assert (EXAMPLE / "loss.png").read_bytes().startswith(PNG)

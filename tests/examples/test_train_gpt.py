@@ -1,0 +1,188 @@
+"""The example trains the same on every layout: losses and gradient norms of a run on one process."""
+
+from dataclasses import replace
+
+import pytest
+from examples.train_gpt.gpt import text
+from examples.train_gpt.gpt.layout import Refused, Sizes
+from examples.train_gpt.gpt.loop import GROUPS
+from tests.examples import plain_gpt
+from tests.examples.training import (
+    TINY,
+    refused_checkpoints,
+    resume,
+    told_by,
+    train,
+    train_and_save,
+    train_in_words,
+    trainer,
+)
+
+LAYOUTS = {
+    "tp=2": 2,
+    "cp=2": 2,
+    "dp=2": 2,
+    "pp=2": 2,
+    "dp=2,ep=2": 2,
+    "cp=2,ep=2": 2,
+    "pp=4": 4,
+    "cp=2,dp=2,ep=2": 4,
+    "cp=2,dp=2,ep=4": 4,
+    "tp=2,pp=2,dp=2": 8,
+    "tp=2,cp=2,pp=2,dp=2,ep=2": 16,
+}
+LIMIT = {"limit": 100, "timeout": 60.0}
+
+
+@pytest.fixture
+def alone(ranks):
+    """What one process is told, by dtype; asked once."""
+
+    def of(dtype="float64"):
+        if dtype not in _alone:
+            _alone[dtype] = ranks(1, train, "", "rankmesh", dtype, **LIMIT)[0]
+        return _alone[dtype]
+
+    return of
+
+
+_alone = {}
+
+
+def difference(told, expected):
+    """The largest difference of any loss and any norm."""
+    assert len(told) == len(expected) > 0
+    return max(abs(a - b) for one, other in zip(told, expected, strict=True) for a, b in zip(one, other, strict=True))
+
+
+def test_one_process_is_plain_torch(ranks):
+    """1 rank: losses and norms are those of the model written in plain torch, with torch's AdamW and clipping."""
+    told, plain = ranks(1, _both)[0]
+    assert difference(told, plain) < 1e-12
+    assert min(norm for _, norm in told) > TINY.clip, "the norms are clipped, or the test would not see how"
+    assert told[-1][0] < told[0][0] - 0.1
+
+
+def _both(me):
+    with trainer(1, "") as here:
+        weights = {piece.name: piece.parameter.detach().clone() for piece in here.weights.pieces}
+        told = told_by(here.steps())
+    shape = TINY.shape
+    batches = [text.batch(text.read(), TINY.seed, i, shape.batch, shape.sequence) for i in range(TINY.steps)]
+    return told, plain_gpt.train(weights, TINY, batches)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_has_the_losses_of_one_process(ranks, alone, layout):
+    """2 to 16 ranks, float64: every rank is told the losses and norms of the run on one process, to 1e-9."""
+    for told in ranks(LAYOUTS[layout], train, layout, **LIMIT):
+        assert difference(told, alone()) < 1e-9
+
+
+@pytest.mark.parametrize("layout", ["cp=2,dp=2,ep=2", "tp=2,pp=2,dp=2"])
+def test_single_precision(ranks, alone, layout):
+    """4 and 8 ranks, float32: the same to 1e-4."""
+    for told in ranks(LAYOUTS[layout], train, layout, "rankmesh", "float32", **LIMIT):
+        assert difference(told, alone("float32")) < 1e-4
+
+
+WORDS = {
+    4: (
+        ("megatron", "cp=2,dp=2,ep=2"),
+        ("nanotron", "cp=2,dp=2,ep=2"),
+        ("process_groups", "tp=2,pp=2"),
+        ("process_groups", "pp=2,dp=2"),
+        ("megatron", "pp=4"),
+        ("nanotron", "pp=4"),
+    ),
+    8: (
+        ("megatron", "tp=2,pp=2,dp=2"),
+        ("nanotron", "tp=2,pp=2,dp=2"),
+        ("process_groups", "tp=2,pp=2,dp=2"),
+        ("megatron", "pp=2,dp=4,ep=2"),
+        ("nanotron", "pp=2,dp=4,ep=2"),
+    ),
+}
+
+
+@pytest.mark.parametrize("size", WORDS)
+def test_words_of_peers(ranks, alone, size):
+    """4 and 8 ranks, one training after the other: groups made in peers' words give the same losses and norms."""
+    for rank in ranks(size, train_in_words, *WORDS[size], **LIMIT):
+        for told in rank:
+            assert difference(told, alone()) < 1e-9
+
+
+def test_checkpoint_fits_every_layout(ranks, alone, tmp_path):
+    """4 ranks: two steps under one layout, the rest under another, then the end again on one process.
+
+    A checkpoint that fewer ranks write over another one counts, not what is left of the other.
+    """
+    folder = str(tmp_path)
+    ranks(4, train_and_save, "tp=2,pp=2", folder, 2, **LIMIT)
+    first = ranks(2, train_and_save, "tp=2", folder, 2, **LIMIT)[0]
+    assert difference(ranks(4, resume, "tp=2,pp=2", folder, **LIMIT)[0], alone()[2:]) < 1e-9
+    (tmp_path / "step-000004" / "checkpoint.json").unlink()
+    rest = ranks(4, resume, "cp=2,dp=2,ep=2", folder, **LIMIT)[0]
+    assert difference(first + rest, alone()) < 1e-9
+    (tmp_path / "step-000004" / "checkpoint.json").unlink()
+    assert difference(ranks(1, resume, "", folder, **LIMIT)[0], alone()[2:]) < 1e-9
+
+
+def test_refused_checkpoints(ranks, tmp_path):
+    """1 rank: no checkpoint, one of another model, and one that lost a file are told, and nothing is loaded."""
+    none, other, torn = ranks(1, refused_checkpoints, str(tmp_path))[0]
+    assert "which holds no checkpoint" in none
+    assert "ask for the same model" in other
+    assert "with 0 of 1 files and 0 of" in torn
+
+
+REFUSED = {
+    "foo=2": "axis 'foo'",
+    "tp=3": "divide the world size",
+    "tp=2,dp=2": "torchrun --nproc-per-node N",
+    "tp=8": "received heads = 2 and tp = 8",
+    "cp=16": "received sequence = 16 and 2 · cp = 32",
+    "pp=8": "received layers = 4 and pp = 8",
+    "ep=8": "received experts = 4 and ep = 8",
+    "dp=16": "received batch = 8 and dp · microbatches = 32",
+    "tp=2,etp=1": "etp equals tp",
+}
+
+
+@pytest.mark.parametrize("layout", REFUSED)
+def test_refused_layout(layout):
+    """A layout that the world or the model cannot serve is refused in one sentence that names the sizes."""
+    world_size = 16 if layout == "dp=16" or layout == "cp=16" else 8
+    with pytest.raises(Refused) as caught:
+        TINY.shape.check(Sizes.parse(layout, world_size))
+    assert REFUSED[layout] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes", "words"),
+    [
+        ({"experts": 0}, Sizes(dp=2, ep=2), "without experts"),
+        ({"top": 5}, Sizes(), "received top = 5 with 4 experts"),
+        ({"heads": 3}, Sizes(), "received hidden = 16 and 2 · heads = 6"),
+    ],
+)
+def test_refused_model(changes, sizes, words):
+    """So is a model that makes no sense, or that lacks what an axis splits."""
+    with pytest.raises(Refused, match=words):
+        replace(TINY.shape, **changes).check(sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "words"),
+    [
+        ("process_groups", Sizes(cp=2), "has the axes tp, pp and dp"),
+        ("process_groups", Sizes(pp=4), "no group of the first and last stage"),
+        ("nanotron", Sizes(cp=2, dp=1, ep=2), "must divide dp"),
+    ],
+)
+def test_words_that_a_peer_lacks(name, sizes, words):
+    """A layout that a peer's class cannot express is refused before any group is made."""
+    with pytest.raises(Refused, match=words), GROUPS[name](sizes):
+        pass

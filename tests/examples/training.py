@@ -1,0 +1,77 @@
+"""What each rank of these tests runs: a short training under one layout."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from examples.train_gpt.gpt.layout import Refused, Sizes
+from examples.train_gpt.gpt.loop import GROUPS, Run, Trainer
+from examples.train_gpt.gpt.model import Shape
+
+SHAPE = Shape(layers=4, hidden=16, heads=2, experts=4, top=2, sequence=16, batch=8)
+# Every step is clipped, so that a wrong norm shows in the losses.
+TINY = Run(SHAPE, steps=4, rate=0.01, clip=0.25, dtype="float64")
+
+
+@contextmanager
+def trainer(world_size, layout, words="rankmesh", run=TINY):
+    """A trainer under a layout, in a world that exists."""
+    sizes = Sizes.parse(layout, world_size)
+    run.shape.check(sizes)
+    with GROUPS[words](sizes) as groups:
+        yield Trainer(run, groups, torch.device("cpu"))
+
+
+def told_by(steps):
+    """Loss and norm of each step, as plain data."""
+    return [(step.loss, step.norm) for step in steps]
+
+
+def train(me, layout, words="rankmesh", dtype="float64"):
+    """A whole training."""
+    with trainer(me.size, layout, words, replace(TINY, dtype=dtype)) as here:
+        return told_by(here.steps())
+
+
+def train_one(me, hidden, heads, sequence, steps):
+    """A whole training of the command's defaults but for these sizes."""
+    run = Run(Shape(hidden=hidden, heads=heads, sequence=sequence), steps=steps, dtype="float64")
+    with trainer(1, "", run=run) as here:
+        return told_by(here.steps())
+
+
+def train_in_words(me, *cases):
+    """One training after the other, each a layout in somebody's words."""
+    return [train(me, layout, words) for words, layout in cases]
+
+
+def train_and_save(me, layout, folder, steps):
+    """The first steps, and a checkpoint."""
+    with trainer(me.size, layout, run=replace(TINY, steps=steps)) as here:
+        told = told_by(here.steps())
+        here.save(Path(folder), steps)
+        return told
+
+
+def resume(me, layout, folder):
+    """The steps that are left, and a checkpoint after them."""
+    with trainer(me.size, layout) as here:
+        told = told_by(here.steps(here.resume(Path(folder))))
+        here.save(Path(folder), TINY.steps)
+        return told
+
+
+def refused_checkpoints(me, folder):
+    """What is said to resuming from nothing, as another model, and from a checkpoint that has lost a file."""
+    place = Path(folder)
+    with trainer(1, "") as here:
+        said = [me.error(Refused, here.resume, place / "nothing")]
+        next(here.steps())
+        here.save(place, 1)
+    with trainer(1, "", run=replace(TINY, shape=replace(SHAPE, layers=2))) as here:
+        said.append(me.error(Refused, here.resume, place))
+    (place / "step-000001" / "rank-00000.pt").unlink()
+    with trainer(1, "") as here:
+        said.append(me.error(Refused, here.resume, place))
+    return [error["message"] for error in said]
