@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.docs.pages import ROOT, Block, blocks
-from tests.docs.running import Reader, run, same
+from tests.docs.running import Reader, run_once, same
 
 
 def refreshed(page: Path, folder: Path) -> str:
@@ -26,7 +26,7 @@ def refreshed(page: Path, folder: Path) -> str:
 def _console(block: Block, folder: Path) -> str:
     lines = []
     for command, shown in block.commands:
-        status, printed = run(command, folder)
+        status, printed = run_once(command, folder)
         if status != block.exits:
             sys.stderr.write(f"line {block.line}: {command} ended with {status}\n")
         kept = same(shown, printed) or "\n...\n" in f"\n{shown}"
@@ -38,14 +38,11 @@ def main() -> None:
     """Refresh the pages that are named, and the drawings that they draw."""
     for name in sys.argv[1:]:
         page = (ROOT / name).resolve()
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch, page.parent.relative_to(ROOT))
-            for place in (folder, Path(scratch, "docs", "images")):
-                place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
-            page.write_text(refreshed(page, folder), encoding="utf-8")
-            for drawing in Path(scratch).rglob("*.svg"):
-                (ROOT / drawing.relative_to(scratch)).write_bytes(drawing.read_bytes())
+            page.write_text(refreshed(page, Path(folder)), encoding="utf-8")
+            for drawing in Path(folder).glob("*.svg"):
+                (ROOT / "docs" / "images" / drawing.name).write_bytes(drawing.read_bytes())
             os.chdir(ROOT)
 
 

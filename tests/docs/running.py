@@ -16,13 +16,14 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.docs.pages import Block
+from tests.docs.pages import ROOT, Block
 from typer.testing import CliRunner
 
 from rankmesh.cli.app import app
 
 LIMIT = 100
-_FLAGS = doctest.ELLIPSIS
+# Long lines of output may be wrapped in examples; the output of commands stands as it is.
+_EXAMPLES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _TIME = re.compile(r"\b\d+(\.\d+)? ?(ms|µs|s)\b")
 _PLANNING = re.compile(r"rankmesh (show|groups|explain|diff|presets|--\w+|\w+ --help)\b[^|<>&;]*$")
 _TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
@@ -53,17 +54,30 @@ class Reader:
         test = doctest.DocTestParser().get_doctest(block.text, {}, "page", "page", block.line)
         test.globs = self.names
         wrong: list[str] = []
-        doctest.DocTestRunner(optionflags=_FLAGS).run(test, out=wrong.append, clear_globs=False)
+        doctest.DocTestRunner(optionflags=_EXAMPLES).run(test, out=wrong.append, clear_globs=False)
         return wrong
 
     def _command(self, block: Block, command: str, shown: str) -> list[str]:
-        status, printed = run(command, self.folder)
+        status, printed = run_once(command, self.folder)
         wrong = []
         if status != block.exits:
             wrong.append(f"line {block.line}: `{command}` ended with {status}, not {block.exits}:\n{printed}")
         elif not same(shown, printed):
             wrong.append(f"line {block.line}: `{command}` printed\n{printed}\nand the page shows\n{shown}")
         return wrong
+
+
+_jobs: dict[tuple[str, ...], tuple[int, str]] = {}
+
+
+def run_once(command: str, folder: Path) -> tuple[int, str]:
+    """The same as ``run``, but the same job over the same files, which several pages show, is run once."""
+    if not command.startswith("torchrun"):
+        return run(command, folder)
+    key = (command, *(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))))
+    if key not in _jobs:
+        _jobs[key] = run(command, folder)
+    return _jobs[key]
 
 
 def run(command: str, folder: Path) -> tuple[int, str]:
@@ -73,7 +87,7 @@ def run(command: str, folder: Path) -> tuple[int, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _UNSET}
     process = subprocess.Popen(
         ["bash", "-c", command],
-        cwd=folder,
+        cwd=ROOT if command.startswith("make ") else folder,
         env={**kept, **_TERMINAL, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -97,7 +111,7 @@ def _in_this_process(command: str) -> tuple[int, str]:
 
 def same(shown: str, printed: str) -> bool:
     """Whether a page shows what a command prints: but for times, the columns that they widen, and what ``...`` omits."""
-    return doctest.OutputChecker().check_output(_timeless(shown), _timeless(printed), _FLAGS)
+    return doctest.OutputChecker().check_output(_timeless(shown), _timeless(printed), doctest.ELLIPSIS)
 
 
 def _timeless(text: str) -> str:

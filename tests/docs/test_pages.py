@@ -6,7 +6,7 @@ import pytest
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.docs.running import Reader, same
 
-DOCS = ROOT / "docs"
+DRAWINGS = ROOT / "docs" / "images"
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)|!\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -24,15 +24,12 @@ def _plain_terminal(monkeypatch):
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_a_page_is_right(page, tmp_path, monkeypatch):
     """Every example and every command of a page, followed in its order, gives what the page shows; so do its drawings."""
-    folder = tmp_path / page.parent.relative_to(ROOT)
-    for place in (folder, tmp_path / "docs" / "images"):
-        place.mkdir(parents=True, exist_ok=True)
-    monkeypatch.chdir(folder)
-    reader = Reader(folder)
+    monkeypatch.chdir(tmp_path)
+    reader = Reader(tmp_path)
     wrong = [line for block in blocks(page.read_text(encoding="utf-8")) for line in reader.follow(block)]
     assert not wrong, "\n".join(wrong)
-    for drawing in tmp_path.rglob("*.svg"):
-        assert drawing.read_bytes() == (ROOT / drawing.relative_to(tmp_path)).read_bytes(), f"{drawing.name} is old"
+    for drawing in tmp_path.glob("*.svg"):
+        assert drawing.read_bytes() == (DRAWINGS / drawing.name).read_bytes(), f"{drawing.name} is old"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
@@ -63,8 +60,8 @@ def test_every_drawing_has_its_command():
         if block.kind == "console"
         for command, _ in block.commands
     ]
-    for drawing in (DOCS / "images").iterdir():
-        assert any(f"images/{drawing.name}" in command for command in commands), drawing.name
+    for drawing in DRAWINGS.iterdir():
+        assert any(f"--svg {drawing.name}" in command for command in commands), drawing.name
 
 
 def test_a_wrong_page_is_noticed(tmp_path):

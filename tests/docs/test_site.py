@@ -1,0 +1,118 @@
+"""The site is built without a warning, from every page and every docstring, and nothing of them is lost."""
+
+import importlib
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+
+import pytest
+from sphinx.util.inventory import InventoryFile
+
+import rankmesh
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (
+    *("errors", "layout", "plan", "plan.recipes", "plan.source", "plan.presets", "groups", "topology", "viz"),
+    *("sim", "testing", "testing.strategies", "dialects.megatron", "dialects.nanotron", "dialects.ezpz"),
+    *("dialects.ezpz.layers", "dialects.ezpz.mappings", "dialects.fairscale", "dialects.process_groups"),
+    *("dialects.deepspeed", "dialects.device_mesh", "dialects.accelerate"),
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    strictly = ("--fail-on-warning", "--nitpicky", "--keep-going", "--quiet")
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *strictly, "-d", str(folder / "trees"), "docs", str(folder / "html")],
+        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder / "html"
+
+
+def _text(html):
+    return unescape(re.sub(r"<[^>]+>", "", html))
+
+
+def _literal_blocks(site):
+    pages = [page.read_text(encoding="utf-8") for page in site.rglob("reference/*.html")]
+    found = [block for page in pages for block in re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)]
+    return "\n".join(_text(block) for block in found)
+
+
+def test_the_make_target_is_as_strict():
+    """`make docs` gives the flags that the test gives."""
+    assert "--fail-on-warning --nitpicky --keep-going --quiet docs build/docs" in (ROOT / "Makefile").read_text()
+
+
+def test_every_public_name_has_its_entry(site):
+    """What the packages offer, and the methods of what `import rankmesh` offers, can be looked up."""
+    with (site / "objects.inv").open("rb") as file:
+        inventory = InventoryFile.load(file, "", lambda base, target: target)
+    known = {name for kind, entries in inventory.items() if kind.startswith("py:") for name in entries}
+    documented = {id(_item(name)) for name in known}
+    missing = [f"rankmesh.{name}" for name in rankmesh.__all__ if id(getattr(rankmesh, name)) not in documented]
+    for package in PACKAGES:
+        module = importlib.import_module(f"rankmesh.{package}")
+        missing += [f"{package}.{name}" for name in module.__all__ if id(getattr(module, name)) not in documented]
+    assert missing == ["rankmesh.recipes", "testing.strategies.AXES"]
+    assert {"rankmesh.Mesh.with_view", "rankmesh.Plan.digest", "rankmesh.LiveGroup.pg"} <= known
+
+
+def _item(name):
+    module, found = rankmesh, rankmesh
+    for part in name.split(".")[1:]:
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            module = f"rankmesh.{part}" if found is module else f"{found.__name__}.{part}"
+            found = importlib.import_module(module)
+    return found
+
+
+def test_drawings_and_examples_are_literal_blocks(site):
+    """Each drawing and each example of the main docstrings stands on the site, line by line, as in the source."""
+    shown = _literal_blocks(site)
+    modules = ["errors", "layout.mesh", "layout.groups", "layout.job", "plan.plan", "plan.spec", "plan.options"]
+    modules += ["plan.own", "plan.recipes.megatron", "groups.connect", "topology.hosts", "viz.grid", "sim.run"]
+    for name in modules:
+        text = inspect.getdoc(importlib.import_module(f"rankmesh.{name}"))
+        drawings = re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        examples = re.findall(r"^>>> .*$", text, re.MULTILINE)
+        assert drawings or examples
+        for part in (*drawings, *examples):
+            assert part.rstrip() in shown, f"{name}: {part}"
+
+
+def test_nothing_of_markdown_is_left(site):
+    """No fence and no message of the parser is on a page of the reference."""
+    for page in site.rglob("reference/*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "```" not in text, page.name
+        assert 'class="system-message' not in text, page.name
+
+
+def _docstrings():
+    spec = importlib.util.spec_from_file_location("docstrings", ROOT / "docs" / "docstrings.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_markdown_becomes_restructured_text():
+    """Drawings, names with their meaning, code and examples, each in Sphinx's words."""
+    lines = ["A `word`, ``tp_`` and tp_.", "```", "a  b", "", "c", "```", "", "    x = y", "", "``a``   one"]
+    lines += ["        more", "``b``   two", "", ">>> 1", "1"]
+    assert "\n".join(_docstrings().to_rst(lines)).rstrip() == (
+        "A ``word``, ``tp_`` and tp\\_.\n\n"
+        ".. code-block:: text\n\n    a  b\n\n    c\n\n"
+        ".. code-block:: text\n\n        x = y\n\n"
+        "``a``\n    one\n    more\n``b``\n    two\n\n"
+        ">>> 1\n1"
+    )
