@@ -13,7 +13,7 @@ release = version = rankmesh.__version__
 language = "en"
 html_title = f"rankmesh {release}"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "docstrings"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings"]
 exclude_patterns = ["conf.py", "docstrings.py"]
 html_theme = "furo"
 html_copy_source = False
