@@ -30,9 +30,8 @@ def _console(block: Block, folder: Path) -> str:
         if status != block.exits:
             sys.stderr.write(f"line {block.line}: {command} ended with {status}\n")
         kept = same(shown, printed) or "\n...\n" in f"\n{shown}"
-        lines.append(
-            f"$ {command}\n" + (shown if kept else "".join(f"{line.rstrip()}\n" for line in printed.splitlines()))
-        )
+        today = "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
+        lines.append(f"$ {command}\n{shown if kept else today}")
     return "".join(lines)
 
 

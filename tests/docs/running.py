@@ -110,7 +110,7 @@ def _in_this_process(command: str) -> tuple[int, str]:
 
 
 def same(shown: str, printed: str) -> bool:
-    """Whether a page shows what a command prints: but for times, the columns that they widen, and what ``...`` omits."""
+    """Whether a page shows what a command prints, but for times, the columns that they widen, what ``...`` omits."""
     return doctest.OutputChecker().check_output(_timeless(shown), _timeless(printed), doctest.ELLIPSIS)
 
 

@@ -23,7 +23,7 @@ def _plain_terminal(monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_a_page_is_right(page, tmp_path, monkeypatch):
-    """Every example and every command of a page, followed in its order, gives what the page shows; so do its drawings."""
+    """Every example, command and drawing of a page, followed in its order, gives what the page shows."""
     monkeypatch.chdir(tmp_path)
     reader = Reader(tmp_path)
     wrong = [line for block in blocks(page.read_text(encoding="utf-8")) for line in reader.follow(block)]
@@ -44,7 +44,7 @@ def test_no_block_is_left_out(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_links_of_a_page_lead_to_files(page):
-    """Every relative link and picture of a page is in the repository, so that it works where pages are read as files."""
+    """Every relative link and picture of a page is a file of the repository, where pages are read, too."""
     for link in _LINK.findall(page.read_text(encoding="utf-8")):
         target = link[0] or link[1]
         if not re.match(r"https?:|mailto:", target):
