@@ -16,7 +16,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-8s %s\n", $$1, $$2 }'
@@ -43,6 +43,9 @@ lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 bench: $(VENV)/.installed-test  ## measure against the peers; writes bench/results.json, docs/benchmarks.md (ARGS='--rounds 3')
 	$(BIN)/rankmesh bench --json bench/results.json --markdown docs/benchmarks.md $(ARGS)
 
+docs: $(VENV)/.installed-docs  ## build the documentation into build/docs; a warning is an error
+	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --keep-going --quiet docs build/docs
+
 clean:  ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -59,8 +62,12 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 
 # megatron-core and fairscale are compared with in tests: their rank arithmetic needs none of their dependencies.
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(PIP) -e '.[test,examples]'
+	$(PIP) -e '.[test,docs,examples]'
 	$(PIP) --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) -e '.[docs]'
 	@touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.installed

@@ -1,7 +1,7 @@
-"""What the README says is what happens."""
+"""What the README promises before its first example; tests/docs follows its examples, commands and links."""
 
-import doctest
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-def _section(text, start, end):
-    return text[text.index(start) + len(start) : text.index(end)]
+def _spec():
+    return re.search(r"^SPEC \?= (.*)$", MAKEFILE, re.MULTILINE)[1]
 
 
 def _run(*arguments):
@@ -34,35 +36,24 @@ def _run(*arguments):
     return out
 
 
-def test_examples_run():
-    """The planning examples print what is written."""
-    outcome = doctest.testfile(str(README), module_relative=False)
-    assert outcome.failed == 0
-    assert outcome.attempted >= 8
+def test_the_demo_proves_its_layout():
+    """16 ranks: `rankmesh check` of the demo's layout proves every group of every kind."""
+    printed = _run(sys.executable, "-m", "rankmesh", "check", _spec())
+    assert printed.splitlines()[-1] == "every group was proved: 125 groups of 20 kinds on 16 ranks (gloo)"
 
 
-def test_six_lines_run_under_torchrun(tmp_path):
-    """16 ranks: the six lines, saved and started as the README says, print the line that it shows."""
-    code = _section(README.read_text(), "```python\nimport torch, ", "```\n\n```\n")
-    shown = README.read_text().split(code)[1].split("```\n\n```\n")[1].split("\n```")[0]
-    job = tmp_path / "job.py"
-    job.write_text("import torch, " + code)
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "16")
-    assert _run(*launcher, str(job)).strip() == shown
+def test_the_commands_are_targets():
+    """The two commands are targets of the Makefile, and the demo shows and checks one layout of five axes."""
+    commands = re.findall(r"^make (\w+) ", README, re.MULTILINE)
+    assert commands == ["demo", "test"]
+    assert "a 16-rank TP x CP x DP x PP (+ EP) layout" in README
+    assert _spec() == "megatron:world=16,tp=2,cp=2,pp=2,ep=2"
+    steps = re.search(r"^demo:.*\n\t(.*)\n\t(.*)\n", MAKEFILE, re.MULTILINE).groups()
+    assert steps == ("$(BIN)/rankmesh show '$(SPEC)'", "$(BIN)/rankmesh check '$(SPEC)'")
 
 
-def test_the_table_is_what_the_demo_prints():
-    """16 ranks: `rankmesh check` of the demo's layout prints the README's table, but for the times."""
-    shown = _section(README.read_text(), "<!-- demo -->\n```\n", "\n```\n<!-- /demo -->")
-    spec = next(line for line in (README.parent / "Makefile").read_text().splitlines() if line.startswith("SPEC ?= "))
-    printed = _run(sys.executable, "-m", "rankmesh", "check", spec.removeprefix("SPEC ?= "))
-    assert _timeless(printed) == _timeless(shown)
-
-
-def _timeless(table):
-    """The words of a table without its times, and without the lines that are as long as the times."""
-    lines = [line.split() for line in table.splitlines() if line.strip() and "─" not in line]
-    return [
-        [word for word, following in zip(words, [*words[1:], ""], strict=True) if "ms" not in (word, following)]
-        for words in lines
-    ]
+def test_it_fits_on_a_screen_or_two():
+    """One sentence, two commands, one file with its output, one picture, and links."""
+    assert len(README.splitlines()) <= 70
+    assert README.count("![") == 1
+    assert README.count("```python") == 1

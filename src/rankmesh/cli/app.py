@@ -19,7 +19,7 @@ __all__ = ["app"]
 _SPECS = """\
 [bold]A SPEC is one of[/]
   tp=2,cp=2,dp=4,pp=2                      axes, adjacent ranks first
-  tp=2,dp=*,pp=2                           one size may be * (--world-size)
+  'tp=2,dp=*,pp=2'                         one size may be * (--world-size)
   tp=2,dp=4/expert:ep=8                    a second view of the same ranks
   megatron:world=64,tp=2,pp=2,ep=4         a recipe: megatron, nanotron, ezpz,
                                            three_d, torchtitan, accelerate,

@@ -31,8 +31,8 @@ __all__ = ["EXAMPLES", "check", "command"]
 
 EXAMPLES = """\
 $ rankmesh check megatron:world=16,tp=2,cp=2,pp=2,ep=2
-$ rankmesh check tp=2,dp=*,pp=2 --world-size 8
-$ torchrun --nproc-per-node 8 -m rankmesh check tp=2,dp=*
+$ rankmesh check 'tp=2,dp=*,pp=2' --world-size 8
+$ torchrun --nproc-per-node 8 -m rankmesh check 'tp=2,dp=*'
 """
 
 _SHOWN = 8

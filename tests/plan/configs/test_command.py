@@ -1,7 +1,6 @@
 """The commands with a training config as SPEC: the plan on stdout, the lines that were read on stderr and as data."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from rankmesh.plan.source import read
 
 FILES = Path(__file__).with_name("files")
 SCRIPT = str(FILES / "megatron.sh")
-GUIDE = Path(__file__).parents[3] / "docs" / "configs.md"
 
 
 @pytest.fixture(autouse=True)
@@ -100,18 +98,3 @@ def test_configs_are_read_without_torch():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"
-
-
-def test_the_guide_prints_what_it_shows(tmp_path, monkeypatch):
-    """Every file of docs/configs.md, saved under its name; every command prints what stands beneath it."""
-    text = GUIDE.read_text(encoding="utf-8")
-    files = re.findall(r"`([\w.]+)`:\n\n```\w+\n(.*?)```", text, re.DOTALL)
-    commands = re.findall(r"^\$ rankmesh (.*)\n((?:(?!\$ |```).*\n)*)", text, re.MULTILINE)
-    monkeypatch.chdir(tmp_path)
-    for name, content in files:
-        (tmp_path / name).write_text(content, encoding="utf-8")
-    assert {name for name, _ in files} >= {"train.sh", "nanotron.yaml", "titan.toml", "ds.json", "accelerate.yaml"}
-    assert len(commands) >= 7
-    for words, shown in commands:
-        result = run(*words.split())
-        assert result.stderr + result.stdout == shown, words

@@ -1,0 +1,44 @@
+"""The documentation as a site: Sphinx reads the Markdown pages and the docstrings. `make docs` builds it strictly."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import rankmesh
+
+project = "rankmesh"
+author = "The rankmesh authors"
+release = version = rankmesh.__version__
+language = "en"
+html_title = f"rankmesh {release}"
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings"]
+exclude_patterns = ["conf.py", "docstrings.py"]
+html_theme = "furo"
+html_copy_source = False
+html_show_copyright = False
+
+# Headings of up to this depth can be linked to, between pages too, as on GitHub.
+myst_heading_anchors = 3
+
+# -- the reference ------------------------------------------------------------------------------------------------
+
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+add_module_names = False
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+
+# Every other reference must lead somewhere.
+nitpick_ignore_regex = [
+    # Other projects' names have no page here, and the build takes nothing from the network.
+    (r"py:.*", r"(typing|collections|datetime|pathlib|types|dataclasses|enum|argparse|pytest|unittest)\..*"),
+    (r"py:.*", r"(torch|numpy|np|npt|dist|st|hypothesis)\..*"),
+    (r"py:.*", r"(ProcessGroup|Tensor|DeviceMesh|Path|timedelta|ellipsis|ModuleType)"),
+    # The type of a default that is given back as it is, and the live world, which nobody makes by hand.
+    (r"py:class", r"rankmesh\..*\._Default"),
+    (r"py:class", r"rankmesh\.groups\.torch_private\.World"),
+]

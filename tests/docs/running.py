@@ -1,0 +1,121 @@
+"""A page is followed in a folder of its own: files are saved, examples and commands are run, in the page's order.
+
+Commands run as on a terminal of 100 columns without colours. The planning commands of rankmesh run in this process,
+which saves the start of a Python for each of them.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.docs.pages import ROOT, Block
+from typer.testing import CliRunner
+
+from rankmesh.cli.app import app
+
+LIMIT = 100
+# Long lines of output may be wrapped in examples; the output of commands stands as it is.
+_EXAMPLES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+_TIME = re.compile(r"\b\d+(\.\d+)? ?(ms|µs|s)\b")
+_PLANNING = re.compile(r"rankmesh (show|groups|explain|diff|presets|--\w+|\w+ --help)\b[^|<>&;]*$")
+_TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+_UNSET = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "RANKMESH_DEBUG", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST")
+
+
+@dataclass
+class Reader:
+    """Someone who follows a page in ``folder``, the current one; ``names`` are those of its Python examples."""
+
+    folder: Path
+    names: dict[str, object] = field(default_factory=lambda: {"__name__": "__main__"})
+
+    def follow(self, block: Block) -> list[str]:
+        """What is not as the block says: nothing, for a page that is right."""
+        if block.kind == "file":
+            (self.folder / str(block.file)).write_text(block.text, encoding="utf-8")
+        elif block.kind == "python":
+            return self._python(block)
+        elif block.kind == "console":
+            return [wrong for command, shown in block.commands for wrong in self._command(block, command, shown)]
+        return []
+
+    def _python(self, block: Block) -> list[str]:
+        if ">>> " not in block.text:
+            exec(compile(block.text, f"line {block.line}", "exec"), self.names)  # noqa: S102  - the page's own
+            return []
+        test = doctest.DocTestParser().get_doctest(block.text, {}, "page", "page", block.line)
+        test.globs = self.names
+        wrong: list[str] = []
+        doctest.DocTestRunner(optionflags=_EXAMPLES).run(test, out=wrong.append, clear_globs=False)
+        return wrong
+
+    def _command(self, block: Block, command: str, shown: str) -> list[str]:
+        status, printed = run_once(command, self.folder)
+        wrong = []
+        if status != block.exits:
+            wrong.append(f"line {block.line}: `{command}` ended with {status}, not {block.exits}:\n{printed}")
+        elif not same(shown, printed):
+            wrong.append(f"line {block.line}: `{command}` printed\n{printed}\nand the page shows\n{shown}")
+        return wrong
+
+
+_jobs: dict[tuple[str, ...], tuple[int, str]] = {}
+
+
+def run_once(command: str, folder: Path) -> tuple[int, str]:
+    """The same as ``run``, but the same job over the same files, which several pages show, is run once."""
+    if not command.startswith("torchrun"):
+        return run(command, folder)
+    key = (command, *(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))))
+    if key not in _jobs:
+        _jobs[key] = run(command, folder)
+    return _jobs[key]
+
+
+def run(command: str, folder: Path) -> tuple[int, str]:
+    """The exit status of a command and all that it printed."""
+    if _PLANNING.match(command):
+        return _in_this_process(command)
+    kept = {name: value for name, value in os.environ.items() if name not in _UNSET}
+    process = subprocess.Popen(
+        ["bash", "-c", command],
+        cwd=ROOT if command.startswith("make ") else folder,
+        env={**kept, **_TERMINAL, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        printed, _ = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        printed, _ = process.communicate()
+        return -signal.SIGKILL, f"{printed}\nnot done within {LIMIT} s"
+    return process.returncode, printed
+
+
+def _in_this_process(command: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, shlex.split(command)[1:], prog_name="rankmesh", env=_TERMINAL)
+    # Words for people come first: what is written to a file is read, and said, before the table is printed.
+    return result.exit_code, result.stderr + result.stdout
+
+
+def same(shown: str, printed: str) -> bool:
+    """Whether a page shows what a command prints, but for times, the columns that they widen, what ``...`` omits."""
+    return doctest.OutputChecker().check_output(_timeless(shown), _timeless(printed), doctest.ELLIPSIS)
+
+
+def _timeless(text: str) -> str:
+    lines = [line.rstrip() for line in text.rstrip().splitlines()]
+    if _TIME.search(text):
+        lines = [re.sub(r"─+", "─", re.sub(r" +", " ", _TIME.sub("TIME", line))).strip() for line in lines]
+    return "\n".join(lines) + "\n"

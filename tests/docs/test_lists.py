@@ -1,0 +1,47 @@
+"""Lists on pages that must be complete: errors, exit statuses, commands, peers."""
+
+import re
+
+import pytest
+from tests.docs.pages import ROOT
+
+from rankmesh import errors, sim
+from rankmesh.cli.app import app
+from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.plan.source import RECIPES
+
+
+def _page(name):
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_every_error_is_explained():
+    """Each error has a heading on the page of errors, and its line in the tree names its built-in base."""
+    headings = re.findall(r"^## (.*)$", _page("errors"), re.MULTILINE)
+    named = {name for heading in headings for name in heading.split(", ")}
+    failures = {name for name in sim.__all__ if name != "run"}
+    assert {*errors.__all__, *failures} == named - {"The command line"}
+    for name in {*errors.__all__, *failures} - {"RankmeshError"}:
+        kind = getattr(errors, name, None) or getattr(sim, name)
+        builtin = next(base for base in kind.__bases__ if base.__module__ == "builtins")
+        assert f"{name}({builtin.__name__})" in _page("errors")
+
+
+def test_every_exit_status_is_listed():
+    """The page of the command line has each exit status with the words of the help."""
+    for code in ExitCode:
+        words = re.sub(r"^(diff|check):", r"`\1`:", code.meaning)
+        assert f"| {code.value} | {words} |" in _page("command_line")
+
+
+@pytest.mark.parametrize("command", [entry.name for entry in app.registered_commands])
+def test_every_command_shows_its_help(command):
+    """Each command has a heading with its help, which the test of the page compares."""
+    assert f"## {command}\n\n```console\n$ rankmesh {command} --help\n" in _page("command_line")
+
+
+def test_every_recipe_and_dialect_is_named():
+    """SPEC names every recipe; the pages on migration are all in their table and in the comparison's text."""
+    assert all(f"`{name}`" in _page("command_line") for name in RECIPES)
+    for page in (ROOT / "docs" / "migrate").glob("*.md"):
+        assert page.stem == "index" or f"({page.name})" in _page("migrate/index")
