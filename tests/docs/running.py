@@ -27,7 +27,11 @@ _EXAMPLES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _TIME = re.compile(r"\b\d+(\.\d+)? ?(ms|µs|s)\b")
 _PLANNING = re.compile(r"rankmesh (show|groups|explain|diff|presets|--\w+|\w+ --help)\b[^|<>&;]*$")
 _TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-_UNSET = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "RANKMESH_DEBUG", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST")
+# What a terminal does not have: wishes for colours, and that the tests themselves were started by pytest and make.
+_UNSET = (
+    *("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "RANKMESH_DEBUG", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST"),
+    *("MAKEFLAGS", "MFLAGS", "MAKELEVEL"),
+)
 
 
 @dataclass

@@ -187,11 +187,11 @@ def _print(result: CheckResult) -> None:
     write("")
     if result.ok:
         write(
-            f"every group was proved: {groups} groups of {len(kinds)} kinds on {result.world_size} ranks "
-            f"({result.backend})"
+            f"every group was proved: {_count(groups, 'group')} of {_count(len(kinds), 'kind')} "
+            f"on {_count(result.world_size, 'rank')} ({result.backend})"
         )
     else:
-        write(f"{proved} of {groups} groups were proved on {result.world_size} ranks ({result.backend})")
+        write(f"{proved} of {_count(groups, 'group')} proved on {_count(result.world_size, 'rank')} ({result.backend})")
     note(f"connected in {result.connect:.2f} s, {result.seconds:.1f} s in all")
     for failure in result.failures[:_SHOWN]:
         at = f" at group {failure.group}" if failure.group else ""
@@ -208,3 +208,7 @@ def _verdict(result: CheckResult) -> str:
     if result.lost:
         return f"received no proof from {rank} {named}: {it} {first.message}; look for its last words in the logs"
     return f"received a failure on {rank} {named}: {first.kind}: {first.message}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
