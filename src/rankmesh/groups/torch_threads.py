@@ -18,7 +18,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -52,21 +51,25 @@ def version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-@dataclass(eq=False)
-class RankWorld:
-    """What torch registers for one rank, where several live in one process; the fields of torch's own ``_World``."""
+class RankWorld(c10d._World):
+    """What torch registers for one rank, where several live in one process: torch's own, without its globals."""
 
-    default_pg: Any = None
-    group_count: int = 0
-    pg_map: dict[Any, Any] = field(default_factory=dict)
-    pg_names: dict[Any, str] = field(default_factory=dict)
-    pg_group_ranks: dict[Any, dict[int, int]] = field(default_factory=dict)
-    pg_backend_config: dict[Any, str] = field(default_factory=dict)
-    tags_to_pg: dict[str, list[Any]] = field(default_factory=dict)
-    pg_to_tag: dict[Any, str] = field(default_factory=dict)
-    pg_coalesce_state: dict[Any, list[Any]] = field(default_factory=dict)
-    comms: list[Any] = field(default_factory=list)
-    pg_config_info = c10d._World.pg_config_info
+    # Properties over globals of the process in torch, attributes of each rank here.
+    group_count: Any = 0
+    pg_map: Any = None
+    pg_names: Any = None
+    pg_group_ranks: Any = None
+    pg_backend_config: Any = None
+    tags_to_pg: Any = None
+    pg_to_tag: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in _IN_GLOBALS:
+            setattr(self, name, {})
+
+
+_IN_GLOBALS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")
 
 
 class Ranks(Protocol):
@@ -222,9 +225,8 @@ def begin_world(size: int, backend: str, store: Any) -> None:
 
 def end_world(world: RankWorld) -> None:
     """Forget everything that this thread's rank has registered, and leave nothing for the thread's end."""
-    for registered in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
-        registered.clear()
-    for registered in (world.tags_to_pg, world.pg_to_tag, world.pg_coalesce_state):
-        registered.clear()
+    for registered in vars(world).values():
+        if isinstance(registered, dict | list):
+            registered.clear()
     world.default_pg = None
     _unregister_all_process_groups()
