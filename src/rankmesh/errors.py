@@ -44,7 +44,12 @@ __all__ = [
     "SizesError",
     "UnknownAxis",
     "UnknownGroup",
+    "first_line",
+    "in_words",
 ]
+
+# How many ranks a message lists, and how long a line it quotes.
+_RANKS, _CHARACTERS = 8, 200
 
 
 class RankmeshError(Exception):
@@ -141,3 +146,24 @@ class UnknownGroup(PlanError, KeyError):
 def _suggestion(name: object, known: tuple[str, ...]) -> str:
     near = get_close_matches(str(name), known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def in_words(ranks: Iterable[int]) -> str:
+    """Ranks for a message, in order: ``rank 3``, or ``ranks 0, 1, ... and 62 more``.
+
+    >>> in_words([3]), in_words([2, 0, 1])
+    ('rank 3', 'ranks 0, 1, 2')
+    """
+    listed = sorted(ranks)
+    shown = ", ".join(map(str, listed[:_RANKS]))
+    more = f" and {len(listed) - _RANKS} more" if len(listed) > _RANKS else ""
+    return f"rank {shown}" if len(listed) == 1 else f"ranks {shown}{more}"
+
+
+def first_line(error: BaseException) -> str:
+    r"""What an error says first: one line, its kind where it says nothing.
+
+    >>> first_line(ValueError("one\ntwo")), first_line(KeyError())
+    ('one', 'KeyError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:_CHARACTERS]

@@ -3,9 +3,10 @@
 import os
 import sys
 
+from rankmesh.check import results as check
 from rankmesh.cli import main
 from rankmesh.errors import ProofError
-from rankmesh.groups import check, live
+from rankmesh.groups import live
 
 VICTIM = 3
 SPEC = "megatron:world=8,tp=2,pp=2"

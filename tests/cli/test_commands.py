@@ -9,7 +9,7 @@ from rankmesh.cli.groups import kind_groups
 from rankmesh.cli.presets import preset_row, preset_rows
 from rankmesh.errors import NotAMember
 from rankmesh.plan import presets
-from rankmesh.plan.source import read
+from rankmesh.readers.source import read
 
 
 def test_groups_lists_one_group_a_line(rankmesh) -> None:

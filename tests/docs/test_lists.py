@@ -8,7 +8,7 @@ from tests.docs.pages import ROOT
 from rankmesh import errors, sim
 from rankmesh.cli.app import app
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.plan.source import RECIPES
+from rankmesh.readers.source import RECIPES
 
 
 def _page(name):

@@ -3,10 +3,10 @@
 import pytest
 
 import rankmesh as rm
+from rankmesh.check.in_job import check_in_job
+from rankmesh.check.results import collect
 from rankmesh.errors import ConnectError, PlanError
-from rankmesh.groups.check import collect
-from rankmesh.groups.in_job import check_in_job
-from rankmesh.groups.job import JobRank, job_rank
+from rankmesh.launch.job import JobRank, job_rank
 
 TORCHRUN = {
     "RANK": "5",

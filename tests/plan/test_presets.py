@@ -6,7 +6,8 @@ from math import prod
 import pytest
 
 from rankmesh import PlanError
-from rankmesh.plan import presets, source
+from rankmesh.plan import presets
+from rankmesh.readers import source
 
 
 @dataclass(frozen=True)

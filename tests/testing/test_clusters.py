@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmesh import LayoutError, Mesh
-from rankmesh.groups.job import job_rank
+from rankmesh.launch.job import job_rank
 from rankmesh.testing import Cluster
 from rankmesh.topology import crossings
 

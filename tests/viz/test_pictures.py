@@ -8,7 +8,7 @@ import pytest
 
 from rankmesh.errors import LayoutError, UnknownGroup
 from rankmesh.layout import Mesh
-from rankmesh.plan.source import read
+from rankmesh.readers.source import read
 from rankmesh.viz import grid, overview, page, picture
 from rankmesh.viz.palette import colours
 from rankmesh.viz.sheet import sheet

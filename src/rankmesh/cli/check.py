@@ -22,10 +22,10 @@ from rankmesh.cli.options import Debug, Json, Spec, WorldSize, config_of, plan_o
 from rankmesh.cli.shell import Failed
 from rankmesh.errors import AgreementError, ConnectError, PlanError, ProofError, RankmeshError
 from rankmesh.plan.plan import Plan
-from rankmesh.plan.source import Source
+from rankmesh.readers.source import Source
 
 if TYPE_CHECKING:
-    from rankmesh.groups.check import CheckResult
+    from rankmesh.check.results import CheckResult
 
 __all__ = ["EXAMPLES", "check", "command"]
 
@@ -51,9 +51,9 @@ def check(
     The result goes to every rank, and to ``show`` on the one that reports: rank 0, or the process that started them.
     """
     try:
-        from rankmesh.groups.in_job import check_in_job
-        from rankmesh.groups.job import job_rank
-        from rankmesh.groups.launch import check_here
+        from rankmesh.check.here import check_here
+        from rankmesh.check.in_job import check_in_job
+        from rankmesh.launch.job import job_rank
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -118,7 +118,7 @@ def _source(spec: str, world_size: int | None) -> Source:
     try:
         return plan_of(spec, world_size)
     except RankmeshError:
-        from rankmesh.groups.job import job_rank
+        from rankmesh.launch.job import job_rank
 
         job = job_rank() if world_size is None else None
         if job is None:

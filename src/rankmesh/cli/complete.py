@@ -10,7 +10,7 @@ import typer
 
 from rankmesh.errors import RankmeshError
 from rankmesh.plan import presets
-from rankmesh.plan.source import RECIPES, read
+from rankmesh.readers.source import RECIPES, read
 
 __all__ = ["group_names", "preset_names", "spec_names"]
 

@@ -12,7 +12,7 @@ import typer
 
 from rankmesh.cli.console import write, write_json
 from rankmesh.cli.options import Debug, Json, Spec, WorldSize, config_of, plan_of, tell
-from rankmesh.plan.source import Source
+from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "command", "described", "explained"]
 

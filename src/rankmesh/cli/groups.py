@@ -13,7 +13,7 @@ import typer
 
 from rankmesh.cli.console import write, write_json
 from rankmesh.cli.options import Debug, GroupName, Json, Spec, WorldSize, config_of, plan_of, tell
-from rankmesh.plan.source import Source
+from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "KindGroups", "command", "kind_groups"]
 

@@ -11,7 +11,7 @@ from rankmesh.cli.complete import group_names, preset_names, spec_names
 from rankmesh.cli.console import note
 from rankmesh.cli.shell import DEBUG
 from rankmesh.errors import LayoutError
-from rankmesh.plan.source import Source, read
+from rankmesh.readers.source import Source, read
 
 __all__ = [
     "LIMIT",

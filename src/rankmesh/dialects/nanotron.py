@@ -29,8 +29,8 @@ from rankmesh.errors import ConnectError, NotInitialized, SizesError
 from rankmesh.groups import torch_private
 from rankmesh.groups.alone import alone
 from rankmesh.groups.held import Held, refusing_sizes
-from rankmesh.groups.job import initialise, job_rank
 from rankmesh.groups.live import LiveGroups
+from rankmesh.launch.job import initialise, job_rank
 from rankmesh.plan import Plan, recipes
 
 if TYPE_CHECKING:

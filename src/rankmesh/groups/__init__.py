@@ -8,8 +8,6 @@ limits         how long a call may wait
 alone          groups of one rank, without a communicator
 live, handles  the groups of this rank; who made them destroys them
 report         what exists, what is shared, what it cost
-prove          every group against the plan's arithmetic, with real collectives
-launch         ranks on this machine through torchrun's launcher
 torch_private  every private torch call, and the versions it is known on
 torch_threads  those by which many ranks live in one process
 ```

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from rankmesh.errors import AgreementError
-from rankmesh.groups.board import LARGEST, PATIENCE, Board, Claim, Store, answering, checked, in_words
+from rankmesh.errors import AgreementError, in_words
+from rankmesh.groups.board import LARGEST, PATIENCE, Board, Claim, Store, answering, checked
 from rankmesh.groups.differences import differences
 
 __all__ = ["agree"]

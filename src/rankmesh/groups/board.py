@@ -16,17 +16,15 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, Protocol
 
-from rankmesh.errors import AgreementError, ConnectError, RankmeshError
+from rankmesh.errors import AgreementError, ConnectError, RankmeshError, first_line
 from rankmesh.layout.span import Span
 
-__all__ = ["LARGEST", "PATIENCE", "Board", "Claim", "Store", "answering", "checked", "first_line", "in_words"]
+__all__ = ["LARGEST", "PATIENCE", "Board", "Claim", "Store", "answering", "checked"]
 
 # A TCPStore takes no more under one key.
 LARGEST = 8 * 2**20
 # How long a rank waits for what another one is about to write.
 PATIENCE = timedelta(seconds=5)
-
-_SHOWN = 8
 
 
 class Store(Protocol):
@@ -184,16 +182,3 @@ def _foreign(key: str, what: str) -> AgreementError:
         f"received under {key!r} {what}; another program writes under rankmesh's keys; give the job a store of its own",
         key=key,
     )
-
-
-def in_words(ranks: Iterable[int]) -> str:
-    """Ranks for a message: ``rank 3``, or ``ranks 0, 1 and 62 more``."""
-    listed = sorted(ranks)
-    shown = ", ".join(map(str, listed[:_SHOWN]))
-    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-    return f"rank {shown}" if len(listed) == 1 else f"ranks {shown}{more}"
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says first."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

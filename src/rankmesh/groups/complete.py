@@ -18,8 +18,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from rankmesh.errors import ConnectError
-from rankmesh.groups.board import PATIENCE, Board, Claim, Store, answering, checked, in_words
+from rankmesh.errors import ConnectError, in_words
+from rankmesh.groups.board import PATIENCE, Board, Claim, Store, answering, checked
 
 __all__ = ["complete", "give_up"]
 

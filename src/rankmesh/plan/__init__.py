@@ -10,8 +10,8 @@ explain   one rank in words
 recipes   the layouts of Megatron-Core, nanotron, ezpz, torchtitan, three_d, accelerate, deepspeed
 presets   published layouts of real runs
 nccl_config  a Megatron-style file of NCCL options
-configs   training configs as plans: which lines shape the layout
-source    a plan from what a user types: axes, recipe, preset, file
+difference    what differs between two plans, rank by rank
+communicators which groups of a plan use one communicator, drawn and counted
 ```
 """
 

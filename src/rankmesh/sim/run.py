@@ -32,8 +32,9 @@ from rankmesh.groups import torch_threads
 from rankmesh.groups.connect import connect
 from rankmesh.layout.axes import integer
 from rankmesh.layout.mesh import Mesh
-from rankmesh.plan import recipes, source
+from rankmesh.plan import recipes
 from rankmesh.plan.plan import Plan
+from rankmesh.readers import source
 from rankmesh.sim.baton import Abandoned, Order
 from rankmesh.sim.calls import raise_site
 from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed

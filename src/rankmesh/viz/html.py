@@ -1,6 +1,6 @@
 """One self-contained HTML page: the tables of the overview, and a picture of each kind of group.
 
->>> from rankmesh.plan.source import read
+>>> from rankmesh.readers.source import read
 >>> from rankmesh.viz.overview import overview
 >>> source = read("tp=2,dp=2")
 >>> text = page(source, overview(source))
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from string import Template
 
-from rankmesh.plan.source import Source
+from rankmesh.readers.source import Source
 from rankmesh.viz.overview import KindRow, LayoutRow, Overview
 from rankmesh.viz.svg import LIMIT, picture, pictured_kinds
 

@@ -1,6 +1,6 @@
 """The overview of a plan: the facts that text, JSON and HTML show alike.
 
->>> from rankmesh.plan.source import read
+>>> from rankmesh.readers.source import read
 >>> facts = overview(read("tp=2,dp=2"), gpus_per_node=2)
 >>> [(kind.name, kind.count, kind.size, kind.stride, kind.examples[0]) for kind in facts.kinds]
 [('tp', 2, 2, '2x1', (0, 1)), ('dp', 2, 2, '2x2', (0, 2))]
@@ -20,11 +20,11 @@ from rankmesh.layout.axes import integer
 from rankmesh.layout.groups import Groups
 from rankmesh.layout.mesh import Mesh
 from rankmesh.layout.strided import Strided
+from rankmesh.plan.communicators import Communicators, KindUse, Unshared, communicators, unshared
 from rankmesh.plan.plan import Plan
-from rankmesh.plan.source import Source
 from rankmesh.plan.spec import GroupSpec
+from rankmesh.readers.source import Source
 from rankmesh.topology import Crossings, crossings
-from rankmesh.viz.communicators import Communicators, KindUse, Unshared, communicators, unshared
 
 __all__ = ["AxisRow", "KindRow", "LayoutRow", "Origin", "Overview", "overview"]
 

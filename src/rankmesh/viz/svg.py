@@ -8,7 +8,7 @@ tp: 4 groups of 2, stride 2x1
 ┗━━━━┷━━━━┻━━━━┷━━━━┛
 ```
 
->>> from rankmesh.plan.source import read
+>>> from rankmesh.readers.source import read
 >>> text = picture(read("tp=2,dp=2").plan, ["tp"], gpus_per_node=2)
 >>> text.startswith("<svg"), text.count('class="cell"'), "2 groups of 2" in text
 (True, 4, True)

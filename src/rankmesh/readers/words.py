@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from rankmesh.plan.configs.reading import Missing
+from rankmesh.readers.reading import Missing
 
 __all__ = [
     "BREAK",

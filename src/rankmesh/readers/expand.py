@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rankmesh.plan.configs.words import BREAK, Part, Word, fields, gap_of, joined, lines_of, quoted, text_of, unbroken
+from rankmesh.readers.words import BREAK, Part, Word, fields, gap_of, joined, lines_of, quoted, text_of, unbroken
 
 if TYPE_CHECKING:
     from tree_sitter import Node

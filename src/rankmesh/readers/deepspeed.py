@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rankmesh.plan.configs.reading import Entry, Read, Refused, Settled, Table, refused, settle, whole
+from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, refused, settle, whole
 
 __all__ = ["TABLE", "from_document", "matches"]
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from rankmesh.check.prove import prove
 from rankmesh.groups.connect import connect
-from rankmesh.groups.job import JobRank, backend_for, initialise
-from rankmesh.groups.prove import prove
+from rankmesh.launch.job import JobRank, backend_for, initialise
 from rankmesh.plan.plan import Plan
 
 __all__ = ["CheckResult", "Diary", "KindResult", "RankFailure", "collect", "next_group", "run_rank"]

@@ -18,7 +18,7 @@ from math import prod
 from typing import Any
 
 from rankmesh.errors import PlanError
-from rankmesh.plan.configs.reading import Entry, Read, Refused, Settled, Table, refused, settle
+from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, refused, settle
 
 __all__ = ["TABLE", "from_document", "matches"]
 

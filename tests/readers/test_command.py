@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from rankmesh.cli import check as check_command
 from rankmesh.cli.app import app
-from rankmesh.plan.source import read
+from rankmesh.readers.source import read
 
 FILES = Path(__file__).with_name("files")
 SCRIPT = str(FILES / "megatron.sh")
@@ -92,7 +92,7 @@ def test_configs_are_read_without_torch():
     names = [(str(FILES / name), 16) for name in ("megatron.yaml", "torchtitan.toml", "deepspeed.json")]
     names += [(str(FILES / name), None) for name in ("megatron.sh", "nanotron.yaml", "accelerate.yaml")]
     program = (
-        "import sys\nfrom rankmesh.plan.source import read\n"
+        "import sys\nfrom rankmesh.readers.source import read\n"
         f"for name, world in {names!r}:\n    read(name, world_size=world)\n"
         "print('torch' in sys.modules)\n"
     )

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rankmesh import PlanError
 from rankmesh.plan import recipes
-from rankmesh.plan.configs import read_config
-from rankmesh.plan.configs.script import read_script
-from rankmesh.plan.configs.words import text_of
+from rankmesh.readers import read_config
+from rankmesh.readers.script import read_script
+from rankmesh.readers.words import text_of
 
 RUN = "torchrun --nproc_per_node 8 pretrain_gpt.py "
 TP = RUN + "--tensor-model-parallel-size "

@@ -32,7 +32,7 @@ from rankmesh.plan import presets, recipes
 from rankmesh.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from rankmesh.plan.configs import Config
+    from rankmesh.readers import Config
 
 __all__ = ["RECIPES", "Source", "read"]
 
@@ -127,7 +127,7 @@ def _file(path: Path, world_size: int | None) -> Source:
     if not text.strip():
         raise PlanError(f"received the path {str(path)!r}, an empty file; {_FORMS}", path=str(path))
     if not _is_plan(text):
-        from rankmesh.plan.configs import read_config
+        from rankmesh.readers import read_config
 
         config = read_config(text, str(path), world_size=world_size)
         return Source(config.plan, "config", str(path), config=config)

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from rankmesh.errors import PlanError
-from rankmesh.plan.configs.reading import Entry
+from rankmesh.readers.reading import Entry
 
 __all__ = ["entries", "syntax"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankmesh.plan.configs.reading import Entry, Read, Settled, Table, settle
+from rankmesh.readers.reading import Entry, Read, Settled, Table, settle
 
 __all__ = ["TABLE", "from_document", "matches"]
 

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rankmesh.check.results import CheckResult, Diary, collect, line, run_rank
 from rankmesh.errors import ConnectError, PlanError
-from rankmesh.groups.check import CheckResult, Diary, collect, line, run_rank
-from rankmesh.groups.job import job_rank
+from rankmesh.launch.job import job_rank
 from rankmesh.plan.plan import Plan
 
 __all__ = ["LIMIT", "check_here"]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rankmesh import PlanError
-from rankmesh.plan import recipes, source
-from rankmesh.plan.configs import read_config
+from rankmesh.plan import recipes
+from rankmesh.readers import read_config, source
 
 FILES = Path(__file__).with_name("files")
 

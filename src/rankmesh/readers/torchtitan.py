@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rankmesh.plan.configs.reading import Entry, Read, Refused, Settled, Table, settle, whole
+from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, settle, whole
 
 __all__ = ["TABLE", "from_document", "matches"]
 

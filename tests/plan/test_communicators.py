@@ -4,8 +4,8 @@ import pytest
 
 from rankmesh.layout import Mesh, ends, first
 from rankmesh.plan import GroupSpec, Plan
-from rankmesh.plan.source import read
-from rankmesh.viz.communicators import communicators, unshared
+from rankmesh.plan.communicators import communicators, unshared
+from rankmesh.readers.source import read
 
 PARTLY = Plan(
     Mesh(tp=2, pp=4),

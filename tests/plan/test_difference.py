@@ -4,8 +4,8 @@ import pytest
 
 from rankmesh.layout import Mesh, ends
 from rankmesh.plan import GroupSpec, Plan
-from rankmesh.plan.source import read
-from rankmesh.viz.difference import difference
+from rankmesh.plan.difference import difference
+from rankmesh.readers.source import read
 
 PAIRS = [
     ("tp=2,dp=4", "dp=4,tp=2"),

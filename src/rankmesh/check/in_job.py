@@ -24,9 +24,9 @@ from typing import Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
 
+from rankmesh.check.results import CheckResult, Diary, KindResult, RankFailure, collect, next_group, run_rank
 from rankmesh.errors import ConnectError, PlanError
-from rankmesh.groups.check import CheckResult, Diary, KindResult, RankFailure, collect, next_group, run_rank
-from rankmesh.groups.job import JobRank, open_store
+from rankmesh.launch.job import JobRank, open_store
 from rankmesh.plan.plan import Plan
 
 __all__ = ["check_in_job"]

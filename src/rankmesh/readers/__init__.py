@@ -21,6 +21,6 @@ run.yaml:3: parallelism.tp = 4 (tp)
 run.yaml:4: parallelism.pp = 2 (pp)
 """
 
-from rankmesh.plan.configs.config import Config, read_config
+from rankmesh.readers.config import Config, read_config
 
 __all__ = ["Config", "read_config"]

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from math import prod
 
 from rankmesh.errors import PlanError
-from rankmesh.plan.configs.expand import Variable
-from rankmesh.plan.configs.reading import Entry, Missing, refused
-from rankmesh.plan.configs.script import Command, Script, read_script
-from rankmesh.plan.configs.words import Part, Word, gap_of, lines_of, shown, text_of, value_of
+from rankmesh.readers.expand import Variable
+from rankmesh.readers.reading import Entry, Missing, refused
+from rankmesh.readers.script import Command, Script, read_script
+from rankmesh.readers.words import Part, Word, gap_of, lines_of, shown, text_of, value_of
 
 __all__ = ["Run", "read_arguments", "read_run"]
 

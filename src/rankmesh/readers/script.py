@@ -4,7 +4,7 @@ Assignments, arrays, ``$NAME``, ``${NAME}``, ``${NAME:-default}``, ``${NAME[@]}`
 ``bash -c`` are followed. What depends on anything else is a part without a text: it is refused only where a size needs
 it. The grammar is tree-sitter's; nothing is ever executed.
 
->>> from rankmesh.plan.configs.words import lines_of
+>>> from rankmesh.readers.words import lines_of
 >>> script = read_script("TP=4\nARGS=(--tp $TP)\ntorchrun ${ARGS[@]} a.py")
 >>> [text_of(word) for word in script.commands[0].words]
 ['torchrun', '--tp', '4', 'a.py']
@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rankmesh.plan.configs.assigns import assigned_by, assigned_in
-from rankmesh.plan.configs.expand import Expander, Variable
-from rankmesh.plan.configs.words import Word, joined, shown, text_of
+from rankmesh.readers.assigns import assigned_by, assigned_in
+from rankmesh.readers.expand import Expander, Variable
+from rankmesh.readers.words import Word, joined, shown, text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -1,7 +1,8 @@
 import pytest
 
 from rankmesh import GroupSpec, LayoutError, Mesh, Plan, PlanError, RankmeshError, UnknownAxis
-from rankmesh.plan import recipes, source
+from rankmesh.plan import recipes
+from rankmesh.readers import source
 
 
 def test_axis_string():

@@ -8,11 +8,11 @@ from typing import Any
 
 from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.plan import recipes
-from rankmesh.plan.configs import accelerate, deepspeed, megatron, nanotron, torchtitan
-from rankmesh.plan.configs.documents import entries
-from rankmesh.plan.configs.launch import Run, read_arguments, read_run
-from rankmesh.plan.configs.reading import Entry, Reading, Settled
 from rankmesh.plan.plan import Plan
+from rankmesh.readers import accelerate, deepspeed, megatron, nanotron, torchtitan
+from rankmesh.readers.documents import entries
+from rankmesh.readers.launch import Run, read_arguments, read_run
+from rankmesh.readers.reading import Entry, Reading, Settled
 
 __all__ = ["Config", "read_config"]
 
