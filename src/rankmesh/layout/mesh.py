@@ -85,13 +85,14 @@ class Mesh:
         self,
         *,
         sizes: dict[str, int] | None = None,
+        span: Span | None = None,
         parts: dict[str, tuple[str, ...]] | None = None,
         views: dict[str, Mesh] | None = None,
     ) -> Mesh:
         other = object.__new__(Mesh)
         other._set(
             self._sizes if sizes is None else sizes,
-            self._span,
+            self._span if span is None else span,
             self._parts if parts is None else parts,
             self._views if views is None else views,
         )
@@ -219,6 +220,17 @@ class Mesh:
         return axis_names(leaves)
 
     # -- other meshes from this one -----------------------------------------------------------------------------
+
+    def replace(self, *, offset: int | None = None, rank_map: Iterable[int] | EllipsisType | None = ...) -> Mesh:
+        """The same axes and views over other ranks; a map that is not given moves along with the offset.
+
+        >>> Mesh(tp=2, dp=2).replace(offset=4, rank_map=(4, 6, 5, 7)).groups("tp").tolist()
+        [[4, 6], [5, 7]]
+        """
+        start = self.offset if offset is None else integer(offset, "offset", least=0)
+        moved = self.rank_map and tuple(rank + start - self.offset for rank in self.rank_map)
+        span = Span.of(start, self.size, moved if rank_map is ... else rank_map)
+        return self._with(span=span, views={name: view._with(span=span) for name, view in self._views.items()})
 
     def with_view(self, name: str, /, *, shared: Iterable[str] | None = None, **sizes: int) -> Mesh:
         """The mesh with one more factorisation of its span, whose ``shared`` axes are proved equal.
