@@ -4,7 +4,7 @@
 tp=2,cp=2,dp=4,pp=2                                 an axis string, adjacent first; one size may be * with a world size
 tp=2,dp=4,pp=2/expert:etp=1,ep=8,edp=1,pp=2         the same with a view
 megatron:world=64,tp=2,pp=2,ep=4                    a recipe: megatron, nanotron, ezpz, three_d, torchtitan,
-                                                    accelerate, deepspeed
+                                                    accelerate, deepspeed, vllm, sglang
 llama3-405b                                         a preset (rankmesh presets lists them)
 plan.json                                           a saved plan
 train.sh, train.toml, config.yaml, ds.json          a training config, recognised by what it holds
@@ -47,6 +47,8 @@ RECIPES: Mapping[str, Callable[..., Plan]] = {
     "torchtitan": recipes.torchtitan,
     "accelerate": recipes.accelerate,
     "deepspeed": recipes.deepspeed,
+    "vllm": recipes.vllm,
+    "sglang": recipes.sglang,
 }
 
 # Arguments that take Python objects; they cannot be typed.
