@@ -15,6 +15,7 @@ from rankmesh.errors import (
     AgreementError,
     ConnectError,
     LayoutError,
+    MissingExtra,
     NotAMember,
     PlanError,
     ProofError,
@@ -22,6 +23,7 @@ from rankmesh.errors import (
     UnknownAxis,
     UnknownGroup,
 )
+from rankmesh.extras import extra
 from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
 
@@ -41,6 +43,7 @@ __all__ = [
     "LiveGroup",
     "LiveGroups",
     "Mesh",
+    "MissingExtra",
     "NotAMember",
     "Options",
     "Pick",
@@ -69,9 +72,10 @@ def __getattr__(name: str) -> Any:
 
         return read_plan
     if name in _LIVE:
-        from rankmesh import groups
+        with extra("torch"):
+            from rankmesh import groups
 
-        return getattr(groups, name)
+            return getattr(groups, name)
     raise AttributeError(f"module 'rankmesh' has no attribute {name!r}")
 
 
