@@ -72,6 +72,7 @@ def test_public_names():
         "ends",
         "first",
         "last",
+        "read",
         "recipes",
     ]
 

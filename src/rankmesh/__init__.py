@@ -31,6 +31,7 @@ from rankmesh.topology import Cluster
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups
     from rankmesh.groups.connect import connect
+    from rankmesh.readers.source import read_plan as read
 
 __all__ = [
     "AgreementError",
@@ -59,6 +60,7 @@ __all__ = [
     "ends",
     "first",
     "last",
+    "read",
     "recipes",
 ]
 
@@ -68,6 +70,10 @@ _LIVE = frozenset({"LiveGroup", "LiveGroups", "connect"})
 
 
 def __getattr__(name: str) -> Any:
+    if name == "read":
+        from rankmesh.readers.source import read_plan
+
+        return read_plan
     if name in _LIVE:
         from rankmesh import groups
 
@@ -76,4 +82,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LIVE})
+    return sorted({*globals(), *_LIVE, "read"})
