@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from rankmesh.errors import (
     AgreementError,
+    ClusterError,
     ConnectError,
     LayoutError,
     NotAMember,
+    PlacementError,
     PlanError,
     ProofError,
     RankmeshError,
@@ -24,6 +26,7 @@ from rankmesh.errors import (
 )
 from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
+from rankmesh.topology import Cluster
 
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgreementError",
+    "Cluster",
+    "ClusterError",
     "ConnectError",
     "Group",
     "GroupSpec",
@@ -44,6 +49,7 @@ __all__ = [
     "NotAMember",
     "Options",
     "Pick",
+    "PlacementError",
     "Plan",
     "PlanError",
     "ProofError",
