@@ -86,7 +86,6 @@ def test_numpy_is_the_only_requirement():
         ("from rankmesh.readers import read_config as use; use('[a]\\nb=1\\n', 'a.toml')", "tree_sitter", "configs"),
         ("import rankmesh; rankmesh.connect", "torch", "torch"),
         ("import rankmesh.sim", "torch", "torch"),
-        ("import rankmesh.dialects.nanotron", "torch", "torch"),
         ("import rankmesh.testing.strategies", "hypothesis", "testing"),
         ("import rankmesh as rm; rm.plan.with_nccl_config(rm.read('tp=2'), 'tp: {max_ctas: 8}')", "yaml", "configs"),
     ],

@@ -47,6 +47,8 @@ def test_public_names():
     """The public names are these; a change is a decision."""
     assert rankmesh.__all__ == [
         "AgreementError",
+        "Cluster",
+        "ClusterError",
         "ConnectError",
         "Group",
         "GroupSpec",
@@ -60,6 +62,7 @@ def test_public_names():
         "NotAMember",
         "Options",
         "Pick",
+        "PlacementError",
         "Plan",
         "PlanError",
         "ProofError",

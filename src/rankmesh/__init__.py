@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from rankmesh.errors import (
     AgreementError,
+    ClusterError,
     ConnectError,
     LayoutError,
     MissingExtra,
     NotAMember,
+    PlacementError,
     PlanError,
     ProofError,
     RankmeshError,
@@ -26,6 +28,7 @@ from rankmesh.errors import (
 from rankmesh.extras import extra
 from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
+from rankmesh.topology import Cluster
 
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgreementError",
+    "Cluster",
+    "ClusterError",
     "ConnectError",
     "Group",
     "GroupSpec",
@@ -47,6 +52,7 @@ __all__ = [
     "NotAMember",
     "Options",
     "Pick",
+    "PlacementError",
     "Plan",
     "PlanError",
     "ProofError",

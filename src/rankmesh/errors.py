@@ -4,6 +4,8 @@
 RankmeshError
 ├── LayoutError(ValueError)                 sizes, offsets, views, jobs that do not fit together
 ├── UnknownAxis(KeyError)                   an axis or view name that the mesh does not have
+├── ClusterError(ValueError)                levels, hosts or files that describe no cluster
+├── PlacementError(ValueError)              constraints, traffic or models that cannot be placed
 ├── PlanError(ValueError)                   group specs, options, recipes, saved plans
 │   ├── UnknownGroup(KeyError)              a group name that the plan does not have
 │   └── SizesError(AssertionError)          sizes that do not fit the world, where peers assert it
@@ -35,11 +37,13 @@ from difflib import get_close_matches
 __all__ = [
     "AgreementError",
     "AlreadyInitialized",
+    "ClusterError",
     "ConnectError",
     "LayoutError",
     "MissingExtra",
     "NotAMember",
     "NotInitialized",
+    "PlacementError",
     "PlanError",
     "ProofError",
     "RankmeshError",
@@ -94,6 +98,14 @@ def _rebuild(kind: type[RankmeshError], message: str, values: dict[str, object])
 
 class LayoutError(RankmeshError, ValueError):
     """Sizes, offsets, views or jobs that do not fit together."""
+
+
+class ClusterError(RankmeshError, ValueError):
+    """Levels, hosts or files that describe no cluster, and ranks that a cluster has no device for."""
+
+
+class PlacementError(RankmeshError, ValueError):
+    """Constraints, traffic or a model that no placement can be made of."""
 
 
 class PlanError(RankmeshError, ValueError):
