@@ -58,6 +58,7 @@ def test_public_names():
         "LiveGroup",
         "LiveGroups",
         "Mesh",
+        "MissingExtra",
         "NotAMember",
         "Options",
         "Pick",

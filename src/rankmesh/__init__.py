@@ -16,6 +16,7 @@ from rankmesh.errors import (
     ClusterError,
     ConnectError,
     LayoutError,
+    MissingExtra,
     NotAMember,
     PlacementError,
     PlanError,
@@ -24,6 +25,7 @@ from rankmesh.errors import (
     UnknownAxis,
     UnknownGroup,
 )
+from rankmesh.extras import extra
 from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
 from rankmesh.topology import Cluster
@@ -46,6 +48,7 @@ __all__ = [
     "LiveGroup",
     "LiveGroups",
     "Mesh",
+    "MissingExtra",
     "NotAMember",
     "Options",
     "Pick",
@@ -75,9 +78,10 @@ def __getattr__(name: str) -> Any:
 
         return read_plan
     if name in _LIVE:
-        from rankmesh import groups
+        with extra("torch"):
+            from rankmesh import groups
 
-        return getattr(groups, name)
+            return getattr(groups, name)
     raise AttributeError(f"module 'rankmesh' has no attribute {name!r}")
 
 
