@@ -86,11 +86,22 @@ def read_plan(spec: SpecLike, *, world_size: int | None = None) -> Plan:
     return _fitting(plan, repr(spec), world_size)
 
 
-def read(text: str | os.PathLike[str], *, world_size: int | None = None) -> Source:
-    """The plan that ``text`` describes; ``world_size`` fills a ``*`` and must fit the rest. A path is of a file."""
+def read(
+    text: str | os.PathLike[str], *, world_size: int | None = None, variables: Mapping[str, str] | None = None
+) -> Source:
+    """The plan that ``text`` describes; ``world_size`` fills a ``*`` and must fit the rest. A path is of a file.
+
+    ``variables`` are those of the environment in which a launch script runs.
+    """
     if not isinstance(text, str | os.PathLike):
         raise PlanError(f"received {text!r} as a SPEC; {_FORMS}", received=text)
-    source = _read(text.strip(), world_size) if isinstance(text, str) else _file(Path(text), world_size)
+    given = dict(variables or {})
+    source = _read(text.strip(), world_size, given) if isinstance(text, str) else _file(Path(text), world_size, given)
+    if given and source.config is None:
+        raise PlanError(
+            f"received variables ({', '.join(given)}) for {str(text)!r}, which is no launch script; leave --set out",
+            received=str(text),
+        )
     _fitting(source.plan, repr(str(text)), world_size)
     return source
 
@@ -106,7 +117,7 @@ def _fitting(plan: Plan, shown: str, world_size: int | None) -> Plan:
     return plan
 
 
-def _read(text: str, world_size: int | None) -> Source:
+def _read(text: str, world_size: int | None, variables: Mapping[str, str]) -> Source:
     if text in presets.names():
         preset = presets.get(text)
         return Source(read_plan(preset.spec), "preset", text, preset)
@@ -114,7 +125,7 @@ def _read(text: str, world_size: int | None) -> Source:
     if colon and name in RECIPES:
         return Source(_recipe(name, arguments, world_size), "recipe", text)
     if text.endswith(_ENDINGS) or _is_file(text):
-        return _file(Path(text), world_size)
+        return _file(Path(text), world_size, variables)
     if "=" in text.partition("/")[0] and ":" not in text.partition("/")[0]:
         return Source(_axes(text, world_size), "axes", text)
     raise PlanError(f"received {text!r}; {_near(name, text)}{_FORMS}", received=text)
@@ -143,7 +154,7 @@ def _axes(text: str, world_size: int | None) -> Plan:
     return recipes.axes(mesh)
 
 
-def _file(path: Path, world_size: int | None) -> Source:
+def _file(path: Path, world_size: int | None, variables: Mapping[str, str]) -> Source:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -155,7 +166,7 @@ def _file(path: Path, world_size: int | None) -> Source:
     if not _is_plan(text):
         from rankmesh.readers import read_config
 
-        config = read_config(text, str(path), world_size=world_size)
+        config = read_config(text, str(path), world_size=world_size, variables=variables)
         return Source(config.plan, "config", str(path), config=config)
     try:
         return Source(Plan.from_json(text), "file", str(path))
