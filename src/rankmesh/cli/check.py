@@ -6,7 +6,6 @@ the job's ranks runs it, and rank 0 prints the table.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +20,8 @@ from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug, Json, Spec, WorldSize, config_of, plan_of, tell
 from rankmesh.cli.shell import Failed
 from rankmesh.errors import AgreementError, ConnectError, PlanError, ProofError, RankmeshError
+from rankmesh.launch.started import Launch, started_by
+from rankmesh.launch.table import NOBODY
 from rankmesh.plan.plan import Plan
 from rankmesh.readers.source import Source
 
@@ -53,15 +54,14 @@ def check(
     try:
         from rankmesh.check.here import check_here
         from rankmesh.check.in_job import check_in_job
-        from rankmesh.launch.job import job_rank
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise PlanError(
             "received check without torch; proving groups needs it, planning does not; pip install 'rankmesh[torch]'"
         ) from error
-    job = job_rank()
-    if job is None:
+    job = started_by()
+    if runs_alone(job):
         result = check_here(plan, backend=backend, timeout=timeout, progress=progress)
         if show is not None:
             show(result)
@@ -87,9 +87,10 @@ def command(
     """Build every group on real processes and prove each one with collectives."""
     if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
         raise typer.BadParameter(f"received {backend!r}; ranks are checked on gloo, nccl or cpu:gloo,cuda:nccl")
-    source = _source(spec, world_size)
+    launch = started_by()
+    source = _source(spec, world_size, launch)
     plan = source.plan
-    if _speaks():
+    if launch.rank == 0:
         tell(source)
     with _bar(f"proving {plan.world_size} ranks") as (progress, stop):
 
@@ -108,23 +109,20 @@ def command(
         raise Failed("", ExitCode.LOST_RANKS if result.lost else ExitCode.UNPROVED)
 
 
-def _speaks() -> bool:
-    """Whether this process is the one of its job that speaks to people."""
-    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+def runs_alone(launch: Launch) -> bool:
+    """Whether there are no ranks but those that this process starts; a shell in a Slurm allocation is one task."""
+    return launch.launcher == NOBODY or (launch.launcher == "slurm" and launch.alone)
 
 
-def _source(spec: str, world_size: int | None) -> Source:
+def _source(spec: str, world_size: int | None, launch: Launch) -> Source:
     """The plan that the user means; a SPEC that leaves the size of the world open gets that of the job."""
     try:
         return plan_of(spec, world_size)
     except RankmeshError:
-        from rankmesh.launch.job import job_rank
-
-        job = job_rank() if world_size is None else None
-        if job is None:
+        if world_size is not None or runs_alone(launch):
             raise
         with suppress(RankmeshError):
-            return plan_of(spec, job.world_size)
+            return plan_of(spec, launch.world_size)
         raise
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rankmesh.errors import LayoutError
+from rankmesh.launch.table import srun_variables, torchrun_variables
 from rankmesh.layout.axes import integer
 
 __all__ = ["Cluster"]
@@ -87,28 +88,12 @@ class Cluster:
 
     def environment(self, rank: int, launcher: str = "torchrun") -> dict[str, str]:
         """The variables by which ``torchrun`` or ``srun`` tells a rank who it is."""
-        node, local = self.host_number(rank), rank % self.gpus_per_host
-        meeting = {"MASTER_ADDR": self.hostnames[0], "MASTER_PORT": "29500"}
+        self.host_number(rank)  # refuses a rank that is not there
         if launcher == "torchrun":
-            values = {
-                "RANK": rank,
-                "WORLD_SIZE": self.size,
-                "LOCAL_RANK": local,
-                "LOCAL_WORLD_SIZE": self.gpus_per_host,
-                "GROUP_RANK": node,
-            }
-        elif launcher == "srun":
-            values = {
-                "SLURM_PROCID": rank,
-                "SLURM_NTASKS": self.size,
-                "SLURM_LOCALID": local,
-                "SLURM_NTASKS_PER_NODE": self.gpus_per_host,
-                "SLURM_NODEID": node,
-                "SLURM_NNODES": self.hosts,
-            }
-        else:
-            raise LayoutError(f"received launcher {launcher!r}; it is 'torchrun' or 'srun'", launcher=launcher)
-        return meeting | {name: str(value) for name, value in values.items()}
+            return torchrun_variables(rank, self.size, self.gpus_per_host, self.hostnames[0])
+        if launcher == "srun":
+            return srun_variables(rank, self.size, self.gpus_per_host, ",".join(self.hostnames))
+        raise LayoutError(f"received launcher {launcher!r}; it is 'torchrun' or 'srun'", launcher=launcher)
 
     def crossings(self, ranks: Iterable[int]) -> int:
         """How many steps from one rank to the next of this group leave a host; the ring is not closed."""
