@@ -69,6 +69,7 @@ def test_public_names():
         "ends",
         "first",
         "last",
+        "read",
         "recipes",
     ]
 

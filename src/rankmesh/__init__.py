@@ -28,6 +28,7 @@ from rankmesh.plan import GroupSpec, Options, Plan, recipes
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups
     from rankmesh.groups.connect import connect
+    from rankmesh.readers.source import read_plan as read
 
 __all__ = [
     "AgreementError",
@@ -53,6 +54,7 @@ __all__ = [
     "ends",
     "first",
     "last",
+    "read",
     "recipes",
 ]
 
@@ -62,6 +64,10 @@ _LIVE = frozenset({"LiveGroup", "LiveGroups", "connect"})
 
 
 def __getattr__(name: str) -> Any:
+    if name == "read":
+        from rankmesh.readers.source import read_plan
+
+        return read_plan
     if name in _LIVE:
         from rankmesh import groups
 
@@ -70,4 +76,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LIVE})
+    return sorted({*globals(), *_LIVE, "read"})
