@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rankmesh import __version__
-from rankmesh.cli import bench, check, diff, explain, groups, presets, show
+from rankmesh.cli import bench, check, diff, explain, groups, presets, show, where
 from rankmesh.cli.console import write
 from rankmesh.cli.exit_codes import EXIT_CODES
 from rankmesh.cli.options import Debug
@@ -66,5 +66,6 @@ _register("groups", groups.command, groups.EXAMPLES)
 _register("explain", explain.command, explain.EXAMPLES)
 _register("diff", diff.command, diff.EXAMPLES)
 _register("check", check.command, check.EXAMPLES)
+_register("where", where.command, where.EXAMPLES)
 _register("bench", bench.command, bench.EXAMPLES)
 _register("presets", presets.command, presets.EXAMPLES)

@@ -22,13 +22,12 @@ from rankmesh.cli.shell import Failed
 from rankmesh.errors import AgreementError, ConnectError, PlanError, ProofError, RankmeshError
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NOBODY
-from rankmesh.plan.plan import Plan
 from rankmesh.readers.source import Source
 
 if TYPE_CHECKING:
-    from rankmesh.check.results import CheckResult
+    from rankmesh.proof.results import CheckResult
 
-__all__ = ["EXAMPLES", "check", "command"]
+__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = """\
 $ rankmesh check megatron:world=16,tp=2,cp=2,pp=2,ep=2
@@ -37,37 +36,6 @@ $ torchrun --nproc-per-node 8 -m rankmesh check 'tp=2,dp=*'
 """
 
 _SHOWN = 8
-
-
-def check(
-    plan: Plan,
-    *,
-    backend: str | None = None,
-    timeout: float = 60.0,
-    progress: Callable[[int, int], None] | None = None,
-    show: Callable[[CheckResult], None] | None = None,
-) -> CheckResult:
-    """Check a plan with the ranks of this job, or with ranks started here.
-
-    The result goes to every rank, and to ``show`` on the one that reports: rank 0, or the process that started them.
-    """
-    try:
-        from rankmesh.check.here import check_here
-        from rankmesh.check.in_job import check_in_job
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise PlanError(
-            "received check without torch; proving groups needs it, planning does not; pip install 'rankmesh[torch]'"
-        ) from error
-    job = started_by()
-    if runs_alone(job):
-        result = check_here(plan, backend=backend, timeout=timeout, progress=progress)
-        if show is not None:
-            show(result)
-        return result
-    shown = progress if job.rank == 0 else None
-    return check_in_job(plan, job, backend=backend, timeout=timeout, progress=shown, show=show)
 
 
 def command(
@@ -99,7 +67,7 @@ def command(
             _show(result, config_of(source) if json else None)
 
         try:
-            result = check(plan, backend=backend, timeout=timeout, progress=progress, show=show)
+            result = _check()(plan, backend=backend, timeout=timeout, progress=progress, show=show)
         except (AgreementError, ConnectError) as problem:
             raise Failed(str(problem), ExitCode.LOST_RANKS) from problem
         except ProofError as problem:
@@ -109,9 +77,16 @@ def command(
         raise Failed("", ExitCode.LOST_RANKS if result.lost else ExitCode.UNPROVED)
 
 
-def runs_alone(launch: Launch) -> bool:
-    """Whether there are no ranks but those that this process starts; a shell in a Slurm allocation is one task."""
-    return launch.launcher == NOBODY or (launch.launcher == "slurm" and launch.alone)
+def _check() -> Callable[..., CheckResult]:
+    try:
+        from rankmesh.proof.check import check
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        raise PlanError(
+            "received check without torch; proving groups needs it, planning does not; pip install 'rankmesh[torch]'"
+        ) from missing
+    return check
 
 
 def _source(spec: str, world_size: int | None, launch: Launch) -> Source:
@@ -119,7 +94,7 @@ def _source(spec: str, world_size: int | None, launch: Launch) -> Source:
     try:
         return plan_of(spec, world_size)
     except RankmeshError:
-        if world_size is not None or runs_alone(launch):
+        if world_size is not None or launch.launcher == NOBODY:
             raise
         with suppress(RankmeshError):
             return plan_of(spec, launch.world_size)

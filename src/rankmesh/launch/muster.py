@@ -25,11 +25,15 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from rankmesh.errors import AgreementError, ConnectError, first_line, in_words
 from rankmesh.launch.devices import Choice, Offer, choose
 
-__all__ = ["muster"]
+__all__ = ["StoreGone", "muster"]
 
 # How long a choice that was made takes to be written, and how long a rank that serves the store stays for the others.
 _PATIENCE = 5.0
 _LOOK = 0.02
+
+
+class StoreGone(ConnectError):
+    """The store went away before the choice was made: it was that of an earlier world, or its rank is gone."""
 
 
 def muster(store: Store, prefix: str, own: Offer, timeout: timedelta, serves: bool) -> Choice:
@@ -60,7 +64,7 @@ def _answering(own: Offer) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise ConnectError(
+        raise StoreGone(
             f"rank {own.rank} of {own.size}: the store of the job does not answer any more ({first_line(error)}); "
             "the process that serves it, usually rank 0, is gone or unreachable; look at its log",
             rank=own.rank,

@@ -67,7 +67,7 @@ def started_by(environment: Mapping[str, str] = os.environ, host: str | None = N
     """What started this process, from its environment; ``host`` is what the machine calls itself.
 
     Raises ``ConnectError`` for variables that are no numbers, that are missing, or that contradict each other; its
-    ``values["evidence"]`` holds what was read until then.
+    ``evidence`` holds what was read until then.
 
     >>> slurm = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0",
     ...          "SLURM_STEP_NODELIST": "node[3-4]", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_ID": "123"}
@@ -83,8 +83,7 @@ def started_by(environment: Mapping[str, str] = os.environ, host: str | None = N
         return Launch(NOBODY, 0, 1, 0, 1, _host(read, host), None) if row is None else _read(row, read, host)
     except ConnectError as error:
         # The command that shows where this process is tells what it saw until then.
-        error.values["evidence"] = read.evidence
-        raise
+        raise ConnectError(error.message, **error.values, evidence=read.evidence) from error
 
 
 def _is_marked(row: Launcher, read: Variables) -> bool:

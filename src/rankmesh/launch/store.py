@@ -115,15 +115,18 @@ def _can_bind(family: int, place: Any) -> bool:
 
 def _knock(launch: Launch, end: float) -> None:
     """Wait until something listens at the meeting place."""
-    while True:
-        try:
-            socket.create_connection((launch.address, launch.port), timeout=_KNOCK).close()
-        except OSError as error:
-            if time.monotonic() > end:
-                raise _unreachable(launch, error.strerror or "timed out") from error
-            time.sleep(_PAUSE)
-        else:
-            return
+    while (problem := _refused(launch)) is not None:
+        if time.monotonic() > end:
+            raise _unreachable(launch, problem)
+        time.sleep(_PAUSE)
+
+
+def _refused(launch: Launch) -> str | None:
+    try:
+        socket.create_connection((launch.address, launch.port), timeout=_KNOCK).close()
+    except OSError as error:
+        return error.strerror or "timed out"
+    return None
 
 
 def _met_by_mpi(launch: Launch, timeout: timedelta) -> tuple[Launch, Store]:

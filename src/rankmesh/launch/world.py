@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from rankmesh.errors import ConnectError, first_line
 from rankmesh.launch.devices import Choice, Offer, choose, offer
 from rankmesh.launch.limits import time_limit
-from rankmesh.launch.muster import muster
+from rankmesh.launch.muster import StoreGone, muster
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.store import is_served, open_store
 
@@ -100,20 +100,33 @@ def enter(launch: Launch, backend: str | None = None, timeout: float | timedelta
     if dist.is_initialized():
         return _joined(launch, backend)
     prefix = f"rankmesh/init/{launch.attempt}/{next(_worlds)}"
-    launch, store = open_store(launch, limit or _LIMIT)
-    serves = launch.rank == 0 and not is_served()
     own = offer(launch.rank, launch.world_size, launch.host, os.getpid(), backend, launch.local_rank)
-    choice = _together(store, prefix, own, limit or _LIMIT, serves)
+    launch, store, choice = _together(launch, prefix, own, limit or _LIMIT)
     backend, device = str(choice.backend), _device(str(choice.backend), own)
     _initialise(launch, backend, PrefixStore(f"{prefix}/world", store), limit)
     farewell = "" if launch.alone or is_served() else f"{prefix}/left"
     return _live(launch, device, backend, choice.why, store, farewell)
 
 
-def _together(store: Store, prefix: str, own: Offer, limit: timedelta, serves: bool) -> Choice:
-    """The choice of all; what cannot go on leaves no store behind."""
-    if own.size > 1:
-        return muster(store, prefix, own, limit, serves)
+def _together(launch: Launch, prefix: str, own: Offer, limit: timedelta) -> tuple[Launch, Store, Choice]:
+    """Where the ranks met, and the choice of all of them.
+
+    A rank that is early may find the store of the world before, which rank 0 is about to close: it tries again.
+    """
+    end = time.monotonic() + limit.total_seconds()
+    while True:
+        left = timedelta(seconds=max(1.0, end - time.monotonic()))
+        found, store = open_store(launch, left)
+        if found.alone:
+            return found, store, _alone(own)
+        try:
+            return found, store, muster(store, prefix, own, left, found.rank == 0 and not is_served())
+        except StoreGone:
+            if found.rank == 0 or is_served() or time.monotonic() > end:
+                raise
+
+
+def _alone(own: Offer) -> Choice:
     choice = choose([own])
     if choice.backend is None:
         raise ConnectError(f"rank 0 of 1: {choice.why}", rank=0, ranks=choice.ranks)

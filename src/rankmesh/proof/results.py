@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankmesh.check.prove import prove
 from rankmesh.groups.connect import connect
 from rankmesh.launch.started import Launch
 from rankmesh.launch.world import enter
 from rankmesh.plan.plan import Plan
+from rankmesh.proof.prove import prove
 
 __all__ = ["CheckResult", "Diary", "KindResult", "RankFailure", "collect", "next_group", "run_rank"]
 

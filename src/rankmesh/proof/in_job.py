@@ -23,11 +23,11 @@ from typing import Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
 
-from rankmesh.check.results import CheckResult, Diary, KindResult, RankFailure, collect, next_group, run_rank
 from rankmesh.errors import ConnectError, PlanError
 from rankmesh.launch.started import Launch
 from rankmesh.launch.store import open_store
 from rankmesh.plan.plan import Plan
+from rankmesh.proof.results import CheckResult, Diary, KindResult, RankFailure, collect, next_group, run_rank
 
 __all__ = ["check_in_job"]
 

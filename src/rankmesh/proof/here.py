@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rankmesh.check.results import CheckResult, Diary, collect, line, run_rank
 from rankmesh.errors import ConnectError, PlanError
 from rankmesh.launch.started import started_by
 from rankmesh.plan.plan import Plan
+from rankmesh.proof.results import CheckResult, Diary, collect, line, run_rank
 
 __all__ = ["LIMIT", "check_here"]
 
