@@ -47,6 +47,8 @@ def test_public_names():
     """The public names are these; a change is a decision."""
     assert rankmesh.__all__ == [
         "AgreementError",
+        "Cluster",
+        "ClusterError",
         "ConnectError",
         "Group",
         "GroupSpec",
@@ -57,9 +59,11 @@ def test_public_names():
         "LiveGroups",
         "LiveRank",
         "Mesh",
+        "MissingExtra",
         "NotAMember",
         "Options",
         "Pick",
+        "PlacementError",
         "Plan",
         "PlanError",
         "ProofError",

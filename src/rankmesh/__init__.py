@@ -14,17 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from rankmesh.errors import (
     AgreementError,
+    ClusterError,
     ConnectError,
     LayoutError,
+    MissingExtra,
     NotAMember,
+    PlacementError,
     PlanError,
     ProofError,
     RankmeshError,
     UnknownAxis,
     UnknownGroup,
 )
+from rankmesh.extras import extra
 from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
+from rankmesh.topology import Cluster
 
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgreementError",
+    "Cluster",
+    "ClusterError",
     "ConnectError",
     "Group",
     "GroupSpec",
@@ -45,9 +52,11 @@ __all__ = [
     "LiveGroups",
     "LiveRank",
     "Mesh",
+    "MissingExtra",
     "NotAMember",
     "Options",
     "Pick",
+    "PlacementError",
     "Plan",
     "PlanError",
     "ProofError",
@@ -83,7 +92,8 @@ def __getattr__(name: str) -> Any:
 
         return read_plan
     if name in _LIVE:
-        return getattr(import_module(_LIVE[name]), name)
+        with extra("torch"):
+            return getattr(import_module(_LIVE[name]), name)
     raise AttributeError(f"module 'rankmesh' has no attribute {name!r}")
 
 

@@ -4,6 +4,8 @@
 RankmeshError
 ├── LayoutError(ValueError)                 sizes, offsets, views, jobs that do not fit together
 ├── UnknownAxis(KeyError)                   an axis or view name that the mesh does not have
+├── ClusterError(ValueError)                levels, hosts or files that describe no cluster
+├── PlacementError(ValueError)              constraints, traffic or models that cannot be placed
 ├── PlanError(ValueError)                   group specs, options, recipes, saved plans
 │   ├── UnknownGroup(KeyError)              a group name that the plan does not have
 │   └── SizesError(AssertionError)          sizes that do not fit the world, where peers assert it
@@ -12,7 +14,8 @@ RankmeshError
 │   ├── NotInitialized(AssertionError)      groups that a dialect's state does not hold yet, or any more
 │   └── AlreadyInitialized(AssertionError)  a second initialisation of a dialect's state
 ├── ProofError(RuntimeError)                a live group that gave a wrong answer
-└── NotAMember(KeyError)                    a group that exists, but not for this rank
+├── NotAMember(KeyError)                    a group that exists, but not for this rank
+└── MissingExtra(ModuleNotFoundError)       a package that one of rankmesh's extras installs
 ```
 
 The values that an error speaks of are its attributes, so that a program can act on them:
@@ -34,10 +37,13 @@ from difflib import get_close_matches
 __all__ = [
     "AgreementError",
     "AlreadyInitialized",
+    "ClusterError",
     "ConnectError",
     "LayoutError",
+    "MissingExtra",
     "NotAMember",
     "NotInitialized",
+    "PlacementError",
     "PlanError",
     "ProofError",
     "RankmeshError",
@@ -94,6 +100,14 @@ class LayoutError(RankmeshError, ValueError):
     """Sizes, offsets, views or jobs that do not fit together."""
 
 
+class ClusterError(RankmeshError, ValueError):
+    """Levels, hosts or files that describe no cluster, and ranks that a cluster has no device for."""
+
+
+class PlacementError(RankmeshError, ValueError):
+    """Constraints, traffic or a model that no placement can be made of."""
+
+
 class PlanError(RankmeshError, ValueError):
     """A group spec, option, recipe or saved plan that cannot be used."""
 
@@ -124,6 +138,10 @@ class ProofError(RankmeshError, RuntimeError):
 
 class NotAMember(RankmeshError, KeyError):
     """The group exists, but this rank is not in it; ``groups.get(name)`` is then None, as with any mapping."""
+
+
+class MissingExtra(RankmeshError, ModuleNotFoundError):
+    """A package is not installed that comes with an extra: ``name`` of the package, and ``extra``."""
 
 
 class UnknownAxis(RankmeshError, KeyError):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmesh.errors import ConnectError
-from rankmesh.launch.started import Launch, first_host, started_by
+from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import LAUNCHERS, srun_variables, torchrun_variables
 
 HAND = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -177,18 +177,19 @@ def test_steps_of_one_job_meet_at_ports_of_their_own():
     assert len(ports) == 4
 
 
-@given(st.integers(1, 4), st.integers(1, 5), st.data())
-def test_what_is_written_is_read(each, nodes, data):
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
+def test_what_is_written_is_read(tasks, data):
     """The variables that the table writes for a rank are read back as that rank, for torchrun and for srun."""
-    size = data.draw(st.integers((nodes - 1) * each + 1, nodes * each))
-    rank = data.draw(st.integers(0, size - 1))
-    expected = (rank, size, rank % each)
+    node = data.draw(st.integers(0, len(tasks) - 1))
+    local = data.draw(st.integers(0, tasks[node] - 1))
+    rank, size = sum(tasks[:node]) + local, sum(tasks)
+    place = {"local_rank": local, "local_world_size": tasks[node], "node": node}
     for told in (
-        started_by(torchrun_variables(rank, size, each, "node1")),
-        started_by(srun_variables(rank, size, each, f"node[1-{nodes}]")),
+        started_by(torchrun_variables(rank, size, **place, address="node1")),
+        started_by(srun_variables(rank, local_rank=local, node=node, tasks=tasks, hosts=f"node[1-{len(tasks)}]")),
     ):
-        assert (told.rank, told.world_size, told.local_rank) == expected
-        assert told.meeting == "node1:29500"
+        assert (told.rank, told.world_size, told.local_rank) == (rank, size, local)
+        assert (told.local_world_size, told.meeting) == (tasks[node], "node1:29500")
 
 
 # -- Kubernetes --------------------------------------------------------------------------------------------------------
@@ -303,4 +304,11 @@ def test_tasks_that_start_several_ranks_each():
 @pytest.mark.parametrize(("text", "host"), [("node[08-10,12],login", "node08"), ("a[1-2]b[3,4]", "a1b3"), ("x,y", "x")])
 def test_the_first_host_of_a_list(text, host):
     """The first of Slurm's hosts, with its zeros."""
-    assert first_host(text) == host
+    assert started_by({**SLURM, "SLURM_STEP_NODELIST": text}).address == host
+
+
+def test_a_list_of_hosts_that_is_none():
+    """What is no list of hosts is refused as received, unless MASTER_ADDR says where the ranks meet."""
+    with pytest.raises(ConnectError, match=r"received the hosts 'node\[1-' .* set MASTER_ADDR"):
+        started_by({**SLURM, "SLURM_STEP_NODELIST": "node[1-"})
+    assert started_by({**SLURM, "SLURM_STEP_NODELIST": "node[1-", "MASTER_ADDR": "x"}).address == "x"

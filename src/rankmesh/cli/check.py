@@ -19,7 +19,8 @@ from rankmesh.cli.console import error, note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug, Json, Spec, WorldSize, config_of, plan_of, tell
 from rankmesh.cli.shell import Failed
-from rankmesh.errors import AgreementError, ConnectError, PlanError, ProofError, RankmeshError
+from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError
+from rankmesh.extras import extra
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NOBODY
 from rankmesh.readers.source import Source
@@ -78,14 +79,8 @@ def command(
 
 
 def _check() -> Callable[..., CheckResult]:
-    try:
+    with extra("torch"):
         from rankmesh.proof.check import check
-    except ModuleNotFoundError as missing:
-        if missing.name != "torch":
-            raise
-        raise PlanError(
-            "received check without torch; proving groups needs it, planning does not; pip install 'rankmesh[torch]'"
-        ) from missing
     return check
 
 

@@ -9,16 +9,16 @@ environment ──> row of the table ──> Launch(launcher, rank, world_size, 
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rankmesh.errors import ConnectError
+from rankmesh.errors import ClusterError, ConnectError, first_line
 from rankmesh.launch.table import ENVIRONMENT, LAUNCHERS, NOBODY, PORT, Launcher
 from rankmesh.launch.variables import Variables
+from rankmesh.topology.names import host_list
 
-__all__ = ["Launch", "first_host", "started_by"]
+__all__ = ["Launch", "started_by"]
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _first_host(row: Launcher, read: Variables) -> str | None:
     """The host of rank 0, from the launcher's list of hosts."""
     if row.name == "slurm":
         text = read.text("SLURM_STEP_NODELIST") or read.text("SLURM_JOB_NODELIST") or read.text("SLURM_NODELIST")
-        return first_host(text) if text else None
+        return _first(text) if text else None
     if row.name == "jsrun":
         # Pairs of host and slots, of which the first is the host that runs jsrun.
         words = (read.text("LSB_MCPU_HOSTS") or "").split()
@@ -238,11 +238,12 @@ def _first_host(row: Launcher, read: Variables) -> str | None:
     return None
 
 
-def first_host(hosts: str) -> str:
-    """The first host of a list as Slurm writes it.
-
-    >>> first_host("node[08-10,12],login"), first_host("rack[2-3]n[1-4]"), first_host("a,b")
-    ('node08', 'rack2n1', 'a')
-    """
-    word = re.split(r",(?![^\[]*\])", hosts, maxsplit=1)[0]
-    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", word).strip()
+def _first(listed: str) -> str:
+    try:
+        return host_list(listed)[0]
+    except (ClusterError, IndexError) as error:
+        raise ConnectError(
+            f"received the hosts {listed[:80]!r} in the environment ({first_line(error)}); rank 0 is on the first of "
+            "them; start the ranks with srun, or set MASTER_ADDR to the host of rank 0",
+            received=listed,
+        ) from error

@@ -27,7 +27,7 @@ ranks that each of its tasks starts; what contradicts itself is refused, with bo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = ["ENVIRONMENT", "LAUNCHERS", "NOBODY", "PORT", "SBATCH", "Launcher", "srun_variables", "torchrun_variables"]
@@ -145,19 +145,25 @@ SBATCH: Mapping[str, tuple[str, ...]] = {
 
 
 def torchrun_variables(
-    rank: int, world_size: int, local_world_size: int, address: str = "127.0.0.1", port: int = PORT
+    rank: int,
+    world_size: int,
+    *,
+    local_rank: int,
+    local_world_size: int,
+    node: int = 0,
+    address: str = "127.0.0.1",
+    port: int = PORT,
 ) -> dict[str, str]:
-    """What torchrun tells a rank; hosts hold ``local_world_size`` ranks each, the last one the rest.
+    """What torchrun tells a rank.
 
-    >>> torchrun_variables(5, 6, 4)["LOCAL_RANK"], torchrun_variables(5, 6, 4)["LOCAL_WORLD_SIZE"]
-    ('1', '2')
+    >>> torchrun_variables(5, 8, local_rank=1, local_world_size=4, node=1)["LOCAL_RANK"]
+    '1'
     """
-    node, local = divmod(rank, local_world_size)
     values = {
         "RANK": rank,
         "WORLD_SIZE": world_size,
-        "LOCAL_RANK": local,
-        "LOCAL_WORLD_SIZE": min(local_world_size, world_size - node * local_world_size),
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_world_size,
         "GROUP_RANK": node,
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
@@ -165,23 +171,21 @@ def torchrun_variables(
     return {name: str(value) for name, value in values.items()}
 
 
-def srun_variables(rank: int, world_size: int, local_world_size: int, hosts: str) -> dict[str, str]:
-    """What srun tells a task of a step; ``hosts`` is the step's list of nodes.
+def srun_variables(rank: int, *, local_rank: int, node: int, tasks: Sequence[int], hosts: str) -> dict[str, str]:
+    """What srun tells a task of a step that has so many ``tasks`` on each of its ``hosts``, listed as Slurm does.
 
-    >>> srun_variables(5, 8, 4, "node[1-2]")["SLURM_NODEID"]
-    '1'
+    >>> srun_variables(5, local_rank=1, node=1, tasks=(4, 4), hosts="node[1-2]")["SLURM_STEP_NUM_TASKS"]
+    '8'
     """
-    node, local = divmod(rank, local_world_size)
-    nodes = -(-world_size // local_world_size)
     values = {
         "SLURM_PROCID": rank,
-        "SLURM_LOCALID": local,
+        "SLURM_LOCALID": local_rank,
         "SLURM_NODEID": node,
-        "SLURM_NTASKS": world_size,
-        "SLURM_NNODES": nodes,
+        "SLURM_NTASKS": sum(tasks),
+        "SLURM_NNODES": len(tasks),
         "SLURM_STEP_ID": 0,
-        "SLURM_STEP_NUM_TASKS": world_size,
+        "SLURM_STEP_NUM_TASKS": sum(tasks),
         "SLURM_STEP_NODELIST": hosts,
-        "SLURM_STEP_TASKS_PER_NODE": f"{local_world_size}(x{nodes})",
+        "SLURM_STEP_TASKS_PER_NODE": ",".join(map(str, tasks)),
     }
     return {name: str(value) for name, value in values.items()}

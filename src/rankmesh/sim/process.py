@@ -148,7 +148,10 @@ class Environment:
 
     def fresh(self, rank: int) -> dict[bytes, bytes]:
         """The state with which a rank starts."""
-        values = torchrun_variables(rank, self._world_size, self._ranks_per_node, "simulated", 1)
+        node, local = divmod(rank, self._ranks_per_node)
+        here = min(self._ranks_per_node, self._world_size - node * self._ranks_per_node)
+        place = {"local_rank": local, "local_world_size": here, "node": node}
+        values = torchrun_variables(rank, self._world_size, **place, address="simulated", port=1)
         return {**self._before, **{os.fsencode(name): os.fsencode(value) for name, value in values.items()}}
 
     def swap(self, state: Mapping[bytes, bytes] | None) -> dict[bytes, bytes]:

@@ -105,7 +105,8 @@ def _call(function: Callable[..., Any], spec: Any, args: Sequence[Any]) -> Any:
 def _at(place: Place, environment: Mapping[str, str]) -> Iterator[None]:
     """This process as a rank: its variables, its words to a file."""
     os.environ.clear()
-    os.environ.update({**environment, **torchrun_variables(place.rank, place.size, place.size)})
+    values = torchrun_variables(place.rank, place.size, local_rank=place.rank, local_world_size=place.size)
+    os.environ.update({**environment, **values})
     log = os.open(place.file("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
