@@ -102,8 +102,8 @@ def _release(theirs: dict[str, Any]) -> releases.Release:
             if getattr(value, "__module__", None) == theirs[module].__name__ and not hasattr(own, name)
         ]
         warnings.warn(
-            f"received install() under megatron-core {version}; rankmesh's drop-ins are tested with {' to '.join(known)}, "
-            f"and behave as the nearest; what they have not: {', '.join(lacking) or 'nothing'}",
+            f"received install() under megatron-core {version}; the drop-ins are tested with {' to '.join(known)}, and "
+            f"behave as the nearest; what they have not: {', '.join(lacking) or 'nothing'}",
             stacklevel=3,
         )
     return release
