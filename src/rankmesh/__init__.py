@@ -13,24 +13,32 @@ from typing import TYPE_CHECKING, Any
 
 from rankmesh.errors import (
     AgreementError,
+    ClusterError,
     ConnectError,
     LayoutError,
+    MissingExtra,
     NotAMember,
+    PlacementError,
     PlanError,
     ProofError,
     RankmeshError,
     UnknownAxis,
     UnknownGroup,
 )
+from rankmesh.extras import extra
 from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
+from rankmesh.topology import Cluster
 
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups
     from rankmesh.groups.connect import connect
+    from rankmesh.readers.source import read_plan as read
 
 __all__ = [
     "AgreementError",
+    "Cluster",
+    "ClusterError",
     "ConnectError",
     "Group",
     "GroupSpec",
@@ -40,9 +48,11 @@ __all__ = [
     "LiveGroup",
     "LiveGroups",
     "Mesh",
+    "MissingExtra",
     "NotAMember",
     "Options",
     "Pick",
+    "PlacementError",
     "Plan",
     "PlanError",
     "ProofError",
@@ -53,6 +63,7 @@ __all__ = [
     "ends",
     "first",
     "last",
+    "read",
     "recipes",
 ]
 
@@ -62,12 +73,17 @@ _LIVE = frozenset({"LiveGroup", "LiveGroups", "connect"})
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LIVE:
-        from rankmesh import groups
+    if name == "read":
+        from rankmesh.readers.source import read_plan
 
-        return getattr(groups, name)
+        return read_plan
+    if name in _LIVE:
+        with extra("torch"):
+            from rankmesh import groups
+
+            return getattr(groups, name)
     raise AttributeError(f"module 'rankmesh' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LIVE})
+    return sorted({*globals(), *_LIVE, "read"})

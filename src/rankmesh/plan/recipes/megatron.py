@@ -72,7 +72,7 @@ def megatron_mesh(
     if expert_remat:
         expert["gtp_remat"] = egtp
     whole, pieces = _tokens(order, sizes, after="tp"), _tokens(order, sizes, after="ep")
-    mesh = Mesh(offset=rank_offset, rank_map=None, **{name: dense[name] for name in whole if name in dense})
+    mesh = Mesh.of({name: dense[name] for name in whole if name in dense}, offset=rank_offset)
     view = {_EXPERT_NAMES[name]: expert[name] for name in pieces if name in expert}
     return mesh.with_view("expert", shared=("pp",), **view)
 
