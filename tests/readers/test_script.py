@@ -1,5 +1,6 @@
 """Launch scripts: the styles that people write, what is refused, and expansion as bash itself does it."""
 
+import re
 import shutil
 import subprocess
 from contextlib import suppress

@@ -35,7 +35,7 @@ from rankmesh.plan.plan import Plan
 if TYPE_CHECKING:
     from rankmesh.readers import Config
 
-__all__ = ["RECIPES", "Source", "read", "read_plan"]
+__all__ = ["RECIPES", "Source", "read", "read_plan", "recipe_arguments"]
 
 SpecLike = str | os.PathLike[str] | Mesh | Plan
 
@@ -183,17 +183,28 @@ def _is_plan(text: str) -> bool:
     return not isinstance(data, dict) or "schema" in data
 
 
+def recipe_arguments(name: str) -> tuple[str, ...]:
+    """The arguments of a recipe as they are typed in a SPEC.
+
+    >>> recipe_arguments("three_d")
+    ('world', 'tp', 'pp', 'dp')
+    """
+    return tuple("world" if key == "world_size" else key for key in _parameters(name))
+
+
+def _parameters(name: str) -> dict[str, inspect.Parameter]:
+    known = inspect.signature(RECIPES[name]).parameters
+    return {key: parameter for key, parameter in known.items() if key not in _UNTYPED}
+
+
 def _recipe(name: str, text: str, world_size: int | None) -> Plan:
-    recipe = RECIPES[name]
-    parameters = {
-        key: parameter for key, parameter in inspect.signature(recipe).parameters.items() if key not in _UNTYPED
-    }
+    parameters = _parameters(name)
     arguments: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
         argument = "world_size" if key == "world" else key
         if not equals or argument not in parameters:
-            known = ", ".join("world" if key == "world_size" else key for key in parameters)
+            known = ", ".join(recipe_arguments(name))
             raise PlanError(
                 f"received {item!r} for recipe {name!r}; its arguments are {known}, each written name=value",
                 recipe=name,
@@ -204,7 +215,7 @@ def _recipe(name: str, text: str, world_size: int | None) -> Plan:
         arguments[argument] = _value(name, key, value, str(parameters[argument].annotation))
     if world_size is not None:
         arguments.setdefault("world_size", world_size)
-    return recipe(**arguments)
+    return RECIPES[name](**arguments)
 
 
 def _value(recipe: str, key: str, text: str, annotation: str) -> Any:
