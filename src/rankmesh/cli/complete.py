@@ -57,7 +57,9 @@ def group_names(ctx: typer.Context, incomplete: str) -> _Offers:
     """The kinds of group in the plan that the SPEC before names, after a comma too; nothing while it cannot be read."""
     done, comma, incomplete = incomplete.rpartition(",")
     try:
-        plan = read(str(ctx.params.get("spec")), world_size=ctx.params.get("world_size")).plan
+        # Before the value of an option is there, the words that are no options have no names yet.
+        spec = ctx.params.get("spec") or next(iter(ctx.args), None)
+        plan = read(str(spec), world_size=ctx.params.get("world_size")).plan
     except RankmeshError:
         return []
     return [
