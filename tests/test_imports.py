@@ -47,6 +47,8 @@ def test_public_names():
     """The public names are these; a change is a decision."""
     assert rankmesh.__all__ == [
         "AgreementError",
+        "Cluster",
+        "ClusterError",
         "ConnectError",
         "Group",
         "GroupSpec",
@@ -59,6 +61,7 @@ def test_public_names():
         "NotAMember",
         "Options",
         "Pick",
+        "PlacementError",
         "Plan",
         "PlanError",
         "ProofError",
@@ -69,6 +72,7 @@ def test_public_names():
         "ends",
         "first",
         "last",
+        "read",
         "recipes",
     ]
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from rankmesh.errors import (
     AgreementError,
+    ClusterError,
     ConnectError,
     LayoutError,
     NotAMember,
+    PlacementError,
     PlanError,
     ProofError,
     RankmeshError,
@@ -24,13 +26,17 @@ from rankmesh.errors import (
 )
 from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
+from rankmesh.topology import Cluster
 
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups
     from rankmesh.groups.connect import connect
+    from rankmesh.readers.source import read_plan as read
 
 __all__ = [
     "AgreementError",
+    "Cluster",
+    "ClusterError",
     "ConnectError",
     "Group",
     "GroupSpec",
@@ -43,6 +49,7 @@ __all__ = [
     "NotAMember",
     "Options",
     "Pick",
+    "PlacementError",
     "Plan",
     "PlanError",
     "ProofError",
@@ -53,6 +60,7 @@ __all__ = [
     "ends",
     "first",
     "last",
+    "read",
     "recipes",
 ]
 
@@ -62,6 +70,10 @@ _LIVE = frozenset({"LiveGroup", "LiveGroups", "connect"})
 
 
 def __getattr__(name: str) -> Any:
+    if name == "read":
+        from rankmesh.readers.source import read_plan
+
+        return read_plan
     if name in _LIVE:
         from rankmesh import groups
 
@@ -70,4 +82,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LIVE})
+    return sorted({*globals(), *_LIVE, "read"})

@@ -71,7 +71,7 @@ def megatron_mesh(
         dense["gtp_remat"], tokens = gtp, _after("tp", "gtp_remat", tokens)
     if expert_remat:
         expert["egtp_remat"], tokens = egtp, _after("ep", "egtp_remat", tokens)
-    mesh = Mesh(offset=rank_offset, rank_map=None, **{name: dense[name] for name in tokens if name in dense})
+    mesh = Mesh.of({name: dense[name] for name in tokens if name in dense}, offset=rank_offset)
     view = {_EXPERT_NAMES[name]: expert[name] for name in tokens if name in expert}
     return mesh.with_view("expert", shared=("pp",), **view)
 
