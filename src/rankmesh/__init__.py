@@ -21,12 +21,14 @@ from rankmesh.errors import (
     PlanError,
     ProofError,
     RankmeshError,
+    TransferError,
     UnknownAxis,
     UnknownGroup,
 )
-from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
+from rankmesh.layout import Group, Groups, Job, Mesh, Pick, Sharding, ends, first, last
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
 from rankmesh.topology import Cluster
+from rankmesh.transfer import Transfer
 
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups
@@ -54,6 +56,9 @@ __all__ = [
     "PlanError",
     "ProofError",
     "RankmeshError",
+    "Sharding",
+    "Transfer",
+    "TransferError",
     "UnknownAxis",
     "UnknownGroup",
     "connect",

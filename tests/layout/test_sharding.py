@@ -98,7 +98,7 @@ def test_refused(case):
 
 def test_unknown_axes_and_views():
     """An axis or a view that the mesh does not have is named, with those that it has."""
-    with pytest.raises(UnknownAxis, match="'tpp'.*did you mean 'tp'"):
+    with pytest.raises(UnknownAxis, match=r"'tpp'.*did you mean 'tp'"):
         Sharding(Mesh(tp=2), ("tpp",), (4,))
     with pytest.raises(UnknownAxis, match="view 'expert'"):
         Sharding(Mesh(tp=2), ("tp",), (4,), view="expert")

@@ -33,7 +33,7 @@ def leaves(mesh, name):
 
 
 def local(sharding, rank):
-    """The local tensor of a rank: the number of each element in the whole tensor, -1 for padding; None for no tensor."""
+    """The local tensor of a rank: the number of each element in the whole tensor, -1 for padding; None for none."""
     mesh = sharding.mesh.view(sharding.view)
     if rank not in mesh:
         return None

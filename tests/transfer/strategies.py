@@ -1,6 +1,7 @@
 """Random shardings, and random pairs of layouts with tensors that lie on both."""
 
 from hypothesis import strategies as st
+
 from rankmesh.layout import Mesh
 from rankmesh.layout.sharding import Sharding
 from rankmesh.testing.strategies import meshes, views

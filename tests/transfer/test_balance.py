@@ -26,7 +26,7 @@ def busy(draw):
 @settings(max_examples=150)
 @given(busy())
 def test_busiest_sender_is_within_a_tenth_of_the_linear_program(both):
-    """Or one element above it, which is as near as whole elements come; the bound that is told is that of the program."""
+    """Or one element above it, which is as near as whole elements come; the bound that is told is the program's."""
     source, target = both
     moves = Transfer(source, target)
     sets, _ = brute.asked(source, target, world_of(source, target))

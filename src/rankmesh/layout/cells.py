@@ -16,8 +16,8 @@ length 10 over "dp-tp", dp=2, tp=2      cell   0      1      2      3
 parts (8, 2, 2) over tp=2               cell 0 holds 0..3, 8, 10      cell 1 holds 4..7, 9, 11
 ```
 
-``padded`` is the length that is cut where it is stored longer than it is: the pieces are those of the padded length, and
-what lies beyond the length is nobody's.
+``padded`` is the length that is cut where more is stored: the pieces are those of the padded length, and what lies
+beyond the length is nobody's.
 """
 
 from __future__ import annotations
@@ -58,12 +58,17 @@ class Cut:
         >>> Cut((2,), (8, 2, 2), 12).intervals((1,))
         [(4, 8, 0), (9, 10, 4), (11, 12, 5)]
         """
-        held, begin, place = [], 0, 0
+        held: list[tuple[int, int, int]] = []
+        begin, place = 0, 0
         for length, stored in zip(self.parts, self._stored, strict=True):
             low, high = _piece(stored, self.sizes, digits)
-            held.append((begin + min(low, length), begin + min(high, length), place))
+            first, last = begin + min(low, length), begin + min(high, length)
+            if held and first == held[-1][1]:  # goes on where the part before ended
+                held[-1] = (held[-1][0], last, held[-1][2])
+            elif first < last:
+                held.append((first, last, place))
             begin, place = begin + length, place + high - low
-        return [(low, high, place) for low, high, place in held if low < high]
+        return held
 
     def extent(self, digits: Sequence[int]) -> int:
         """How long the shard of this cell is, its padding included."""
@@ -111,7 +116,7 @@ def _pieces(length: int, sizes: Sequence[int], cells: IntArray) -> tuple[IntArra
 
 @dataclass(frozen=True)
 class Overlaps:
-    """Where the cells of two cuts of one dimension meet: ``source[k]`` and ``target[k]`` in [``start[k]``, ``stop[k]``).
+    """Where the cells of two cuts of a dimension meet: ``source[k]`` and ``target[k]`` in [``start[k]``, ``stop[k]``).
 
     ``pairs`` has each pair of cells once, as (source, target, elements).
     """

@@ -160,7 +160,8 @@ def _dtype(name: str) -> str:
     short = name.removeprefix("torch.")
     if short not in DTYPES:
         raise LayoutError(
-            f"received dtype {name!r}; it is one that torch has, by its name: {', '.join(sorted(DTYPES))}", received=name
+            f"received dtype {name!r}; it is one of torch's, by its name: {', '.join(sorted(DTYPES))}",
+            received=name,
         )
     return short
 

@@ -100,7 +100,7 @@ class Spread:
 
     @cached_property
     def copies(self) -> tuple[object, ...]:
-        """Equal for two spreads exactly when their sets of copies are the same: what cuts does not matter, that it does."""
+        """Equal for two spreads exactly when their sets of copies are the same, whichever dimensions are cut."""
         cutting = frozenset(axis for axes in self.axes for axis in axes if axis[0] > 1)
         kept = frozenset((axis, kept) for axis, kept in self.at if len(kept) < axis[0])
         return self.mesh.span, cutting, kept
@@ -136,8 +136,8 @@ def _fixed(axes: tuple[Axis, ...], name: str, kept: tuple[int, ...]) -> list[tup
     places = tuple(sorted({place + size if place < 0 else place for place in kept}))
     if not places or places[0] < 0 or places[-1] >= size:
         raise LayoutError(
-            f"received at={{{name!r}: {kept[0] if len(kept) == 1 else list(kept)}}}; the size of {name!r} is {size}, so "
-            f"positions go from 0 to {size - 1}, or from the end with -1",
+            f"received at={{{name!r}: {kept[0] if len(kept) == 1 else list(kept)}}}; the size of {name!r} is {size}, "
+            f"so positions go from 0 to {size - 1}, or from the end with -1",
             axis=name,
             received=kept,
             size=size,
@@ -148,7 +148,7 @@ def _fixed(axes: tuple[Axis, ...], name: str, kept: tuple[int, ...]) -> list[tup
         raise LayoutError(
             f"received several positions of {name!r}, which is split; name its sub-axes in at instead", axis=name
         )
-    fixed = []
+    fixed: list[tuple[Axis, tuple[int, ...]]] = []
     for axis in axes[::-1]:
         places, digit = (places[0] // axis[0],), places[0] % axis[0]
         fixed.append((axis, (digit,)))
@@ -165,4 +165,4 @@ def at_of(at: Mapping[str, object] | None) -> tuple[tuple[str, tuple[int, ...]],
                 f"received at={{{name!r}: {places!r}}}; a position is a whole number, or a tuple of them", axis=name
             )
         found.append((name, listed))
-    return tuple(sorted(found))  # type: ignore[arg-type]  # integers, as was just checked
+    return tuple(sorted(found))

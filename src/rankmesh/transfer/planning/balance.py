@@ -68,7 +68,7 @@ def share(sets: Sets, unit: int) -> IntArray:
 def _fill(sets: Sets, shares: Floats, blocks: list[IntArray]) -> None:
     """Level the loads, block by block, until the busiest is as good as the bound."""
     of = sets.of
-    load = np.bincount(sets.ranks, shares)
+    load: Floats = np.bincount(sets.ranks, shares).astype(np.float64)
     for _ in range(_PASSES):
         for members in blocks:
             ranks = sets.ranks[members]

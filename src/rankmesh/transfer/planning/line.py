@@ -1,8 +1,8 @@
 """The line: everything that has to travel, laid end to end, and cut among the ranks that can send it.
 
 What a rank needs and does not hold is asked of the *set* of ranks that hold copies of it: of those nearest to it by
-cluster level, where there is a cluster. All that is asked of a set lies on one stretch of the line, by rank that asks and
-then by kind of tensor; the set's members take consecutive pieces of the stretch, as long as `balance` gives each:
+cluster level, where there is a cluster. All that is asked of a set lies on one stretch of the line, by the rank that
+asks and then by kind of tensor; the set's members take consecutive pieces of it, as long as `balance` gives each:
 
 ```
 asked of set {0, 4}       | rank 8: qkv qkv up up | rank 9: qkv qkv up up |
@@ -42,8 +42,8 @@ class Nearness(Protocol):
 class Flows:
     """Who sends what to whom: parallel arrays in the order of the line.
 
-    Flow f is bytes ``low[f]`` to ``high[f] - 1`` of what ``target[f]`` needs of source cell ``cell[f]`` of each tensor of
-    kind ``kind[f]``, one tensor after the other; ``source[f]`` sends it, over level ``level[f]`` of the cluster.
+    Flow f is bytes ``low[f]`` to ``high[f] - 1`` of what ``target[f]`` needs of source cell ``cell[f]`` of each tensor
+    of kind ``kind[f]``, one tensor after the other; ``source[f]`` sends it, over level ``level[f]`` of the cluster.
     ``bound`` is the least that the busiest sender could send.
     """
 
@@ -158,7 +158,7 @@ def _cut(asked: _Asked, copies: _Copies, unit: int, units: IntArray | None) -> F
 
 
 def _nearest(asked: _Asked, start: IntArray, ranks: IntArray, units: IntArray | None) -> tuple[IntArray, IntArray]:
-    """The innermost level at which some holder is in one unit with the rank that asks, and that unit; (0, 0) for all."""
+    """The innermost level at which some holder is in one unit with the rank that asks, and that unit; else (0, 0)."""
     level = np.full(len(asked.group), -1)
     place = np.zeros_like(level)
     if units is None:

@@ -25,7 +25,7 @@ __all__ = ["Move", "OwnMoves", "own_moves"]
 
 
 class Move(NamedTuple):
-    """One box of one whole tensor on its way: ``box`` is (start, stop) by dimension, ``source`` and ``target`` ranks."""
+    """One box of a whole tensor on its way: ``box`` is (start, stop) by dimension, ``source`` and ``target`` ranks."""
 
     name: str
     box: Box

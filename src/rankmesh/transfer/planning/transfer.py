@@ -51,7 +51,7 @@ BUDGET = 256 << 20
 
 
 class Transfer:
-    """What moves when the tensors of ``source`` become those of ``target``: shardings by name; frozen, equal when alike.
+    """What moves when tensors of ``source`` become those of ``target``: shardings by name; frozen, equal when alike.
 
     Every name of ``target`` is one of ``source``, of the same shape and dtype; further names of ``source`` stay where
     they are. The meshes may be disjoint, overlap or be equal. With a ``cluster`` the nearest holder sends.
@@ -67,8 +67,8 @@ class Transfer:
         missing = sorted(target.keys() - source.keys())
         if missing:
             raise PlanError(
-                f"received target {missing[0]!r}, which the source does not have ({len(missing)} of {len(target)} names); "
-                "a transfer brings tensors from where they are; name both sides alike",
+                f"received target {missing[0]!r}, which the source does not have ({len(missing)} of {len(target)} "
+                "names); a transfer brings tensors from where they are; name both sides alike",
                 missing=tuple(missing),
             )
         self.source = {name: source[name] for name in sorted(target)}
@@ -144,7 +144,7 @@ class Transfer:
 
     @property
     def levels(self) -> dict[str, int]:
-        """Bytes by the level of the cluster over which they travel; without a cluster all are of one level, ``world``."""
+        """Bytes by the level of the cluster over which they travel; without a cluster all are of level ``world``."""
         names = ["world"] if self.cluster is None else [level.name for level in self.cluster.levels]
         totals = [int(self.flows.bytes[self.flows.level == number].sum()) for number in range(len(names))]
         return dict(zip(names, totals, strict=True))
