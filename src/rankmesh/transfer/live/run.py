@@ -8,8 +8,8 @@ meanwhile     copies     unpack 0   unpack 1        the messages of the round be
 ```
 
 Two rounds are underway at a time, so this takes the memory of two messages for each peer, at most ``budget`` in all:
-the longest message is chosen for the rank with the most peers, alike on all ranks. What one rank sends another goes in the
-order of the plan, so nothing but the bytes themselves is sent.
+the longest message is chosen for the rank with the most peers, alike on all ranks. What one rank sends another goes in
+the order of the plan, so nothing but the bytes themselves is sent.
 
 A rank that fails in between keeps its appointments: it goes on sending and receiving without looking, so that nobody
 waits for it, and says so in the end (`meeting`).
@@ -86,7 +86,7 @@ def run(
 
     The ranks first make sure that they hold one transfer, one budget and the tensors of it; in the end they wait for
     each other. Raises ``PlanError`` for a budget that holds no message; ``AgreementError`` on every rank when they
-    differ or one stays away; ``TransferError`` on every rank when one fails, naming it, with the names that are ``incomplete``.
+    differ or one stays away; ``TransferError`` on every rank when one fails, naming it and what is ``incomplete``.
     """
     started = time.perf_counter()
     limit, longest = time_limit(timeout), _longest(moves, budget)
