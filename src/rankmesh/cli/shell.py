@@ -25,7 +25,7 @@ from rankmesh.cli.console import error, note
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.errors import MissingExtra, RankmeshError
 
-__all__ = ["DEBUG", "Failed", "Shell", "outcome"]
+__all__ = ["DEBUG", "Failed", "Shell", "outcome", "save"]
 
 DEBUG = "RANKMESH_DEBUG"
 

@@ -28,7 +28,7 @@ class Move(NamedTuple):
     """One box of a whole tensor on its way: ``box`` is (start, stop) by dimension, ``source`` and ``target`` ranks."""
 
     name: str
-    box: Box
+    box: tuple[tuple[int, int], ...]
     source: int
     target: int
     bytes: int

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankmesh.errors import PlanError
+from rankmesh.extras import extra
 from rankmesh.layout.axes import integer
 from rankmesh.layout.sharding import Sharding
 from rankmesh.layout.strided import IntArray
@@ -39,7 +40,7 @@ from rankmesh.transfer.planning.line import Flows, flows_of
 from rankmesh.transfer.planning.own import OwnMoves, own_moves
 
 if TYPE_CHECKING:
-    from torch import Tensor, device
+    from torch import Tensor
     from torch.distributed import ProcessGroup
 
     from rankmesh.topology import Cluster
@@ -176,14 +177,14 @@ class Transfer:
         memory this may take beside the tensors; ``timeout`` (seconds) bounds every wait; ``progress`` is told the bytes
         received so far and in all. See `rankmesh.transfer.live.run`.
         """
-        from rankmesh.transfer.live.run import run
-
+        with extra("torch"):
+            from rankmesh.transfer.live.run import run
         return run(self, tensors, into, budget, group=group, timeout=timeout, progress=progress)
 
-    def allocate(self, rank: int, *, device: str | device | None = None) -> dict[str, Any]:
+    def allocate(self, rank: int, *, device: Any = None) -> dict[str, Any]:
         """Empty tensors of a rank's target shards, by name: what ``into`` may be."""
-        from rankmesh.transfer.live.shards import allocate
-
+        with extra("torch"):
+            from rankmesh.transfer.live.shards import allocate
         return allocate(self.target, rank, device)
 
     # -- value semantics ----------------------------------------------------------------------------------------
