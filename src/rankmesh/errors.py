@@ -14,6 +14,7 @@ RankmeshError
 │   ├── NotInitialized(AssertionError)      groups that a dialect's state does not hold yet, or any more
 │   └── AlreadyInitialized(AssertionError)  a second initialisation of a dialect's state
 ├── ProofError(RuntimeError)                a live group that gave a wrong answer
+├── TransferError(RuntimeError)             tensors that do not fit a transfer, or a transfer that ended incomplete
 ├── NotAMember(KeyError)                    a group that exists, but not for this rank
 └── MissingExtra(ModuleNotFoundError)       a package that one of rankmesh's extras installs
 ```
@@ -48,6 +49,7 @@ __all__ = [
     "ProofError",
     "RankmeshError",
     "SizesError",
+    "TransferError",
     "UnknownAxis",
     "UnknownGroup",
     "first_line",
@@ -134,6 +136,13 @@ class SizesError(PlanError, AssertionError):
 
 class ProofError(RankmeshError, RuntimeError):
     """A live group gave an answer that differs from the plan's arithmetic."""
+
+
+class TransferError(RankmeshError, RuntimeError):
+    """Tensors that do not fit a transfer, or one that a rank could not finish: ``ranks`` failed.
+
+    ``incomplete`` are the names of this rank's target tensors that are not wholly written.
+    """
 
 
 class NotAMember(RankmeshError, KeyError):

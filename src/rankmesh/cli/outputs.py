@@ -14,9 +14,9 @@ from pathlib import Path
 
 import typer
 
-from rankmesh.cli.console import error, note, write
+from rankmesh.cli.console import error, write
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.shell import Failed
+from rankmesh.cli.shell import Failed, save
 from rankmesh.errors import RankmeshError
 
 __all__ = ["Output", "check_stdout", "deliver"]
@@ -43,12 +43,7 @@ class Output:
                 f"{Path(self.path).with_suffix(self.endings[0])}",
                 ExitCode.USAGE,
             )
-        text = self.text()
-        try:
-            Path(self.path).write_text(text, encoding="utf-8")
-        except OSError as problem:
-            raise Failed(f"cannot write {self.path}: {problem.strerror}", ExitCode.USAGE) from problem
-        note(f"wrote {self.path}")
+        save(Path(self.path), self.text())
 
 
 def check_stdout(outputs: Sequence[Output], *, json: bool) -> bool:
