@@ -26,7 +26,7 @@ from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
 
 if TYPE_CHECKING:
-    from rankmesh.groups import LiveGroup, LiveGroups
+    from rankmesh.groups import LiveGroup, LiveGroups, LiveJob, close_all
     from rankmesh.groups.connect import connect
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "LayoutError",
     "LiveGroup",
     "LiveGroups",
+    "LiveJob",
     "Mesh",
     "NotAMember",
     "Options",
@@ -49,6 +50,7 @@ __all__ = [
     "RankmeshError",
     "UnknownAxis",
     "UnknownGroup",
+    "close_all",
     "connect",
     "ends",
     "first",
@@ -58,7 +60,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_LIVE = frozenset({"LiveGroup", "LiveGroups", "connect"})
+_LIVE = frozenset({"LiveGroup", "LiveGroups", "LiveJob", "close_all", "connect"})
 
 
 def __getattr__(name: str) -> Any:

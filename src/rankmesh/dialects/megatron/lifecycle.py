@@ -99,7 +99,7 @@ def _initialize(state: State, request: Request) -> None:
             "received a second initialisation of a parallel state; a state is initialised once; call "
             "destroy_model_parallel() first, or make another ParallelState"
         )
-    world = torch_private.world()
+    world = torch_private.default_group()
     all_gloo = world.backend == "gloo" or world.dry
     plan = request.plan(world.size, all_gloo=all_gloo, name=state.plan_name)
     if request.pipeline_model_parallel_comm_backend == "ucc":
