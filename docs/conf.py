@@ -35,9 +35,9 @@ toc_object_entries_show_parents = "hide"
 # Every other reference must lead somewhere.
 nitpick_ignore_regex = [
     # Other projects' names have no page here, and the build takes nothing from the network.
-    (r"py:.*", r"(typing|collections|datetime|pathlib|types|dataclasses|enum|argparse|pytest|unittest)\..*"),
+    (r"py:.*", r"(typing|collections|datetime|os|pathlib|types|dataclasses|enum|argparse|pytest|unittest)\..*"),
     (r"py:.*", r"(torch|numpy|np|npt|dist|st|hypothesis)\..*"),
-    (r"py:.*", r"(ProcessGroup|Tensor|DeviceMesh|Path|timedelta|ellipsis|ModuleType)"),
+    (r"py:.*", r"(ProcessGroup|Tensor|DeviceMesh|Path|timedelta|ellipsis|ModuleType|IntArray)"),
     # The type of a default that is given back as it is, and the live world, which nobody makes by hand.
     (r"py:class", r"rankmesh\..*\._Default"),
     (r"py:class", r"rankmesh\.groups\.torch_private\.World"),

@@ -9,28 +9,39 @@
 Planning needs numpy alone; ``rm.connect`` loads torch when it is first used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rankmesh.errors import (
     AgreementError,
+    ClusterError,
     ConnectError,
     LayoutError,
+    MissingExtra,
     NotAMember,
+    PlacementError,
     PlanError,
     ProofError,
     RankmeshError,
     UnknownAxis,
     UnknownGroup,
 )
+from rankmesh.extras import extra
 from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
+from rankmesh.topology import Cluster
 
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups, LiveJob, close_all
     from rankmesh.groups.connect import connect
+    from rankmesh.launch.world import LiveRank, init
+    from rankmesh.proof.check import check
+    from rankmesh.readers.source import read_plan as read
 
 __all__ = [
     "AgreementError",
+    "Cluster",
+    "ClusterError",
     "ConnectError",
     "Group",
     "GroupSpec",
@@ -40,36 +51,55 @@ __all__ = [
     "LiveGroup",
     "LiveGroups",
     "LiveJob",
+    "LiveRank",
     "Mesh",
+    "MissingExtra",
     "NotAMember",
     "Options",
     "Pick",
+    "PlacementError",
     "Plan",
     "PlanError",
     "ProofError",
     "RankmeshError",
     "UnknownAxis",
     "UnknownGroup",
+    "check",
     "close_all",
     "connect",
     "ends",
     "first",
+    "init",
     "last",
+    "read",
     "recipes",
 ]
 
 __version__ = "0.1.0"
 
-_LIVE = frozenset({"LiveGroup", "LiveGroups", "LiveJob", "close_all", "connect"})
+# Where each name is that loads torch when it is first used.
+_LIVE = {
+    "LiveGroup": "rankmesh.groups",
+    "LiveGroups": "rankmesh.groups",
+    "LiveJob": "rankmesh.groups",
+    "LiveRank": "rankmesh.launch.world",
+    "check": "rankmesh.proof.check",
+    "close_all": "rankmesh.groups",
+    "connect": "rankmesh.groups.connect",
+    "init": "rankmesh.launch.world",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LIVE:
-        from rankmesh import groups
+    if name == "read":
+        from rankmesh.readers.source import read_plan
 
-        return getattr(groups, name)
+        return read_plan
+    if name in _LIVE:
+        with extra("torch"):
+            return getattr(import_module(_LIVE[name]), name)
     raise AttributeError(f"module 'rankmesh' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LIVE})
+    return sorted({*globals(), *_LIVE, "read"})

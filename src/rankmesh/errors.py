@@ -4,6 +4,8 @@
 RankmeshError
 ├── LayoutError(ValueError)                 sizes, offsets, views, jobs that do not fit together
 ├── UnknownAxis(KeyError)                   an axis or view name that the mesh does not have
+├── ClusterError(ValueError)                levels, hosts or files that describe no cluster
+├── PlacementError(ValueError)              constraints, traffic or models that cannot be placed
 ├── PlanError(ValueError)                   group specs, options, recipes, saved plans
 │   ├── UnknownGroup(KeyError)              a group name that the plan does not have
 │   └── SizesError(AssertionError)          sizes that do not fit the world, where peers assert it
@@ -12,7 +14,8 @@ RankmeshError
 │   ├── NotInitialized(AssertionError)      groups that a dialect's state does not hold yet, or any more
 │   └── AlreadyInitialized(AssertionError)  a second initialisation of a dialect's state
 ├── ProofError(RuntimeError)                a live group that gave a wrong answer
-└── NotAMember(LookupError)                 a group that exists, but not for this rank
+├── NotAMember(KeyError)                    a group that exists, but not for this rank
+└── MissingExtra(ModuleNotFoundError)       a package that one of rankmesh's extras installs
 ```
 
 The values that an error speaks of are its attributes, so that a program can act on them:
@@ -28,16 +31,19 @@ dpp ('tp', 'dp')
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 __all__ = [
     "AgreementError",
     "AlreadyInitialized",
+    "ClusterError",
     "ConnectError",
     "LayoutError",
+    "MissingExtra",
     "NotAMember",
     "NotInitialized",
+    "PlacementError",
     "PlanError",
     "ProofError",
     "RankmeshError",
@@ -47,6 +53,10 @@ __all__ = [
     "first_line",
     "in_words",
 ]
+
+# What is meant by several names in one.
+_AXES = "axes are joined by hyphens: '{0}'"
+_KINDS = "a kind along several axes has a spec of its own, such as GroupSpec('{1}', axes='{0}')"
 
 # How many ranks a message lists, and how long a line it quotes.
 _RANKS, _CHARACTERS = 8, 200
@@ -90,6 +100,14 @@ class LayoutError(RankmeshError, ValueError):
     """Sizes, offsets, views or jobs that do not fit together."""
 
 
+class ClusterError(RankmeshError, ValueError):
+    """Levels, hosts or files that describe no cluster, and ranks that a cluster has no device for."""
+
+
+class PlacementError(RankmeshError, ValueError):
+    """Constraints, traffic or a model that no placement can be made of."""
+
+
 class PlanError(RankmeshError, ValueError):
     """A group spec, option, recipe or saved plan that cannot be used."""
 
@@ -118,8 +136,12 @@ class ProofError(RankmeshError, RuntimeError):
     """A live group gave an answer that differs from the plan's arithmetic."""
 
 
-class NotAMember(RankmeshError, LookupError):
-    """The group exists, but this rank is not in it."""
+class NotAMember(RankmeshError, KeyError):
+    """The group exists, but this rank is not in it; ``groups.get(name)`` is then None, as with any mapping."""
+
+
+class MissingExtra(RankmeshError, ModuleNotFoundError):
+    """A package is not installed that comes with an extra: ``name`` of the package, and ``extra``."""
 
 
 class UnknownAxis(RankmeshError, KeyError):
@@ -131,7 +153,10 @@ class UnknownAxis(RankmeshError, KeyError):
         plural = {"mesh": "meshes", "axis": "axes"}.get(what, what + "s")
         rule = f"this {owner} has the {plural} {', '.join(known)}" if known else f"this {owner} has no {plural}"
         super().__init__(
-            f"received {what} {name!r}; {rule}{_suggestion(name, known)}", name=name, known=known, what=what
+            f"received {what} {name!r}; {rule}{_suggestion(name, known, _AXES if what == 'axis' else '')}",
+            name=name,
+            known=known,
+            what=what,
         )
 
 
@@ -141,12 +166,33 @@ class UnknownGroup(PlanError, KeyError):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         known = tuple(known)
         rule = f"this plan has the groups {', '.join(known)}" if known else "this plan has no groups"
-        super().__init__(f"received group {name!r}; {rule}{_suggestion(name, known)}", name=name, known=known)
+        super().__init__(f"received group {name!r}; {rule}{_suggestion(name, known, _KINDS)}", name=name, known=known)
 
 
-def _suggestion(name: object, known: tuple[str, ...]) -> str:
-    near = get_close_matches(str(name), known, n=1)
+def _suggestion(name: object, known: tuple[str, ...], joined: str = "") -> str:
+    """What was meant: a name that is spelt otherwise, or several, of which ``joined`` says how they are written."""
+    plain = {_plain(other): other for other in known}
+    near = [plain[_plain(name)]] if _plain(name) in plain else get_close_matches(str(name), known, n=1, cutoff=0.75)
+    if not near and joined and (parts := _parts(_plain(name), plain)):
+        return "; " + joined.format("-".join(parts), "_".join(parts))
+    near = near or get_close_matches(str(name), known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _plain(name: object) -> str:
+    return "".join(letter for letter in str(name).lower() if letter.isalnum())
+
+
+def _parts(text: str, plain: Mapping[str, str]) -> list[str]:
+    """The known names that a text is made of, in order; none if something is left over."""
+    for name in sorted(plain, key=len, reverse=True):
+        if name and text.startswith(name):
+            rest = text[len(name) :]
+            if not rest:
+                return [plain[name]]
+            if further := _parts(rest, plain):
+                return [plain[name], *further]
+    return []
 
 
 def in_words(ranks: Iterable[int]) -> str:

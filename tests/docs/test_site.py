@@ -20,6 +20,7 @@ PACKAGES = (
     *(f"rankmesh.plan.{name}" for name in ("recipes", "presets")),
     "rankmesh.readers",
     "rankmesh.readers.source",
+    "rankmesh.launch",
     "rankmesh.testing.strategies",
     *(f"rankmesh.dialects.{name}" for name in ("megatron", "nanotron", "ezpz", "ezpz.layers", "ezpz.mappings")),
     *(f"rankmesh.dialects.{name}" for name in ("fairscale", "process_groups", "deepspeed", "device_mesh")),
@@ -78,7 +79,7 @@ def test_drawings_and_examples_are_literal_blocks(site):
     """Each drawing and each example of the main docstrings stands on the site, line by line, as in the source."""
     shown = _literal_blocks(site)
     modules = ["errors", "layout.mesh", "layout.groups", "layout.job", "plan.plan", "plan.spec", "plan.options"]
-    modules += ["plan.own", "plan.recipes.megatron", "groups.connect", "topology.hosts", "viz.grid", "sim.run"]
+    modules += ["plan.own", "plan.recipes.megatron", "groups.connect", "topology.crossings", "viz.grid", "sim.run"]
     for name in modules:
         text = inspect.getdoc(importlib.import_module(f"rankmesh.{name}"))
         drawings = re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)

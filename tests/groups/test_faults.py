@@ -5,16 +5,14 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from rankmesh.groups.board import Board
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rankmesh as rm
 from rankmesh.errors import AgreementError, ConnectError, PlanError
-from rankmesh.groups import complete as completion
 from rankmesh.groups import torch_private
-
-# The package has the function under this name.
-connecting = importlib.import_module("rankmesh.groups.connect")
+from rankmesh.groups.meeting import Meeting
+from rankmesh.groups.phase import Phase
+from rankmesh.groups.store import JobStore
 
 TWO = rm.Plan(rm.Mesh(dp=2), [rm.GroupSpec("dp")])
 

@@ -178,18 +178,33 @@ def test_a_rank_outside_a_pick():
     assert (caught.value.group, caught.value.rank) == ("embd", 3)
 
 
-def test_get_returns_no_none_of_its_own():
-    """get(name) fails as [name] does; a default stands for a group of others, never for a name not in the plan."""
+def test_get_as_mappings_do():
+    """get(name) is None or the default for a group of others, never for a name that is not in the plan."""
     own = PIPE.of(3)
     assert own.get("tp") is own["tp"]
     assert own.get("tp", None) is own["tp"]
-    with pytest.raises(NotAMember, match="received group 'embd' on rank 3"):
-        own.get("embd")
-    assert own.get("embd", None) is None
+    assert own.get("embd") is None
+    with pytest.raises(KeyError, match="received group 'embd' on rank 3"):
+        own["embd"]
     assert own.get("embd", default=5) == 5
     for default in ((), (None,)):
         with pytest.raises(UnknownGroup, match="received group 'emb'"):
             own.get("emb", *default)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("TP", "did you mean 'tp'"),
+        ("t-p", "did you mean 'tp'"),
+        ("tp,pp", r"GroupSpec\('tp_pp', axes='tp-pp'\)"),
+        ("pp-tp", r"GroupSpec\('pp_tp', axes='pp-tp'\)"),
+    ],
+)
+def test_what_an_unknown_group_meant(name, words):
+    """A kind in other letters is recognised, and several kinds in one name are told how a kind of both is written."""
+    with pytest.raises(UnknownGroup, match=words):
+        PIPE.groups(name)
 
 
 def test_unknown_groups():

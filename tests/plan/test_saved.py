@@ -121,7 +121,6 @@ def test_any_damage_is_a_plan_or_an_error_of_ours(path, value):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"speed": 1}, "received option 'speed'"),
         ({"timeout": 0}, "received 0 as timeout"),
         ({"timeout": -1}, "received -1 as timeout"),
         ({"timeout": "600"}, "received '600' as timeout"),
@@ -140,7 +139,7 @@ def test_any_damage_is_a_plan_or_an_error_of_ours(path, value):
     ],
 )
 def test_options(options, words):
-    """An option has a known name and a value of its kind."""
+    """An option has a value of its kind."""
     with pytest.raises(PlanError, match=words) as caught:
         Options(**options)
     assert caught.value.option == next(iter(options))

@@ -1,5 +1,6 @@
 import pytest
 
+import rankmesh
 from rankmesh import GroupSpec, LayoutError, Mesh, Plan, PlanError, RankmeshError, UnknownAxis
 from rankmesh.plan import recipes
 from rankmesh.readers import source
@@ -146,3 +147,33 @@ def test_unknown_axis_in_a_world(tmp_path):
     """Groups of axes that the mesh lacks stay an UnknownAxis where no file is involved."""
     with pytest.raises(UnknownAxis):
         Plan(Mesh(tp=2), [GroupSpec("dp")])
+
+
+def test_read_takes_what_names_a_plan(tmp_path):
+    """A SPEC, a path, a mesh and a plan are all read as a plan, which must fit the world size that is given."""
+    plan = recipes.axes(Mesh(tp=2, dp=2))
+    path = tmp_path / "saved"
+    path.write_text(plan.to_json(), encoding="utf-8")
+    for spec in ("tp=2,dp=2", "tp=2,dp=*", path, str(path), Mesh(tp=2, dp=2), plan):
+        assert rankmesh.read(spec, world_size=4) == plan
+    for spec in (path, Mesh(tp=2, dp=2), plan):
+        with pytest.raises(PlanError, match="for a world of 4 ranks, with world size 8"):
+            rankmesh.read(spec, world_size=8)
+
+
+@pytest.mark.parametrize("spec", [None, 5, ["tp=2"], {"tp": 2}])
+def test_what_is_no_spec(spec):
+    """Anything else is refused in words."""
+    for reading in (source.read, rankmesh.read):
+        with pytest.raises(PlanError, match="write an axis string"):
+            reading(spec)
+
+
+def test_axes_in_a_larger_world():
+    """The recipe of plain axes takes the size of a world that is larger than its mesh, and no text."""
+    plan = recipes.axes(Mesh(tp=2, dp=2), world_size=8)
+    assert (plan.world_size, plan.fixed_world, dict(plan.of(7))) == (8, True, {})
+    with pytest.raises(PlanError, match=r"read by rankmesh\.read"):
+        recipes.axes("tp=2")
+    with pytest.raises(PlanError, match="for a world of 2"):
+        recipes.axes(Mesh(tp=4), world_size=2)

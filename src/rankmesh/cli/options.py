@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from rankmesh import topology
 from rankmesh.cli.complete import group_names, preset_names, spec_names
 from rankmesh.cli.console import note
 from rankmesh.cli.shell import DEBUG
@@ -16,12 +18,14 @@ from rankmesh.readers.source import Source, read
 __all__ = [
     "LIMIT",
     "SPEC_HELP",
+    "Cluster",
     "Debug",
     "GroupName",
     "Json",
     "PresetName",
     "Spec",
     "WorldSize",
+    "cluster_of",
     "config_of",
     "plan_of",
     "tell",
@@ -59,6 +63,14 @@ WorldSize = Annotated[
         help="Ranks in the world: fills a * in SPEC, and is for a config that does not say.",
     ),
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CLUSTER",
+        help="The machine: host=8,nvlink=9,leaf=4 (innermost first, one size may be *), or a file: rankmesh cluster "
+        "--json, topology.conf, topology.yaml, {host: switch}, kubectl get nodes -o json, describe-instance-topology.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys, and nothing else, to stdout.")]
 Debug = Annotated[
     bool,
@@ -81,6 +93,19 @@ def plan_of(spec: str | Source, world_size: int | None = None) -> Source:
             limit=LIMIT,
         )
     return source
+
+
+def cluster_of(text: str | None, world_size: int, hosts: str | None = None) -> topology.Cluster | None:
+    """The cluster that the user means; a string fills a ``*`` with what the world leaves.
+
+    >>> str(cluster_of("host=2,leaf=*", 8))
+    '8 devices, 4 hosts of 2, levels host leaf'
+    """
+    if text is None:
+        return None
+    if "=" in text and not Path(text).is_file():
+        return topology.Cluster.parse(text, world_size=world_size if "*" in text else None, hosts=hosts)
+    return topology.Cluster.read(text, hosts=hosts)
 
 
 def tell(*sources: Source) -> None:

@@ -15,7 +15,7 @@ import typer
 from rankmesh.cli.complete import group_names
 from rankmesh.cli.console import note, out, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import Debug, Json, Spec, WorldSize, config_of, plan_of, tell
+from rankmesh.cli.options import Cluster, Debug, Json, Spec, WorldSize, cluster_of, config_of, plan_of, tell
 from rankmesh.cli.shell import Failed
 from rankmesh.cli.show_text import print_overview
 from rankmesh.viz.overview import Overview, overview
@@ -68,11 +68,14 @@ def shown(
     *,
     world_size: int | None = None,
     gpus_per_node: int | None = None,
+    cluster: str | None = None,
     members: int = 8,
     kinds: Sequence[str] | None = None,
 ) -> Overview:
     """The overview of a spec; ``kinds`` keeps the rows of these kinds of group."""
-    return overview(plan_of(spec, world_size), gpus_per_node=gpus_per_node, members=members, kinds=kinds)
+    source = plan_of(spec, world_size)
+    machine = cluster_of(cluster, source.plan.world_size)
+    return overview(source, cluster=machine, gpus_per_node=gpus_per_node, members=members, kinds=kinds)
 
 
 def command(
@@ -87,6 +90,7 @@ def command(
             help="Count the groups that cross nodes of N ranks; presets know N.",
         ),
     ] = None,
+    cluster: Cluster = None,
     members: Annotated[int, typer.Option(min=1, metavar="K", help="List up to K members of a group.")] = 8,
     groups: Annotated[
         list[str] | None,
@@ -102,11 +106,12 @@ def command(
     source = plan_of(spec, world_size)
     tell(source)
     kinds = [name for names in groups or () for name in names.split(",")]
-    facts = overview(source, gpus_per_node=gpus_per_node, members=members, kinds=kinds)
+    machine = cluster_of(cluster, source.plan.world_size)
+    facts = overview(source, cluster=machine, gpus_per_node=gpus_per_node, members=members, kinds=kinds)
     if svg is not None:
         from rankmesh.viz.svg import picture
 
-        _save(svg, picture(source.plan, kinds, gpus_per_node=facts.gpus_per_node))
+        _save(svg, picture(source.plan, kinds, cluster=facts.cluster))
     if html is not None:
         from rankmesh.viz.html import page
 

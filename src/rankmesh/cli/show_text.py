@@ -96,7 +96,9 @@ def _if_any(column: Column) -> list[Column]:
 
 def _crossings(kinds: tuple[KindRow, ...]) -> list[Column]:
     rows = [kind.crossings for kind in kinds if kind.crossings is not None]
+    levels = [kind.level or "" for kind in kinds]
     return [
+        *_if_any(Column("level", levels)),
         Column("cross nodes", [f"{row.crossing:,} of {row.groups:,}" for row in rows], right=True),
         Column("nodes", [f"{row.nodes:,}" for row in rows], right=True),
         Column("hops", [f"{row.hops:,}" for row in rows], right=True),

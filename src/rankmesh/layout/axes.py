@@ -100,6 +100,8 @@ def parse_axes(text: str) -> dict[str, int | None]:
     >>> parse_axes("tp=2, dp=*")
     {'tp': 2, 'dp': None}
     """
+    if not isinstance(text, str):
+        raise LayoutError(f"received {text!r} as an axis string; write one, such as 'tp=2,dp=4'", received=text)
     sizes: dict[str, int | None] = {}
     for item in text.split(","):
         name, equals, size = (part.strip() for part in item.partition("="))

@@ -176,6 +176,20 @@ class Groups(Sequence[Group]):
         base, piece = divmod(index % len(self), self._pieces)
         return self._group(self.bases.value(base), piece)
 
+    def __contains__(self, ranks: object) -> bool:
+        """Whether these ranks, in this order, are one of the groups; a single rank is refused, as it is no group."""
+        if isinstance(ranks, int | np.integer):
+            raise LayoutError(
+                f"received rank {ranks} in a test for membership in a kind of group, whose elements are groups; "
+                f"ask for a rank with groups.has({ranks}), or {ranks} in groups.of(rank)",
+                rank=int(ranks),
+            )
+        ranks = ranks.tolist() if isinstance(ranks, np.ndarray) else ranks
+        if not isinstance(ranks, Sequence) or not ranks or not isinstance(ranks[0], int | np.integer):
+            return False
+        first = int(ranks[0])
+        return self.has(first) and self.of(first) == (ranks if isinstance(ranks, Group) else tuple(ranks))
+
     def __iter__(self) -> Iterator[Group]:
         return (self[index] for index in range(len(self)))
 

@@ -85,17 +85,31 @@ class Mesh:
         self,
         *,
         sizes: dict[str, int] | None = None,
+        span: Span | None = None,
         parts: dict[str, tuple[str, ...]] | None = None,
         views: dict[str, Mesh] | None = None,
     ) -> Mesh:
         other = object.__new__(Mesh)
         other._set(
             self._sizes if sizes is None else sizes,
-            self._span,
+            self._span if span is None else span,
             self._parts if parts is None else parts,
             self._views if views is None else views,
         )
         return other
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int], *, offset: int = 0, rank_map: Iterable[int] | None = None) -> Mesh:
+        """The mesh of sizes that a program holds in a mapping, in its order.
+
+        >>> Mesh.of({"tp": 2, "dp": 4})
+        Mesh(tp=2, dp=4)
+        """
+        if not isinstance(sizes, Mapping):
+            raise LayoutError(
+                f"received {sizes!r} as sizes of a mesh; give a mapping, such as {{'tp': 2, 'dp': 4}}", received=sizes
+            )
+        return cls(offset=offset, rank_map=rank_map, **{axis_name(name): size for name, size in sizes.items()})
 
     @classmethod
     def parse(
@@ -114,7 +128,7 @@ class Mesh:
         start = integer(offset, "offset", least=0)
         total = None if world_size is None else integer(world_size, "world_size", least=1)
         left = None if total is None else integer(total - start, "world_size minus offset", least=1)
-        return cls(offset=start, rank_map=rank_map, **fill(parse_axes(text), left, "world_size"))
+        return cls.of(fill(parse_axes(text), left, "world_size"), offset=start, rank_map=rank_map)
 
     # -- what it is ---------------------------------------------------------------------------------------------
 
@@ -208,6 +222,48 @@ class Mesh:
             bases=Strided(tuple(pair for name, pair in pairs.items() if name not in chosen)),
         )
 
+    def slice(self, axes: AxesLike, of: int, *, view: str | None = None) -> Mesh:
+        """The sub-mesh of some axes through one rank, the others left where that rank is.
+
+        Its ranks must be contiguous, as those of the fastest axes are; ``groups`` lists them wherever they are. Axes
+        stand in the order of the mesh.
+
+        >>> mesh = Mesh(tp=2, dp=2, pp=2)
+        >>> mesh.slice("tp-dp", of=5)
+        Mesh(tp=2, dp=2, offset=4)
+        """
+        own = self.groups(axes, view=view)
+        members = own.of(of)
+        first = min(members)
+        if sorted(members) != list(range(first, first + len(members))):
+            along = "-".join(own.axes)
+            raise LayoutError(
+                f"received axes {along!r} for a sub-mesh through rank {of}; its ranks are {members!r}, and a mesh "
+                f"covers contiguous ranks; use groups({along!r}).of({of})",
+                axes=own.axes,
+                rank=of,
+            )
+        sizes = {name: size for name, size in self.view(view)._sizes.items() if name in own.axes}
+        return Mesh.of(sizes, offset=first, rank_map=members.ranks)
+
+    def __getitem__(self, axes: str | tuple[str, ...]) -> Mesh:
+        """The sub-mesh of some axes, where it is the same for every rank: the other axes have size 1.
+
+        >>> Mesh(tp=2, dp=2, pp=1)["dp", "tp"]
+        Mesh(tp=2, dp=2)
+        """
+        groups = self.groups(axes)
+        if len(groups) > 1:
+            along = "-".join(groups.axes)
+            raise LayoutError(
+                f"received mesh[{along!r}]; there are {len(groups)} such sub-meshes, one for each position along "
+                f"{', '.join(groups.fixed)}, and a mesh is the same on every rank; say whose: mesh.slice({along!r}, "
+                f"of=rank), or list all with mesh.groups({along!r})",
+                axes=groups.axes,
+                slices=len(groups),
+            )
+        return self.slice(axes, of=self.offset)
+
     def _leaves(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """The names with every split axis replaced by its sub-axes."""
         leaves: list[str] = []
@@ -220,6 +276,17 @@ class Mesh:
 
     # -- other meshes from this one -----------------------------------------------------------------------------
 
+    def replace(self, *, offset: int | None = None, rank_map: Iterable[int] | EllipsisType | None = ...) -> Mesh:
+        """The same axes and views over other ranks; a map that is not given moves along with the offset.
+
+        >>> Mesh(tp=2, dp=2).replace(offset=4, rank_map=(4, 6, 5, 7)).groups("tp").tolist()
+        [[4, 6], [5, 7]]
+        """
+        start = self.offset if offset is None else integer(offset, "offset", least=0)
+        moved = self.rank_map and tuple(rank + start - self.offset for rank in self.rank_map)
+        span = Span.of(start, self.size, moved if rank_map is ... else rank_map)
+        return self._with(span=span, views={name: view._with(span=span) for name, view in self._views.items()})
+
     def with_view(self, name: str, /, *, shared: Iterable[str] | None = None, **sizes: int) -> Mesh:
         """The mesh with one more factorisation of its span, whose ``shared`` axes are proved equal.
 
@@ -231,7 +298,7 @@ class Mesh:
         rankmesh.errors.LayoutError: received view 'expert' with sharing of 'pp', but its groups differ: \
 the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one stride in both, or leave it out of shared
         """
-        view = Mesh(offset=self.offset, rank_map=self.rank_map, **factors(name, sizes, self.size))
+        view = Mesh.of(factors(name, sizes, self.size), offset=self.offset, rank_map=self.rank_map)
         if axis_name(name) in self._views:
             raise LayoutError(
                 f"received a second view named {name!r}; each view has its own name; rename one", view=name
@@ -310,7 +377,20 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Mesh:
         """The mesh of ``to_dict``; sizes, map and parts are checked as in the constructor."""
-        mesh = cls(offset=data["offset"], rank_map=data.get("rank_map"), **_unique(data["axes"]))
+        try:
+            return cls._from_dict(data)
+        except LayoutError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise LayoutError(
+                f"received data that is no mesh ({type(error).__name__}: {error}); it has axes, pairs of name and "
+                "size, and an offset; write it with Mesh.to_dict()",
+                received=data,
+            ) from error
+
+    @classmethod
+    def _from_dict(cls, data: Mapping[str, Any]) -> Mesh:
+        mesh = cls.of(_unique(data["axes"]), offset=data["offset"], rank_map=data.get("rank_map"))
         views = {
             axis_name(name): cls.from_dict(
                 {"axes": view["axes"], "parts": view.get("parts", {}), "offset": mesh.offset, "rank_map": mesh.rank_map}

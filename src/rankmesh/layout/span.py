@@ -42,6 +42,11 @@ class Span:
         start = integer(offset, "offset", least=0)
         if rank_map is None:
             return cls(start, size)
+        if not isinstance(rank_map, Iterable):
+            raise LayoutError(
+                f"received {rank_map!r} as rank_map; list the global rank at each position, such as (0, 2, 1, 3)",
+                received=rank_map,
+            )
         ranks = np.asarray(list(rank_map))
         if not _permutes(ranks, start, size):
             raise LayoutError(

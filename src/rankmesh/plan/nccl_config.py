@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.errors import PlanError, UnknownGroup
+from rankmesh.extras import extra
 from rankmesh.plan.options import Options
 from rankmesh.plan.plan import Plan
 from rankmesh.plan.spec import GroupSpec
@@ -44,31 +45,28 @@ def with_nccl_config(plan: Plan, config: str | Path | Mapping[str, Mapping[str, 
     for name in sections:
         if not any(_applies(name, spec) for spec in plan.specs):
             raise UnknownGroup(name, plan.kinds)
-    specs = [_configured(spec, sections) for spec in plan.specs]
-    world_size = plan.world_size if plan.fixed_world else None
-    return Plan(plan.mesh, specs, world_size=world_size, name=plan.name)
+    for spec in plan.specs:
+        section = next((name for name in sections if _applies(name, spec)), None)
+        if section is not None:
+            plan = plan.with_options(_asked(spec, sections[section]), spec.name)
+    return plan
 
 
 def _applies(section: str, spec: GroupSpec) -> bool:
     return spec.name == section or (section == "hcp" and spec.name.startswith("hcp_"))
 
 
-def _configured(spec: GroupSpec, sections: Mapping[str, Mapping[str, Any]]) -> GroupSpec:
-    for name, settings in sections.items():
-        if _applies(name, spec):
-            nccl = dict(spec.options.nccl or ()) | {
-                key: value for key, value in settings.items() if key != _HIGH_PRIORITY
-            }
-            asked = Options(nccl=nccl or None, high_priority=settings.get(_HIGH_PRIORITY))
-            return spec.with_options(asked.over(spec.options))
-    return spec
+def _asked(spec: GroupSpec, settings: Mapping[str, Any]) -> Options:
+    given = {key: value for key, value in settings.items() if key != _HIGH_PRIORITY}
+    return Options(nccl={**dict(spec.options.nccl or ()), **given} or None, high_priority=settings.get(_HIGH_PRIORITY))
 
 
 def _sections(config: str | Path | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     if isinstance(config, Mapping):
         data: Any = config
     else:
-        import yaml
+        with extra("configs"):
+            import yaml
 
         try:
             data = yaml.safe_load(config.read_text(encoding="utf-8") if isinstance(config, Path) else config) or {}

@@ -11,7 +11,7 @@ Options(backend='gloo', timeout=1800.0)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from math import isfinite
@@ -19,9 +19,10 @@ from typing import Any
 
 from rankmesh.errors import PlanError
 
-__all__ = ["Options"]
+__all__ = ["NcclConfig", "Options"]
 
 NcclValue = int | float | str | bool
+NcclConfig = Mapping[str, NcclValue] | Iterable[tuple[str, NcclValue]]
 
 # Seconds; the largest timedelta, which is what a timeout becomes.
 _LONGEST = timedelta.max.total_seconds()
@@ -50,19 +51,23 @@ class Options:
     overlap: str | None = None
     lazy: bool | None = None
 
-    def __init__(self, **options: Any) -> None:
-        unknown = sorted(options.keys() - _CHECKS.keys())
-        if unknown:
-            known = tuple(_CHECKS)
-            raise PlanError(
-                f"received option {unknown[0]!r}; the options of a group are {', '.join(known)}; use one of them",
-                option=unknown[0],
-                known=known,
-            )
+    def __init__(
+        self,
+        *,
+        backend: str | None = None,
+        timeout: float | timedelta | None = None,
+        nccl: NcclConfig | None = None,
+        high_priority: bool | None = None,
+        sharp: bool | None = None,
+        share: bool | None = None,
+        overlap: str | None = None,
+        lazy: bool | None = None,
+    ) -> None:
+        given = (backend, timeout, nccl, high_priority, sharp, share, overlap, lazy)
         # What is not given stays at the default of its field, None; the rest is set in the order of the fields.
-        for name, check in _CHECKS.items():
-            if options.get(name) is not None:
-                object.__setattr__(self, name, check(name, options[name]))
+        for (name, check), value in zip(_CHECKS.items(), given, strict=True):
+            if value is not None:
+                object.__setattr__(self, name, check(name, value))
 
     def over(self, inherited: Options) -> Options:
         """These options, with what they leave open taken from ``inherited``."""

@@ -28,8 +28,6 @@ __all__ = ["OwnGroup", "OwnGroups"]
 
 _Default = TypeVar("_Default")
 
-# Tells ``get(name)`` from ``get(name, None)``.
-_NO_DEFAULT = object()
 _SHOWN = 16
 
 
@@ -85,7 +83,11 @@ class OwnGroup:
 
 
 class OwnGroups(Mapping[str, OwnGroup]):
-    """The groups that one rank is in, by name, in the plan's order."""
+    """The groups that one rank is in, by name, in the plan's order.
+
+    ``[name]`` raises ``NotAMember`` for a kind that this rank is in none of; ``get(name)`` is then None. A name that
+    the plan does not have is ``UnknownGroup`` with both.
+    """
 
     __slots__ = ("_elsewhere", "_groups", "rank")
 
@@ -114,20 +116,17 @@ class OwnGroups(Mapping[str, OwnGroup]):
             raise self._absent(name) from None
 
     @overload
-    def get(self, name: str, /) -> OwnGroup: ...
+    def get(self, name: str, /) -> OwnGroup | None: ...
     @overload
     def get(self, name: str, /, default: _Default) -> OwnGroup | _Default: ...
-    def get(self, name: str, /, default: object = _NO_DEFAULT) -> object:
+    def get(self, name: str, /, default: object = None) -> object:
         """The group of one kind, or ``default`` where this rank is in none of that kind.
 
-        Without a default that is ``NotAMember``, as for ``[name]``. ``UnknownGroup`` for a name that the plan does not
-        have, with a default or without.
+        ``UnknownGroup`` for a name that the plan does not have: a misspelt name is a mistake with a default too.
         """
         try:
             return self[name]
         except NotAMember:
-            if default is _NO_DEFAULT:
-                raise
             return default
 
     def _absent(self, name: str) -> UnknownGroup | NotAMember:

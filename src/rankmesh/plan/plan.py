@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from types import EllipsisType
 
 from rankmesh.errors import PlanError, UnknownGroup
 from rankmesh.layout.axes import integer
@@ -42,11 +43,11 @@ class Plan:
     ``world_size``    the size of the world that the plan is for. None: the world that the mesh spans, or, for the
                       ranks inside it, a larger one; a recipe always says it
     ``options``       for every group, unless its view or the group itself says otherwise
-    ``view_options``  for every group of one view
+    ``view_options``  for every group of one view; groups that are added later inherit both
     ``name``          tells two plans of one job apart
     """
 
-    __slots__ = ("__dict__", "_mesh", "_name", "_specs", "_world_size")
+    __slots__ = ("__dict__", "_mesh", "_name", "_options", "_specs", "_view_options", "_world_size")
 
     def __init__(
         self,
@@ -58,21 +59,30 @@ class Plan:
         view_options: Mapping[str, Options] | None = None,
         name: str = "",
     ) -> None:
-        if not isinstance(mesh, Mesh):
-            raise PlanError(f"received {mesh!r} as mesh of a plan; give a Mesh, such as Mesh(tp=2, dp=4)")
-        base = _options(options, "options")
-        by_view = {
+        self._options = _options(options, "options")
+        self._view_options = {
             view: _options(of_view, f"options of view {view!r}") for view, of_view in (view_options or {}).items()
         }
-        for view in by_view:
+        self._set(mesh, specs, (), world_size, name)
+
+    def _set(
+        self, mesh: Mesh, specs: Iterable[GroupSpec], resolved: tuple[GroupSpec, ...], world_size: int | None, name: str
+    ) -> None:
+        """Take these values; the specs that are ``resolved`` inherit nothing more."""
+        if not isinstance(mesh, Mesh):
+            raise PlanError(f"received {mesh!r} as mesh of a plan; give a Mesh, such as Mesh(tp=2, dp=4)")
+        for view in self._view_options:
             mesh.view(view)
         self._mesh = mesh
         self._name = _plan_name(name)
         self._world_size = None if world_size is None else _world(world_size, mesh)
         self._specs = tuple(
-            spec.on(mesh, by_view.get(spec.view or "", Options()).over(base)) for spec in check_specs(specs)
+            spec if spec in resolved else spec.on(mesh, self._inherited(spec.view)) for spec in check_specs(specs)
         )
         self._kinds  # noqa: B018  - a spec that does not fit the mesh is refused here, not at its first use
+
+    def _inherited(self, view: str | None) -> Options:
+        return self._view_options.get(view or "", Options()).over(self._options)
 
     @classmethod
     def of_job(cls, job: Job, specs: Mapping[str, Iterable[GroupSpec]]) -> dict[str, Plan]:
@@ -94,6 +104,16 @@ class Plan:
     def specs(self) -> tuple[GroupSpec, ...]:
         """The kinds of group in order, their options resolved."""
         return self._specs
+
+    @property
+    def options(self) -> Options:
+        """What every group inherits, those that are added later too."""
+        return self._options
+
+    @property
+    def view_options(self) -> dict[str, Options]:
+        """What the groups of each view inherit before that."""
+        return dict(self._view_options)
 
     @property
     def name(self) -> str:
@@ -150,6 +170,88 @@ class Plan:
         """What ``explain`` says, as plain data."""
         return describe(self, rank)
 
+    # -- other plans from this one ------------------------------------------------------------------------------
+
+    def replace(
+        self,
+        *,
+        mesh: Mesh | None = None,
+        rank_map: Iterable[int] | EllipsisType | None = ...,
+        specs: Iterable[GroupSpec] | None = None,
+        world_size: int | EllipsisType | None = ...,
+        name: str | None = None,
+    ) -> Plan:
+        """The plan with these things changed, the rest as it is.
+
+        ``rank_map`` is that of the mesh: the global rank at each position, None for ascending ranks. Groups that the
+        plan has keep their options, new ones inherit the plan's; ``world_size=None`` leaves it to the mesh.
+
+        >>> from rankmesh.layout import Mesh
+        >>> plan = Plan(Mesh(tp=2, dp=2), [GroupSpec("tp"), GroupSpec("dp")])
+        >>> plan.replace(rank_map=(0, 2, 1, 3)).groups("tp").tolist()
+        [[0, 2], [1, 3]]
+        """
+        return self._replaced(
+            self._mesh if mesh is None else mesh,
+            rank_map,
+            self._specs if specs is None else specs,
+            self._world_size if world_size is ... else world_size,
+            self._name if name is None else name,
+        )
+
+    def _replaced(
+        self,
+        mesh: Mesh,
+        rank_map: Iterable[int] | EllipsisType | None,
+        specs: Iterable[GroupSpec],
+        world_size: int | None,
+        name: str,
+    ) -> Plan:
+        other = object.__new__(Plan)
+        other._options, other._view_options = self._options, self._view_options
+        placed = mesh if rank_map is ... else mesh.replace(rank_map=rank_map)
+        other._set(placed, specs, self._specs, world_size, name)
+        return other
+
+    def with_groups(self, *specs: GroupSpec) -> Plan:
+        """The plan with more kinds of group, last in its order; they inherit its options, and so may share.
+
+        >>> from rankmesh.layout import Mesh
+        >>> plan = Plan(Mesh(dp=2, cp=2), [GroupSpec("dp_cp", "dp-cp")], options=Options(timeout=60))
+        >>> plan.with_groups(GroupSpec("zero", "dp-cp")).sharing
+        [('dp_cp', 'zero')]
+        """
+        return self.replace(specs=(*self._specs, *specs))
+
+    def without(self, *names: str) -> Plan:
+        """The plan without these kinds of group."""
+        for name in names:
+            self.groups(name)
+        return self.replace(specs=[spec for spec in self._specs if spec.name not in names])
+
+    def with_options(self, options: Options, *names: str) -> Plan:
+        """The plan with ``options`` over those of these kinds; of every kind, and of groups to come, if none is named.
+
+        >>> from rankmesh.layout import Mesh
+        >>> plan = Plan(Mesh(tp=2, dp=2), [GroupSpec("tp"), GroupSpec("dp")])
+        >>> plan.with_options(Options(timeout=600)).with_options(Options(share=False), "dp").specs
+        (GroupSpec('tp', timeout=600.0), GroupSpec('dp', timeout=600.0, share=False))
+        """
+        asked = _options(options, "options")
+        for name in names:
+            self.groups(name)
+        other = self.replace()
+        other._specs = tuple(
+            spec.with_options(asked.over(spec.options).effective()) if not names or spec.name in names else spec
+            for spec in self._specs
+        )
+        if not names:
+            other._options = asked.over(self._options)
+            other._view_options = {view: asked.over(of_view) for view, of_view in self._view_options.items()}
+        return other
+
+    # -- value semantics ----------------------------------------------------------------------------------------
+
     @cached_property
     def digest(self) -> str:
         """64 hexadecimal digits that are equal on two ranks if and only if their plans are."""
@@ -162,7 +264,9 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The plan of ``to_json``; a text that is no plan, or of a newer schema, is refused."""
-        return load(text, cls)
+        plan, options, view_options = load(text, cls)
+        plan._options, plan._view_options = options, view_options
+        return plan
 
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, Plan) else NotImplemented

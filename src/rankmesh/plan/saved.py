@@ -4,7 +4,8 @@
 {"schema": 1, "mesh": {"axes": [["tp", 2], ...], "offset": 0, ...}, "groups": [{"name": "tp", ...}, ...], ...}
 ```
 
-The digest is the SHA-256 of the same data in one canonical spelling, without the schema version.
+The digest is the SHA-256 of the same data in one canonical spelling, without the schema version and without the options
+that only groups to come would inherit: those of the groups are in each of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.layout.mesh import Mesh
+from rankmesh.plan.options import Options
 from rankmesh.plan.spec import GroupSpec
 
 if TYPE_CHECKING:
@@ -44,19 +46,32 @@ def digest_of(plan: Plan) -> str:
 
 def dump(plan: Plan, *, indent: int | None) -> str:
     """The JSON text of a plan."""
-    return json.dumps({"schema": SCHEMA, **contents(plan)}, indent=indent)
+    return json.dumps({"schema": SCHEMA, **contents(plan), **_inherited(plan)}, indent=indent)
 
 
-def load(text: str, make: Callable[..., Plan]) -> Plan:
-    """The plan that a JSON text holds, made by ``make``; whatever does not fit together is refused."""
+def _inherited(plan: Plan) -> dict[str, Any]:
+    of_views = {view: options.to_dict() for view, options in plan.view_options.items()}
+    data = {"options": plan.options.to_dict(), "view_options": {view: of for view, of in of_views.items() if of}}
+    return {key: value for key, value in data.items() if value}
+
+
+def load(text: str, make: Callable[..., Plan]) -> tuple[Plan, Options, dict[str, Options]]:
+    """The plan that a JSON text holds, made by ``make``, and the options that groups to come inherit, of views too.
+
+    Whatever does not fit together is refused.
+    """
     data = _document(text)
     try:
-        return make(
+        plan = make(
             mesh=Mesh.from_dict(data["mesh"]),
             specs=[GroupSpec.from_dict(spec) for spec in data["groups"]],
             world_size=data.get("world_size"),
             name=data.get("name", ""),
         )
+        of_views = {view: Options(**options) for view, options in data.get("view_options", {}).items()}
+        for view in of_views:
+            plan.mesh.view(view)
+        return plan, Options(**data.get("options", {})), of_views
     except RankmeshError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

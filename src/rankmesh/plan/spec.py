@@ -6,6 +6,7 @@ GroupSpec("dp_cp", axes="dp-cp", timeout=600)              along two axes, with 
 GroupSpec("ep", view="expert")                             along an axis of a view
 GroupSpec("embd", axes="pp", pick=ends)                    some positions of each group
 GroupSpec("intra", axes="dp-cp", levels=(4, 2), level=0)   one level of a hierarchy of each group
+GroupSpec("stage", pipeline=True)                          its members talk to their neighbours
 ```
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from rankmesh.errors import PlanError
@@ -20,7 +22,7 @@ from rankmesh.layout.axes import AxesLike, axis_names, integer
 from rankmesh.layout.groups import Groups
 from rankmesh.layout.mesh import Mesh
 from rankmesh.layout.picks import Pick, PickLike
-from rankmesh.plan.options import Options
+from rankmesh.plan.options import NcclConfig, Options
 
 __all__ = ["GroupSpec", "check_specs"]
 
@@ -33,6 +35,8 @@ class GroupSpec:
     ``view``     the view that the axes belong to, None for the mesh itself
     ``pick``     which positions of each group are members: ``ends``, ``first``, ``last``, positions, or a callable
     ``levels``   sizes of a hierarchy of each group's positions, with ``level``: which level this kind is
+    ``pipeline`` its members send to the next and receive from the previous one: what a warm-up opens and a proof
+                 tries. Default: whole groups along the axis ``pp``, and no others
     options      see ``Options``: ``backend``, ``timeout``, ``nccl``, ``share`` and so on
 
     >>> GroupSpec("dp_cp", axes="dp-cp", timeout=600)
@@ -45,6 +49,7 @@ class GroupSpec:
     pick: PickLike | None
     levels: tuple[int, ...] | None
     level: int | None
+    pipeline: bool
     options: Options
 
     def __init__(
@@ -56,21 +61,41 @@ class GroupSpec:
         pick: PickLike | None = None,
         levels: Sequence[int] | None = None,
         level: int | None = None,
-        **options: Any,
+        pipeline: bool | None = None,
+        backend: str | None = None,
+        timeout: float | timedelta | None = None,
+        nccl: NcclConfig | None = None,
+        high_priority: bool | None = None,
+        sharp: bool | None = None,
+        share: bool | None = None,
+        overlap: str | None = None,
+        lazy: bool | None = None,
     ) -> None:
         if (levels is None) != (level is None):
             raise PlanError(
                 f"received levels {levels!r} and level {level!r} for group {name!r}; a level of a hierarchy needs both",
                 group=name,
             )
+        options = Options(
+            backend=backend,
+            timeout=timeout,
+            nccl=nccl,
+            high_priority=high_priority,
+            sharp=sharp,
+            share=share,
+            overlap=overlap,
+            lazy=lazy,
+        )
+        along = axis_names(_name(name) if axes is None else axes)
         values = {
             "name": _name(name),
-            "axes": axis_names(name if axes is None else axes),
+            "axes": along,
             "view": _view(view),
             "pick": pick if pick is None or isinstance(pick, Pick) or callable(pick) else Pick.at(pick),
             "levels": None if levels is None else _levels(levels, name),
             "level": None if level is None else integer(level, "level", least=0),
-            "options": Options(**options),
+            "pipeline": _is_pipeline(along, pick) if pipeline is None else _flag("pipeline", pipeline),
+            "options": options,
         }
         for key, value in values.items():
             object.__setattr__(self, key, value)
@@ -127,6 +152,8 @@ class GroupSpec:
             data["pick"] = list(self.pick.positions)
         if self.levels is not None:
             data["levels"], data["level"] = list(self.levels), self.level
+        if self.pipeline != _is_pipeline(self.axes, self.pick):
+            data["pipeline"] = self.pipeline
         return data | ({"options": options} if (options := self.options.to_dict()) else {})
 
     @classmethod
@@ -140,6 +167,7 @@ class GroupSpec:
             pick=None if pick is None else Pick(tuple(pick)),
             levels=data.get("levels"),
             level=data.get("level"),
+            pipeline=data.get("pipeline"),
             **data.get("options", {}),
         )
 
@@ -149,6 +177,7 @@ class GroupSpec:
         words += [f"view={self.view!r}"] if self.view is not None else []
         words += [f"pick={self.pick}"] if self.pick is not None else []
         words += [f"levels={self.levels}, level={self.level}"] if self.levels is not None else []
+        words += [f"pipeline={self.pipeline}"] if self.pipeline != _is_pipeline(self.axes, self.pick) else []
         words += [f"{name}={value!r}" for name, value in self.options.to_dict().items()]
         return f"GroupSpec({', '.join(words)})"
 
@@ -166,6 +195,16 @@ def _view(view: object) -> str | None:
     if view is None or isinstance(view, str):
         return view
     raise PlanError(f"received {view!r} as view; give the name of a view, or None for the mesh itself", received=view)
+
+
+def _is_pipeline(axes: tuple[str, ...], pick: object) -> bool:
+    return axes == ("pp",) and pick is None
+
+
+def _flag(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise PlanError(f"received {value!r} as {name}; it must be True or False", received=value)
 
 
 def _levels(levels: object, group: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@
 tp=2,cp=2,dp=4,pp=2                                 an axis string, adjacent first; one size may be * with a world size
 tp=2,dp=4,pp=2/expert:etp=1,ep=8,edp=1,pp=2         the same with a view
 megatron:world=64,tp=2,pp=2,ep=4                    a recipe: megatron, nanotron, ezpz, three_d, torchtitan,
-                                                    accelerate, deepspeed
+                                                    accelerate, deepspeed, vllm, sglang
 llama3-405b                                         a preset (rankmesh presets lists them)
 plan.json                                           a saved plan
 train.sh, train.toml, config.yaml, ds.json          a training config, recognised by what it holds
@@ -12,7 +12,7 @@ train.sh, train.toml, config.yaml, ds.json          a training config, recognise
 
 >>> read("tp=2,dp=2").plan.groups("dp").tolist()
 [[0, 2], [1, 3]]
->>> read("three_d:tp=2,pp=2,dp=2").plan.world_size
+>>> read_plan("three_d:tp=2,pp=2,dp=2").world_size
 8
 """
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -34,7 +35,9 @@ from rankmesh.plan.plan import Plan
 if TYPE_CHECKING:
     from rankmesh.readers import Config
 
-__all__ = ["RECIPES", "Source", "read"]
+__all__ = ["RECIPES", "Source", "read", "read_plan"]
+
+SpecLike = str | os.PathLike[str] | Mesh | Plan
 
 RECIPES: Mapping[str, Callable[..., Plan]] = {
     "megatron": recipes.megatron,
@@ -44,6 +47,8 @@ RECIPES: Mapping[str, Callable[..., Plan]] = {
     "torchtitan": recipes.torchtitan,
     "accelerate": recipes.accelerate,
     "deepspeed": recipes.deepspeed,
+    "vllm": recipes.vllm,
+    "sglang": recipes.sglang,
 }
 
 # Arguments that take Python objects; they cannot be typed.
@@ -67,23 +72,44 @@ class Source:
     config: Config | None = None
 
 
-def read(text: str, *, world_size: int | None = None) -> Source:
-    """The plan that ``text`` describes; ``world_size`` fills a ``*`` and must fit the rest."""
-    source = _read(text.strip(), world_size)
-    if world_size is not None and source.plan.world_size != world_size:
+def read_plan(spec: SpecLike, *, world_size: int | None = None) -> Plan:
+    """The plan that is meant: a SPEC is read, a mesh gets a kind for each axis, a plan stays as it is.
+
+    >>> read_plan(Mesh(tp=2, dp=2)) == read_plan("tp=2,dp=*", world_size=4)
+    True
+    """
+    if isinstance(spec, str | os.PathLike):
+        return read(spec, world_size=world_size).plan
+    plan = recipes.axes(spec) if isinstance(spec, Mesh) else spec
+    if not isinstance(plan, Plan):
+        raise PlanError(f"received {spec!r}; give a plan, a mesh, or a SPEC: {_FORMS}", received=spec)
+    return _fitting(plan, repr(spec), world_size)
+
+
+def read(text: str | os.PathLike[str], *, world_size: int | None = None) -> Source:
+    """The plan that ``text`` describes; ``world_size`` fills a ``*`` and must fit the rest. A path is of a file."""
+    if not isinstance(text, str | os.PathLike):
+        raise PlanError(f"received {text!r} as a SPEC; {_FORMS}", received=text)
+    source = _read(text.strip(), world_size) if isinstance(text, str) else _file(Path(text), world_size)
+    _fitting(source.plan, repr(str(text)), world_size)
+    return source
+
+
+def _fitting(plan: Plan, shown: str, world_size: int | None) -> Plan:
+    if world_size is not None and plan.world_size != world_size:
         raise PlanError(
-            f"received {text!r} for a world of {source.plan.world_size} ranks, with world size {world_size}; "
+            f"received {shown} for a world of {plan.world_size} ranks, with world size {world_size}; "
             "they must be equal; change the spec or the world size",
             world_size=world_size,
-            plan_world_size=source.plan.world_size,
+            plan_world_size=plan.world_size,
         )
-    return source
+    return plan
 
 
 def _read(text: str, world_size: int | None) -> Source:
     if text in presets.names():
         preset = presets.get(text)
-        return Source(read(preset.spec).plan, "preset", text, preset)
+        return Source(read_plan(preset.spec), "preset", text, preset)
     name, colon, arguments = text.partition(":")
     if colon and name in RECIPES:
         return Source(_recipe(name, arguments, world_size), "recipe", text)

@@ -1,116 +1,32 @@
-"""Clusters that are not there: hosts, racks and NVLink domains, and what a launcher tells each rank of them.
+"""What a launcher tells each rank of a cluster that is not there.
 
-```
-Cluster(hosts=4, gpus_per_host=2, hosts_per_rack=2)
-
-rank        0 1 | 2 3 | 4 5 | 6 7
-host        node8 node9 node10 node11          by number: as strings, node10 would come before node8
-rack        0           1
-```
-
->>> cluster = Cluster(hosts=4, gpus_per_host=2, hosts_per_rack=2, first=8)
->>> cluster.size, cluster.host_of(4), cluster.rack_of(4), cluster.hostnames
-(8, 'node10', 1, ('node8', 'node9', 'node10', 'node11'))
->>> cluster.environment(5)["LOCAL_RANK"], cluster.crossings([0, 2, 4, 6])
-('1', 3)
+>>> from rankmesh.topology import Cluster
+>>> cluster = Cluster.parse("host=2,leaf=2", hosts="node[9-10]")
+>>> environment(cluster, 3)["LOCAL_RANK"], environment(cluster, 3)["MASTER_ADDR"]
+('1', 'node9')
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import pairwise
+import numpy as np
 
 from rankmesh.errors import LayoutError
-from rankmesh.layout.axes import integer
+from rankmesh.launch.table import srun_variables, torchrun_variables
+from rankmesh.topology import Cluster
 
-__all__ = ["Cluster"]
+__all__ = ["environment"]
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """Hosts of equal size, ranks laid over them host by host.
-
-    ``hosts_per_rack`` and ``hosts_per_domain`` (an NVLink domain; default: each host its own) divide ``hosts``;
-    ``first`` is the number of the first host's name. Raises ``LayoutError`` for sizes that do not fit together.
-    """
-
-    hosts: int
-    gpus_per_host: int = 8
-    hosts_per_rack: int | None = None
-    hosts_per_domain: int = 1
-    first: int = 0
-
-    def __post_init__(self) -> None:
-        integer(self.hosts, "hosts", least=1)
-        integer(self.gpus_per_host, "gpus_per_host", least=1)
-        integer(self.first, "first", least=0)
-        for name in ("hosts_per_rack", "hosts_per_domain"):
-            part = getattr(self, name)
-            if part is not None and self.hosts % integer(part, name, least=1):
-                raise LayoutError(
-                    f"received {name}={part} for {self.hosts} hosts; it must divide the number of hosts; "
-                    "change one of them",
-                    hosts=self.hosts,
-                    part=part,
-                )
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are: one for each GPU."""
-        return self.hosts * self.gpus_per_host
-
-    @property
-    def hostnames(self) -> tuple[str, ...]:
-        """The hosts in the order of their numbers."""
-        return tuple(f"node{self.first + host}" for host in range(self.hosts))
-
-    def host_number(self, rank: int) -> int:
-        """The place of a rank's host among the hosts."""
-        if integer(rank, "rank", least=0) >= self.size:
-            raise LayoutError(
-                f"received rank {rank} of a cluster of {self.size}; the last is {self.size - 1}", rank=rank
-            )
-        return rank // self.gpus_per_host
-
-    def host_of(self, rank: int) -> str:
-        """The name of a rank's host."""
-        return self.hostnames[self.host_number(rank)]
-
-    def rack_of(self, rank: int) -> int:
-        """The number of a rank's rack; all hosts are in one where nothing else was said."""
-        return self.host_number(rank) // (self.hosts_per_rack or self.hosts)
-
-    def domain_of(self, rank: int) -> int:
-        """The number of a rank's NVLink domain."""
-        return self.host_number(rank) // self.hosts_per_domain
-
-    def environment(self, rank: int, launcher: str = "torchrun") -> dict[str, str]:
-        """The variables by which ``torchrun`` or ``srun`` tells a rank who it is."""
-        node, local = self.host_number(rank), rank % self.gpus_per_host
-        meeting = {"MASTER_ADDR": self.hostnames[0], "MASTER_PORT": "29500"}
-        if launcher == "torchrun":
-            values = {
-                "RANK": rank,
-                "WORLD_SIZE": self.size,
-                "LOCAL_RANK": local,
-                "LOCAL_WORLD_SIZE": self.gpus_per_host,
-                "GROUP_RANK": node,
-            }
-        elif launcher == "srun":
-            values = {
-                "SLURM_PROCID": rank,
-                "SLURM_NTASKS": self.size,
-                "SLURM_LOCALID": local,
-                "SLURM_NTASKS_PER_NODE": self.gpus_per_host,
-                "SLURM_NODEID": node,
-                "SLURM_NNODES": self.hosts,
-            }
-        else:
-            raise LayoutError(f"received launcher {launcher!r}; it is 'torchrun' or 'srun'", launcher=launcher)
-        return meeting | {name: str(value) for name, value in values.items()}
-
-    def crossings(self, ranks: Iterable[int]) -> int:
-        """How many steps from one rank to the next of this group leave a host; the ring is not closed."""
-        hosts = [self.host_number(rank) for rank in ranks]
-        return sum(here != there for here, there in pairwise(hosts))
+def environment(cluster: Cluster, rank: int, launcher: str = "torchrun") -> dict[str, str]:
+    """The variables by which ``torchrun`` or ``srun`` tells a rank of a cluster who it is."""
+    host, first = cluster.host_of(rank), cluster.host_of(0)
+    node = int(cluster.hosts_of(rank))
+    local = int(np.flatnonzero(cluster.ranks[cluster.hosts_of(cluster.ranks) == node] == rank)[0])
+    if launcher == "torchrun":
+        place = {"local_rank": local, "local_world_size": host.devices, "node": node}
+        return torchrun_variables(rank, cluster.size, **place, address=first.name)
+    if launcher == "srun":
+        tasks = [other.devices for other in cluster.hosts]
+        hosts = ",".join(other.name for other in cluster.hosts)
+        return srun_variables(rank, local_rank=local, node=node, tasks=tasks, hosts=hosts)
+    raise LayoutError(f"received launcher {launcher!r}; it is 'torchrun' or 'srun'", launcher=launcher)

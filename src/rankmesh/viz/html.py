@@ -129,7 +129,7 @@ def _pictures(source: Source, facts: Overview) -> str:
         return f'<p class="note">Pictures go up to {LIMIT} ranks.</p>'
     listed = [kind.name for kind in facts.kinds]
     names = [name for name in pictured_kinds(source.plan) if name in listed] or listed
-    return picture(source.plan, names, gpus_per_node=facts.gpus_per_node)
+    return picture(source.plan, names, cluster=facts.cluster)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

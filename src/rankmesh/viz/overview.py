@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -24,7 +24,7 @@ from rankmesh.plan.communicators import Communicators, KindUse, Unshared, commun
 from rankmesh.plan.plan import Plan
 from rankmesh.plan.spec import GroupSpec
 from rankmesh.readers.source import Source
-from rankmesh.topology import Crossings, crossings
+from rankmesh.topology import Cluster, Crossings, crossings, widest
 
 __all__ = ["AxisRow", "KindRow", "LayoutRow", "Origin", "Overview", "overview"]
 
@@ -67,7 +67,8 @@ class KindRow:
     ``stride``     the pattern of a group's members, sizes x strides in positions
     ``part``       what narrows the groups: a pick, a level of a hierarchy; None for whole groups
     ``examples``   the first members of the first groups
-    ``crossings``  None unless the size of a node is known
+    ``crossings``  None unless the cluster is known
+    ``level``      the innermost level that holds each group, where a cluster was given
     """
 
     name: str
@@ -81,11 +82,15 @@ class KindRow:
     options: dict[str, Any]
     communicator: KindUse
     crossings: Crossings | None
+    level: str | None
 
 
 @dataclass(frozen=True)
 class Overview:
-    """A plan at a glance; ranks ``first`` to ``last`` are in the mesh."""
+    """A plan at a glance; ranks ``first`` to ``last`` are in the mesh.
+
+    ``nodes`` hosts of the ``cluster`` hold its world, each with up to ``gpus_per_node`` devices; None without one.
+    """
 
     origin: Origin
     world_size: int
@@ -94,6 +99,7 @@ class Overview:
     digest: str
     gpus_per_node: int | None
     nodes: int | None
+    cluster: Cluster | None
     layouts: tuple[LayoutRow, ...]
     kinds: tuple[KindRow, ...]
     communicators_least: int
@@ -103,29 +109,34 @@ class Overview:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with stable keys; the words for each kind's communicator come along."""
-        data = asdict(self)
+        data = asdict(replace(self, cluster=None))
+        del data["cluster"]
         for row, kind in zip(data["kinds"], self.kinds, strict=True):
             row["communicator"]["words"] = str(kind.communicator)
+            if kind.level is None:
+                del row["level"]
         return data
 
 
 def overview(
     source: Source,
     *,
+    cluster: Cluster | None = None,
     gpus_per_node: int | None = None,
     members: int = 8,
     kinds: Sequence[str] | None = None,
 ) -> Overview:
     """The overview of a plan; ``kinds`` keeps these rows, ``members`` limits the ranks listed of a group.
 
-    Without ``gpus_per_node`` a preset's own is used, and for other plans crossings are left out. Counts of
-    communicators are always those of the whole plan.
+    Without a ``cluster``, ``gpus_per_node`` says one of equal hosts; without both a preset's own is used, and for other
+    plans crossings are left out. Counts of communicators are always those of the whole plan.
     """
     plan, preset = source.plan, source.preset
     if gpus_per_node is None and preset is not None:
         gpus_per_node = preset.gpus_per_node
-    if gpus_per_node is not None:
-        integer(gpus_per_node, "gpus_per_node", least=1)
+    given = cluster is not None
+    if cluster is None and gpus_per_node is not None:
+        cluster = Cluster.of_nodes(gpus_per_node, plan.world_size)
     integer(members, "members", least=1)
     chosen = [plan.spec(name) for name in kinds] if kinds else list(plan.specs)
     use = communicators(plan)
@@ -135,10 +146,11 @@ def overview(
         first=plan.mesh.offset,
         last=plan.mesh.span.stop - 1,
         digest=plan.digest,
-        gpus_per_node=gpus_per_node,
-        nodes=None if gpus_per_node is None else -(-plan.world_size // gpus_per_node),
+        gpus_per_node=None if cluster is None else max(host.devices for host in cluster.hosts),
+        nodes=None if cluster is None else len(set(cluster.hosts_of(range(plan.world_size)).tolist())),
+        cluster=cluster,
         layouts=_layouts(plan.mesh),
-        kinds=tuple(_kind(plan, spec, use, members, gpus_per_node) for spec in chosen),
+        kinds=tuple(_kind(plan, spec, use, members, cluster, given) for spec in chosen),
         communicators_least=use.least,
         communicators_most=use.most,
         communicators_total=use.total,
@@ -172,7 +184,9 @@ def _shared(mesh: Mesh, view: str, axis: str) -> bool:
     return axis in mesh.axes and mesh.groups(axis).tile == mesh.groups(axis, view=view).tile
 
 
-def _kind(plan: Plan, spec: GroupSpec, use: Communicators, members: int, gpus_per_node: int | None) -> KindRow:
+def _kind(
+    plan: Plan, spec: GroupSpec, use: Communicators, members: int, cluster: Cluster | None, given: bool
+) -> KindRow:
     groups = plan.groups(spec.name)
     return KindRow(
         name=spec.name,
@@ -185,7 +199,8 @@ def _kind(plan: Plan, spec: GroupSpec, use: Communicators, members: int, gpus_pe
         examples=tuple(group[:members] for group in groups[:_EXAMPLES]),
         options=spec.options.to_dict(),
         communicator=use.kinds[spec.name],
-        crossings=None if gpus_per_node is None else crossings(groups, gpus_per_node),
+        crossings=None if cluster is None else crossings(groups, cluster),
+        level=widest(groups, cluster).name if cluster is not None and given else None,
     )
 
 

@@ -8,6 +8,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from rankmesh.layout.groups import Groups
 from rankmesh.plan.plan import Plan
+from rankmesh.topology import Cluster
 from rankmesh.viz.palette import colours
 from rankmesh.viz.sheet import Block, Sheet, sheet
 
@@ -44,14 +45,14 @@ def put(parent: Element, tag: str, text: str | None = None, **attributes: object
     return element
 
 
-def panel(plan: Plan, name: str, gpus_per_node: int | None) -> Panel:
+def panel(plan: Plan, name: str, cluster: Cluster | None) -> Panel:
     """The mesh of a plan with the groups of one kind in colour, and a legend."""
     groups = plan.groups(name)
     drawn = sheet(plan.mesh)
     paint = _Paint(
         colours(len(groups)),
         {rank: index for index, ranks in enumerate(groups.tolist()) for rank in ranks},
-        gpus_per_node,
+        None if cluster is None else cluster.hosts_of(range(plan.mesh.span.stop)).tolist(),
     )
     root = Element("g")
     view = plan.spec(name).view
@@ -77,14 +78,14 @@ def _count(number: int, word: str) -> str:
 
 @dataclass(frozen=True)
 class _Paint:
-    """The colour of each group, the group of each rank, and the size of a node if it is known."""
+    """The colour of each group, the group of each rank, and the host of each if they are known."""
 
     colours: list[str]
     group_of: Mapping[int, int]
-    gpus_per_node: int | None
+    hosts: list[int] | None
 
     def node(self, rank: int) -> int:
-        return 0 if self.gpus_per_node is None else rank // self.gpus_per_node
+        return 0 if self.hosts is None else self.hosts[rank]
 
 
 def _block(root: Element, drawn: Sheet, block: Block, paint: _Paint, place: tuple[int, int, int]) -> int:

@@ -21,6 +21,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from rankmesh.errors import LayoutError
 from rankmesh.plan.plan import Plan
+from rankmesh.topology import Cluster
 from rankmesh.viz.panel import GAP, STYLE, Panel, panel, put
 
 __all__ = ["LIMIT", "picture", "pictured_kinds"]
@@ -29,8 +30,12 @@ LIMIT = 512
 _TARGET_WIDTH = 1000
 
 
-def picture(plan: Plan, names: Sequence[str] | None = None, *, gpus_per_node: int | None = None) -> str:
+def picture(
+    plan: Plan, names: Sequence[str] | None = None, *, cluster: Cluster | None = None, gpus_per_node: int | None = None
+) -> str:
     """SVG text with one panel for each kind in ``names``; by default each that leads a communicator.
+
+    Hosts are those of the ``cluster``, or have ``gpus_per_node`` consecutive ranks each.
 
     Raises ``LayoutError`` for a mesh of more than 512 ranks, whose cells could not be read.
     """
@@ -41,8 +46,10 @@ def picture(plan: Plan, names: Sequence[str] | None = None, *, gpus_per_node: in
             size=plan.mesh.size,
             limit=LIMIT,
         )
-    panels = [panel(plan, name, gpus_per_node) for name in names or pictured_kinds(plan)]
-    return tostring(_sheet_of(plan, panels, gpus_per_node), encoding="unicode")
+    if cluster is None and gpus_per_node is not None:
+        cluster = Cluster.of_nodes(gpus_per_node, plan.mesh.span.stop)
+    panels = [panel(plan, name, cluster) for name in names or pictured_kinds(plan)]
+    return tostring(_sheet_of(plan, panels, cluster), encoding="unicode")
 
 
 def pictured_kinds(plan: Plan) -> list[str]:
@@ -51,12 +58,12 @@ def pictured_kinds(plan: Plan) -> list[str]:
     return leaders or [spec.name for spec in plan.specs[:1]]
 
 
-def _sheet_of(plan: Plan, panels: list[Panel], gpus_per_node: int | None) -> Element:
+def _sheet_of(plan: Plan, panels: list[Panel], cluster: Cluster | None) -> Element:
     """The panels in rows, as many side by side as fit the target width."""
     places, width, height = _flow(panels)
     title = f"{plan.mesh}: {plan.mesh.size} ranks"
-    if gpus_per_node is not None:
-        title += f", heavy lines are nodes of {gpus_per_node}"
+    if cluster is not None:
+        title += f", heavy lines are nodes of {max(host.devices for host in cluster.hosts)}"
     root = Element(
         "svg",
         {

@@ -10,7 +10,20 @@ intra_dist_opt_instance)
 from rankmesh.plan.recipes.accelerate import accelerate
 from rankmesh.plan.recipes.deepspeed import deepspeed
 from rankmesh.plan.recipes.megatron import megatron, megatron_mesh
+from rankmesh.plan.recipes.serving import sglang, vllm
 from rankmesh.plan.recipes.small import axes, ezpz, nanotron, three_d
 from rankmesh.plan.recipes.torchtitan import torchtitan
 
-__all__ = ["accelerate", "axes", "deepspeed", "ezpz", "megatron", "megatron_mesh", "nanotron", "three_d", "torchtitan"]
+__all__ = [
+    "accelerate",
+    "axes",
+    "deepspeed",
+    "ezpz",
+    "megatron",
+    "megatron_mesh",
+    "nanotron",
+    "sglang",
+    "three_d",
+    "torchtitan",
+    "vllm",
+]

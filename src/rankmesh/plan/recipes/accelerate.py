@@ -66,4 +66,4 @@ def accelerate(
     for name, axes in _FLATTENED.items():
         present = [axis for axis in axes if axis in kept]
         specs += [GroupSpec(name, present)] if present else []
-    return Plan(Mesh(rank_map=None, **kept), specs, world_size=world, options=options)
+    return Plan(Mesh.of(kept), specs, world_size=world, options=options)

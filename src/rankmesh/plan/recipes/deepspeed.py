@@ -53,7 +53,7 @@ def deepspeed(
             sp=sp,
         )
     inner = {"sp": sp} if sp > 1 else {"tp": tp}
-    mesh = Mesh(rank_map=None, **inner, dp=data)
+    mesh = Mesh.of({**inner, "dp": data})
     every = "-".join(mesh.axes)
     specs = [GroupSpec("world", every), GroupSpec("dp"), *(GroupSpec(name) for name in inner)]
     if axis_size("ep", ep) > 1:

@@ -18,6 +18,7 @@ axes       as written                      the product
 
 from __future__ import annotations
 
+from rankmesh.errors import PlanError
 from rankmesh.layout.axes import integer
 from rankmesh.layout.mesh import Mesh
 from rankmesh.layout.picks import ends
@@ -91,14 +92,20 @@ def three_d(
     return Plan(Mesh(tp=tp, pp=pp, dp=data), specs, world_size=world, options=options)
 
 
-def axes(mesh: Mesh, *, options: Options | None = None) -> Plan:
+def axes(mesh: Mesh, *, world_size: int | None = None, options: Options | None = None) -> Plan:
     """A plan for a bare mesh: one group for each axis of the mesh and of its views, and the usual unions.
 
-    ``dp_cp`` reduces gradients where both axes exist, ``embd`` ties the embeddings at the ends of ``pp``.
+    ``dp_cp`` reduces gradients where both axes exist, ``embd`` ties the embeddings at the ends of ``pp``. The world is
+    what the mesh spans, unless ``world_size`` says that it is larger.
 
     >>> list(axes(Mesh(tp=2, cp=2, dp=2, pp=2)).kinds)
     ['tp', 'cp', 'dp', 'pp', 'dp_cp', 'embd']
     """
+    if not isinstance(mesh, Mesh):
+        raise PlanError(
+            f"received {mesh!r} as a mesh; give a Mesh, such as Mesh(tp=2, dp=4); a text is read by rankmesh.read",
+            received=mesh,
+        )
     specs = [GroupSpec(name) for name in mesh.axes]
     for view, other in mesh.views.items():
         taken = {spec.name for spec in specs}
@@ -106,4 +113,4 @@ def axes(mesh: Mesh, *, options: Options | None = None) -> Plan:
     unions = [GroupSpec("dp_cp", "dp-cp"), GroupSpec("embd", "pp", pick=ends)]
     taken = {spec.name for spec in specs}
     specs += [union for union in unions if union.name not in taken and mesh.axes.keys() >= set(union.axes)]
-    return Plan(mesh, specs, world_size=mesh.span.stop, options=options)
+    return Plan(mesh, specs, world_size=mesh.span.stop if world_size is None else world_size, options=options)

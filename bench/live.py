@@ -1,0 +1,105 @@
+"""Live: real gloo ranks on this machine, from an initialised world to groups that have all been used once.
+
+```
+world ready ──▶ built ──▶ used: one all-reduce on every group, each answer checked
+      │ descriptors, threads │ …of the same rank again
+```
+
+A time is that of the slowest rank, a count that of the rank with most. Store operations are counted in a run of their
+own, through a store that counts each call and hands it on; so nothing that is timed goes through it.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.contests import Contest, Make, Sizes, missing
+from bench.processes import Outcome, run_world
+from bench.results import Comparison, Sample
+from bench.rounds import alternate
+
+__all__ = ["live", "live_sizes"]
+
+_PROCESS = Path("/proc/self")
+
+
+def live_sizes(ranks: int) -> Sizes:
+    """The layout of the live worlds: two of every axis, and the rest data parallel."""
+    return Sizes(ranks, tp=2, cp=2, pp=2, ep=2)
+
+
+def live(contest: Contest, ranks: int, rounds: int, limit: float) -> Comparison:
+    """Both sides of a contest on ``ranks`` processes."""
+    sizes = live_sizes(ranks)
+    makes = {"ours": contest.ours, "theirs": contest.theirs}
+    absent = missing(contest)
+    operations = {side: _operations(make, sizes, limit) for side, make in makes.items() if side == "ours" or not absent}
+    return alternate(
+        "live",
+        contest.what,
+        ranks,
+        contest.peer,
+        {side: _timed(make, sizes, limit, operations.get(side)) for side, make in makes.items()},
+        rounds,
+        reduce=_slowest,
+        absent=absent,
+    )
+
+
+def _timed(make: Make, sizes: Sizes, limit: float, operations: float | None) -> Any:
+    known = {} if operations is None else {"store_operations": operations}
+    return lambda: run_world(sizes.world, lambda rank, store: _measure(make, sizes) | known, limit=limit)
+
+
+def _slowest(outcome: Outcome) -> Sample:
+    return {name: max(report[name] for report in outcome.reports) for name in outcome.reports[0]}
+
+
+def _measure(make: Make, sizes: Sizes) -> dict[str, float]:
+    before = _held()
+    started = time.perf_counter()
+    groups = make(sizes)
+    built = time.perf_counter()
+    _use(groups)
+    used = time.perf_counter()
+    held = _held()
+    added = {f"added_{name}": count - before[name] for name, count in held.items()}
+    return {"built": built - started, "used": used - started} | held | added | {"groups": len(groups)}
+
+
+def _use(groups: list[Any]) -> None:
+    """One all-reduce on every group, whose answer is the number of members."""
+    import torch
+    import torch.distributed as dist
+
+    for group in groups:
+        one = torch.ones(1)
+        dist.all_reduce(one, group=group)
+        if int(one) != group.size():
+            raise RuntimeError(f"received {int(one)} from a group of {group.size()}")
+
+
+def _held() -> dict[str, float]:
+    """Open descriptors and threads of this process; nothing where the system does not say."""
+    if not _PROCESS.exists():
+        return {}
+    # The listing has a descriptor of its own.
+    return {
+        "descriptors": len(list((_PROCESS / "fd").iterdir())) - 1,
+        "threads": len(list((_PROCESS / "task").iterdir())),
+    }
+
+
+def _operations(make: Make, sizes: Sizes, limit: float) -> float | None:
+    """Store operations of the busiest rank, from the initialised world to groups that are used; None if it fails."""
+    from bench.counting import CountingStore
+
+    def body(rank: int, store: CountingStore) -> dict[str, float]:
+        before = store.operations
+        _use(make(sizes))
+        return {"store_operations": store.operations - before}
+
+    outcome = run_world(sizes.world, body, limit=limit, wrap=CountingStore)
+    return None if outcome.failure else _slowest(outcome)["store_operations"]

@@ -1,0 +1,130 @@
+"""Host names: lists in brackets, and their natural order.
+
+```
+node[1-3,7]        node1 node2 node3 node7
+gpu[08-10]x        gpu08x gpu09x gpu10x
+a[1-2]b[3-4]       a1b3 a1b4 a2b3 a2b4
+```
+
+>>> host_list("node[9-10],node2")
+('node9', 'node10', 'node2')
+>>> sorted(host_list("node[9-10],node2"), key=natural)
+['node2', 'node9', 'node10']
+>>> sorted(["10.0.0.10", "10.0.0.9", "fe80::10", "fe80::9"], key=natural)
+['10.0.0.9', '10.0.0.10', 'fe80::9', 'fe80::10']
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator
+from itertools import product
+from math import prod
+
+from rankmesh.errors import ClusterError
+
+__all__ = ["host_list", "natural"]
+
+# More hosts than any cluster has: a range with a slip of the finger is told, not listed.
+_LIMIT = 2**20
+_PARTS = re.compile(r"([0-9]+)")
+_BRACKET = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+
+Key = tuple[tuple[int, str], ...]
+
+
+def natural(name: str) -> tuple[Key, str]:
+    """A sort key: numbers by value, the rest letter by letter, whatever their case; addresses as numbers.
+
+    Only 0 to 9 are digits, and of any length; names that differ in leading zeros or case alone are ordered as strings.
+    """
+    address = _ipv6(name)
+    if address is not None:
+        return ((1, f"{address:032x}"),), name
+    return tuple(_part(number, text) for number, text in enumerate(_PARTS.split(name))), name
+
+
+def _part(number: int, text: str) -> tuple[int, str]:
+    """Text stands at even places, digits at odd ones: first their length, then their value."""
+    if number % 2 == 0:
+        return 0, text.lower()
+    digits = text.lstrip("0")
+    return len(digits), digits
+
+
+def _ipv6(name: str) -> int | None:
+    if ":" not in name:
+        return None
+    try:
+        return int(ipaddress.IPv6Address(name.strip("[]").partition("%")[0]))
+    except ValueError:
+        return None
+
+
+def host_list(text: str | Iterable[str]) -> tuple[str, ...]:
+    """The hosts of a list as Slurm and PBS write it, in its order: ``node[1-4,7],login1``; numbers keep their zeros.
+
+    Raises ``ClusterError`` for brackets that do not close, ranges that run backwards, and more than a million hosts.
+    """
+    parts = [text] if isinstance(text, str) else list(text)
+    names = [name for part in parts for word in _words(part) for name in _expand(word, part)]
+    if len(names) > _LIMIT:
+        raise _refused(str(text)[:80], f"it has {len(names)} hosts; at most {_LIMIT} are listed")
+    return tuple(names)
+
+
+def _words(text: object) -> Iterator[str]:
+    """The words between commas and spaces that are outside of brackets."""
+    if not isinstance(text, str):
+        raise _refused(repr(text), "a host is a name")
+    word, depth = "", 0
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        if depth not in (0, 1):
+            raise _refused(text, "its brackets do not match")
+        if depth == 0 and (letter == "," or letter.isspace()):
+            yield from filter(None, [word])
+            word = ""
+        else:
+            word += letter
+    if depth:
+        raise _refused(text, "a bracket is not closed")
+    yield from filter(None, [word])
+
+
+def _expand(word: str, text: str) -> Iterator[str]:
+    """Every name of one word, in Slurm's order: the last bracket fastest, then from the first one on.
+
+    An IPv6 address in brackets is a name.
+    """
+    if _ipv6(word) is not None:
+        yield word
+        return
+    words, brackets = _BRACKET.split(word)[::2], _BRACKET.split(word)[1::2]
+    numbers = [list(_numbers(inside, text)) for inside in brackets]
+    fastest = [*range(len(numbers))[-1:], *range(len(numbers) - 1)]
+    if prod(map(len, numbers)) > _LIMIT:
+        raise _refused(text, f"it has more than {_LIMIT} hosts")
+    for chosen in product(*(numbers[place] for place in reversed(fastest))):
+        at = dict(zip(reversed(fastest), chosen, strict=True))
+        yield words[0] + "".join(at[place] + rest for place, rest in enumerate(words[1:]))
+
+
+def _numbers(inside: str, text: str) -> Iterator[str]:
+    for item in inside.split(","):
+        found = _RANGE.fullmatch(item.strip())
+        if found is None or max(map(len, filter(None, found.groups()))) > 18:
+            raise _refused(text, f"{item!r} in brackets is no number and no range")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if not 0 <= last - first < _LIMIT:
+            raise _refused(text, f"the range {item!r} runs backwards or is too long")
+        for number in range(first, last + 1):
+            yield str(number).zfill(len(found[1]))
+
+
+def _refused(text: str, why: str) -> ClusterError:
+    return ClusterError(
+        f"received the host list {text!r}; {why}; write names, ranges and commas, such as node[1-4,7]", received=text
+    )

@@ -1,0 +1,193 @@
+import json
+
+import pytest
+
+from rankmesh.errors import ClusterError
+from rankmesh.topology import Cluster
+from rankmesh.topology.slurm import slurm_job
+
+TREE = """\
+# two racks
+SwitchName=s1 Nodes=node[1-2]   LinkSpeed=100
+SwitchName=s2 \\
+    Nodes=node[3,10]
+SwitchName=top Switches=s[1-2]
+"""
+BLOCK = "BlockName=b1 Nodes=node[1-2]\nBlockName=b2 Nodes=node[3-4]\nblockname=b3 nodes=node5\nBlockSizes=2,4\n"
+YAML = """\
+- topology: flat
+  flat: true
+- topology: racks
+  cluster_default: true
+  tree:
+    switches:
+      - switch: top
+        children: s[1-2]
+      - switch: s1
+        nodes: node[1-2]
+      - switch: s2
+        nodes: node[3,10]
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Write a file and read it as a cluster."""
+
+    def read(text, name="file", **words):
+        path = tmp_path / name
+        path.write_text(text if isinstance(text, str) else json.dumps(text))
+        return Cluster.read(path, **words)
+
+    return read
+
+
+def _units(cluster, level):
+    names = [other.name for other in cluster.levels]
+    return [host.places[names.index(level) - 1] for host in cluster.hosts]
+
+
+@pytest.mark.parametrize("text", [TREE, YAML])
+def test_slurm_trees(read, text):
+    """topology.conf and topology.yaml say one thing; the job's hosts are taken in the launcher's order."""
+    cluster = read(text)
+    assert [host.name for host in cluster.hosts] == ["node1", "node2", "node3", "node10"]
+    assert [level.name for level in cluster.levels] == ["host", "leaf", "spine"]
+    assert _units(cluster, "leaf") == ["s1", "s1", "s2", "s2"]
+    assert cluster.size == 32
+    assert "do not say how many devices" in cluster.notes[0]
+    some = read(text, hosts=["node10", "node[1-2]"], gpus_per_node=2)
+    assert ([host.name for host in some.hosts], some.rank_map) == (["node1", "node2", "node10"], (2, 3, 4, 5, 0, 1))
+    assert some.notes == ()
+
+
+def test_slurm_blocks(read):
+    """Blocks are NVLink domains, joined in order to the next larger block size."""
+    cluster = read(BLOCK, gpus_per_node=4)
+    assert [level.name for level in cluster.levels] == ["host", "nvlink", "leaf", "network"]
+    assert _units(cluster, "nvlink") == ["b1", "b1", "b2", "b2", "b3"]
+    assert _units(cluster, "leaf") == ["4x0", "4x0", "4x0", "4x0", "4x1"]
+
+
+def test_switches_of_uneven_height(read):
+    """A rack that hangs on the core itself is alone at the level that it has not."""
+    cluster = read("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n2\nSwitchName=m Switches=a\nSwitchName=c Switches=m,b\n")
+    assert [host.places for host in cluster.hosts] == [("a", "m", "c"), ("b", "b", "c")]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "match"),
+    [
+        (TREE + "SwitchName=s3 Nodes=node2\n", 6, r"node 'node2' under 's3'; line 2 has it under 's1'"),
+        (TREE + "SwitchName=s1 Nodes=node9\n", 6, "switch 's1' a second time; the first is on line 2"),
+        (TREE + "SwitchName=x Switches=s1\n", 6, "switch 's1' under 'x'; line 5 has it under 'top'"),
+        ("SwitchName=a Switches=b\nSwitchName=b Switches=a\n", 1, "under itself"),
+        ("SwitchName=a Switches=b\n", 1, "no line that describes it"),
+        ("SwitchName=a Nodes=n1\nNodeName=b\n", 2, "names no switch"),
+        ("SwitchName=a Nodes=n1\n\nSwitchName=b nonsense\n", 3, "'nonsense'"),
+        (BLOCK + "BlockName=b4 Nodes=node1\n", 5, "node 'node1' in block 'b4'; line 1 has it in 'b1'"),
+        (BLOCK + "SwitchName=s Nodes=node1\n", 1, "blocks beside switches"),
+        (YAML + "      - switch: s3\n        nodes: node1\n", 13, "node 'node1' under 's3'; line 9"),
+    ],
+)
+def test_contradictions_have_their_line(read, text, line, match):
+    """A file of Slurm that contradicts itself is refused with the path and the line."""
+    with pytest.raises(ClusterError, match=match) as error:
+        read(text)
+    assert error.value.line == line
+    assert f"file, line {line}: received" in str(error.value)
+
+
+def test_our_own_document(read):
+    """What the command prints is read back; by hand names are lists, numbers may be absent; a slip has its line."""
+    cluster = Cluster.parse("host=2,leaf=2,spine=2", hosts="b[1-2],a[1-2]")
+    assert read(cluster.to_dict()) == cluster
+    assert read(cluster.to_dict(), hosts="a2,b1").rank_map is None
+    text = "levels:\n- {name: host}\n- {name: leaf, uplink: 1.0e+9}\n- {name: spine}\nhosts:\n"
+    text += '- {name: "n[1-2]", devices: 4, leaf: a, spine: x}\n- {name: n3, devices: 2, leaf: b, spine: x}\n'
+    assert [host.devices for host in read(text).hosts] == [4, 4, 2]
+    assert read(text).levels[1].uplink == 1e9
+    with pytest.raises(ClusterError, match=r"line 8: received leaf 'a' in spine 'x' \(host n1\) and in spine 'y'"):
+        read(text + "- {name: n4, devices: 2, leaf: a, spine: y}\n")
+    with pytest.raises(ClusterError, match=r"line 8: received host 'n3' twice"):
+        read(text + "- {name: n3, devices: 2, leaf: b, spine: x}\n")
+    with pytest.raises(ClusterError, match="host 'n9', which the cluster has not"):
+        read(text, hosts="n9")
+
+
+def test_kubernetes(read):
+    """Labels of nodes are levels; a node without devices is no host, one without a label is alone."""
+
+    def node(name, gpus, **labels):
+        keys = {"leaf": "network.topology.nvidia.com/leaf", "clique": "nvidia.com/gpu.clique",
+                "zone": "topology.kubernetes.io/zone"}  # fmt: skip
+        return {
+            "kind": "Node",
+            "metadata": {"name": name, "labels": {keys[key]: value for key, value in labels.items()}},
+            "status": {"allocatable": {"cpu": "96", **({"nvidia.com/gpu": str(gpus)} if gpus else {})}},
+        }
+
+    nodes = [node("gpu-10", 8, leaf="l1", zone="z"), node("gpu-9", 4, leaf="l1", clique="c.1", zone="z"), node("cp", 0)]
+    cluster = read({"kind": "List", "items": nodes})
+    assert [level.name for level in cluster.levels] == ["host", "nvlink", "leaf", "zone"]
+    assert [(host.name, host.devices, host.places) for host in cluster.hosts] == [
+        ("gpu-9", 4, ("c.1", "l1", "z")), ("gpu-10", 8, ("gpu-10", "l1", "z"))
+    ]  # fmt: skip
+    assert cluster.rank_map is None
+
+
+def test_aws(read):
+    """Network nodes are listed from the top; the instance type says the devices, the capacity block the domain."""
+    rows = [
+        {"InstanceId": f"i-{number}", "InstanceType": kind, "NetworkNodes": ["nn-top", "nn-mid", f"nn-{number // 2}"]}
+        for number, kind in enumerate(["p5.48xlarge", "p5.48xlarge", "x.large"])
+    ]
+    cluster = read({"Instances": rows}, gpus_per_node=1)
+    assert [level.name for level in cluster.levels] == ["host", "leaf", "spine", "core"]
+    assert ([host.devices for host in cluster.hosts], _units(cluster, "leaf")) == ([8, 8, 1], ["nn-0", "nn-0", "nn-1"])
+    rows[0]["CapacityBlockId"] = rows[1]["CapacityBlockId"] = "cr-1"
+    assert _units(read({"Instances": rows}), "nvlink") == ["cr-1", "cr-1", "i-2"]
+    rows[0]["NetworkNodes"] = []
+    with pytest.raises(ClusterError, match=r"under 0 and under 3 switches \(i-0 has 0\)"):
+        read({"Instances": rows})
+
+
+def test_hosts_and_their_switches(read):
+    """{host: switch}, or the switches of each host, innermost first; addresses are names."""
+    cluster = read({"10.0.0.10": "s1", "10.0.0.9": "s0"}, gpus_per_node=2)
+    assert [host.name for host in cluster.hosts] == ["10.0.0.9", "10.0.0.10"]
+    assert [level.name for level in cluster.levels] == ["host", "leaf", "network"]
+    assert [level.name for level in read({"a": ["s1", "t"], "b": ["s2", "t"]}).levels] == ["host", "leaf", "spine"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", "{", "a: [", "{}", '{"items": []}', '{"Instances": [{}]}', "- topology: x\n"]
+)
+def test_files_that_are_none(read, text):
+    """Whatever else a file holds is refused, with the forms that are read."""
+    with pytest.raises(ClusterError, match="received"):
+        read(text)
+
+
+def test_a_path_that_is_not_there(tmp_path):
+    """A path that cannot be read says so, and that a string would do."""
+    with pytest.raises(ClusterError, match=r"cannot be read .* axis string"):
+        Cluster.read(tmp_path / "none.yaml")
+
+
+def test_the_environment_of_a_job(tmp_path):
+    """Hosts and tasks of a Slurm job, dealt by host or in turn, with and without the topology file."""
+    job = {"SLURM_JOB_NODELIST": "node[2,10]", "SLURM_TASKS_PER_NODE": "2,1"}
+    assert [(host.name, host.devices) for host in slurm_job(job).hosts] == [("node2", 2), ("node10", 1)]
+    assert slurm_job({**job, "SLURM_DISTRIBUTION": "cyclic"}).rank_map == (0, 2, 1)
+    assert slurm_job({**job, "SLURM_DISTRIBUTION": "block:cyclic"}).rank_map is None
+    for bad in ({"SLURM_DISTRIBUTION": "plane=2"}, {"SLURM_TASKS_PER_NODE": "4"}, {"SLURM_TASKS_PER_NODE": "x"}):
+        with pytest.raises(ClusterError, match="received"):
+            slurm_job({**job, **bad})
+    with pytest.raises(ClusterError, match="without SLURM_JOB_NODELIST"):
+        slurm_job({})
+    (tmp_path / "topology.conf").write_text("SwitchName=a Nodes=node2\nSwitchName=b Nodes=node10\n")
+    from rankmesh.topology.read import machine_of
+
+    placed = slurm_job(job, machine_of(tmp_path / "topology.conf"))
+    assert [(host.devices, host.places[0]) for host in placed.hosts] == [(2, "a"), (1, "b")]
