@@ -94,9 +94,9 @@ def _dies_before_it_has_decided(me):
     if me.rank == 1:
         Phase.announce = judge_only
         Meeting.give_up = lambda *_: None
-        me.store.wait(["first"])
+        while not any("agree/roll" in key for key in me.store.list_keys()):
+            time.sleep(0.01)
         return me.error(KeyboardInterrupt, rm.connect, TWO, timeout=1)
-    me.store.set("first", "yes")
     return me.error(AgreementError, rm.connect, TWO, timeout=1)
 
 

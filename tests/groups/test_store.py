@@ -28,7 +28,7 @@ def _many(me):
         for number in range(rounds):
             rm.connect(_plan(f"{rounds} {number}"), timeout=20).close()
         me.meet(f"after {rounds}")
-        found.append(len([key for key in me.store.list_keys() if "/met" not in key and "/meet" not in key]))
+        found.append(len([key for key in me.store.list_keys() if not key.startswith(("met/", "meet/"))]))
         me.meet(f"counted {rounds}")
     return found
 

@@ -26,6 +26,8 @@ def kind_along(plan: Plan, axis: str, view: str | None, own: Container[str]) -> 
 
     ``ConnectError`` where there is none, and where several have process groups of their own.
     """
+    if axis not in plan.kinds:
+        plan.mesh.groups(axis, view=view)  # raises UnknownAxis, with a suggestion
     if axis in own and _along(plan, axis, axis, view):
         return axis
     leaders = {names[0] for names in plan.sharing}

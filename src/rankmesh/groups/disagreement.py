@@ -29,6 +29,8 @@ from rankmesh.layout.span import Span
 __all__ = ["Disagreement"]
 
 _POLL = 0.05
+# Seconds that ranks have to tell what they claim, where nobody is in a hurry: all of them wait in vain.
+_TELL = 5.0
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,8 @@ class Disagreement:
         for meeting in mine:
             self._over(meeting)
         for phase in mine.values():
-            phase.wake(CALL)
-        end = time.monotonic() + CALL
+            phase.wake(_TELL)
+        end = time.monotonic() + _TELL
         for meeting, phase in mine.items():
             phase.silent(end, besides=meeting.absent)
         # All verdicts, and only then the first of them: who hears one takes away what it told.
