@@ -281,6 +281,8 @@ def nanotron(rank):
     """Eight ranks, groups made as nanotron's ParallelContext makes them: rank 7 skips a reduction."""
     from nanotron.parallel import ParallelContext
 
+    os.environ["WORLD_SIZE"] = "8"
+    ParallelContext.set_device = lambda self: None  # it has a GPU for each rank
     context = ParallelContext(tensor_parallel_size=2, pipeline_parallel_size=2, data_parallel_size=2)
     for step in range(3):
         dist.all_reduce(ones(), group=context.tp_pg)
