@@ -44,6 +44,7 @@ def hangs(size, cause, ranks, group, operation="all_reduce", spec=""):
 
 
 def ones(*sizes, dtype=torch.float32):
+    """A tensor of ones, four of them when nothing is said."""
     return torch.ones(sizes or (4,), dtype=dtype)
 
 

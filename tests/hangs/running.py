@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import rankmesh.groups
-import rankmesh.watch  # noqa: F401  - loaded once, before the fork
+import rankmesh.watch
 
 LIMIT = 60.0
 

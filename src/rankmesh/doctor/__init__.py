@@ -8,7 +8,7 @@ files ── formats, reader ──> Recording ── folder ──> one a rank 
 
 from rankmesh.doctor.causes import CAUSES, Cause
 from rankmesh.doctor.diagnosis import Diagnosis, diagnose, doctor
-from rankmesh.doctor.formats import BadRecording
 from rankmesh.doctor.recording import Recording, recording_of
+from rankmesh.errors import RecordingError
 
-__all__ = ["CAUSES", "BadRecording", "Cause", "Diagnosis", "Recording", "diagnose", "doctor", "recording_of"]
+__all__ = ["CAUSES", "Cause", "Diagnosis", "Recording", "RecordingError", "diagnose", "doctor", "recording_of"]

@@ -2,15 +2,15 @@
 
 ```
 rank 0   all_reduce  tensors float32[4], reduction SUM  ┐
-rank 1   all_reduce  tensors float32[4], reduction SUM  ├─ reductions differ: rank 3 is the odd one
+rank 1   all_reduce  tensors float32[4], reduction SUM  ├─ reduction differs: rank 3 is the odd one
 rank 3   all_reduce  tensors float32[4], reduction MAX  ┘
 ```
 
 A call has a *signature*: the facts that are the same on all members of its group, by name.
 
->>> one, other = Signature.of("all_reduce", elements=(4,)), Signature.of("all_reduce", elements=(8,))
+>>> one, other = Signature.of("all_reduce", sizes=(4,)), Signature.of("all_reduce", sizes=(8,))
 >>> print(difference([one, other]), difference([one, one]))
-elements differ None
+sizes differ None
 >>> odd_ones({0: one, 1: one, 2: other})
 [2]
 """
@@ -65,8 +65,8 @@ class Difference:
     names: tuple[str, ...]
 
     def __str__(self) -> str:
-        only = self.names[0] if len(self.names) == 1 else ""
-        return f"{', '.join(self.names)} differ" if not only or only.endswith("s") else f"{only}s differ"
+        plural = len(self.names) > 1 or self.names[0].endswith("s")
+        return f"{', '.join(self.names)} {'differ' if plural else 'differs'}"
 
 
 def difference(calls: Sequence[Comparable]) -> Difference | None:

@@ -67,7 +67,7 @@ class Diagnosis:
 def doctor(folder: str | Path, plan: Plan | None = None) -> Diagnosis:
     """What hangs, by the recordings in a folder; a plan tells the groups by kind and coordinate.
 
-    Raises ``BadRecording`` for a folder without recordings.
+    Raises ``RecordingError`` for a folder without recordings.
     """
     found = read_folder(Path(folder))
     return diagnose(found.recordings, plan, found.notes)
@@ -89,8 +89,13 @@ def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, note
     ]
     causes = [*diverged, *others]
     counted = [_counted(cause, waits) if place < _COUNTED else cause for place, cause in enumerate(causes)]
-    ordered = sorted(counted, key=lambda cause: (-cause.explains, CAUSES.index(cause.cause), cause.ranks))
+    ordered = sorted(counted, key=_first)
     return Diagnosis(tuple(ordered), waiting, history.world_size, notes, history, waits)
+
+
+def _first(cause: Cause) -> tuple[object, ...]:
+    """What comes first: what explains most; a call that all have entered may only be under way, and comes last."""
+    return cause.cause == "stuck", -cause.explains, CAUSES.index(cause.cause), cause.ranks
 
 
 def _follows(cause: Cause, diverged: Mapping[KnownGroup, int]) -> bool:

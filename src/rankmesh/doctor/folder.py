@@ -16,10 +16,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankmesh.doctor.formats import BadRecording
 from rankmesh.doctor.reader import read_files
 from rankmesh.doctor.recording import Recording
-from rankmesh.errors import in_words
+from rankmesh.errors import RecordingError, in_words
 
 __all__ = ["Found", "chosen", "read_folder"]
 
@@ -38,14 +37,14 @@ class Found:
 
 
 def read_folder(folder: Path) -> Found:
-    """The recordings of a folder; ``BadRecording`` when it has none that can be read."""
+    """The recordings of a folder; ``RecordingError`` when it has none that can be read."""
     files = _files(folder)
     recordings, refused = read_files(files)
     if not recordings:
         why = f"; {refused[0]}" if refused else ""
-        raise BadRecording(
-            f"received {str(folder)!r}, which holds no recording that can be read{why}; a recording is a file of torch's "
-            "flight recorder whose name ends with the rank, such as nccl_trace_rank_3, or one that rankmesh wrote",
+        raise RecordingError(
+            f"received {str(folder)!r}, which holds no recording that can be read{why}; a recording is a file of "
+            "torch's flight recorder whose name ends with the rank (nccl_trace_rank_3), or one that rankmesh wrote",
             path=str(folder),
             refused=tuple(refused),
         )
@@ -54,7 +53,7 @@ def read_folder(folder: Path) -> Found:
 
 def _files(folder: Path) -> list[tuple[Path, int | None]]:
     if not folder.is_dir():
-        raise BadRecording(
+        raise RecordingError(
             f"received {str(folder)!r}, which is no folder; give the one in which the ranks left their recordings",
             path=str(folder),
         )

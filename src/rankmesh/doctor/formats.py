@@ -20,16 +20,12 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rankmesh.errors import RankmeshError
+from rankmesh.errors import RecordingError, first_line
 
-__all__ = ["LIMIT", "BadRecording", "document", "parsed", "unpacked"]
+__all__ = ["LIMIT", "document", "parsed", "unpacked"]
 
 # Bytes of one recording, unpacked: 2,000 calls with frames take about one million.
 LIMIT = 128 * 2**20
-
-
-class BadRecording(RankmeshError, ValueError):
-    """A file that is no recording, or not one that can be read; ``path`` is the file."""
 
 
 class _Plain(pickle.Unpickler):
@@ -43,7 +39,7 @@ class _Plain(pickle.Unpickler):
 
 
 def document(path: Path) -> dict[str, Any]:
-    """The plain data of one file; ``BadRecording``, which names the file, for anything else."""
+    """The plain data of one file; ``RecordingError``, which names the file, for anything else."""
     try:
         with path.open("rb") as file:
             found = parsed(unpacked(file))
@@ -53,7 +49,7 @@ def document(path: Path) -> dict[str, Any]:
         raise _bad(path, "is nested too deeply", error) from error
     except MemoryError as error:
         raise _bad(path, "takes too much memory", error) from error
-    except BadRecording as error:
+    except RecordingError as error:
         raise _bad(path, str(error), None) from error
     except Exception as error:  # a hostile pickle raises whatever its opcodes lead to
         raise _bad(path, "is torn or no recording", error) from error
@@ -68,9 +64,9 @@ def unpacked(file: BinaryIO) -> bytes:
     file.seek(0)
     data = gzip.GzipFile(fileobj=file).read(LIMIT + 1) if packed else file.read(LIMIT + 1)
     if not data:
-        raise BadRecording("is empty")
+        raise RecordingError("is empty")
     if len(data) > LIMIT:
-        raise BadRecording(f"is larger than {LIMIT >> 20} MiB")
+        raise RecordingError(f"is larger than {LIMIT >> 20} MiB")
     return data
 
 
@@ -79,13 +75,13 @@ def parsed(data: bytes) -> object:
     if data[:1] == b"\x80":
         return _Plain(io.BytesIO(data)).load()
     if not data.lstrip()[:1] == b"{":
-        raise BadRecording("is neither JSON nor a pickle")
+        raise RecordingError("is neither JSON nor a pickle")
     return json.loads(data)
 
 
-def _bad(path: Path, what: str, error: Exception | None) -> BadRecording:
-    reason = "" if error is None else f" ({(str(error).strip().splitlines() or [type(error).__name__])[0][:160]})"
-    return BadRecording(
+def _bad(path: Path, what: str, error: Exception | None) -> RecordingError:
+    reason = "" if error is None else f" ({first_line(error)})"
+    return RecordingError(
         f"received {path.name}, which {what}{reason}; it is left out; a recording is what torch's flight recorder or "
         "rankmesh wrote",
         path=str(path),

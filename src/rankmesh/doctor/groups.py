@@ -83,7 +83,7 @@ class _Namer:
         self._plan, self._world = plan, tuple(range(world_size))
 
     def guess(self, group: GroupName, seen: Iterable[int]) -> tuple[int, ...]:
-        """The members of a group that nobody lists: the world's, the only group of the plan that fits, or who uses it."""
+        """Members that nobody lists: the world's, those of the only group of the plan that fits, or who uses it."""
         if group.desc == _DEFAULT:
             return self._world
         ranks = tuple(sorted(seen))

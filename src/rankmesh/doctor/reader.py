@@ -1,7 +1,7 @@
 """Files are read in processes of their own, with limits: a hostile file ends its reader, not the doctor.
 
 ```
-doctor ──"/dir/rank_3\\n"──> reader    at most 1.5 GiB, 30 s a file
+doctor ──"/dir/rank_3"──> reader    at most 1.5 GiB, 30 s a file
        <──(length, answer)──          the columns of the recording, or why there are none
 ```
 
@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from rankmesh.doctor.calls import Signature
-from rankmesh.doctor.formats import BadRecording, document
+from rankmesh.doctor.formats import document
 from rankmesh.doctor.recording import Exchange, GroupName, InCall, Recording, recording_of
+from rankmesh.errors import RecordingError
 
 __all__ = ["read_files"]
 
@@ -89,8 +90,8 @@ class _Reader:
     """The process that reads, as its user sees it."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from rankmesh.doctor.reader import main; main()"],
+        self._process = subprocess.Popen(  # noqa: S603  - this interpreter, and a module of ours
+            [sys.executable, "-c", f"from rankmesh.doctor.reader import main; main({_SECONDS})"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -114,7 +115,7 @@ class _Reader:
         self._process.communicate()
 
 
-def _write(stream: Any, value: object) -> None:
+def _write(stream: Any, value: Any) -> None:
     data = marshal.dumps(value)
     stream.write(struct.pack("<Q", len(data)) + data)
     stream.flush()
@@ -131,8 +132,8 @@ def _read(stream: Any) -> Any:
     return marshal.loads(data)  # noqa: S302  - written by the other end of this pipe, a process of ours
 
 
-def main() -> None:
-    """The reader: answers for each file that it is asked for."""
+def main(seconds: int) -> None:
+    """The reader: answers for each file that it is asked for, each within so many seconds."""
     import gc
 
     _limit_memory()
@@ -142,10 +143,10 @@ def main() -> None:
             path, rank = _read(sys.stdin.buffer)
         except EOFError:
             return
-        _alarm(_SECONDS)
+        _alarm(seconds)
         try:
             answer: Any = _packed(recording_of(document(Path(path)), rank, Path(path).name))
-        except BadRecording as error:
+        except RecordingError as error:
             answer = str(error)
         except MemoryError:
             answer = f"received {Path(path).name}, which takes too much memory; it is left out"

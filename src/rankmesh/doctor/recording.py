@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh.doctor.calls import Signature
-from rankmesh.doctor.formats import BadRecording
+from rankmesh.errors import RecordingError
 
 __all__ = ["Exchange", "GroupName", "InCall", "Recording", "recording_of", "signature_of"]
 
@@ -119,15 +119,15 @@ class Recording:
 def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> Recording:
     """The recording that a document holds; ``rank`` is what the name of its file says.
 
-    Raises ``BadRecording`` for what is no recording, or of a format that is not known.
+    Raises ``RecordingError`` for what is no recording, or of a format that is not known.
     """
-    entries = data.get("entries", [])
+    entries = data.get("entries")
     _check(data, entries, path)
     own = data.get("rankmesh")
     about: Mapping[str, Any] = own if isinstance(own, Mapping) else {}
     number = about.get("rank", rank)
     if not isinstance(number, int) or not 0 <= number < 2**31:
-        raise BadRecording(f"received {path}, which does not say of which rank it is; let its name end with the rank")
+        raise RecordingError(f"received {path}, which does not say of which rank it is; let its name end with the rank")
     result = Recording(
         rank=number,
         path=path,
@@ -143,7 +143,7 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
     try:
         _fill(result, entries, data)
     except (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError) as error:
-        raise BadRecording(f"received {path}, whose entries are not those of a recording ({error!r:.80})") from error
+        raise RecordingError(f"received {path}, whose entries are not those of a recording ({error!r:.80})") from error
     return result
 
 
@@ -151,9 +151,11 @@ def _check(data: Mapping[str, Any], entries: object, path: str) -> None:
     version = str(data.get("version", ""))[:20]
     parts = version.split(".")
     if not all(part.isdecimal() for part in parts) or not isinstance(entries, list):
-        raise BadRecording(f"received {path}, which is no recording: it has no version, or no entries")
+        raise RecordingError(f"received {path}, which is no recording: it has no version, or no entries")
     if int(parts[0]) != 2 or (len(parts) > 1 and int(parts[1]) < 1):
-        raise BadRecording(f"received {path}, a recording of format {version}; formats from 2.1 to before 3 are known")
+        raise RecordingError(
+            f"received {path}, a recording of format {version}; formats from 2.1 to before 3 are known"
+        )
 
 
 def _whole(value: object) -> int | None:
@@ -260,7 +262,7 @@ def _fill(result: Recording, entries: Sequence[Mapping[str, Any]], data: Mapping
 
 
 def _done(entry: Mapping[str, Any], call: str) -> bool:
-    """Whether a call is over. Gloo's calls stay ``scheduled`` and are retired; NCCL's that are retired have timed out."""
+    """Whether a call is over: gloo's stay ``scheduled`` and are retired; NCCL's that are retired have timed out."""
     if entry.get("state") == "completed":
         return True
     return bool(entry.get("retired")) and not call.startswith(("nccl", "rccl", "hccl", "xccl", "mccl"))

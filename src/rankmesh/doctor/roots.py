@@ -79,7 +79,8 @@ def _elsewhere(history: History, ranks: Sequence[int], turn: Turn) -> str:
 
 
 def _behind(history: History, ranks: Sequence[int], turn: Turn) -> str:
-    by = {turn.number - (history.last(turn.group, rank) or 0) for rank in ranks} if turn.numbered else {1}
+    most = max((track.last for track in history.tracks[turn.group].values()), default=turn.number)
+    by = {most - (history.last(turn.group, rank) or 0) for rank in ranks} if turn.numbered else {1}
     calls = f"{min(by)}" if len(by) == 1 else f"{min(by)} to {max(by)}"
     plural = "call" if by == {1} else "calls"
     return f"{in_words(ranks)} behind by {calls} {plural} of {turn.group}: {_doing(history, ranks[0])}; {_in(turn)}"
@@ -121,7 +122,7 @@ def cycles(waits: Waits) -> list[list[int]]:
     found: list[list[int]] = []
 
     def after(node: object) -> Sequence[object]:
-        return node.missing if isinstance(node, Turn) else waits.of_rank.get(node, ())  # type: ignore[call-overload,no-any-return]
+        return node.missing if isinstance(node, Turn) else waits.of_rank.get(node, ())  # type: ignore[call-overload]
 
     for start in waits.of_rank:
         work: list[tuple[object, Iterator[object]]] = [(start, iter(after(start)))] if start not in index else []
@@ -142,7 +143,7 @@ def cycles(waits: Waits) -> list[list[int]]:
             if work:
                 low[work[-1][0]] = min(low[work[-1][0]], low[node])
             if low[node] == index[node]:
-                component = []
+                component: list[object] = []
                 while not component or (component[-1] is not node and component[-1] != node):
                     component.append(stack.pop())
                     on_stack.discard(component[-1])

@@ -12,6 +12,7 @@ Neither is relied on: the store goes with rank 0, and a folder may be another on
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,9 +63,7 @@ class FolderPost:
 
     def clear(self) -> None:
         """Take away what this session has left, when nobody needs it."""
-        for path in _tried(lambda: list(self._place.iterdir()), []):
-            _tried(path.unlink, None)
-        _tried(self._place.rmdir, None)
+        shutil.rmtree(self._place, ignore_errors=True)
         _tried(self._place.parent.rmdir, None)
 
     def _path(self, key: str) -> Path:
@@ -81,7 +80,7 @@ class StorePost:
     def put(self, key: str, content: bytes = b"") -> None:
         """Leave word under a key."""
         self._keys.add(key)
-        _tried(lambda: self._store.set(key, content.decode("latin-1")), None)
+        _tried(lambda: self._store.set(key, content), None)  # type: ignore[arg-type]  # bytes are taken as they are
 
     def get(self, key: str) -> bytes | None:
         """The word under a key, None where there is none."""

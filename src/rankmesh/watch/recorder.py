@@ -5,7 +5,7 @@ prepare()            before the world is initialised: how many calls torch keeps
 Recorder.document()  what it has kept, with what it does not know: rank, host, members of the groups, stacks
 ```
 
-A document is that of torch's flight recorder in JSON, but that stacks are listed once: ``frames`` is a number in ``stacks``.
+A document is that of torch's flight recorder in JSON, but that stacks are listed once: ``frames`` is a number in them.
 """
 
 from __future__ import annotations

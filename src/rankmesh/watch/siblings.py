@@ -6,8 +6,8 @@
                  else, after SIGUSR1        alive and silent, in train.py:31 in step
 ```
 
-Each rank has a file in a folder of this host, with its process and, by ``faulthandler``, its stacks: that works in C, even
-where a call holds the interpreter and no Python runs.
+Each rank has a file in a folder of this host, with its process and, by ``faulthandler``, its stacks: that works in C,
+even where a call holds the interpreter and no Python runs.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ train.py:31 in step
   distributed_c10d.py in recv        ->   recv on pp@tp0 from rank 2, at train.py:31 in step
 ```
 
-The flight recorder keeps neither roots nor, with gloo, what two members exchange. A call that waits has them in its frame.
+The flight recorder keeps neither roots nor, with gloo, what two members exchange. A waiting call has them in its frame.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def threads() -> dict[str, list[str]]:
 
 
 def _lines(frame: FrameType | None) -> list[str]:
-    lines = []
+    lines: list[str] = []
     while frame is not None and len(lines) < _DEPTH:
         lines.append(_line(frame))
         frame = frame.f_back

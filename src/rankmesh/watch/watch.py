@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.doctor.diagnosis import diagnose
-from rankmesh.doctor.formats import BadRecording, parsed, unpacked
+from rankmesh.doctor.formats import parsed, unpacked
 from rankmesh.doctor.recording import Recording, recording_of
 from rankmesh.doctor.words import report
+from rankmesh.errors import RecordingError
 from rankmesh.groups import torch_private
 from rankmesh.groups.limits import time_limit
 from rankmesh.watch import stacks
@@ -76,7 +77,7 @@ class Watch:
     @property
     def _grace(self) -> float:
         """How long ranks that were asked may take to answer."""
-        return max(3 * self._tick, min(10.0, self._patience / 5))
+        return max(3.0, min(10.0, self._patience / 5))
 
     # -- the session -------------------------------------------------------------------------------------------
 
@@ -183,6 +184,8 @@ class Watch:
         if self._claims(turn, spoke):
             self._gather(turn)
         self._hear(turn)
+        # A rank that was slow to speak was sent SIGUSR1 for its stacks: that is answered.
+        self._siblings.signalled()
         with self._told:
             self._turn += 1
             self._told.notify_all()
@@ -241,7 +244,7 @@ class Watch:
             if content is not None:
                 try:
                     found[rank] = recording_of(_document(content), rank, path.name)
-                except BadRecording as error:
+                except RecordingError as error:
                     _log.warning("rankmesh: %s", error)
         return found
 
@@ -265,8 +268,9 @@ def _document(content: bytes) -> dict[str, Any]:
 def start(folder: str | os.PathLike[str] | None = None, *, limit: float | timedelta | None = None) -> Watch:
     """Watch over this rank, in a world that is initialised; called by every rank, in the same order of watches.
 
-    ``folder`` takes the recordings (the environment's ``RANKMESH_RECORD``, else ``recordings``); ``limit`` is how long a
-    call may take, in seconds, before every rank that can still speak writes its recording: half of its group's timeout.
+    ``folder`` takes the recordings (else the environment's ``RANKMESH_RECORD``, else ``recordings``); ``limit`` is how
+    long a call may take, in seconds, before every rank that can still speak writes its recording: by default half of
+    its group's timeout.
     """
     global _sessions
     place = Path(folder or os.environ.get("RANKMESH_RECORD") or "recordings")
