@@ -16,7 +16,10 @@ from sphinx.util.inventory import InventoryFile
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "rankmesh",
-    *(f"rankmesh.{name}" for name in ("errors", "layout", "topology", "plan", "groups", "viz", "sim", "testing")),
+    *(
+        f"rankmesh.{name}"
+        for name in ("errors", "layout", "topology", "plan", "groups", "viz", "sim", "testing", "transfer")
+    ),
     *(f"rankmesh.plan.{name}" for name in ("recipes", "presets")),
     "rankmesh.readers",
     "rankmesh.readers.source",

@@ -8,7 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh import __version__
+<<<<<<< HEAD
 from rankmesh.cli import bench, check, diff, doctor, explain, groups, presets, show, where
+=======
+from rankmesh.cli import bench, check, diff, explain, groups, presets, show, transfer, where
+>>>>>>> main
 from rankmesh.cli.console import write
 from rankmesh.cli.exit_codes import EXIT_CODES
 from rankmesh.cli.options import Debug
@@ -66,6 +70,7 @@ _register("groups", groups.command, groups.EXAMPLES)
 _register("explain", explain.command, explain.EXAMPLES)
 _register("diff", diff.command, diff.EXAMPLES)
 _register("check", check.command, check.EXAMPLES)
+_register("transfer", transfer.command, transfer.EXAMPLES)
 _register("where", where.command, where.EXAMPLES)
 _register(
     "bench",

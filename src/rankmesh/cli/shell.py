@@ -15,16 +15,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from rankmesh.cli.console import error
+from rankmesh.cli.console import error, note
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.errors import MissingExtra, RankmeshError
 
-__all__ = ["DEBUG", "Failed", "Shell", "outcome"]
+__all__ = ["DEBUG", "Failed", "Shell", "outcome", "save"]
 
 DEBUG = "RANKMESH_DEBUG"
 
@@ -38,6 +39,15 @@ class Failed(Exception):
     def __init__(self, message: str, code: ExitCode) -> None:
         super().__init__(message)
         self.code = code
+
+
+def save(path: Path, text: str) -> None:
+    """Write a file that the user asked for, and say so."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise Failed(f"cannot write {path}: {problem.strerror}", ExitCode.USAGE) from problem
+    note(f"wrote {path}")
 
 
 class Shell(TyperGroup):

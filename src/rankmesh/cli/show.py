@@ -13,10 +13,9 @@ from typing import Annotated
 import typer
 
 from rankmesh.cli.complete import group_names
-from rankmesh.cli.console import note, out, write_json
-from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.cli.console import out, write_json
 from rankmesh.cli.options import Cluster, Debug, Json, Spec, WorldSize, cluster_of, config_of, plan_of, tell
-from rankmesh.cli.shell import Failed
+from rankmesh.cli.shell import save
 from rankmesh.cli.show_text import print_overview
 from rankmesh.viz.overview import Overview, overview
 
@@ -111,20 +110,12 @@ def command(
     if svg is not None:
         from rankmesh.viz.svg import picture
 
-        _save(svg, picture(source.plan, kinds, cluster=facts.cluster))
+        save(svg, picture(source.plan, kinds, cluster=facts.cluster))
     if html is not None:
         from rankmesh.viz.html import page
 
-        _save(html, page(source, facts))
+        save(html, page(source, facts))
     if json:
         write_json({**facts.to_dict(), **config_of(source)})
     else:
         print_overview(out(), source.plan.mesh, facts)
-
-
-def _save(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise Failed(f"cannot write {path}: {problem.strerror}", ExitCode.USAGE) from problem
-    note(f"wrote {path}")
