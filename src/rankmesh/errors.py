@@ -140,16 +140,15 @@ class ProofError(RankmeshError, RuntimeError):
     """A live group gave an answer that differs from the plan's arithmetic."""
 
 
-<<<<<<< HEAD
 class RecordingError(RankmeshError, ValueError):
     """A file or folder that holds no recording that can be read; ``path`` is where."""
-=======
+
+
 class TransferError(RankmeshError, RuntimeError):
     """Tensors that do not fit a transfer, or one that a rank could not finish: ``ranks`` failed.
 
     ``incomplete`` are the names of this rank's target tensors that are not wholly written.
     """
->>>>>>> main
 
 
 class NotAMember(RankmeshError, KeyError):

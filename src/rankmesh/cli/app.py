@@ -8,11 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh import __version__
-<<<<<<< HEAD
-from rankmesh.cli import bench, check, diff, doctor, explain, groups, presets, show, where
-=======
-from rankmesh.cli import bench, check, diff, explain, groups, presets, show, transfer, where
->>>>>>> main
+from rankmesh.cli import bench, check, diff, doctor, explain, groups, presets, show, transfer, where
 from rankmesh.cli.console import write
 from rankmesh.cli.exit_codes import EXIT_CODES
 from rankmesh.cli.options import Debug
