@@ -121,8 +121,7 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
 
     Raises ``RecordingError`` for what is no recording, or of a format that is not known.
     """
-    entries = data.get("entries")
-    _check(data, entries, path)
+    entries = _entries(data, path)
     own = data.get("rankmesh")
     about: Mapping[str, Any] = own if isinstance(own, Mapping) else {}
     number = about.get("rank", rank)
@@ -147,7 +146,9 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
     return result
 
 
-def _check(data: Mapping[str, Any], entries: object, path: str) -> None:
+def _entries(data: Mapping[str, Any], path: str) -> list[Mapping[str, Any]]:
+    """The calls of a document of a format that is known."""
+    entries = data.get("entries")
     version = str(data.get("version", ""))[:20]
     parts = version.split(".")
     if not all(part.isdecimal() for part in parts) or not isinstance(entries, list):
@@ -156,6 +157,7 @@ def _check(data: Mapping[str, Any], entries: object, path: str) -> None:
         raise RecordingError(
             f"received {path}, a recording of format {version}; formats from 2.1 to before 3 are known"
         )
+    return entries
 
 
 def _whole(value: object) -> int | None:
