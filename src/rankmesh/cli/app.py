@@ -25,7 +25,7 @@ _SPECS = """\
                                            three_d, torchtitan, accelerate,
                                            deepspeed
   llama3-405b                              a preset (rankmesh presets)
-  plan.json                                a saved plan (plan.to_json())
+  plan.json                                a saved plan (rankmesh show --save)
   train.sh                                 a Megatron launch script (parsed, not run)
   train.toml, config.yaml, ds.json         a config of torchtitan, nanotron,
                                            Megatron, Accelerate, DeepSpeed"""

@@ -15,8 +15,8 @@ from html import escape
 from string import Template
 
 from rankmesh.readers.source import Source
-from rankmesh.viz.overview import KindRow, LayoutRow, Overview
-from rankmesh.viz.svg import LIMIT, picture, pictured_kinds
+from rankmesh.viz.overview import KindRow, LayoutRow, Overview, nodes_text
+from rankmesh.viz.svg import picture, pictured_kinds
 
 __all__ = ["TEMPLATE", "page", "table"]
 
@@ -51,7 +51,7 @@ $body
 
 
 def page(source: Source, facts: Overview) -> str:
-    """The page of a plan; worlds of more than 512 ranks have the tables only."""
+    """The page of a plan; of a world of more than 512 ranks one part is pictured."""
     sections = [
         _header(facts),
         *(_section(_heading(layout), _axes(layout)) for layout in facts.layouts),
@@ -65,7 +65,7 @@ def page(source: Source, facts: Overview) -> str:
 def _header(facts: Overview) -> str:
     words = [f"{facts.world_size:,} ranks", f"digest <code>{facts.digest[:12]}</code>"]
     if facts.nodes is not None:
-        words.append(f"{facts.nodes:,} nodes of {facts.gpus_per_node}")
+        words.append(nodes_text(facts))
     lines = [f"<p><code>{escape(facts.origin.spec)}</code></p>", f"<p>{'; '.join(words)}</p>"]
     lines += [f'<p class="note">{escape(text)}</p>' for text in (facts.origin.source, facts.origin.note) if text]
     return "\n".join(lines)
@@ -85,9 +85,13 @@ def _axes(layout: LayoutRow) -> str:
 
 
 def _kinds(facts: Overview) -> str:
-    heads = ["name", "axes", "view", "groups", "size", "stride", "members", "communicator"]
+    heads = ["name", "axes", "view", "groups", "size", "stride", "communicator"]
     heads += ["crossing", "nodes", "hops"] if facts.nodes is not None else []
+<<<<<<< HEAD
     return table(heads, (_kind(kind) for kind in facts.kinds))
+=======
+    return _table([*heads, "members"], (_kind(kind) for kind in facts.kinds))
+>>>>>>> main
 
 
 def _kind(kind: KindRow) -> tuple[object, ...]:
@@ -100,12 +104,11 @@ def _kind(kind: KindRow) -> tuple[object, ...]:
         kind.count,
         kind.size,
         kind.stride,
-        examples,
         str(kind.communicator),
     )
     if kind.crossings is None:
-        return row
-    return (*row, kind.crossings.crossing, kind.crossings.nodes, kind.crossings.hops)
+        return (*row, examples)
+    return (*row, kind.crossings.crossing, kind.crossings.nodes, kind.crossings.hops, examples)
 
 
 def _members(ranks: tuple[int, ...], size: int) -> str:
@@ -125,8 +128,6 @@ def _communicators(facts: Overview) -> str:
 
 
 def _pictures(source: Source, facts: Overview) -> str:
-    if source.plan.mesh.size > LIMIT:
-        return f'<p class="note">Pictures go up to {LIMIT} ranks.</p>'
     listed = [kind.name for kind in facts.kinds]
     names = [name for name in pictured_kinds(source.plan) if name in listed] or listed
     return picture(source.plan, names, cluster=facts.cluster)
