@@ -87,11 +87,7 @@ def _axes(layout: LayoutRow) -> str:
 def _kinds(facts: Overview) -> str:
     heads = ["name", "axes", "view", "groups", "size", "stride", "communicator"]
     heads += ["crossing", "nodes", "hops"] if facts.nodes is not None else []
-<<<<<<< HEAD
-    return table(heads, (_kind(kind) for kind in facts.kinds))
-=======
-    return _table([*heads, "members"], (_kind(kind) for kind in facts.kinds))
->>>>>>> main
+    return table([*heads, "members"], (_kind(kind) for kind in facts.kinds))
 
 
 def _kind(kind: KindRow) -> tuple[object, ...]:
