@@ -23,13 +23,15 @@ from rankmesh.errors import (
     PlanError,
     ProofError,
     RankmeshError,
+    TransferError,
     UnknownAxis,
     UnknownGroup,
 )
 from rankmesh.extras import extra
-from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
+from rankmesh.layout import Group, Groups, Job, Mesh, Pick, Sharding, ends, first, last
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
 from rankmesh.topology import Cluster
+from rankmesh.transfer import Transfer
 
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups, LiveJob, close_all
@@ -62,6 +64,9 @@ __all__ = [
     "PlanError",
     "ProofError",
     "RankmeshError",
+    "Sharding",
+    "Transfer",
+    "TransferError",
     "UnknownAxis",
     "UnknownGroup",
     "check",

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from rankmesh.errors import ConnectError, RankmeshError, first_line
+from rankmesh.errors import ConnectError, NotAMember, RankmeshError, first_line
 from rankmesh.groups import torch_private
 from rankmesh.groups.alone import alone
 from rankmesh.groups.blocks import block, kind_along
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from rankmesh.groups.world import World
 
 __all__ = ["LiveGroups"]
+
+_Default = TypeVar("_Default")
 
 _SHOWN = 16
 
@@ -92,6 +94,20 @@ class LiveGroups(Mapping[str, LiveGroup]):
             self._check_open()
             self._own[name]  # raises NotAMember or UnknownGroup, with the members
             raise
+
+    @overload
+    def get(self, name: str, /) -> LiveGroup | None: ...
+    @overload
+    def get(self, name: str, /, default: _Default) -> LiveGroup | _Default: ...
+    def get(self, name: str, /, default: object = None) -> object:
+        """The group of one kind, or ``default`` where this rank is in none of that kind.
+
+        ``UnknownGroup`` for a name that the plan does not have: a misspelt name is a mistake with a default too.
+        """
+        try:
+            return self[name]
+        except NotAMember:
+            return default
 
     def __contains__(self, name: object) -> bool:
         return name in self._open_handles

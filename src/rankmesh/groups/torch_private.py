@@ -6,6 +6,7 @@ create(...)          a process group of given members under a given name, made b
 register_alone(...)  the same for a group of one rank (``alone.py``)
 destroy(pg)          undo either, leaving torch's registries as they were
 registries()         what torch has registered now
+recorded(...)        what the flight recorder has kept
 make_on_thread       who makes the process groups of threads that are ranks (``torch_threads``)
 ```
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +26,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch._C._distributed_c10d as c10d_native
 import torch.distributed as dist
 from torch._C._distributed_c10d import (
     FakeProcessGroup,
@@ -36,7 +38,7 @@ from torch._C._distributed_c10d import (
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from rankmesh.errors import ConnectError, PlanError
+from rankmesh.errors import ConnectError, PlanError, first_line
 from rankmesh.plan.options import Options
 
 __all__ = [
@@ -59,8 +61,10 @@ __all__ = [
     "nccl_options",
     "options_of",
     "premultiplied",
+    "recorded",
     "register",
     "register_alone",
+    "registered",
     "registries",
     "set_timeout",
     "symmetric_memory",
@@ -427,6 +431,23 @@ def registries() -> dict[str, int]:
     return sizes | {"group_count": c10d._world.group_count}
 
 
+def recorded(*, active: bool = False) -> bytes:
+    """What torch's flight recorder has kept, as its pickle with frames; ``active``: unfinished calls alone, as JSON."""
+    if active:
+        return c10d_native._dump_fr_trace_json(True, True)  # type: ignore[attr-defined,no-any-return]
+    return c10d_native._dump_fr_trace(True, True, False)  # type: ignore[attr-defined,no-any-return]
+
+
+def registered(known: Collection[str] = ()) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The process groups of this rank that are not ``known``: name, description, members by position."""
+    found = {}
+    for pg, name in list(c10d._world.pg_names.items()):
+        positions = c10d._world.pg_group_ranks.get(pg)
+        if positions and str(name) not in known:
+            found[str(name)] = pg.group_desc, tuple(sorted(positions, key=positions.__getitem__))
+    return found
+
+
 def nccl_options(wanted: Options, backend: str) -> Any:
     """``ProcessGroupNCCL.Options`` for these options, None where nothing is asked of NCCL, and in a dry run.
 
@@ -535,7 +556,7 @@ def symmetric_memory(size: int, pg: dist.ProcessGroup) -> tuple[torch.Tensor, An
         memory = symmetric.empty(size, dtype=torch.uint8, device=torch.device("cuda"))
         return memory, symmetric.rendezvous(memory, pg)
     except RuntimeError as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        first = first_line(error)
         raise ConnectError(
             f"the {pg.size()} GPUs of the group share no symmetric memory ({first}); it needs NVLink between them all"
         ) from error
