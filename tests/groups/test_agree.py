@@ -121,7 +121,7 @@ def _odd_then_same(me, odd):
 def test_one_rank_with_another_plan_is_named_on_every_rank(ranks, what):
     """4 ranks: each raises at once, naming the odd rank and the field; nothing was made; then all agree."""
     for rank in ranks(4, _odd_then_same, {2: ODD[what]}):
-        assert rank["ranks"] == [2]
+        assert rank["ranks"] == [2], rank["message"]
         assert rank["fields"] == ODD[what][1]
         assert all(field in rank["message"] for field in rank["fields"])
         assert "rank 2" in rank["message"]

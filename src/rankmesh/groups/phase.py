@@ -84,7 +84,8 @@ class Phase:
         """Call: from now on the ranks that wait answer, and wait so long for what comes of it."""
         self.store.write(f"{self.key}/verdict", {"call": self.rank, "seconds": seconds})
         self.answer()
-        self.called.come(self.rank)
+        if self.rank in self.span:  # a judge may call ranks that wait for others than itself
+            self.called.come(self.rank)
 
     def silent(self, end: float, besides: Sequence[int] = ()) -> list[int]:
         """The ranks that have not answered the call by a point in time (``time.monotonic``), ``besides`` left out."""

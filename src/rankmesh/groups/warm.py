@@ -40,8 +40,8 @@ def _use(group: LiveGroup, timeout: timedelta) -> None:
             work.wait(timeout)
     except RuntimeError as error:
         raise ConnectError(
-            f"group {group.own} was not warm within {timeout.total_seconds():g} s ({first_line(error)}); its members are "
-            f"{list(group.ranks[:16])}; look at the logs of the members for the one that is not there",
+            f"group {group.own} was not warm within {timeout.total_seconds():g} s ({first_line(error)}); its members "
+            f"are {list(group.ranks[:16])}; look at the logs of the members for the one that is not there",
             group=group.name,
             ranks=group.ranks,
         ) from error
