@@ -13,6 +13,7 @@ RankmeshError
 ├── ConnectError(RuntimeError)              a live world that cannot serve the plan
 │   ├── NotInitialized(AssertionError)      groups that a dialect's state does not hold yet, or any more
 │   └── AlreadyInitialized(AssertionError)  a second initialisation of a dialect's state
+├── RecordingError(ValueError)           a file or folder that holds no recording of a flight recorder
 ├── ProofError(RuntimeError)                a live group that gave a wrong answer
 ├── TransferError(RuntimeError)             tensors that do not fit a transfer, or a transfer that ended incomplete
 ├── NotAMember(KeyError)                    a group that exists, but not for this rank
@@ -48,6 +49,7 @@ __all__ = [
     "PlanError",
     "ProofError",
     "RankmeshError",
+    "RecordingError",
     "SizesError",
     "TransferError",
     "UnknownAxis",
@@ -138,6 +140,10 @@ class ProofError(RankmeshError, RuntimeError):
     """A live group gave an answer that differs from the plan's arithmetic."""
 
 
+class RecordingError(RankmeshError, ValueError):
+    """A file or folder that holds no recording that can be read; ``path`` is where."""
+
+
 class TransferError(RankmeshError, RuntimeError):
     """Tensors that do not fit a transfer, or one that a rank could not finish: ``ranks`` failed.
 
@@ -158,7 +164,8 @@ class UnknownAxis(RankmeshError, KeyError):
 
     def __init__(self, name: str, known: Iterable[str], what: str = "axis") -> None:
         known = tuple(known)
-        owner, plural = ("job", "meshes") if what == "mesh" else ("mesh", "axes" if what == "axis" else what + "s")
+        owner = "job" if what in ("mesh", "plan") else "mesh"
+        plural = {"mesh": "meshes", "axis": "axes"}.get(what, what + "s")
         rule = f"this {owner} has the {plural} {', '.join(known)}" if known else f"this {owner} has no {plural}"
         super().__init__(
             f"received {what} {name!r}; {rule}{_suggestion(name, known, _AXES if what == 'axis' else '')}",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh import __version__
-from rankmesh.cli import bench, check, diff, explain, groups, presets, show, transfer, where
+from rankmesh.cli import bench, check, diff, doctor, explain, groups, presets, show, transfer, where
 from rankmesh.cli.console import write
 from rankmesh.cli.exit_codes import EXIT_CODES
 from rankmesh.cli.options import Debug
@@ -75,4 +75,5 @@ _register(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
 )
+_register("doctor", doctor.command, doctor.EXAMPLES)
 _register("presets", presets.command, presets.EXAMPLES)

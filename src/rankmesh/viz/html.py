@@ -18,9 +18,9 @@ from rankmesh.readers.source import Source
 from rankmesh.viz.overview import KindRow, LayoutRow, Overview, nodes_text
 from rankmesh.viz.svg import picture, pictured_kinds
 
-__all__ = ["page"]
+__all__ = ["TEMPLATE", "page", "table"]
 
-_PAGE = Template("""<!doctype html>
+TEMPLATE = Template("""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -59,7 +59,7 @@ def page(source: Source, facts: Overview) -> str:
         _section("Communicators", _communicators(facts)),
         _section("Pictures", _pictures(source, facts)),
     ]
-    return _PAGE.substitute(title=escape(facts.origin.title or facts.origin.spec), body="\n".join(sections))
+    return TEMPLATE.substitute(title=escape(facts.origin.title or facts.origin.spec), body="\n".join(sections))
 
 
 def _header(facts: Overview) -> str:
@@ -81,13 +81,13 @@ def _heading(layout: LayoutRow) -> str:
 
 def _axes(layout: LayoutRow) -> str:
     rows = [(axis.name, axis.size, axis.stride, "shared" if axis.shared else "") for axis in layout.axes]
-    return _table(("axis", "size", "stride", ""), rows)
+    return table(("axis", "size", "stride", ""), rows)
 
 
 def _kinds(facts: Overview) -> str:
     heads = ["name", "axes", "view", "groups", "size", "stride", "communicator"]
     heads += ["crossing", "nodes", "hops"] if facts.nodes is not None else []
-    return _table([*heads, "members"], (_kind(kind) for kind in facts.kinds))
+    return table([*heads, "members"], (_kind(kind) for kind in facts.kinds))
 
 
 def _kind(kind: KindRow) -> tuple[object, ...]:
@@ -129,7 +129,8 @@ def _pictures(source: Source, facts: Overview) -> str:
     return picture(source.plan, names, cluster=facts.cluster)
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table of escaped cells, numbers to the right."""
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
     body = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return f'<div class="scroll"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'
