@@ -35,7 +35,7 @@ def cluster_of(data: Mapping[str, Any]) -> Cluster:
             schema=schema,
         )
     _known(data, {"schema", "levels", "hosts", "rank_map"}, "a cluster")
-    levels = tuple(_level(row, number == 0) for number, row in enumerate(_rows(data, "levels")))
+    levels = tuple(_level(row, number) for number, row in enumerate(_rows(data, "levels")))
     names = [level.name for level in levels]
     hosts = tuple(host for row in _rows(data, "hosts") for host in _hosts(row, names))
     rank_map = data.get("rank_map")
@@ -52,9 +52,9 @@ def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _level(row: Mapping[str, Any], innermost: bool) -> Level:
+def _level(row: Mapping[str, Any], number: int) -> Level:
     _known(row, {"name", "latency", "bandwidth", "uplink"}, f"level {row.get('name')!r}")
-    level = Level.unmeasured(row.get("name", ""), innermost=innermost)
+    level = Level.unmeasured(row.get("name", ""), number)
     return replace(level, **{key: row[key] for key in ("latency", "bandwidth", "uplink") if row.get(key) is not None})
 
 
