@@ -41,7 +41,7 @@ lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@$(BIN)/lint-imports
 
 bench: $(VENV)/.installed-test  ## measure against the peers; writes bench/results.json, docs/benchmarks.md (ARGS='--rounds 3')
-	$(BIN)/rankmesh bench --json bench/results.json --markdown docs/benchmarks.md $(ARGS)
+	$(BIN)/python -m bench --json bench/results.json --markdown docs/benchmarks.md $(ARGS)
 
 docs: $(VENV)/.installed-docs  ## build the documentation into build/docs; a warning is an error
 	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --keep-going --quiet docs build/docs
@@ -57,7 +57,7 @@ $(VENV)/.created:
 # torch comes first and by its exact version, so that a wheel which pip finds on this machine is taken as it is.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) '$(call pin,torch)'
-	$(PIP) -e '.[torch]'
+	$(PIP) -e '.[cli,configs,torch]'
 	@touch $@
 
 # megatron-core and fairscale are compared with in tests: their rank arithmetic needs none of their dependencies.

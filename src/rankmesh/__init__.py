@@ -9,6 +9,7 @@
 Planning needs numpy alone; ``rm.connect`` loads torch when it is first used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rankmesh.errors import (
@@ -16,6 +17,7 @@ from rankmesh.errors import (
     ClusterError,
     ConnectError,
     LayoutError,
+    MissingExtra,
     NotAMember,
     PlacementError,
     PlanError,
@@ -24,6 +26,7 @@ from rankmesh.errors import (
     UnknownAxis,
     UnknownGroup,
 )
+from rankmesh.extras import extra
 from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
 from rankmesh.topology import Cluster
@@ -31,6 +34,8 @@ from rankmesh.topology import Cluster
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups
     from rankmesh.groups.connect import connect
+    from rankmesh.launch.world import LiveRank, init
+    from rankmesh.proof.check import check
     from rankmesh.readers.source import read_plan as read
 
 __all__ = [
@@ -45,7 +50,9 @@ __all__ = [
     "LayoutError",
     "LiveGroup",
     "LiveGroups",
+    "LiveRank",
     "Mesh",
+    "MissingExtra",
     "NotAMember",
     "Options",
     "Pick",
@@ -56,9 +63,11 @@ __all__ = [
     "RankmeshError",
     "UnknownAxis",
     "UnknownGroup",
+    "check",
     "connect",
     "ends",
     "first",
+    "init",
     "last",
     "read",
     "recipes",
@@ -66,7 +75,15 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_LIVE = frozenset({"LiveGroup", "LiveGroups", "connect"})
+# Where each name is that loads torch when it is first used.
+_LIVE = {
+    "LiveGroup": "rankmesh.groups",
+    "LiveGroups": "rankmesh.groups",
+    "LiveRank": "rankmesh.launch.world",
+    "check": "rankmesh.proof.check",
+    "connect": "rankmesh.groups.connect",
+    "init": "rankmesh.launch.world",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -75,9 +92,8 @@ def __getattr__(name: str) -> Any:
 
         return read_plan
     if name in _LIVE:
-        from rankmesh import groups
-
-        return getattr(groups, name)
+        with extra("torch"):
+            return getattr(import_module(_LIVE[name]), name)
     raise AttributeError(f"module 'rankmesh' has no attribute {name!r}")
 
 

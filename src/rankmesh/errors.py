@@ -14,7 +14,8 @@ RankmeshError
 │   ├── NotInitialized(AssertionError)      groups that a dialect's state does not hold yet, or any more
 │   └── AlreadyInitialized(AssertionError)  a second initialisation of a dialect's state
 ├── ProofError(RuntimeError)                a live group that gave a wrong answer
-└── NotAMember(KeyError)                    a group that exists, but not for this rank
+├── NotAMember(KeyError)                    a group that exists, but not for this rank
+└── MissingExtra(ModuleNotFoundError)       a package that one of rankmesh's extras installs
 ```
 
 The values that an error speaks of are its attributes, so that a program can act on them:
@@ -39,6 +40,7 @@ __all__ = [
     "ClusterError",
     "ConnectError",
     "LayoutError",
+    "MissingExtra",
     "NotAMember",
     "NotInitialized",
     "PlacementError",
@@ -136,6 +138,10 @@ class ProofError(RankmeshError, RuntimeError):
 
 class NotAMember(RankmeshError, KeyError):
     """The group exists, but this rank is not in it; ``groups.get(name)`` is then None, as with any mapping."""
+
+
+class MissingExtra(RankmeshError, ModuleNotFoundError):
+    """A package is not installed that comes with an extra: ``name`` of the package, and ``extra``."""
 
 
 class UnknownAxis(RankmeshError, KeyError):

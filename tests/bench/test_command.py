@@ -15,7 +15,7 @@ LIMIT = 90
 def bench(*words, check=True):
     """Run the command in a fresh interpreter."""
     return subprocess.run(
-        [sys.executable, "-m", "rankmesh", "bench", *map(str, words)],
+        [sys.executable, "-m", "bench", *map(str, words)],
         capture_output=True,
         text=True,
         timeout=LIMIT,

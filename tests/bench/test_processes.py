@@ -10,7 +10,7 @@ pytest.importorskip("torch.distributed")
 
 SCRIPT = """
 import json, os, time
-from rankmesh.bench.processes import run_alone, run_world
+from bench.processes import run_alone, run_world
 {body}
 print(json.dumps([list(outcome.reports), outcome.failure]))
 """

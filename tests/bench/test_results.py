@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rankmesh.bench.markdown import markdown
-from rankmesh.bench.results import Comparison, Results, compare, results_from
-from rankmesh.bench.tables import tables
+from bench.markdown import markdown
+from bench.results import Comparison, Results, compare, results_from
+from bench.tables import tables
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "bench" / "results.json"

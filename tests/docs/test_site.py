@@ -20,6 +20,7 @@ PACKAGES = (
     *(f"rankmesh.plan.{name}" for name in ("recipes", "presets")),
     "rankmesh.readers",
     "rankmesh.readers.source",
+    "rankmesh.launch",
     "rankmesh.testing.strategies",
     *(f"rankmesh.dialects.{name}" for name in ("megatron", "nanotron", "ezpz", "ezpz.layers", "ezpz.mappings")),
     *(f"rankmesh.dialects.{name}" for name in ("fairscale", "process_groups", "deepspeed", "device_mesh")),

@@ -11,11 +11,22 @@ show, groups, explain, diff, presets      one file each; show_text and diff_text
 ```
 """
 
+import sys
+
+from rankmesh.cli.exit_codes import ExitCode
+
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command on ``sys.argv`` and exit with one of ``rankmesh.cli.exit_codes``."""
-    from rankmesh.cli.app import app
+    from rankmesh.errors import MissingExtra
+    from rankmesh.extras import extra
 
+    try:
+        with extra("cli"):
+            from rankmesh.cli.app import app
+    except MissingExtra as error:  # what else goes wrong is told by the command itself
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(ExitCode.USAGE)
     app(prog_name="rankmesh")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from rankmesh import __version__
-from rankmesh.cli import bench, check, diff, explain, groups, presets, show
+from rankmesh.cli import bench, check, diff, explain, groups, presets, show, where
 from rankmesh.cli.console import write
 from rankmesh.cli.exit_codes import EXIT_CODES
 from rankmesh.cli.options import Debug
@@ -56,9 +56,9 @@ def root(
     """Describe an N-D parallel layout once; see it, compare it, and prove it on real ranks."""
 
 
-def _register(name: str, command: Callable[..., None], examples: str) -> None:
+def _register(name: str, command: Callable[..., None], examples: str, **settings: Any) -> None:
     shown = examples.rstrip().replace("[", r"\[")
-    app.command(name, epilog=f"[bold]Examples[/]\n{shown}")(command)
+    app.command(name, epilog=f"[bold]Examples[/]\n{shown}", **settings)(command)
 
 
 _register("show", show.command, show.EXAMPLES)
@@ -66,5 +66,12 @@ _register("groups", groups.command, groups.EXAMPLES)
 _register("explain", explain.command, explain.EXAMPLES)
 _register("diff", diff.command, diff.EXAMPLES)
 _register("check", check.command, check.EXAMPLES)
-_register("bench", bench.command, bench.EXAMPLES)
+_register("where", where.command, where.EXAMPLES)
+_register(
+    "bench",
+    bench.command,
+    bench.EXAMPLES,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
 _register("presets", presets.command, presets.EXAMPLES)

@@ -22,9 +22,9 @@ from typer.core import TyperGroup
 
 from rankmesh.cli.console import error
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.errors import RankmeshError
+from rankmesh.errors import MissingExtra, RankmeshError
 
-__all__ = ["DEBUG", "Failed", "Shell"]
+__all__ = ["DEBUG", "Failed", "Shell", "outcome"]
 
 DEBUG = "RANKMESH_DEBUG"
 
@@ -58,7 +58,7 @@ class Shell(TyperGroup):
         def command() -> Any:
             return run(args, prog_name, complete_var, False, windows_expand_args, **extra)
 
-        return sys.exit(_outcome(command)) if standalone_mode else command()
+        return sys.exit(outcome(command)) if standalone_mode else command()
 
     def invoke(self, ctx: Any) -> Any:
         """Run the subcommand; a reader that went away is kept apart from other input and output errors."""
@@ -74,7 +74,8 @@ class Shell(TyperGroup):
         return result
 
 
-def _outcome(command: Callable[[], Any]) -> int:
+def outcome(command: Callable[[], Any]) -> int:
+    """Run a command to its end: its exit status, and for what went wrong one line on stderr."""
     try:
         result = command()
         return int(result) if isinstance(result, int) else ExitCode.OK
@@ -95,6 +96,8 @@ def _reported(problem: Exception) -> int:
 
 
 def _told(problem: Exception) -> tuple[str, int]:
+    if isinstance(problem, MissingExtra):
+        return str(problem), ExitCode.USAGE
     if isinstance(problem, RankmeshError):
         return str(problem), ExitCode.BAD_SPEC
     if isinstance(problem, Failed):

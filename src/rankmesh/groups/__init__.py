@@ -13,6 +13,11 @@ torch_threads  those by which many ranks live in one process
 ```
 """
 
+from rankmesh.extras import extra
+
+with extra("torch"):
+    import torch.distributed  # noqa: F401  - said here once, for every module of this package
+
 from rankmesh.groups.connect import connect
 from rankmesh.groups.handles import LiveGroup
 from rankmesh.groups.live import LiveGroups

@@ -27,9 +27,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rankmesh.errors import PlacementError
+from rankmesh.topology.document import loaded
 
 __all__ = ["COLLECTIVES", "Message", "Traffic"]
 
@@ -80,8 +79,8 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
     def read(cls, path: str | Path) -> Traffic:
         """The traffic of a YAML or JSON file; ``PlacementError`` says what is wrong with it."""
         try:
-            data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
+            data = loaded(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             why = " ".join(str(error).split())
             raise PlacementError(
                 f"received traffic file {str(path)!r}, which cannot be read ({why}); {_FORM}"

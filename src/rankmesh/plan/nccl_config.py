@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.errors import PlanError, UnknownGroup
+from rankmesh.extras import extra
 from rankmesh.plan.options import Options
 from rankmesh.plan.plan import Plan
 from rankmesh.plan.spec import GroupSpec
@@ -64,7 +65,8 @@ def _sections(config: str | Path | Mapping[str, Mapping[str, Any]]) -> dict[str,
     if isinstance(config, Mapping):
         data: Any = config
     else:
-        import yaml
+        with extra("configs"):
+            import yaml
 
         try:
             data = yaml.safe_load(config.read_text(encoding="utf-8") if isinstance(config, Path) else config) or {}

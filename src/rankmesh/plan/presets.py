@@ -1,4 +1,5 @@
-"""Presets: published layouts of real runs, with their sources. The data is ``presets.yaml`` beside this file.
+"""Presets: published layouts of real runs, with their sources. The data is ``presets.json`` beside this file; "derived"
+in a note means by arithmetic from the numbers that the source states.
 
 >>> preset = get("llama3-405b")
 >>> preset.spec, preset.gpus_per_node
@@ -7,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -33,10 +35,8 @@ class Preset:
 
 @cache
 def _all() -> dict[str, Preset]:
-    import yaml
-
-    text = files("rankmesh.plan").joinpath("presets.yaml").read_text(encoding="utf-8")
-    return {name: Preset(name=name, **fields) for name, fields in yaml.safe_load(text).items()}
+    text = files("rankmesh.plan").joinpath("presets.json").read_text(encoding="utf-8")
+    return {name: Preset(name=name, **fields) for name, fields in json.loads(text).items()}
 
 
 def names() -> tuple[str, ...]:

@@ -7,19 +7,22 @@ r"""JSON, TOML and YAML as entries: every value with the path of its keys and it
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankmesh.errors import PlanError
+from rankmesh.extras import extra
 from rankmesh.readers.reading import Entry
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 __all__ = ["entries", "syntax"]
 
 _LIMIT = 100_000
-_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 _ENDINGS = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 
 
@@ -56,14 +59,19 @@ def entries(text: str, path: str) -> list[Entry]:
 
 
 def _load_json(text: str) -> Any:
-    return json.loads(text)
+    return json.loads(text, parse_constant=_no_constant)
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
 
 
 def _load_toml(text: str) -> Any:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
-        import tomli as tomllib
+        with extra("configs"):
+            import tomli as tomllib
     return tomllib.loads(text) or None
 
 
@@ -76,51 +84,68 @@ _LOADERS = {"json": _load_json, "toml": _load_toml, "yaml": _load_yaml}
 
 
 def _walk_json(text: str) -> Iterator[Entry]:
-    """Tokens of a text that is known to be JSON; each key's line is that of its name."""
-    stack: list[list[Any]] = []  # [is it an object, key, line of the key, start of a list]
-    tokens = list(_TOKEN.finditer(text))
-    for number, token in enumerate(tokens):
-        word = token[0]
-        if word in "{[":
-            stack.append([word == "{", None, 0, token.start()])
-        elif word in "}]":
-            closed = stack.pop()
-            if not closed[0] and all(level[0] for level in stack):
-                yield _json_entry(stack, text[closed[3] : token.end()])
-        elif word in ",:":
+    """Each value of a text that is known to be JSON; its line is that of its key."""
+    waiting: list[tuple[tuple[str, ...], int, Node]] = [((), 1, _tree("json", text).named_children[0])]
+    while waiting:
+        path, line, node = waiting.pop()
+        if node.type != "object":
+            yield Entry(path, json.loads(_text(node)), line)
             continue
-        elif stack[-1][0] and tokens[number + 1][0] == ":":
-            stack[-1][1:3] = [json.loads(word), text.count("\n", 0, token.start()) + 1]
-        elif all(level[0] for level in stack):
-            yield _json_entry(stack, word)
-
-
-def _json_entry(stack: list[list[Any]], text: str) -> Entry:
-    return Entry(tuple(level[1] for level in stack), json.loads(text), stack[-1][2] if stack else 1)
+        pairs = [(pair.child_by_field_name("key"), pair.child_by_field_name("value")) for pair in _pairs(node)]
+        inner = [((*path, json.loads(_text(key))), _line(key), value) for key, value in pairs if key and value]
+        waiting += reversed(inner)
 
 
 def _walk_toml(text: str) -> Iterator[Entry]:
-    """A value's line is the one without which the document no longer has the value."""
-    lines = text.splitlines(keepends=True)
-    document = _load_toml(text)
-    for path, value in _leaves(document, ()):
-        yield Entry(path, value, next((n for n, line in _naming(lines, path) if _states(lines, n, path)), 1))
+    """Each value with the line of its key, or of the first ``[[table]]`` of a list of tables."""
+    lines: dict[tuple[str, ...], int] = {}
+    for node in _tree("toml", text).named_children:
+        if node.type in ("table", "table_array_element"):
+            key, *rest = node.named_children
+            lines.setdefault(_names(key), _line(node))
+            _place(rest, _names(key), lines)
+        else:
+            _place([node], (), lines)
+    found = (Entry(path, value, lines.get(path, 1)) for path, value in _leaves(_load_toml(text), ()))
+    return iter(sorted(found, key=lambda entry: entry.line))
 
 
-def _naming(lines: list[str], path: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    return ((number, line) for number, line in enumerate(lines, 1) if path[-1] in line)
+def _place(nodes: list[Node], path: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:
+    """Note the lines of the keys in these pairs, and in the inline tables of their values."""
+    for node in nodes:
+        if node.type == "pair":
+            key, value = node.named_children[0], node.named_children[-1]
+            lines.setdefault((*path, *_names(key)), _line(key))
+            if value.type == "inline_table":
+                _place(_pairs(value), (*path, *_names(key)), lines)
 
 
-def _states(lines: list[str], number: int, path: tuple[str, ...]) -> bool:
-    try:
-        rest: Any = _load_toml("".join([*lines[: number - 1], "\n", *lines[number:]])) or {}
-    except ValueError:
-        return True
-    for name in path:
-        if not isinstance(rest, dict) or name not in rest:
-            return True
-        rest = rest[name]
-    return False
+def _names(key: Node) -> tuple[str, ...]:
+    """The names of a key: one, or several joined by dots."""
+    if key.type == "dotted_key":
+        return tuple(name for part in key.named_children for name in _names(part))
+    return (_text(key),) if key.type == "bare_key" else tuple(_load_toml(f"{_text(key)} = 0"))
+
+
+def _tree(name: str, text: str) -> Node:
+    """The syntax tree of a text, with the place of every node."""
+    with extra("configs"):
+        from tree_sitter import Language, Parser
+
+        grammar = import_module(f"tree_sitter_{name}")
+    return Parser(Language(grammar.language())).parse(text.encode()).root_node
+
+
+def _pairs(node: Node) -> list[Node]:
+    return [child for child in node.named_children if child.type == "pair"]
+
+
+def _text(node: Node) -> str:
+    return (node.text or b"").decode()
+
+
+def _line(node: Node) -> int:
+    return node.start_point.row + 1
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -131,17 +156,16 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield path, value
 
 
-def _yaml_loader(text: str) -> Any:
-    import yaml
-
-    return yaml.SafeLoader(text)
+def _yaml() -> Any:
+    with extra("configs"):
+        import yaml
+    return yaml
 
 
 def _yaml_node(text: str) -> Any:
-    import yaml
-
+    yaml = _yaml()
     try:
-        node = _yaml_loader(text).get_single_node()
+        node = yaml.SafeLoader(text).get_single_node()
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     return node
@@ -172,9 +196,8 @@ def _yaml_entries(node: Any, path: tuple[str, ...], line: int, outer: tuple[Any,
 
 
 def _yaml_value(node: Any) -> Any:
-    import yaml
-
-    loader = _yaml_loader("")
+    yaml = _yaml()
+    loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node, deep=True)
     except (yaml.YAMLError, ValueError):  # a tag of another library: its text

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from math import prod
 
 from rankmesh.errors import PlanError
+from rankmesh.launch.table import SBATCH
 from rankmesh.readers.expand import Variable
 from rankmesh.readers.reading import Entry, Missing, refused
 from rankmesh.readers.script import Command, Script, read_script
@@ -53,13 +54,6 @@ _LAUNCHERS: Mapping[str, tuple[str, tuple[_Counts, ...]]] = {
     "mpirun": (r"(^|[\s/])mpi(run|exec)\s", (((("-n", "-np", "--np"), None),),)),
 }
 _STARTS_RANKS = ("torchrun", "accelerate", "deepspeed")
-_SLURM: Mapping[str, tuple[str, ...]] = {
-    "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "--ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
-    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
-    "--gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-    "--gres": ("SLURM_GPUS_ON_NODE",),
-}
 _SHORT = {"-N": "--nodes", "-n": "--ntasks"}
 
 
@@ -241,7 +235,7 @@ def _slurm(text: str) -> dict[str, Variable]:
     for name, value, line in _directives(text):
         count = _COUNT.fullmatch(value)
         if count is not None:
-            for variable in _SLURM.get(_SHORT.get(name, name), ()):
+            for variable in SBATCH.get(_SHORT.get(name, name), ()):
                 variables[variable] = _number(int(count[1]), line)
     nodes, each = variables.get("SLURM_NNODES"), variables.get("SLURM_NTASKS_PER_NODE")
     if nodes is not None and each is not None and "SLURM_NTASKS" not in variables:

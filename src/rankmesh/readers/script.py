@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rankmesh.extras import extra
 from rankmesh.readers.assigns import assigned_by, assigned_in
 from rankmesh.readers.expand import Expander, Variable
 from rankmesh.readers.words import Word, joined, shown, text_of
@@ -100,8 +101,9 @@ class _Reader:
         self.scope: dict[str, Variable | None] | None = None
 
     def run(self) -> None:
-        import tree_sitter_bash
-        from tree_sitter import Language, Parser
+        with extra("configs"):
+            import tree_sitter_bash
+            from tree_sitter import Language, Parser
 
         root = Parser(Language(tree_sitter_bash.language())).parse(self.source).root_node
         self.block(root)

@@ -35,7 +35,7 @@ from rankmesh.plan.plan import Plan
 if TYPE_CHECKING:
     from rankmesh.readers import Config
 
-__all__ = ["RECIPES", "Source", "SpecLike", "read", "read_plan"]
+__all__ = ["RECIPES", "Source", "read", "read_plan"]
 
 SpecLike = str | os.PathLike[str] | Mesh | Plan
 

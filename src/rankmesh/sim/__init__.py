@@ -24,6 +24,11 @@ watch        ranks that do not come back
 deadlock dp@tp0
 """
 
+from rankmesh.extras import extra
+
+with extra("torch"):
+    import torch.distributed  # noqa: F401  - said here once, for every module of this package
+
 from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed
 from rankmesh.sim.run import run
 

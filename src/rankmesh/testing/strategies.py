@@ -17,16 +17,13 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from rankmesh.extras import extra
 from rankmesh.layout.mesh import Mesh
 from rankmesh.plan.plan import Plan
 from rankmesh.plan.spec import GroupSpec
 
-try:
+with extra("testing"):
     from hypothesis import strategies as st
-except ImportError as error:  # pragma: no cover  - the remedy, where the extra is not installed
-    raise ImportError(
-        "rankmesh.testing.strategies needs hypothesis; install it: pip install 'rankmesh[testing]'"
-    ) from error
 
 __all__ = ["AXES", "meshes", "plans", "views"]
 

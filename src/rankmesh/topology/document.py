@@ -13,17 +13,37 @@ hosts:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from rankmesh.errors import ClusterError
+from rankmesh.extras import extra
 from rankmesh.topology.cluster import SCHEMA, Cluster, Host, Level
 from rankmesh.topology.names import host_list
 
-__all__ = ["cluster_of"]
+__all__ = ["cluster_of", "loaded"]
 
 _FORM = "a cluster has levels, each with a name, and hosts, each with a name and devices"
+
+
+def loaded(text: str) -> Any:
+    """The data of a JSON or YAML text; ``ValueError`` says in one line why it is neither. YAML needs an extra.
+
+    >>> loaded("levels: [{name: host}]") == loaded('{"levels": [{"name": "host"}]}')
+    True
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    with extra("configs"):
+        import yaml
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
 
 
 def cluster_of(data: Mapping[str, Any]) -> Cluster:

@@ -21,7 +21,7 @@ def test_by_hand():
     """Groups are set by name, at once or later; names that there are not are refused; equal groups are equal."""
     groups = ProcessGroupCollection(tp=None)
     groups.hcp = [SimpleNamespace(size=lambda: 2), SimpleNamespace(size=lambda: 4)]
-    assert repr(groups) == "ProcessGroupCollection(tp(None), hcp(2x4))"
+    assert repr(groups) == "ProcessGroupCollection(tp(None), hcp([2, 4]))"
     assert not hasattr(groups, "dp")
     assert groups == ProcessGroupCollection(tp=None, hcp=groups.hcp)
     with pytest.raises(ValueError, match=r"Unknown attribute.*'tpp'"):

@@ -73,7 +73,7 @@ def test_collection_has_the_peers_fields_first():
     ours = {field.name: field.type for field in dataclasses.fields(process_groups_config.ProcessGroupCollection)}
     assert {name: ours[name] for name in theirs} == theirs
     assert ours.keys() - theirs.keys() == {
-        "dp_cp_ag", "expt_dp_ag", "gtp_remat", "expt_gtp_remat", "dp_gtp_remat", "dp_cp_gtp_remat",
+        "dp_cp_ag", "expt_dp_ag", "gtp_remat", "expt_gtp_remat", "dp_cp_gtp_remat",
         "expt_dp_gtp_remat", "tp_ep_pp_with_egtp_remat",
     }  # fmt: skip
     assert own(peer_collection).keys() <= own(process_groups_config).keys()

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rankmesh.dialects.megatron import ParallelState, parallel_state
-from rankmesh.dialects.megatron.table import initial
 from rankmesh.errors import NotAMember, PlanError
 from rankmesh.groups import torch_private
 
@@ -134,8 +133,10 @@ def _destroyed(me):
         ps.set_virtual_pipeline_model_parallel_world_size(2)
         ps.destroy_model_parallel()
         ps.destroy_model_parallel()
-        left = {name: getattr(ps, name) for name in initial()}
-        found.append([left == initial(), torch_private.registries() == before, ps.is_initialized()])
+        left = {name: getattr(ps, name) for name in parallel_state.rankmesh_state.initial}
+        found.append(
+            [left == parallel_state.rankmesh_state.initial, torch_private.registries() == before, ps.is_initialized()]
+        )
     return found
 
 
@@ -168,7 +169,8 @@ def _refused(me):
         found[name] = me.error((AssertionError, KeyError), ps.initialize_model_parallel, **arguments)["message"]
         assert isinstance(me_error(ps, arguments), RuntimeError)
     found["clean"] = [
-        {name: getattr(ps, name) for name in initial()} == initial(),
+        {name: getattr(ps, name) for name in parallel_state.rankmesh_state.initial}
+        == parallel_state.rankmesh_state.initial,
         torch_private.registries() == before,
     ]
     ps.initialize_model_parallel()

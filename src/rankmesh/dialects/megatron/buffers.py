@@ -13,7 +13,9 @@ import torch.distributed as dist
 from rankmesh.errors import ConnectError
 from rankmesh.groups import torch_private
 
-__all__ = ["GlobalMemoryBuffer", "GlobalSymmetricMemoryBuffer"]
+__all__ = ["SYMMETRIC_MEGABYTES", "GlobalMemoryBuffer", "GlobalSymmetricMemoryBuffer"]
+
+SYMMETRIC_MEGABYTES = 256
 
 
 class GlobalMemoryBuffer:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rankmesh.dialects.megatron.request import Request
-from rankmesh.dialects.megatron.table import ROWS, VIRTUAL
+from rankmesh.dialects.megatron.table import ROWS
 from rankmesh.groups.live import LiveGroups
 
 if TYPE_CHECKING:
@@ -18,9 +18,8 @@ __all__ = ["filled"]
 def filled(live: LiveGroups, request: Request, *, all_gloo: bool) -> dict[str, Any]:
     """The values of the globals after initialisation; a global that is missing here stays as it is."""
     values: dict[str, Any] = {}
-    gloo = request.create_gloo_process_groups
     for row in ROWS:
-        kind = _stand_in(row.kind, live, twins=gloo and all_gloo)
+        kind = _stand_in(row.kind, live, twins=all_gloo and request.has_gloo_twin(row.kind))
         if kind in live:
             values[row.group] = live[kind].pg
             if row.ranks:
@@ -32,17 +31,23 @@ def filled(live: LiveGroups, request: Request, *, all_gloo: bool) -> dict[str, A
     values["_HYBRID_DP_CP_GROUPS"] = hybrid
     values["_global_process_group_list"] = [None, *_distinct(live)]
     if request.virtual_pipeline_model_parallel_size is not None:
-        values.update(zip(VIRTUAL, (0, request.virtual_pipeline_model_parallel_size), strict=True))
+        values["_VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK"] = 0
+        values["_VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE"] = request.virtual_pipeline_model_parallel_size
     return values
 
 
 def _stand_in(kind: str, live: LiveGroups, *, twins: bool) -> str:
-    """The group that serves for one that the plan needs not have: a gloo twin, the instance that is the whole."""
-    if twins and kind.endswith("_gloo"):
-        kind = kind.removesuffix("_gloo")
-    if kind not in live.plan.kinds and kind.startswith("intra_"):
-        return kind.removeprefix("intra_")
-    return kind
+    """The group that serves for one that the plan needs not have: the gloo twin of a gloo group is this group, one
+    optimizer instance is the whole, and with weights in one piece the ranks that hold the pieces add none.
+    """
+    if kind in live.plan.kinds:
+        return kind
+    if kind.endswith("_gloo"):
+        return _stand_in(kind.removesuffix("_gloo"), live, twins=False) if twins else kind
+    if kind.endswith("_gtp"):
+        whole = kind.removeprefix("intra_")
+        return whole if whole in live.plan.kinds else _stand_in(kind.removesuffix("_gtp"), live, twins=False)
+    return kind.removeprefix("intra_") if kind in ("intra_dp_cp", "intra_ep_dp") else kind
 
 
 def _embedding_ranks(live: LiveGroups, request: Request) -> Iterator[tuple[str, list[int]]]:

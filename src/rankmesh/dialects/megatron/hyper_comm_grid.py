@@ -9,7 +9,8 @@ grid.create_pg("ep", view="expert")                 key ("expert", ("ep",))
 
 Where it differs from Megatron-Core: a rank makes its own group alone, after the ranks of the grid agreed on the grid
 and the options; names of dimensions are unique; groups are made only in a world of the size that the grid was made
-for (WORLD_SIZE counts before torch.distributed does, as there); ``get_pg`` on a rank outside the grid raises.
+for (WORLD_SIZE counts before torch.distributed does, as there); ``get_pg`` on a rank outside the grid raises, but
+under ``install()``.
 
 Whoever puts another function in place of ``torch.distributed.new_subgroups_by_enumeration``, as tests without a world
 do, is asked for the groups instead, with the enumeration that Megatron-Core would give.
@@ -17,7 +18,6 @@ do, is asked for the groups instead, with the enumeration that Megatron-Core wou
 
 from __future__ import annotations
 
-from collections import Counter
 from math import prod
 from typing import Any
 
@@ -47,8 +47,11 @@ Key = str | tuple[str, tuple[str, ...]]
 
 _TORCHS_OWN = dist.new_subgroups_by_enumeration
 
+# The release of Megatron-Core in whose place this module stands, set by install(); None: it stands for itself.
+RELEASE: tuple[int, int] | None = None
+
 # How often a plan was connected in this process: two grids of one shape have groups of their own.
-_uses: Counter[str] = Counter()
+_uses: dict[str, int] = {}
 
 
 class HyperCommGrid:
@@ -135,7 +138,7 @@ class HyperCommGrid:
         description = options.pop("group_desc", None)
         spec = GroupSpec("pg", dims, view=view, **options_for(self.backend, options))
         once = Plan(self._mesh, [spec], world_size=self._world_size)
-        _uses[once.digest] += 1
+        _uses[once.digest] = _uses.get(once.digest, 0) + 1
         plan = Plan(self._mesh, [spec], world_size=self._world_size, name=f"hyper_comm_grid/{_uses[once.digest]}")
         live = connect(plan)
         self._live[key] = live
@@ -146,22 +149,22 @@ class HyperCommGrid:
             torch_private.describe(pg, str(description))
         return pg
 
-    def get_pg(self, dims: str | list[str], *, view: str | None = None) -> dist.ProcessGroup:
+    def get_pg(self, dims: str | list[str], *, view: str | None = None) -> Any:
         """The group along these dimensions that ``create_pg`` made; ``KeyError`` where it did not.
 
-        ``NotHere`` on a rank outside the grid, where Megatron-Core gives None.
+        ``NotHere`` on a rank outside the grid; None, as Megatron-Core gives there, under ``install()``.
         """
         _, key, _ = self._resolve(dims, view)
         if key not in self._pgs:
             where = key if isinstance(key, str) else f"{dims} for view {key[0]!r}"
             raise UnknownName(f"Process group for {where} hasn't been created; call create_pg() first", key=key)
-        if self._pgs[key] is None:
+        if self._pgs[key] is None and RELEASE is None:
             raise NotHere(
                 f"received a request for {key} on a rank outside the grid of ranks {self.rank_offset} to "
                 f"{self.rank_offset + self.size - 1}; ask is_current_rank_in_grid() first",
                 key=key,
             )
-        return self._pgs[key]  # type: ignore[no-any-return]
+        return self._pgs[key]
 
     def get_rank_enum(self, dims: str | list[str], *, view: str | None = None) -> list[list[int]]:
         """The ranks of every group along these dimensions, ascending."""

@@ -6,7 +6,8 @@ megatron.core.parallel_state, megatron.core.mpu    ours
 tensor_parallel.layers.get_tensor_model_parallel_group, imported before    ours
 ```
 
-Megatron is imported first if it is not yet. Then every module-level name of the process that refers to one of the three
+Megatron is imported first if it is not yet, and its version looked at: our modules then have the names, parameters and
+answers of that release (``releases``). Then every module-level name of the process that refers to one of the three
 modules, or to a function or class of theirs, refers to ours of the same name; ``uninstall`` puts each one back, also in
 modules of Megatron that were imported meanwhile. What is out of reach: references that a program keeps in objects,
 default arguments or closures, and what its own modules imported from Megatron meanwhile. Install early.
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, prepared, process_groups_config
+from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, prepared, process_groups_config, releases
 from rankmesh.dialects.megatron.state import ParallelState
 from rankmesh.errors import ConnectError
 
@@ -37,7 +38,8 @@ _undo: list[_Undo] = []
 def install(state: ParallelState | None = None) -> None:
     """Put the drop-ins in place of Megatron's modules; ``state`` in place of the default parallel state.
 
-    Process group collections are then made from ``state``, too.
+    Process group collections are then made from ``state``, too. Under a release that is not among ``releases.KNOWN``
+    a ``UserWarning`` says so, and which of its names ours have not.
 
     Calling it again is nothing. Raises ``ConnectError`` where megatron-core is not installed, or its own parallel state
     is initialised, whose groups would be lost.
@@ -55,6 +57,8 @@ def install(state: ParallelState | None = None) -> None:
             "received install() while Megatron's own parallel state is initialised; its groups would be out of reach; "
             "call its destroy_model_parallel() first"
         )
+    release = _release(theirs)
+    _follow(ours, release)
     replacements = dict(_replacements(theirs, ours))
     for name, module in ours.items():
         _put(sys.modules, f"{_PACKAGE}.{name}", module)
@@ -63,13 +67,46 @@ def install(state: ParallelState | None = None) -> None:
             _replace(module, replacements)
     for user in (prepared, process_groups_config):  # a collection is that of the installed state
         _put(vars(user), "parallel_state", ours["parallel_state"])
-    _undo.insert(0, lambda: _give_back(replacements))
+    _undo.insert(0, lambda: _end(replacements, ours))
 
 
 def uninstall() -> None:
     """Put everything back as ``install`` found it; our groups live on until they are destroyed."""
     while _undo:
         _undo.pop()()
+
+
+def _end(replacements: _Replacements, ours: dict[str, Any]) -> None:
+    _give_back(replacements)
+    _follow(ours, None)
+
+
+def _follow(ours: dict[str, Any], release: releases.Release | None) -> None:
+    """Our modules as a release has them; None: as they are by themselves."""
+    releases.follow(ours["parallel_state"], release)
+    releases.follow_collections(process_groups_config, release)
+    hyper_comm_grid.RELEASE = release
+
+
+def _release(theirs: dict[str, Any]) -> releases.Release:
+    """The release that is installed; a warning where it is none that is compared with in tests."""
+    version = str(_peer(f"{_PACKAGE}.package_info").__version__)
+    release = releases.parse(version)
+    if release not in releases.KNOWN:
+        known = [".".join(map(str, one)) for one in (releases.KNOWN[0], releases.KNOWN[-1])]
+        ours = {"parallel_state": parallel_state, "process_groups_config": process_groups_config}
+        lacking = [
+            name
+            for module, own in ours.items()
+            for name, value in vars(theirs[module]).items()
+            if getattr(value, "__module__", None) == theirs[module].__name__ and not hasattr(own, name)
+        ]
+        warnings.warn(
+            f"received install() under megatron-core {version}; the drop-ins are tested with {' to '.join(known)}, and "
+            f"behave as the nearest; what they have not: {', '.join(lacking) or 'nothing'}",
+            stacklevel=3,
+        )
+    return release
 
 
 def _give_back(replacements: _Replacements) -> None:

@@ -21,7 +21,7 @@ from rankmesh.dialects.megatron import parallel_state
 from rankmesh.errors import PlanError
 from rankmesh.groups.alone import alone
 
-__all__ = ["for_ddp", "for_optimizer", "of_state"]
+__all__ = ["for_ddp", "for_optimizer", "in_pieces", "of_state"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,22 +46,27 @@ _GETTERS: Mapping[str, tuple[str, dict[str, bool]]] = {
     "dp": ("get_data_parallel_group", _REPLICAS),
     "dp_cp": ("get_data_parallel_group", {**_WITH_CP, **_REPLICAS}),
     "expt_dp": ("get_expert_data_parallel_group", _REPLICAS),
-    "intra_dp_cp": ("get_data_parallel_group", {**_WITH_CP, "partial_data_parallel": True}),
-    "intra_expt_dp": ("get_expert_data_parallel_group", {"partial_expert_data_parallel": True}),
+    "intra_dp_cp": ("get_data_parallel_group", {**_WITH_CP, **_REPLICAS, "partial_data_parallel": True}),
+    "intra_expt_dp": ("get_expert_data_parallel_group", {**_REPLICAS, "partial_expert_data_parallel": True}),
     "inter_dist_opt": ("get_inter_distributed_optimizer_instance_group", {}),
     "intra_dist_opt": ("get_intra_distributed_optimizer_instance_group", {}),
     "gtp_remat": ("get_gtp_weight_remat_group", {}),
     "expt_gtp_remat": ("get_expert_gtp_weight_remat_group", {}),
-    "dp_gtp_remat": ("get_data_parallel_group", {}),
     "dp_cp_gtp_remat": ("get_data_parallel_group", _WITH_CP),
     "expt_dp_gtp_remat": ("get_expert_data_parallel_group", {}),
     "tp_ep_pp_with_egtp_remat": ("get_expert_tensor_model_pipeline_parallel_group", {"with_egtp_remat": True}),
 }
 
 
-def of_state(state: Any, name: str) -> Any:
+# Which release brought the fields of weights in pieces.
+_PIECES = (0, 19)
+
+Release = tuple[int, int] | None
+
+
+def of_state(state: Any, name: str, release: Release = None) -> Any:
     """One field of a collection from a parallel state; None where it has no such group."""
-    if name == "dp_cp_ag":
+    if name == "dp_cp_ag" and release is None:
         return vars(state)["_DATA_PARALLEL_GROUP_WITH_CP_AG"]
     if name not in _GETTERS:
         return None
@@ -70,18 +75,25 @@ def of_state(state: Any, name: str) -> Any:
     return getattr(state, getter)(**checks, **flags)
 
 
-def for_optimizer(pg_collection: Any, model_chunks: list[Any], use_gloo_process_groups: bool) -> dict[str, Any]:
-    """The groups of an optimizer by its parameter names."""
+def in_pieces(groups: Mapping[str, Any]) -> bool:
+    """Whether several ranks hold the pieces of a weight, dense or expert, by the names of an optimizer's parameters."""
+    held = (groups.get("gtp_remat_group"), groups.get("expt_gtp_remat_group"))
+    return any(group is not None and group.size() > 1 for group in held)
+
+
+def for_optimizer(
+    pg_collection: Any, model_chunks: list[Any], use_gloo_process_groups: bool, release: Release = None
+) -> dict[str, Any]:
+    """The groups of an optimizer by its parameter names, those that a release has."""
     settings = getattr(model_chunks[0], "ddp_config", None)
     instances = 1 if settings is None else settings.num_distributed_optimizer_instances
     if pg_collection is None:
         groups = _strict(instances, every=("mp", "tp_ep_pp", "intra_dist_opt"))
-        twins = use_gloo_process_groups
     else:
-        groups, twins = _given_for_optimizer(pg_collection, model_chunks[0], settings, instances), False
+        groups = _given_for_optimizer(pg_collection, model_chunks[0], settings, instances)
         if use_gloo_process_groups:
             raise _missing("received use_gloo_process_groups with pg_collection, which has no gloo groups", "it")
-    return {
+    found = {
         "dp_group": groups["dp"],
         "dp_cp_group": groups["dp_cp"],
         "intra_dp_cp_group": groups["intra_dp_cp"],
@@ -91,6 +103,12 @@ def for_optimizer(pg_collection: Any, model_chunks: list[Any], use_gloo_process_
         "expt_tp_pp_group": groups["tp_ep_pp"],
         "inter_dist_opt_group": groups["inter_dist_opt"],
         "intra_dist_opt_group": groups["intra_dist_opt"],
+        **_pieces(pg_collection, release),
+    }
+    if release is not None and release >= _PIECES:
+        found["expt_tp_pp_with_egtp_remat_group"] = _with_pieces(pg_collection, groups["tp_ep_pp"])
+    twins = pg_collection is None and use_gloo_process_groups and not in_pieces(found)
+    return found | {
         "intra_dp_cp_group_gloo": _twin("get_data_parallel_group_gloo", "partial_data_parallel", **_WITH_CP)
         if twins
         else None,
@@ -100,20 +118,44 @@ def for_optimizer(pg_collection: Any, model_chunks: list[Any], use_gloo_process_
     }
 
 
-def for_ddp(pg_collection: Any, config: Any, ddp_config: Any) -> dict[str, Any]:
-    """The groups of DistributedDataParallel by its parameter names."""
+def for_ddp(pg_collection: Any, config: Any, ddp_config: Any, release: Release = None) -> dict[str, Any]:
+    """The groups of DistributedDataParallel by its parameter names, those that a release has."""
     instances = ddp_config.num_distributed_optimizer_instances
     if pg_collection is None:
         every = ("tp", "pp", "ep", *(("intra_dist_opt",) if ddp_config.use_distributed_optimizer else ()))
         groups = {"intra_dist_opt": None, **_strict(instances, every=every)}
         names = ("dp", "dp_cp", "intra_dp_cp", "expt_dp", "intra_expt_dp", "tp", "pp", "ep")
-        return {f"{name}_group": groups[name] for name in (*names, "inter_dist_opt", "intra_dist_opt")}
+        named = {f"{name}_group": groups[name] for name in (*names, "inter_dist_opt", "intra_dist_opt")}
+        return named | _pieces(None, release)
     groups = _data_groups(pg_collection, lambda: config)
     expert = getattr(pg_collection, "expt_dp", None)
     groups["expt_dp"] = _only_this_rank() if expert is None else expert
     groups.update(_instance_groups(pg_collection, groups, instances, ()))
     groups.update({name: _required(pg_collection, name, None) for name in ("tp", "pp", "ep")})
-    return {f"{name}_group": group for name, group in groups.items()}
+    return {f"{name}_group": group for name, group in groups.items()} | _pieces(pg_collection, release)
+
+
+def _pieces(given: Any, release: Release) -> dict[str, Any]:
+    """The ranks that hold the pieces of a weight, where a release asks for them: a collection's, or the state's."""
+    if release is None or release < _PIECES:
+        return {}
+    asked = {"gtp_remat_group": "gtp_remat", "expt_gtp_remat_group": "expt_gtp_remat"}
+    if given is not None:
+        return {parameter: getattr(given, name, None) for parameter, name in asked.items()}
+    return {parameter: of_state(parallel_state, name) for parameter, name in asked.items()}
+
+
+def _with_pieces(given: Any, without: Any) -> Any:
+    """One model's experts with the ranks that hold other pieces of their weights; a collection may do without."""
+    name = "tp_ep_pp_with_egtp_remat"
+    if given is not None:
+        return getattr(given, name) if _has(given, name) else without
+    return _asked(name)
+
+
+def _has(given: Any, name: str) -> bool:
+    """Whether a collection carries a group; None counts where it was set."""
+    return name in vars(given) or getattr(given, name, None) is not None
 
 
 # -- what the parallel state has ------------------------------------------------------------------------------------
@@ -150,7 +192,7 @@ def _given_for_optimizer(given: Any, model: Any, settings: Any, instances: int) 
 def _data_groups(given: Any, config: Callable[[], Any]) -> dict[str, Any]:
     """dp, and dp_cp, which is dp without context parallelism."""
     dp = _required(given, "dp", None)
-    if hasattr(given, "dp_cp"):
+    if _has(given, "dp_cp"):
         return {"dp": dp, "dp_cp": given.dp_cp}
     if getattr(config(), "context_parallel_size", 1) > 1:
         raise _missing("received no dp_cp process group with context_parallel_size > 1", "dp_cp")
@@ -162,14 +204,14 @@ def _instance_groups(given: Any, groups: Mapping[str, Any], instances: int, also
     if instances == 1:
         return {"intra_dp_cp": groups["dp_cp"], "intra_expt_dp": groups["expt_dp"], "inter_dist_opt": None}
     wanted = ("intra_dp_cp", "intra_expt_dp", "inter_dist_opt")
-    if not all(hasattr(given, name) for name in (*wanted, *also)):
+    if not all(_has(given, name) for name in (*wanted, *also)):
         named = ", ".join((*wanted, *also))
         raise _missing(f"received {instances} optimizer instances without all of the process groups {named}", named)
     return {name: getattr(given, name) for name in wanted}
 
 
 def _required(given: Any, name: str, remedy: str | None = "or to None if it is not needed") -> Any:
-    if not hasattr(given, name):
+    if not _has(given, name):
         raise _missing(f"received a pg_collection without the {name} process group", f"{name} {remedy or ''}".strip())
     return getattr(given, name)
 

@@ -6,22 +6,38 @@ ProcessGroupCollection.use_mpu_process_groups()        all groups of the paralle
                       .use_mpu_process_groups(["tp"])  some of them
 ```
 
-A field that was not set is no attribute; a field that is None is a group that this rank has not, or does without.
+A field that was not set is no attribute (None from Megatron-Core 0.19 on); a field that is None is a group that this
+rank has not, or does without. ``RELEASE`` is the release of Megatron-Core that ``install()`` found, whose fields and
+answers these classes then have; None: 0.16.1, with the fields of later releases.
 """
 
 # No postponed annotations here: the fields' types are those of Megatron-Core.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any, List, Optional  # noqa: UP035
+from typing import Any, Dict, List, Optional  # noqa: UP035
 
 from torch.distributed import ProcessGroup
 
 from rankmesh.dialects.megatron import parallel_state
-from rankmesh.dialects.megatron.prepared import for_ddp, for_optimizer, of_state
+from rankmesh.dialects.megatron.multi_module import MultiModuleProcessGroupCollection
+from rankmesh.dialects.megatron.prepared import for_ddp, for_optimizer, in_pieces, of_state
 from rankmesh.errors import PlanError
 
-__all__ = ["ProcessGroupCollection", "ProcessGroupHelperMeta"]
+__all__ = [
+    "MultiModuleProcessGroupCollection",
+    "ProcessGroupCollection",
+    "ProcessGroupHelperMeta",
+    "resolve_gtp_remat_group",
+]
+
+# Set before this file is run once more for a release: see ``releases``.
+RELEASE: tuple[int, int] | None = globals().get("RELEASE")
+
+
+def _since(release: tuple[int, int]) -> bool:
+    """Whether there is what a release brought: nothing is left out unless an older release is followed."""
+    return RELEASE is None or release <= RELEASE
 
 
 class ProcessGroupHelperMeta(type):
@@ -57,22 +73,27 @@ class ProcessGroupCollection:
     expt_tp: ProcessGroup = field(init=False)
     tp_ep: ProcessGroup = field(init=False)
     tp_ep_pp: ProcessGroup = field(init=False)
+    if _since((0, 19)):
+        tp_ep_pp_with_egtp_remat: ProcessGroup = field(init=False)
     tp_dp_cp: ProcessGroup = field(init=False)
     dp: ProcessGroup = field(init=False)
     dp_cp: ProcessGroup = field(init=False)
+    if _since((0, 19)):
+        dp_cp_gtp_remat: ProcessGroup = field(init=False)
+    if _since((0, 18)):
+        dp_cp_ag: ProcessGroup = field(init=False)
+    if _since((0, 19)):
+        gtp_remat: ProcessGroup = field(init=False)
+        expt_gtp_remat: ProcessGroup = field(init=False)
     expt_dp: ProcessGroup = field(init=False)
+    if _since((0, 19)):
+        expt_dp_gtp_remat: ProcessGroup = field(init=False)
+    if _since((0, 18)):
+        expt_dp_ag: ProcessGroup = field(init=False)
     intra_dp_cp: ProcessGroup = field(init=False)
     intra_expt_dp: ProcessGroup = field(init=False)
     inter_dist_opt: ProcessGroup = field(init=False)
     intra_dist_opt: ProcessGroup = field(init=False)
-    dp_cp_ag: ProcessGroup = field(init=False)
-    expt_dp_ag: ProcessGroup = field(init=False)
-    gtp_remat: ProcessGroup = field(init=False)
-    expt_gtp_remat: ProcessGroup = field(init=False)
-    dp_gtp_remat: ProcessGroup = field(init=False)
-    dp_cp_gtp_remat: ProcessGroup = field(init=False)
-    expt_dp_gtp_remat: ProcessGroup = field(init=False)
-    tp_ep_pp_with_egtp_remat: ProcessGroup = field(init=False)
 
     def __init__(self, **kwargs):  # type: ignore[no-untyped-def]
         _check_names(kwargs, "Unknown attribute")
@@ -84,8 +105,17 @@ class ProcessGroupCollection:
 
     __hash__ = None  # type: ignore[assignment]  # its groups change
 
+    def __getattr__(self, name: str) -> Any:
+        # Reached for what was not set.
+        if RELEASE is not None and RELEASE >= (0, 19) and name in _names():
+            return None
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; it was not set")
+
     def __repr__(self):  # type: ignore[no-untyped-def]
-        shown = [f"{name}({_size(getattr(self, name))})" for name in _names() if hasattr(self, name)]
+        groups = {name: vars(self)[name] for name in _names() if name in vars(self)}
+        if RELEASE is not None and RELEASE >= (0, 19):
+            groups = {name: group for name, group in groups.items() if group is not None}
+        shown = [f"{name}({_size(group)})" for name, group in groups.items()]
         return f"ProcessGroupCollection({', '.join(shown) or 'empty'})"
 
     @classmethod
@@ -98,7 +128,8 @@ class ProcessGroupCollection:
         """The groups of a parallel state, the default one unless said; ``required_pgs``: the fields wanted."""
         wanted = list(_names()) if required_pgs is None else required_pgs
         _check_names(wanted, "Invalid process groups requested")
-        return cls(**{name: of_state(state or parallel_state, name) for name in wanted})
+        source = parallel_state if state is None else state
+        return cls(**{name: of_state(source, name, RELEASE) for name in wanted})
 
     @staticmethod
     def setup_process_groups_for_optimizer(  # type: ignore[no-untyped-def]
@@ -111,7 +142,7 @@ class ProcessGroupCollection:
         Groups that follow from others are filled in, such as dp_cp without context parallelism; a missing one is a
         ``ValueError``.
         """
-        return for_optimizer(pg_collection, model_chunks, use_gloo_process_groups)
+        return for_optimizer(pg_collection, model_chunks, use_gloo_process_groups, RELEASE)
 
     @staticmethod
     def setup_process_groups_for_ddp(pg_collection: Optional["ProcessGroupCollection"], config, ddp_config):  # type: ignore[no-untyped-def]
@@ -119,7 +150,29 @@ class ProcessGroupCollection:
 
         Without expert data parallelism this rank is alone in it, by a group that has no communicator.
         """
-        return for_ddp(pg_collection, config, ddp_config)
+        return for_ddp(pg_collection, config, ddp_config, RELEASE)
+
+    if _since((0, 19)):
+
+        @staticmethod
+        def is_gtp_remat_active(process_group_dict: Dict) -> bool:  # type: ignore[type-arg]  # noqa: UP006
+            """Whether several ranks hold the pieces of one weight, of what the ``setup_process_groups_for_...`` give.
+
+            >>> ProcessGroupCollection.is_gtp_remat_active({"gtp_remat_group": None})
+            False
+            """
+            return in_pieces(process_group_dict)
+
+
+def resolve_gtp_remat_group(pg_collection: Optional["ProcessGroupCollection"], is_expert: bool) -> Any:
+    """The ranks that hold the pieces of a weight: the collection's, where it carries them, else the parallel state's.
+
+    ``is_expert``: of an expert's weight. A collection that carries None means that there are none.
+    """
+    name = "expt_gtp_remat" if is_expert else "gtp_remat"
+    if pg_collection is not None and name in vars(pg_collection):
+        return getattr(pg_collection, name)
+    return of_state(parallel_state, name, RELEASE)
 
 
 def _names() -> tuple[str, ...]:
@@ -133,4 +186,10 @@ def _check_names(names: Iterable[str], what: str) -> None:
 
 
 def _size(group: Any) -> str:
-    return "x".join(map(_size, group)) if isinstance(group, list | tuple) else str(group and group.size())
+    return str([each.size() for each in group] if isinstance(group, list | tuple) else group and group.size())
+
+
+if not _since((0, 17)):
+    del MultiModuleProcessGroupCollection
+if not _since((0, 20)):
+    del resolve_gtp_remat_group

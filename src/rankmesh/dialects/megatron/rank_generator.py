@@ -13,9 +13,11 @@ from rankmesh.layout.mesh import Mesh
 
 __all__ = [
     "RankGenerator",
+    "WithPieces",
     "default_embedding_ranks",
     "default_position_embedding_ranks",
     "generate_masked_orthogonal_rank_groups",
+    "with_pieces",
 ]
 
 
@@ -48,6 +50,9 @@ class RankGenerator:
     which Megatron-Core makes ranks outside the world, is refused, and so is an axis that there is not.
     """
 
+    # Whether the axis of the pieces of weights, gtp_remat, is named where its size is 1 too.
+    _names_pieces = False
+
     def __init__(
         self,
         tp: int,
@@ -68,7 +73,7 @@ class RankGenerator:
         self.rank_offset = rank_offset
         self.world_size = tp * dp * pp * cp * ep * gtp_remat
         self.name_to_size = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp}
-        if gtp_remat != 1 or "gtp_remat" in order:
+        if self._names_pieces or gtp_remat != 1 or "gtp_remat" in order:
             self.name_to_size["gtp_remat"] = gtp_remat
         self.order = "-".join(_complete(order, self.name_to_size))
         self.ordered_size = [self.name_to_size[token] for token in self.order.split("-")]
@@ -87,6 +92,35 @@ class RankGenerator:
         """The groups along the axes that the token names: ``"dp-cp"``."""
         self.get_mask(self.order, token)
         return self._mesh.groups(dict.fromkeys(token.split("-"))).tolist()
+
+
+class WithPieces(RankGenerator):
+    """As of Megatron-Core 0.19: there is always an axis ``gtp_remat``, of the ranks that hold pieces of a weight."""
+
+    _names_pieces = True
+
+    def get_gtp_ranks(self, gtp_remat_size: int) -> List[List[int]]:  # noqa: UP006
+        """The groups along gtp_remat, whose size must be the one given; groups of one rank where it is 1."""
+        if gtp_remat_size != self.gtp_remat:
+            raise Refused(
+                f"received gtp_remat_size {gtp_remat_size} for an axis of size {self.gtp_remat}; they must be equal",
+                received=gtp_remat_size,
+            )
+        return self.get_ranks("gtp_remat")
+
+
+def with_pieces(order: str, after: str) -> str:
+    """The order with the axis gtp_remat behind another, or behind tp, unless it names it.
+
+    >>> with_pieces("tp-cp-ep-dp-pp", "ep"), with_pieces("tp-dp-pp", "ep")
+    ('tp-cp-ep-gtp_remat-dp-pp', 'tp-gtp_remat-dp-pp')
+    """
+    names = order.split("-")
+    if "gtp_remat" in names:
+        return order
+    anchor = after if after in names else "tp"
+    place = names.index(anchor) + 1 if anchor in names else 0
+    return "-".join((*names[:place], "gtp_remat", *names[place:]))
 
 
 def _mesh(sizes: dict[str, int], offset: int = 0) -> Mesh:

@@ -10,7 +10,17 @@ from contextlib import contextmanager
 
 from rankmesh.errors import ConnectError, LayoutError, NotAMember, PlanError, UnknownAxis, UnknownGroup
 
-__all__ = ["NotHere", "NotInitialized", "Refused", "UnknownName", "refusals"]
+__all__ = [
+    "NotHere",
+    "NotInitialized",
+    "Refused",
+    "UnknownName",
+    "no_buffer",
+    "no_stage_named",
+    "refusals",
+    "second_buffer",
+    "unknown_group_size",
+]
 
 
 class NotInitialized(ConnectError, AssertionError):
@@ -40,3 +50,31 @@ def refusals() -> Iterator[None]:
         raise UnknownName(error.message, **error.values) from error
     except (LayoutError, PlanError) as error:
         raise Refused(error.message, **error.values) from error
+
+
+def no_stage_named() -> NotInitialized:
+    """A question about an interleaved pipeline without the virtual stage."""
+    return NotInitialized("received no vp_stage in an interleaved pipeline; name the virtual stage: vp_stage=0")
+
+
+def unknown_group_size(received: object, known: list[int]) -> UnknownName:
+    """A size that no hybrid group of this rank has."""
+    return UnknownName(
+        f"received group_size {received!r}; the hybrid groups of this rank have {known} ranks; use one of them, and "
+        "hybrid_context_parallel=True at initialisation",
+        received=received,
+        known=known,
+    )
+
+
+def second_buffer(what: str) -> Refused:
+    """A global buffer while there is one."""
+    return Refused(f"received a second global {what}; there is one; destroy it first")
+
+
+def no_buffer(what: str) -> NotInitialized:
+    """A request for a global buffer that was not made."""
+    return NotInitialized(
+        f"received a request for the global {what}, which is not initialized; "
+        f"call _set_global_{what.replace(' ', '_')}() first"
+    )

@@ -23,7 +23,15 @@ from rankmesh.plan.spec import GroupSpec
 
 __all__ = ["Request"]
 
-_AXES = ("tp", "cp", "ep", "dp", "pp")
+_AXES = ("tp", "cp", "ep", "dp", "pp", "gtp_remat")
+
+# The sections of an NCCL configuration for groups that cross the pieces of weights.
+_OF_PIECES = {
+    "dp_gtp": "gtp_remat_dp",
+    "dp_cp_gtp": "gtp_remat_dp_cp",
+    "ep_dp_gtp": "ep_gtp_remat_dp",
+    "tp_ep_pp_gtp": "tp_ep_gtp_remat_pp",
+}
 
 Ranks = Callable[..., Sequence[int]]
 
@@ -59,13 +67,18 @@ class Request:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Request:
-        """The request in the local variables of a function that has these parameters."""
-        return cls(**{item.name: arguments[item.name] for item in fields(cls)})
+        """The request in the local variables of a function that has these parameters, or some of them."""
+        return cls(**{item.name: arguments[item.name] for item in fields(cls) if item.name in arguments})
 
     @property
     def timeout(self) -> float:
         """The timeout of the groups, in seconds."""
         return self.distributed_timeout_minutes * 60
+
+    def has_gloo_twin(self, kind: str) -> bool:
+        """Whether a group may have a gloo twin: none where ranks hold pieces of the weights, as in Megatron-Core."""
+        pieces = self.gtp_remat_size > 1 or ("ep_dp" in kind and self.expert_gtp_remat_size > 1)
+        return self.create_gloo_process_groups and not pieces
 
     def plan(self, world_size: int, *, all_gloo: bool, name: str = "") -> Plan:
         """The plan for a world; ``all_gloo``: groups are gloo already, so that they are their own CPU twins.
@@ -195,9 +208,9 @@ def _section(kind: str) -> str | None:
     """The section of an NCCL configuration that a group obeys: the twins of dp_cp obey its section, gloo twins none."""
     if kind.endswith("_gloo"):
         return None
-    if kind.startswith("hybrid_dp_cp_") or kind in ("dp_cp_ag", "dp_cp_gtp"):
+    if kind.startswith("hybrid_dp_cp_") or kind == "dp_cp_ag":
         return "dp_cp"
-    return "hcp" if kind.startswith("hcp_") else kind.removesuffix("_gtp")
+    return "hcp" if kind.startswith("hcp_") else _OF_PIECES.get(kind, kind)
 
 
 def _ascending(ranks: Ranks) -> Callable[[Sequence[int]], Sequence[int]]:

@@ -1,82 +1,61 @@
 """A parallel state: a module object with Megatron's globals and functions. Any number may live side by side.
 
 ```
-rm_state = ParallelState("actor")          the same names as the module parallel_state, another set of groups
-rm_state.initialize_model_parallel(...)
-rm_state.get_tensor_model_parallel_rank()
+critic = ParallelState("critic")          the file parallel_state.py once more: other globals, other groups
+critic.initialize_model_parallel(...)
+critic.get_tensor_model_parallel_rank()
 ```
 
-Its globals are attributes that callers read and write. A getter without arguments keeps its answer; any write to a
-global or a replaced function makes all of them ask again, so what is written is what getters return.
+Its globals are attributes that callers read and write, and what is written is what getters return.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
-from typing import Any, TypeVar
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from rankmesh.dialects.megatron.answers import refresh
 from rankmesh.dialects.megatron.refusals import NotHere, NotInitialized
-from rankmesh.dialects.megatron.table import BUFFERS, BY_KIND, VIRTUAL, Row, initial
+from rankmesh.dialects.megatron.table import BY_KIND
 from rankmesh.errors import NotAMember
-from rankmesh.groups.live import LiveGroups
 
-__all__ = ["Function", "ParallelState", "State", "absent", "in_a_world"]
+if TYPE_CHECKING:
+    from rankmesh.groups.live import LiveGroups
 
-Function = Callable[..., Any]
-_Answer = TypeVar("_Answer")
+__all__ = ["ParallelState", "State", "absent", "begin", "code_of", "in_a_world", "without_context"]
 
-# Written on every microbatch of an interleaved pipeline, and no kept answer depends on them.
-_UNWATCHED = frozenset({*VIRTUAL, *BUFFERS})
+# Written on every microbatch of an interleaved pipeline, or memory: no kept answer depends on them.
+_UNWATCHED = frozenset(
+    {
+        "_VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK",
+        "_VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE",
+        "_GLOBAL_MEMORY_BUFFER",
+        "_GLOBAL_SYMMETRIC_MEMORY_BUFFER",
+    }
+)
 
 
+@dataclass
 class State:
-    """What a parallel state keeps beside its globals: the live groups, its own functions, answers that are kept."""
+    """What a parallel state keeps beside its globals: the live groups, and which functions and values are its own.
 
-    def __init__(self, module: ModuleType, plan_name: str) -> None:
-        self.module: Any = module
-        self.globals = vars(module)
-        self.plan_name = plan_name
-        self.live: LiveGroups | None = None
-        self.added: list[LiveGroups] = []
-        self.functions: dict[str, FunctionType] = {}
-        self.refreshers: list[Callable[[], None]] = []
-        self.unchanged = True
+    ``sharded`` and ``experts_sharded``: whether several ranks hold the pieces of one weight (gtp_remat).
+    """
 
-    def export(self, functions: Iterator[Function]) -> None:
-        """Make these functions attributes of the module, by their names."""
-        for function in functions:
-            if not isinstance(function, FunctionType):
-                raise TypeError(f"received {function!r} to export; a state exports functions")
-            function.__module__ = self.module.__name__
-            function.__qualname__ = function.__name__
-            self.functions[function.__name__] = self.globals[function.__name__] = function
-
-    def kept(self, compute: Callable[[], _Answer], ready: Callable[[], bool]) -> Callable[[], _Answer | None]:
-        """The answer of ``compute`` when nothing but a write can change it, None when it must be asked each time."""
-        return lambda: compute() if self.unchanged and ready() else None
-
-    def refresh(self) -> None:
-        """Ask anew for every answer that is kept; none is while one of the functions is another's."""
-        self.unchanged = all(self.globals.get(name) is function for name, function in self.functions.items())
-        for refresh in self.refreshers:
-            refresh()
-
-    def fixed(self, forced: str | None, group: str) -> bool:
-        """Whether a rank or size comes from a value that was set, or from a process group that will not change."""
-        return (forced is not None and self.globals[forced] is not None) or issubclass(
-            type(self.globals[group]), dist.ProcessGroup
-        )
-
-    def group(self, kind: str, check_initialized: bool = True) -> Any:
-        """The process group of one kind; without one ``NotInitialized`` or ``NotHere``, or None if not checked."""
-        row = BY_KIND[kind]
-        value = self.globals[row.group]
-        if value is None and check_initialized:
-            raise absent(self, row)
-        return value
+    plan_name: str
+    functions: dict[str, FunctionType]
+    initial: dict[str, Any]
+    live: LiveGroups | None = None
+    added: list[LiveGroups] = field(default_factory=list)
+    sharded: bool = False
+    experts_sharded: bool = False
+    release: tuple[int, int] | None = None
 
 
 class ParallelState(ModuleType):
@@ -96,7 +75,7 @@ class ParallelState(ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name, __doc__)
-        prepare(self, name)
+        exec(code_of("parallel_state.py"), vars(self))  # noqa: S102  - our own file, with globals of its own
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
@@ -107,29 +86,44 @@ class ParallelState(ModuleType):
         self._noticed(name)
 
     def _noticed(self, name: str) -> None:
-        state = self.rankmesh_state
-        if name.startswith(("_", "get_")) and name not in _UNWATCHED and not name.startswith("__"):
-            state.refresh()
+        watched = name.startswith(("_", "get_", "is_")) and not name.startswith("__")
+        if watched and name not in _UNWATCHED:
+            refresh(vars(self))
 
     def __getattr__(self, name: str) -> Any:
         # Only reached for what the module does not have; it tells type checkers that functions are attributes.
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 
-def prepare(module: ModuleType, plan_name: str) -> None:
-    """Give a module the globals and functions of a parallel state, not initialised."""
-    from rankmesh.dialects.megatron import data_parallel, groups_of, lifecycle, making, nccl, rank_generator, stages
+@cache
+def code_of(file: str) -> CodeType:
+    """The code of a file of this package, to run it once more: with other globals, or over them."""
+    source = files(__package__).joinpath(file)
+    return compile(source.read_text(encoding="utf-8"), str(source), "exec", dont_inherit=True)
 
-    state = State(module, plan_name)
-    vars(module)["rankmesh_state"] = state
-    vars(module).update(initial())
-    for shared in (nccl.get_nccl_options, nccl.overwrite_nccl_comm_cfgs):
-        vars(module)[shared.__name__] = shared
-    for name in rank_generator.__all__:
-        vars(module)[name] = getattr(rank_generator, name)
-    for part in (groups_of, data_parallel, stages, lifecycle, making):
-        state.export(part.functions(state))
-    state.refresh()
+
+def begin(names: dict[str, Any]) -> State:
+    """The state of a namespace in which ``parallel_state.py`` has just been run; the module itself becomes one."""
+    module = sys.modules.get(names["__name__"])
+    is_default = module is not None and vars(module) is names
+    if module is not None and is_default:
+        module.__class__ = ParallelState
+    return State(
+        "megatron" if is_default else names["__name__"],
+        own_functions(names),
+        {name: value for name, value in names.items() if _is_state(name, value)},
+    )
+
+
+def own_functions(names: dict[str, Any]) -> dict[str, FunctionType]:
+    """The functions that live on these globals."""
+    return {
+        name: value for name, value in names.items() if isinstance(value, FunctionType) and value.__globals__ is names
+    }
+
+
+def _is_state(name: str, value: object) -> bool:
+    return name.startswith("_") and name[1:2] != "_" and not callable(value) and name != "_AS_THEY_ARE"
 
 
 def in_a_world() -> bool:
@@ -137,22 +131,27 @@ def in_a_world() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def absent(state: State, row: Row) -> NotInitialized | NotHere:
-    """Why there is no group of this kind."""
-    if state.live is not None and not state.live.closed and row.kind in state.live.plan.kinds:
+def absent(names: dict[str, Any], kind: str) -> NotInitialized | NotHere:
+    """Why a state has no group of this kind."""
+    live = names["rankmesh_state"].live
+    if live is not None and not live.closed and kind in live.plan.kinds:
         try:
-            state.live[row.kind]
+            live[kind]
         except NotAMember as error:
             return NotHere(error.message, **error.values)
-    made = "was not created" if state.live is not None else "is not initialized"
+    made = "was not created" if live is not None else "is not initialized"
     return NotInitialized(
-        f"received a request for the {row.what}, which {made}; initialize_model_parallel() makes the groups that its "
-        "arguments ask for; call it first, with what this group needs",
-        group=row.kind,
+        f"received a request for the {BY_KIND[kind].what}, which {made}; initialize_model_parallel() makes the groups "
+        "that its arguments ask for; call it first, with what this group needs",
+        group=kind,
     )
 
 
-def taken(state: State, names: dict[str, Any]) -> None:
-    """Set many globals at once, and ask anew for every answer that is kept."""
-    state.globals.update(names)
-    state.refresh()
+def without_context(names: dict[str, Any], kind: str) -> NotInitialized | NotHere:
+    """Why there is no part of a data-parallel group without context parallelism."""
+    if names[BY_KIND[kind].group] is None:
+        return absent(names, kind)
+    return NotInitialized(
+        "received partial_data_parallel without with_context_parallel; an optimizer instance spans context "
+        "parallelism; set both"
+    )

@@ -36,7 +36,7 @@ __all__ = ["DEFAULT_ORDER", "megatron", "megatron_mesh"]
 
 DEFAULT_ORDER = "tp-cp-ep-dp-pp"
 
-_EXPERT_NAMES = {"tp": "etp", "ep": "ep", "egtp_remat": "egtp_remat", "dp": "edp", "pp": "pp"}
+_EXPERT_NAMES = {"tp": "etp", "ep": "ep", "gtp_remat": "egtp_remat", "dp": "edp", "pp": "pp"}
 
 
 def megatron_mesh(
@@ -66,20 +66,26 @@ def megatron_mesh(
     _, expert_dp = world_and_dp(world, None, etp=expert_tp, ep=ep, **expert_remat, pp=pp)
     dense = {"tp": tp, "cp": cp, "dp": data, "pp": pp}
     expert = {"tp": expert_tp, "ep": ep, "dp": expert_dp, "pp": pp}
-    tokens = _tokens(order, {**dense, **expert, "tp": max(tp, expert_tp), "dp": max(data, expert_dp)})
+    sizes = {**dense, **expert, "tp": max(tp, expert_tp), "dp": max(data, expert_dp)}
     if remat:
-        dense["gtp_remat"], tokens = gtp, _after("tp", "gtp_remat", tokens)
+        dense["gtp_remat"] = gtp
     if expert_remat:
-        expert["egtp_remat"], tokens = egtp, _after("ep", "egtp_remat", tokens)
-    mesh = Mesh.of({name: dense[name] for name in tokens if name in dense}, offset=rank_offset)
-    view = {_EXPERT_NAMES[name]: expert[name] for name in tokens if name in expert}
+        expert["gtp_remat"] = egtp
+    whole, pieces = _tokens(order, sizes, after="tp"), _tokens(order, sizes, after="ep")
+    mesh = Mesh.of({name: dense[name] for name in whole if name in dense}, offset=rank_offset)
+    view = {_EXPERT_NAMES[name]: expert[name] for name in pieces if name in expert}
     return mesh.with_view("expert", shared=("pp",), **view)
 
 
-def _tokens(order: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
+def _tokens(order: str, sizes: Mapping[str, int], *, after: str) -> tuple[str, ...]:
+    """The axes in their order; ``gtp_remat`` follows ``after``, or tp, unless the order names it."""
     names = axis_names(order.lower())
+    if "gtp_remat" not in names:
+        anchor = after if after in names else "tp"
+        place = names.index(anchor) + 1 if anchor in names else 0
+        names = (*names[:place], "gtp_remat", *names[place:])
     for name in names:
-        if name not in sizes:
+        if name not in sizes and name != "gtp_remat":
             raise PlanError(
                 f"received order {order!r} with {name!r}; an order is made of {', '.join(sizes)}; remove {name!r}",
                 order=order,
@@ -95,11 +101,6 @@ def _tokens(order: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
                 axis=name,
             )
     return (*names, *missing)
-
-
-def _after(anchor: str, name: str, tokens: tuple[str, ...]) -> tuple[str, ...]:
-    place = tokens.index(anchor) + 1
-    return (*tokens[:place], name, *tokens[place:])
 
 
 def megatron(
@@ -132,8 +133,9 @@ def megatron(
     data-parallel groups into that many optimizer instances, ``hierarchical_cp`` gives the sizes of the levels of the
     context-parallel groups, adjacent first; ``hybrid_cp`` adds groups of each power of two inside ``dp_cp``;
     ``all_gather`` a second ``dp_cp`` communicator for overlapping gathers; ``gloo`` the CPU twins of the data-parallel
-    groups. ``embedding`` and ``position_embedding`` pick the pipeline stages that hold these tables. ``gtp`` and
-    ``egtp`` shard weights further, of dense layers and of experts; they go with one optimizer instance.
+    groups, but for those of sharded weights. ``embedding`` and ``position_embedding`` pick the pipeline stages that
+    hold these tables. ``gtp`` and ``egtp`` shard weights further, of dense layers and of experts; they go with one
+    optimizer instance.
     """
     mesh = megatron_mesh(
         world_size, tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, gtp=gtp, egtp=egtp, order=order, rank_offset=rank_offset
@@ -145,6 +147,7 @@ def megatron(
     _check_remat(instances, gtp, egtp)
     if instances > 1:
         mesh = mesh.split("edp", view="expert", edp_intra=expert_shards[0], edp_inter=instances)
+    expert_gloo, gloo = gloo and gtp == egtp == 1, gloo and gtp == 1
     whole = ("gtp_remat",) if gtp > 1 else ()
     expert_whole = ("egtp_remat",) if egtp > 1 else ()
     specs = [
@@ -162,7 +165,7 @@ def megatron(
         GroupSpec("tp_dp_cp", ("tp", *whole, "dp", "cp")),
         GroupSpec("tp_dp", ("tp", *whole, "dp")),
         GroupSpec("tp_cp", "tp-cp"),
-        *_expert(expert_shards, gloo, expert_whole),
+        *_expert(expert_shards, expert_gloo, expert_whole),
         *_remat(whole, expert_whole),
     ]
     inherited = Options(timeout=timeout).over(options or Options())

@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rankmesh.bench.contests import Contest, Make, Sizes, missing
-from rankmesh.bench.processes import Outcome, run_world
-from rankmesh.bench.results import Comparison, Sample
-from rankmesh.bench.rounds import alternate
+from bench.contests import Contest, Make, Sizes, missing
+from bench.processes import Outcome, run_world
+from bench.results import Comparison, Sample
+from bench.rounds import alternate
 
 __all__ = ["live", "live_sizes"]
 
@@ -94,7 +94,7 @@ def _held() -> dict[str, float]:
 
 def _operations(make: Make, sizes: Sizes, limit: float) -> float | None:
     """Store operations of the busiest rank, from the initialised world to groups that are used; None if it fails."""
-    from rankmesh.bench.counting import CountingStore
+    from bench.counting import CountingStore
 
     def body(rank: int, store: CountingStore) -> dict[str, float]:
         before = store.operations

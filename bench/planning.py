@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rankmesh.bench.contests import MEGATRON, Sizes, load, missing
-from rankmesh.bench.dry import dry_sizes
-from rankmesh.bench.processes import run_alone
-from rankmesh.bench.results import Comparison
-from rankmesh.bench.rounds import alternate
+from bench.contests import MEGATRON, Sizes, load, missing
+from bench.dry import dry_sizes
+from bench.processes import run_alone
+from bench.results import Comparison
+from bench.rounds import alternate
 from rankmesh.plan.plan import Plan
 from rankmesh.plan.recipes.megatron import megatron
 

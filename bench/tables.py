@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rankmesh.bench.results import Comparison, Results, Stat
+from bench.results import Comparison, Results, Stat
 
 __all__ = ["Table", "seconds", "tables"]
 

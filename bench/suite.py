@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from rankmesh.bench.contests import CONTESTS
-from rankmesh.bench.dry import dry
-from rankmesh.bench.getters import getters
-from rankmesh.bench.gpu import absent_gpu, gpu
-from rankmesh.bench.live import live
-from rankmesh.bench.planning import planning
-from rankmesh.bench.results import Comparison, Results
+from bench.contests import CONTESTS
+from bench.dry import dry
+from bench.getters import getters
+from bench.gpu import absent_gpu, gpu
+from bench.live import live
+from bench.planning import planning
+from bench.results import Comparison, Results
 
 __all__ = ["QUICK", "SECTIONS", "Settings", "measure"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rankmesh.bench.contests import Contest, Make, Sizes, missing
-from rankmesh.bench.processes import run_alone
-from rankmesh.bench.results import Comparison
-from rankmesh.bench.rounds import alternate
+from bench.contests import Contest, Make, Sizes, missing
+from bench.processes import run_alone
+from bench.results import Comparison
+from bench.rounds import alternate
 
 __all__ = ["dry", "dry_sizes", "fake_world"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rankmesh.bench.processes import Outcome
-from rankmesh.bench.results import Both, Comparison, Sample, compare
+from bench.processes import Outcome
+from bench.results import Both, Comparison, Sample, compare
 
 __all__ = ["Run", "alternate"]
 

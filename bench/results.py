@@ -99,7 +99,7 @@ def results_from(data: Mapping[str, Any]) -> Results:
     except (KeyError, TypeError, AttributeError) as error:
         raise PlanError(
             f"received results that lack a field or have one too many ({error}); "
-            "they are what rankmesh bench --json wrote; run it again"
+            "they are what python -m bench --json wrote; run it again"
         ) from error
 
 

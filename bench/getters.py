@@ -9,11 +9,11 @@ from collections.abc import Callable
 from timeit import Timer
 from typing import Any
 
-from rankmesh.bench.contests import MEGATRON, load, missing
-from rankmesh.bench.dry import fake_world
-from rankmesh.bench.live import live_sizes
-from rankmesh.bench.processes import run_alone
-from rankmesh.bench.results import Comparison, compare
+from bench.contests import MEGATRON, load, missing
+from bench.dry import fake_world
+from bench.live import live_sizes
+from bench.processes import run_alone
+from bench.results import Comparison, compare
 from rankmesh.plan.recipes.megatron import megatron
 
 __all__ = ["getters"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankmesh.bench.results import Results
-from rankmesh.bench.tables import Table, tables
+from bench.results import Results
+from bench.tables import Table, tables
 
 __all__ = ["markdown"]
 

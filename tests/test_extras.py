@@ -1,0 +1,135 @@
+"""What is installed without extras is enough to plan, and what is missing is named with its extra."""
+
+import ast
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import pytest
+
+import rankmesh
+
+ROOT = Path(rankmesh.__file__).parent
+
+# Runs with nothing but the standard library, numpy and rankmesh to be found.
+BARE = """
+import sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+
+class Bare:
+    known = {*sys.stdlib_module_names, "numpy", "rankmesh", *ALSO}
+    def find_spec(self, name, path=None, target=None):
+        here = name.partition(".")[0] in self.known or name.startswith("_sysconfigdata")
+        return PathFinder.find_spec(name, path, target) if here else None
+
+sys.meta_path[:] = [BuiltinImporter, FrozenImporter, Bare()]
+"""
+
+PLANNING = """
+import rankmesh as rm
+from rankmesh import topology, viz
+from rankmesh.plan import communicators, difference, presets, with_nccl_config
+from rankmesh.readers import source
+for name in presets.names():
+    rm.read(name).digest
+plan = rm.recipes.megatron(world_size=64, tp=2, cp=2, pp=2, ep=4, etp=1)
+assert rm.Plan.from_json(plan.to_json()).replace(rank_map=range(63, -1, -1)).groups("tp").tolist()
+plan.explain(13), plan.sharing, plan.of(13), communicators.communicators(plan)
+difference.difference(plan, rm.read("tp=2,dp=*", world_size=64))
+with_nccl_config(plan, {"tp": {"max_ctas": 8}})
+read = source.read("tp=2,cp=2,dp=4/expert:ep=8,edp=*")
+facts = viz.overview(read, gpus_per_node=8)
+viz.page(read, facts), viz.picture(read.plan), viz.grid(read.plan.mesh)
+"""
+
+
+def bare(program, *also):
+    """What a fresh interpreter says of a program, where only numpy and the packages in ``also`` can be imported."""
+    code = f"ALSO = {also!r}{BARE}{program}"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+
+
+def packages_of(*projects):
+    """The packages that come with these projects and all that they require."""
+    known, waiting = set(), [*projects]
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name not in known:
+            known.add(name)
+            with suppress(PackageNotFoundError):
+                waiting += [re.split(r"[^\w.-]", line)[0] for line in requires(name) or () if "extra ==" not in line]
+    return [
+        package
+        for package, owners in packages_distributions().items()
+        if known & {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners}
+    ]
+
+
+def test_planning_needs_numpy_alone():
+    """Every planning package, preset, recipe, document and picture works with numpy alone."""
+    assert bare(PLANNING).stderr == ""
+
+
+def test_numpy_is_the_only_requirement():
+    """What pip installs without an extra is numpy."""
+    assert [line for line in requires("rankmesh") or () if "extra ==" not in line] == ["numpy>=1.26"]
+
+
+@pytest.mark.parametrize(
+    ("program", "package", "extra"),
+    [
+        ("import rankmesh; rankmesh.read('parallelism.yaml')", "yaml", "configs"),
+        ("from rankmesh.readers import read_config as use; use('torchrun a.py', 'a.sh')", "tree_sitter", "configs"),
+        ("from rankmesh.readers import read_config as use; use('[a]\\nb=1\\n', 'a.toml')", "tree_sitter", "configs"),
+        ("import rankmesh; rankmesh.connect", "torch", "torch"),
+        ("import rankmesh.sim", "torch", "torch"),
+        ("import rankmesh.testing.strategies", "hypothesis", "testing"),
+        ("import rankmesh as rm; rm.plan.with_nccl_config(rm.read('tp=2'), 'tp: {max_ctas: 8}')", "yaml", "configs"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_names_its_extra(program, package, extra, tmp_path):
+    """An import whose extra is not installed says which one is."""
+    (tmp_path / "parallelism.yaml").write_text("parallelism: {dp: 2, tp: 2, pp: 1}\n", encoding="utf-8")
+    done = bare(program.replace("parallelism.yaml", str(tmp_path / "parallelism.yaml")))
+    last = done.stderr.strip().splitlines()[-1]
+    assert re.search(rf"MissingExtra: received no package '{package}\w*'; .* pip install 'rankmesh\[{extra}\]'$", last)
+
+
+def test_the_command_without_its_extra_is_one_line():
+    """The installed command says what to install, and ends as wrong usage does."""
+    done = bare("import rankmesh.cli\nrankmesh.cli.main()")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "pip install 'rankmesh[cli]'" in done.stderr
+
+
+def test_the_command_needs_no_more_than_its_extra(tmp_path):
+    """With the extra cli alone, layouts are shown; a training config is refused with the extra that reads it."""
+    also = packages_of("typer", "rich")
+    program = "import sys, rankmesh.cli\nsys.argv = ['rankmesh', 'show', {!r}]\nrankmesh.cli.main()"
+    done = bare(program.format("llama3-405b"), *also)
+    assert (done.returncode, done.stderr) == (0, "")
+    (tmp_path / "run.sh").write_text("torchrun pretrain.py\n", encoding="utf-8")
+    done = bare(program.format(str(tmp_path / "run.sh")), *also)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "pip install 'rankmesh[configs]'" in done.stderr
+
+
+def test_the_check_can_fail():
+    """A program that needs more than numpy is noticed."""
+    assert "No module named 'yaml'" in bare("import yaml").stderr
+
+
+def test_every_package_from_elsewhere_belongs_to_an_extra():
+    """What the library imports is in the standard library, in numpy, or in a requirement of pyproject.toml."""
+    listed = {re.split(r"[^\w-]", line)[0].lower() for line in requires("rankmesh") or ()}
+    known = {*sys.stdlib_module_names, "rankmesh", *(name.replace("-", "_") for name in listed), "yaml", "tomllib"}
+    known |= {"click"}  # what typer is made of
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            for name in names:
+                assert name.partition(".")[0] in known, f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
