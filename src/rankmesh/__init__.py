@@ -28,12 +28,14 @@ from rankmesh.errors import (
 )
 from rankmesh.extras import extra
 from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
+from rankmesh.placement import Placed, Traffic, place
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
 from rankmesh.topology import Cluster
 
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups
     from rankmesh.groups.connect import connect
+    from rankmesh.groups.discover import discover
     from rankmesh.launch.world import LiveRank, init
     from rankmesh.proof.check import check
     from rankmesh.readers.source import read_plan as read
@@ -56,19 +58,23 @@ __all__ = [
     "NotAMember",
     "Options",
     "Pick",
+    "Placed",
     "PlacementError",
     "Plan",
     "PlanError",
     "ProofError",
     "RankmeshError",
+    "Traffic",
     "UnknownAxis",
     "UnknownGroup",
     "check",
     "connect",
+    "discover",
     "ends",
     "first",
     "init",
     "last",
+    "place",
     "read",
     "recipes",
 ]
@@ -82,6 +88,7 @@ _LIVE = {
     "LiveRank": "rankmesh.launch.world",
     "check": "rankmesh.proof.check",
     "connect": "rankmesh.groups.connect",
+    "discover": "rankmesh.groups.discover",
     "init": "rankmesh.launch.world",
 }
 

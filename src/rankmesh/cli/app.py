@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh import __version__
-from rankmesh.cli import bench, check, diff, explain, groups, presets, show, where
+from rankmesh.cli import bench, check, cluster, diff, explain, groups, place, presets, show, where
 from rankmesh.cli.console import write
 from rankmesh.cli.exit_codes import EXIT_CODES
 from rankmesh.cli.options import Debug
@@ -74,4 +74,6 @@ _register(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
 )
+_register("cluster", cluster.command, cluster.EXAMPLES)
+_register("place", place.command, place.EXAMPLES)
 _register("presets", presets.command, presets.EXAMPLES)

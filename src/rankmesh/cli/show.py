@@ -74,7 +74,7 @@ def shown(
 ) -> Overview:
     """The overview of a spec; ``kinds`` keeps the rows of these kinds of group."""
     source = plan_of(spec, world_size)
-    machine = cluster_of(cluster, source.plan.world_size)
+    machine = None if cluster is None else cluster_of(cluster, source.plan.world_size)
     return overview(source, cluster=machine, gpus_per_node=gpus_per_node, members=members, kinds=kinds)
 
 
@@ -106,7 +106,7 @@ def command(
     source = plan_of(spec, world_size)
     tell(source)
     kinds = [name for names in groups or () for name in names.split(",")]
-    machine = cluster_of(cluster, source.plan.world_size)
+    machine = None if cluster is None else cluster_of(cluster, source.plan.world_size)
     facts = overview(source, cluster=machine, gpus_per_node=gpus_per_node, members=members, kinds=kinds)
     if svg is not None:
         from rankmesh.viz.svg import picture

@@ -1,0 +1,162 @@
+"""Discover: the cluster that the ranks of this world are on, found by asking each of them.
+
+```
+every rank    its witness ──append──> one key            the last to come reads it, makes the cluster, writes it
+              waits, reads, counts itself out            the last to leave deletes all keys
+```
+
+Seven store operations a rank at most, whatever the size of the world, and nothing stays behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from rankmesh.errors import ClusterError, ConnectError
+from rankmesh.groups.board import answering
+from rankmesh.groups.limits import time_limit
+from rankmesh.groups.torch_private import world
+from rankmesh.topology.cluster import Cluster
+from rankmesh.topology.met import Witness, met
+
+__all__ = ["discover", "witness"]
+
+_BOOT, _MEMORY = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/ipc")
+
+# Counts the meetings of each world that this process is in: its ranks discover in the same order.
+_meetings: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
+
+
+def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
+    """The cluster of this world, the same on every rank, which all call it: hosts in natural order, and who is where.
+
+    Each rank says its host's name and boot, its device, its NVLink domain (where NVML is installed and knows one:
+    ``pip install nvidia-ml-py``), and Slurm's address of its host in the network. What people should know, such as two
+    hosts with one name, is in ``notes``, and a warning on rank 0.
+
+    Raises ``ConnectError`` outside of an initialised world, or when ranks do not come within ``timeout`` seconds.
+    """
+    here = world()
+    if here.store is None:
+        raise ConnectError("received a world without a store; ranks tell each other through it; use gloo or NCCL")
+    limit, meeting = time_limit(timeout), f"rankmesh/discover/{next(_meetings.setdefault(dist.group.WORLD, count()))}"
+    with answering(here.rank):
+        cluster = _meet(here, meeting, limit)
+    if here.rank == 0:
+        for note in cluster.notes:
+            warnings.warn(note, stacklevel=2)
+    return cluster
+
+
+def _meet(here: Any, meeting: str, limit: timedelta) -> Cluster:
+    store = here.store
+    store.append(f"{meeting}/said", json.dumps(asdict(witness(here.rank))) + "\n")
+    if store.add(f"{meeting}/came", 1) == here.size:
+        said = [_read(line) for line in store.get(f"{meeting}/said").decode().splitlines()]
+        found = met(said)
+        store.set(f"{meeting}/cluster", json.dumps({**found.to_dict(), "notes": found.notes}))
+    try:
+        store.wait([f"{meeting}/cluster"], limit)
+    except RuntimeError as error:
+        if "time" not in str(error).lower():
+            raise
+        raise ConnectError(
+            f"rank {here.rank}: {store.add(f'{meeting}/came', 0)} of {here.size} ranks came to discover their cluster "
+            f"within {limit.total_seconds():g} s; every rank of the world calls it; look for the ones that do not",
+            rank=here.rank,
+        ) from error
+    data = json.loads(store.get(f"{meeting}/cluster"))
+    if store.add(f"{meeting}/left", 1) == here.size:
+        for key in ("said", "came", "cluster", "left"):
+            store.delete_key(f"{meeting}/{key}")
+    notes = tuple(data.pop("notes"))
+    made = Cluster.from_dict(data)
+    return Cluster(made.levels, made.hosts, made.rank_map, notes)
+
+
+def _read(line: str) -> Witness:
+    try:
+        data = json.loads(line)
+        return Witness(**{**data, "switches": tuple(data["switches"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise ClusterError(
+            f"received {line[:80]!r} from a rank; another program writes under rankmesh's keys"
+        ) from error
+
+
+def witness(rank: int, environment: Any = os.environ) -> Witness:
+    """What this process can say of its host and its device."""
+    return Witness(
+        rank=rank,
+        host=environment.get("SLURMD_NODENAME") or socket.gethostname(),
+        boot=_text(_BOOT),
+        slot=_slot(environment, rank),
+        memory=_link(_MEMORY),
+        fabric=_fabric(),
+        switches=_switches(environment),
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def _slot(environment: Any, rank: int) -> int:
+    """The device where one is in use, else the number on the host that the launcher says, else the rank."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.current_device()
+    names = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "FLUX_TASK_LOCAL_ID")
+    found = next((environment[name] for name in names if environment.get(name, "").isdecimal()), None)
+    return rank if found is None else int(found)
+
+
+def _switches(environment: Any) -> tuple[str, ...]:
+    """Slurm's address of this host, ``spine.leaf1.node1``, without the host: the pattern says what each word is."""
+    words = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+    pattern = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    if len(words) != len(pattern):
+        return ()
+    return tuple(word for word, kind in zip(words, pattern, strict=True) if kind == "switch")
+
+
+def _fabric() -> str:
+    """The NVLink domain of this rank's device: cluster and clique, as NVML says them; empty where there is none."""
+    if not torch.cuda.is_available():
+        return ""
+    with suppress(Exception):
+        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}".encode())
+            info = pynvml.c_nvmlGpuFabricInfo_t()
+            pynvml.nvmlDeviceGetGpuFabricInfo(handle, info)
+            domain = bytes(info.clusterUuid).hex()
+            return f"{domain}.{info.cliqueId}" if domain.strip("0") else ""
+        finally:
+            pynvml.nvmlShutdown()
+    return ""
