@@ -1,22 +1,18 @@
 """Discover: the cluster that the ranks of this world are on, found by asking each of them.
 
 ```
-every rank    its witness ──append──> one key            the last to come reads it, makes the cluster, writes it
-              waits, reads, counts itself out            the last to leave deletes all keys
+rank r    host name, boot, device, NVLink domain, Slurm's switches ── say ── one cluster, the same on every rank
 ```
-
-Seven store operations a rank at most, whatever the size of the world, and nothing stays behind.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -26,9 +22,9 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from rankmesh.errors import ClusterError, ConnectError
-from rankmesh.groups.board import answering
+from rankmesh.errors import ConnectError
 from rankmesh.groups.limits import time_limit
+from rankmesh.groups.say import say
 from rankmesh.groups.torch_private import world
 from rankmesh.topology.cluster import Cluster
 from rankmesh.topology.met import Witness, met
@@ -54,48 +50,18 @@ def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
     if here.store is None:
         raise ConnectError("received a world without a store; ranks tell each other through it; use gloo or NCCL")
     limit, meeting = time_limit(timeout), f"rankmesh/discover/{next(_meetings.setdefault(dist.group.WORLD, count()))}"
-    with answering(here.rank):
-        cluster = _meet(here, meeting, limit)
-    if here.rank == 0:
-        for note in cluster.notes:
-            warnings.warn(note, stacklevel=2)
-    return cluster
-
-
-def _meet(here: Any, meeting: str, limit: timedelta) -> Cluster:
-    store = here.store
-    store.append(f"{meeting}/said", json.dumps(asdict(witness(here.rank))) + "\n")
-    if store.add(f"{meeting}/came", 1) == here.size:
-        said = [_read(line) for line in store.get(f"{meeting}/said").decode().splitlines()]
-        found = met(said)
-        store.set(f"{meeting}/cluster", json.dumps({**found.to_dict(), "notes": found.notes}))
-    try:
-        store.wait([f"{meeting}/cluster"], limit)
-    except RuntimeError as error:
-        if "time" not in str(error).lower():
-            raise
-        raise ConnectError(
-            f"rank {here.rank}: {store.add(f'{meeting}/came', 0)} of {here.size} ranks came to discover their cluster "
-            f"within {limit.total_seconds():g} s; every rank of the world calls it; look for the ones that do not",
-            rank=here.rank,
-        ) from error
-    data = json.loads(store.get(f"{meeting}/cluster"))
-    if store.add(f"{meeting}/left", 1) == here.size:
-        for key in ("said", "came", "cluster", "left"):
-            store.delete_key(f"{meeting}/{key}")
+    mine = asdict(witness(here.rank))
+    data = say(here.store, meeting, here.rank, here.size, mine, _concluded, limit, "discover their cluster")
     notes = tuple(data.pop("notes"))
-    made = Cluster.from_dict(data)
-    return Cluster(made.levels, made.hosts, made.rank_map, notes)
+    if here.rank == 0:
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+    return replace(Cluster.from_dict(data), notes=notes)
 
 
-def _read(line: str) -> Witness:
-    try:
-        data = json.loads(line)
-        return Witness(**{**data, "switches": tuple(data["switches"])})
-    except (ValueError, TypeError, KeyError) as error:
-        raise ClusterError(
-            f"received {line[:80]!r} from a rank; another program writes under rankmesh's keys"
-        ) from error
+def _concluded(said: list[Any]) -> dict[str, Any]:
+    found = met([Witness(**{**each, "switches": tuple(each["switches"])}) for each in said])
+    return {**found.to_dict(), "notes": found.notes}
 
 
 def witness(rank: int, environment: Any = os.environ) -> Witness:

@@ -24,7 +24,7 @@ devices of a level are alike; protocols, channels, and in-network reduction. For
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, log2
@@ -38,7 +38,7 @@ from rankmesh.layout.strided import IntArray
 from rankmesh.placement.traffic import Message
 from rankmesh.topology import Cluster, Level, hops
 
-__all__ = ["BACKENDS", "Lay", "Machine", "seconds"]
+__all__ = ["BACKENDS", "Lay", "Machine", "seconds", "steps_and_volume"]
 
 FloatArray = npt.NDArray[np.float64]
 BACKENDS = ("nccl", "gloo")
@@ -149,14 +149,47 @@ def seconds(messages: Iterable[Message], lying: Lay, levels: Sequence[Level], *,
     """The seconds of a step that a kind takes under each placement; 0 for groups of one rank."""
     if backend not in BACKENDS:
         raise PlacementError(f"received backend {backend!r}; costs are known for nccl and gloo", received=backend)
-    total = np.zeros(len(lying.widest))
+    total = np.zeros(lying.many)
     if lying.size > 1:
         for message in messages:
-            total += message.times * _COSTS[backend][message.collective](message.bytes, lying, levels)
+            total += message.times * _one(message.collective, message.bytes, lying, levels, backend)
     return total
 
 
-def _over(lying: Lay, levels: Sequence[Level], steps: float, volume: float, hops: str = "ring") -> FloatArray:
+def steps_and_volume(collective: str, ranks: int, size: float, backend: str) -> tuple[float, float]:
+    """The row of the table: how many latencies, and how many bytes go over each hop; over each pair of an all-to-all.
+
+    >>> steps_and_volume("all-reduce", 4, 8.0, "gloo")
+    (6, 12.0)
+    """
+    n = ranks
+    if collective == "all-reduce" or (collective == "reduce-scatter" and backend == "gloo"):
+        return 2 * (n - 1), 2 * size * (n - 1) / n
+    if collective == "all-gather":
+        return n - 1, size * (n - 1)
+    if collective == "reduce-scatter":
+        return n - 1, size * (n - 1) / n
+    if collective == "broadcast":
+        rounds = ceil(log2(n))
+        return (rounds, rounds * size) if backend == "gloo" else (n - 1, size)
+    return 1, size / n if collective == "all-to-all" else size
+
+
+# Which hops a collective takes: the backend's ring, if it is not said here.
+_HOPS = {"send/recv": "chain", "ring": "loop"}
+
+
+def _one(collective: str, size: float, lying: Lay, levels: Sequence[Level], backend: str) -> FloatArray:
+    steps, volume = steps_and_volume(collective, lying.size, size, backend)
+    if collective == "all-to-all":
+        return _all_to_all(volume, lying, levels)
+    found = _over(lying, levels, steps, volume, _HOPS.get(collective, "ring"))
+    if collective == "all-reduce" and backend == "nccl":
+        return np.minimum(found, _over(lying, levels, 2 * ceil(log2(lying.size)), 2 * size, "ring"))
+    return found
+
+
+def _over(lying: Lay, levels: Sequence[Level], steps: float, volume: float, hops: str) -> FloatArray:
     """``steps`` latencies and ``volume`` bytes over each hop, uplinks shared by all groups."""
     latency = np.array([level.latency for level in levels])[lying.widest]
     time = volume / np.minimum.accumulate([level.bandwidth for level in levels])[lying.widest]
@@ -167,63 +200,12 @@ def _over(lying: Lay, levels: Sequence[Level], steps: float, volume: float, hops
     return whole
 
 
-def _ring(steps: Callable[[int], float], volume: Callable[[int, float], float]) -> Callable[..., FloatArray]:
-    def cost(size: float, lying: Lay, levels: Sequence[Level]) -> FloatArray:
-        return _over(lying, levels, steps(lying.size), volume(lying.size, size))
-
-    return cost
-
-
-def _tree_or_ring(size: float, lying: Lay, levels: Sequence[Level]) -> FloatArray:
-    tree = _over(lying, levels, 2 * ceil(log2(lying.size)), 2 * size)
-    return np.minimum(_ALL_REDUCE(size, lying, levels), tree)
-
-
-def _rounds(size: float, lying: Lay, levels: Sequence[Level]) -> FloatArray:
-    """A binomial tree whose rounds follow each other."""
-    return ceil(log2(lying.size)) * _over(lying, levels, 1, size)
-
-
-def _all_to_all(size: float, lying: Lay, levels: Sequence[Level]) -> FloatArray:
-    """Each member sends ``size / n`` to each other one: by its own links, and by the uplinks that all share."""
-    part = size / lying.size
+def _all_to_all(part: float, lying: Lay, levels: Sequence[Level]) -> FloatArray:
+    """Each member sends a part to each other one: by its own links, and by the uplinks that all share."""
     latency = np.array([level.latency for level in levels])[lying.widest]
-    time: FloatArray = np.full(len(lying.widest), part * (lying.size - 1) / levels[0].bandwidth)
+    time: FloatArray = np.full(lying.many, part * (lying.size - 1) / levels[0].bandwidth)
     for number, level in enumerate(levels[1:]):
         time = np.maximum(time, part * lying.beyond(number) / level.bandwidth)
         if level.uplink is not None:
             time = np.maximum(time, part * lying.pairs(number) / level.uplink)
     return latency + time
-
-
-def _next(size: float, lying: Lay, levels: Sequence[Level]) -> FloatArray:
-    return _over(lying, levels, 1, size, "chain")
-
-
-def _shift(size: float, lying: Lay, levels: Sequence[Level]) -> FloatArray:
-    return _over(lying, levels, 1, size, "loop")
-
-
-_ALL_REDUCE = _ring(lambda n: 2 * (n - 1), lambda n, b: 2 * b * (n - 1) / n)
-_GATHER = _ring(lambda n: n - 1, lambda n, b: b * (n - 1))
-_SCATTER = _ring(lambda n: n - 1, lambda n, b: b * (n - 1) / n)
-_COSTS: Mapping[str, Mapping[str, Callable[..., FloatArray]]] = {
-    "nccl": {
-        "all-reduce": _tree_or_ring,
-        "all-gather": _GATHER,
-        "reduce-scatter": _SCATTER,
-        "all-to-all": _all_to_all,
-        "broadcast": _ring(lambda n: n - 1, lambda n, b: b),
-        "send/recv": _next,
-        "ring": _shift,
-    },
-    "gloo": {
-        "all-reduce": _ALL_REDUCE,
-        "all-gather": _GATHER,
-        "reduce-scatter": _ALL_REDUCE,
-        "all-to-all": _all_to_all,
-        "broadcast": _rounds,
-        "send/recv": _next,
-        "ring": _shift,
-    },
-}
