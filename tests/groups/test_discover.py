@@ -3,6 +3,7 @@ import re
 import warnings
 
 import pytest
+import torch.distributed as dist
 from tests.groups.test_complete import Counting
 
 import rankmesh as rm
@@ -23,7 +24,7 @@ def _found(me):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         found = [rm.discover(), rm.discover()]
-    me.barrier()
+    dist.barrier()
     return found[0].to_dict(), found[0] == found[1], me.store.num_keys() - before, len(told)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh import __version__
-from rankmesh.cli import bench, check, cluster, diff, explain, groups, place, presets, show, where
+from rankmesh.cli import bench, check, cluster, diff, explain, groups, measure, place, presets, search, show, where
 from rankmesh.cli.console import write
 from rankmesh.cli.exit_codes import EXIT_CODES
 from rankmesh.cli.options import Debug
@@ -76,4 +76,6 @@ _register(
 )
 _register("cluster", cluster.command, cluster.EXAMPLES)
 _register("place", place.command, place.EXAMPLES)
+_register("search", search.command, search.EXAMPLES)
+_register("measure", measure.command, measure.EXAMPLES)
 _register("presets", presets.command, presets.EXAMPLES)

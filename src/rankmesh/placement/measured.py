@@ -245,8 +245,10 @@ def _level(level: Level, number: int, seen: Sequence[_Seen]) -> Level:
         return level
     least = min(each.volume for each in seen)
     latency = min(each.alone / each.steps for each in seen if each.volume <= 2 * least)
-    found = replace(level, latency=latency, bandwidth=max(each.rate(each.alone, latency) for each in seen), uplink=None)
-    shared = [(each.edges[number - 1], each.rate(each.together, latency)) for each in seen if number]
+    large = [each for each in seen if 4 * each.volume >= max(other.volume for other in seen)]
+    bandwidth = max(each.rate(each.alone, latency) for each in large)
+    found = replace(level, latency=latency, bandwidth=bandwidth, uplink=None)
+    shared = [(each.edges[number - 1], each.rate(each.together, latency)) for each in large if number]
     most = max((edges * rate for edges, rate in shared), default=0.0)
     crowd = max((edges for edges, _ in shared), default=0)
     return replace(found, uplink=most) if crowd > 1 and most < _FREE * crowd * found.bandwidth else found

@@ -8,10 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import isfinite
-from typing import Any
 
 from rankmesh.errors import PlacementError
 
@@ -147,9 +145,3 @@ class Training:
 def _positive(name: str, value: object) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value) or value <= 0:
         raise PlacementError(f"received {name}={value!r}; it is a number above 0", received=value, name=name)
-
-
-def chosen(data: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """The entries of a mapping that are fields of a class."""
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in data.items() if name in names}
