@@ -23,14 +23,16 @@ from rankmesh.errors import (
     PlanError,
     ProofError,
     RankmeshError,
+    TransferError,
     UnknownAxis,
     UnknownGroup,
 )
 from rankmesh.extras import extra
-from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
+from rankmesh.layout import Group, Groups, Job, Mesh, Pick, Sharding, ends, first, last
 from rankmesh.placement import Placed, Traffic, place
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
 from rankmesh.topology import Cluster
+from rankmesh.transfer import Transfer
 
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups
@@ -64,7 +66,10 @@ __all__ = [
     "PlanError",
     "ProofError",
     "RankmeshError",
+    "Sharding",
     "Traffic",
+    "Transfer",
+    "TransferError",
     "UnknownAxis",
     "UnknownGroup",
     "check",

@@ -8,7 +8,22 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh import __version__
-from rankmesh.cli import bench, check, cluster, diff, explain, groups, measure, place, presets, search, show, where
+from rankmesh.cli import (
+    bench,
+    check,
+    cluster,
+    diff,
+    doctor,
+    explain,
+    groups,
+    measure,
+    place,
+    presets,
+    search,
+    show,
+    transfer,
+    where,
+)
 from rankmesh.cli.console import write
 from rankmesh.cli.exit_codes import EXIT_CODES
 from rankmesh.cli.options import Debug
@@ -25,7 +40,7 @@ _SPECS = """\
                                            three_d, torchtitan, accelerate,
                                            deepspeed
   llama3-405b                              a preset (rankmesh presets)
-  plan.json                                a saved plan (plan.to_json())
+  plan.json                                a saved plan (rankmesh show --save)
   train.sh                                 a Megatron launch script (parsed, not run)
   train.toml, config.yaml, ds.json         a config of torchtitan, nanotron,
                                            Megatron, Accelerate, DeepSpeed"""
@@ -66,6 +81,7 @@ _register("groups", groups.command, groups.EXAMPLES)
 _register("explain", explain.command, explain.EXAMPLES)
 _register("diff", diff.command, diff.EXAMPLES)
 _register("check", check.command, check.EXAMPLES)
+_register("transfer", transfer.command, transfer.EXAMPLES)
 _register("where", where.command, where.EXAMPLES)
 _register(
     "bench",
@@ -78,4 +94,5 @@ _register("cluster", cluster.command, cluster.EXAMPLES)
 _register("place", place.command, place.EXAMPLES)
 _register("search", search.command, search.EXAMPLES)
 _register("measure", measure.command, measure.EXAMPLES)
+_register("doctor", doctor.command, doctor.EXAMPLES)
 _register("presets", presets.command, presets.EXAMPLES)

@@ -16,7 +16,7 @@ from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.complete import group_names
 from rankmesh.cli.console import note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, WorldSize, tell
+from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, tell
 from rankmesh.cli.shell import Failed
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.extras import extra
@@ -77,12 +77,13 @@ def command(
         float, typer.Option("--timeout", "-t", min=1.0, metavar="SECONDS", help="How long ranks wait for each other.")
     ] = 120.0,
     world_size: WorldSize = None,
+    variables: Variables = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Time the collectives of every kind of group on real processes; name slow groups and slow hosts."""
     launch = started_by()
-    source = source_in_job(spec, world_size, launch)
+    source = source_in_job(spec, world_size, variables, launch)
     kinds = [name for names in groups or () for name in names.split(",")] or None
     if launch.rank == 0:
         tell(source)

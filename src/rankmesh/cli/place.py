@@ -11,10 +11,11 @@ from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, WorldSize, plan_of, tell
+from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, plan_of, tell
 from rankmesh.cli.shell import Failed
 from rankmesh.placement import Placed, Traffic, place
 from rankmesh.placement.words import duration, report
+from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "command", "placed", "within_of"]
 
@@ -26,7 +27,7 @@ $ rankmesh place plan.json --cluster cluster.json --traffic traffic.json --save 
 
 
 def placed(
-    spec: str,
+    spec: str | Source,
     cluster: str,
     *,
     within: str = "",
@@ -87,14 +88,15 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Write the plan with its rank map, which is a SPEC.")
     ] = None,
     world_size: WorldSize = None,
+    variables: Variables = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Find the rank order of a layout that costs least on a cluster; show before, after, and why."""
-    source = plan_of(spec, world_size)
+    source = plan_of(spec, world_size, variables)
     tell(source)
     found = placed(
-        spec,
+        source,
         cluster,
         within=",".join(within or ()),
         traffic=traffic,
