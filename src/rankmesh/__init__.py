@@ -35,7 +35,7 @@ from rankmesh.topology import Cluster
 from rankmesh.transfer import Transfer
 
 if TYPE_CHECKING:
-    from rankmesh.groups import LiveGroup, LiveGroups
+    from rankmesh.groups import LiveGroup, LiveGroups, LiveJob, close_all
     from rankmesh.groups.connect import connect
     from rankmesh.groups.discover import discover
     from rankmesh.launch.world import LiveRank, init
@@ -54,6 +54,7 @@ __all__ = [
     "LayoutError",
     "LiveGroup",
     "LiveGroups",
+    "LiveJob",
     "LiveRank",
     "Mesh",
     "MissingExtra",
@@ -73,6 +74,7 @@ __all__ = [
     "UnknownAxis",
     "UnknownGroup",
     "check",
+    "close_all",
     "connect",
     "discover",
     "ends",
@@ -90,8 +92,10 @@ __version__ = "0.1.0"
 _LIVE = {
     "LiveGroup": "rankmesh.groups",
     "LiveGroups": "rankmesh.groups",
+    "LiveJob": "rankmesh.groups",
     "LiveRank": "rankmesh.launch.world",
     "check": "rankmesh.proof.check",
+    "close_all": "rankmesh.groups",
     "connect": "rankmesh.groups.connect",
     "discover": "rankmesh.groups.discover",
     "init": "rankmesh.launch.world",

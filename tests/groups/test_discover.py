@@ -39,7 +39,7 @@ def test_ranks_find_their_cluster(ranks):
 
 def test_store_operations_do_not_grow(monkeypatch):
     """8 and 64 simulated ranks: five store operations each, six more for the last to come and the last to leave."""
-    real = room.world
+    real = room.default_group
 
     def counted():
         here = real()
@@ -47,7 +47,7 @@ def test_store_operations_do_not_grow(monkeypatch):
         stores.append(store)
         return here.__class__(**{**{name: getattr(here, name) for name in here.__dataclass_fields__}, "store": store})
 
-    monkeypatch.setattr(room, "world", counted)
+    monkeypatch.setattr(room, "default_group", counted)
     for size in (8, 64):
         stores: list[Counting] = []
         run(rm.discover, size, timeout=60)

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from rankmesh.errors import ConnectError
 from rankmesh.groups.limits import time_limit
 from rankmesh.groups.say import say
-from rankmesh.groups.torch_private import world
+from rankmesh.groups.torch_private import default_group
 from rankmesh.topology.cluster import Cluster
 from rankmesh.topology.met import Witness, met
 
@@ -46,7 +46,7 @@ def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
 
     Raises ``ConnectError`` outside of an initialised world, or when ranks do not come within ``timeout`` seconds.
     """
-    here = world()
+    here = default_group()
     if here.store is None:
         raise ConnectError("received a world without a store; ranks tell each other through it; use gloo or NCCL")
     limit, meeting = time_limit(timeout), f"rankmesh/discover/{next(_meetings.setdefault(dist.group.WORLD, count()))}"

@@ -76,7 +76,7 @@ def measure(
     rows = list(_rows(groups, chosen, given, progress, meeting, limit))
     span = plan.mesh.span
     said = {"rank": groups.rank, "host": socket.gethostname(), "rows": rows}
-    world = groups.world
+    world = groups.world.default
     told = say(world.store, meeting, groups.rank, span.size, said, _sorted, limit, "tell what they measured")
     hosts = {each["rank"]: each["host"] for each in told}
     return measurement(
@@ -100,7 +100,7 @@ def _rows(
     limit: timedelta,
 ) -> Iterator[tuple[str, str, int, float, float | None]]:
     """This rank's own times, kind by kind; ranks without a group of a kind wait at its barriers."""
-    plan, world = groups.plan, groups.world
+    plan, world = groups.plan, groups.world.default
     named = [name for name in kinds if plan.groups(name).size > 1]
     cases = [(name, what, size) for name in named for what in (*collectives_of(plan.spec(name)), HOP) for size in sizes]
     wait = _Barrier(world, meeting, plan.mesh.size, limit)

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from rankmesh.errors import ConnectError
-from rankmesh.groups.board import answering
+from rankmesh.groups.store import answering
 
 __all__ = ["say"]
 
