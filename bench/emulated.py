@@ -42,7 +42,7 @@ def problem() -> str | None:
     name = f"rankmesh-try-{os.getpid()}"
     try:
         _do("ip", "netns", "add", name)
-        _do("ip", "-n", name, "link", "add", "x", "type", "dummy")
+        _do("ip", "-n", name, "link", "add", "x", "type", "veth", "peer", "name", "y")
         _do(
             "tc",
             "-n",
