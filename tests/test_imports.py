@@ -13,6 +13,9 @@ from rankmesh.topology import crossings
 plan = rm.recipes.megatron(world_size=64, tp=2, cp=2, pp=2, ep=4, etp=1)
 assert rm.Plan.from_json(plan.to_json()).digest == plan.digest
 plan.explain(13), plan.sharing, plan.of(13), crossings(plan.groups("dp"), 8)
+up = rm.Sharding(rm.Mesh(tp=2), ("tp", None), shape=(4, 4))
+moves = rm.Transfer({"up": up}, {"up": rm.Sharding(rm.Mesh(tp=4), ("tp", None), shape=(4, 4))})
+assert moves.bytes == moves.lower_bound and moves.digest and moves.of(1).receives
 for name in presets.names():
     source.read(name).plan.digest
 """
@@ -57,6 +60,7 @@ def test_public_names():
         "LayoutError",
         "LiveGroup",
         "LiveGroups",
+        "LiveRank",
         "Mesh",
         "MissingExtra",
         "NotAMember",
@@ -67,11 +71,16 @@ def test_public_names():
         "PlanError",
         "ProofError",
         "RankmeshError",
+        "Sharding",
+        "Transfer",
+        "TransferError",
         "UnknownAxis",
         "UnknownGroup",
+        "check",
         "connect",
         "ends",
         "first",
+        "init",
         "last",
         "read",
         "recipes",

@@ -9,6 +9,7 @@
 Planning needs numpy alone; ``rm.connect`` loads torch when it is first used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rankmesh.errors import (
@@ -22,17 +23,21 @@ from rankmesh.errors import (
     PlanError,
     ProofError,
     RankmeshError,
+    TransferError,
     UnknownAxis,
     UnknownGroup,
 )
 from rankmesh.extras import extra
-from rankmesh.layout import Group, Groups, Job, Mesh, Pick, ends, first, last
+from rankmesh.layout import Group, Groups, Job, Mesh, Pick, Sharding, ends, first, last
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
 from rankmesh.topology import Cluster
+from rankmesh.transfer import Transfer
 
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups
     from rankmesh.groups.connect import connect
+    from rankmesh.launch.world import LiveRank, init
+    from rankmesh.proof.check import check
     from rankmesh.readers.source import read_plan as read
 
 __all__ = [
@@ -47,6 +52,7 @@ __all__ = [
     "LayoutError",
     "LiveGroup",
     "LiveGroups",
+    "LiveRank",
     "Mesh",
     "MissingExtra",
     "NotAMember",
@@ -57,11 +63,16 @@ __all__ = [
     "PlanError",
     "ProofError",
     "RankmeshError",
+    "Sharding",
+    "Transfer",
+    "TransferError",
     "UnknownAxis",
     "UnknownGroup",
+    "check",
     "connect",
     "ends",
     "first",
+    "init",
     "last",
     "read",
     "recipes",
@@ -69,7 +80,15 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_LIVE = frozenset({"LiveGroup", "LiveGroups", "connect"})
+# Where each name is that loads torch when it is first used.
+_LIVE = {
+    "LiveGroup": "rankmesh.groups",
+    "LiveGroups": "rankmesh.groups",
+    "LiveRank": "rankmesh.launch.world",
+    "check": "rankmesh.proof.check",
+    "connect": "rankmesh.groups.connect",
+    "init": "rankmesh.launch.world",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -79,9 +98,7 @@ def __getattr__(name: str) -> Any:
         return read_plan
     if name in _LIVE:
         with extra("torch"):
-            from rankmesh import groups
-
-            return getattr(groups, name)
+            return getattr(import_module(_LIVE[name]), name)
     raise AttributeError(f"module 'rankmesh' has no attribute {name!r}")
 
 

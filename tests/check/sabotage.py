@@ -3,10 +3,10 @@
 import os
 import sys
 
-from rankmesh.check import results as check
 from rankmesh.cli import main
 from rankmesh.errors import ProofError
 from rankmesh.groups import live
+from rankmesh.proof import results as check
 
 VICTIM = 3
 SPEC = "megatron:world=8,tp=2,pp=2"

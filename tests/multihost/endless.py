@@ -2,9 +2,9 @@
 
 import sys
 
-from rankmesh.check import results as check
-from rankmesh.check.prove import prove_group
 from rankmesh.cli import main
+from rankmesh.proof import results as check
+from rankmesh.proof.prove import prove_group
 
 prove = check.prove
 

@@ -59,14 +59,15 @@ def test_diff_names_both_files():
 def test_check_reads_configs_too_and_one_rank_speaks(monkeypatch, rank, speaks):
     """``check`` proves the plan of a config; inside a job only rank 0 says what was read."""
     if rank is not None:
-        monkeypatch.setenv("RANK", rank)
+        for name, value in {"RANK": rank, "WORLD_SIZE": "8", "MASTER_ADDR": "node0"}.items():
+            monkeypatch.setenv(name, value)
     proved = []
 
     def prove(plan, **_):
         proved.append(plan)
         raise check_command.PlanError("enough")
 
-    monkeypatch.setattr(check_command, "check", prove)
+    monkeypatch.setattr(check_command, "_check", lambda: prove)
     result = run("check", FILES / "nanotron.yaml")
     assert proved == [read(str(FILES / "nanotron.yaml")).plan]
     assert ("read as a nanotron config" in result.stderr) is speaks

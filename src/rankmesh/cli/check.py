@@ -6,7 +6,6 @@ the job's ranks runs it, and rank 0 prints the table.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,16 +17,18 @@ import typer
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import error, note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import Debug, Json, Spec, WorldSize, config_of, plan_of, tell
+from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, plan_of, tell
 from rankmesh.cli.shell import Failed
-from rankmesh.errors import AgreementError, ConnectError, PlanError, ProofError, RankmeshError
-from rankmesh.plan.plan import Plan
+from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError
+from rankmesh.extras import extra
+from rankmesh.launch.started import Launch, started_by
+from rankmesh.launch.table import NOBODY
 from rankmesh.readers.source import Source
 
 if TYPE_CHECKING:
-    from rankmesh.check.results import CheckResult
+    from rankmesh.proof.results import CheckResult
 
-__all__ = ["EXAMPLES", "check", "command"]
+__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = """\
 $ rankmesh check megatron:world=16,tp=2,cp=2,pp=2,ep=2
@@ -36,38 +37,6 @@ $ torchrun --nproc-per-node 8 -m rankmesh check 'tp=2,dp=*'
 """
 
 _SHOWN = 8
-
-
-def check(
-    plan: Plan,
-    *,
-    backend: str | None = None,
-    timeout: float = 60.0,
-    progress: Callable[[int, int], None] | None = None,
-    show: Callable[[CheckResult], None] | None = None,
-) -> CheckResult:
-    """Check a plan with the ranks of this job, or with ranks started here.
-
-    The result goes to every rank, and to ``show`` on the one that reports: rank 0, or the process that started them.
-    """
-    try:
-        from rankmesh.check.here import check_here
-        from rankmesh.check.in_job import check_in_job
-        from rankmesh.launch.job import job_rank
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise PlanError(
-            "received check without torch; proving groups needs it, planning does not; pip install 'rankmesh[torch]'"
-        ) from error
-    job = job_rank()
-    if job is None:
-        result = check_here(plan, backend=backend, timeout=timeout, progress=progress)
-        if show is not None:
-            show(result)
-        return result
-    shown = progress if job.rank == 0 else None
-    return check_in_job(plan, job, backend=backend, timeout=timeout, progress=shown, show=show)
 
 
 def command(
@@ -81,15 +50,17 @@ def command(
         typer.Option("--timeout", "-t", min=1.0, metavar="SECONDS", help="How long ranks wait for each other."),
     ] = 60.0,
     world_size: WorldSize = None,
+    variables: Variables = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Build every group on real processes and prove each one with collectives."""
     if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
         raise typer.BadParameter(f"received {backend!r}; ranks are checked on gloo, nccl or cpu:gloo,cuda:nccl")
-    source = _source(spec, world_size)
+    launch = started_by()
+    source = _source(spec, world_size, variables, launch)
     plan = source.plan
-    if _speaks():
+    if launch.rank == 0:
         tell(source)
     with _bar(f"proving {plan.world_size} ranks") as (progress, stop):
 
@@ -98,7 +69,7 @@ def command(
             _show(result, config_of(source) if json else None)
 
         try:
-            result = check(plan, backend=backend, timeout=timeout, progress=progress, show=show)
+            result = _check()(plan, backend=backend, timeout=timeout, progress=progress, show=show)
         except (AgreementError, ConnectError) as problem:
             raise Failed(str(problem), ExitCode.LOST_RANKS) from problem
         except ProofError as problem:
@@ -108,23 +79,21 @@ def command(
         raise Failed("", ExitCode.LOST_RANKS if result.lost else ExitCode.UNPROVED)
 
 
-def _speaks() -> bool:
-    """Whether this process is the one of its job that speaks to people."""
-    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+def _check() -> Callable[..., CheckResult]:
+    with extra("torch"):
+        from rankmesh.proof.check import check
+    return check
 
 
-def _source(spec: str, world_size: int | None) -> Source:
+def _source(spec: str, world_size: int | None, variables: list[str] | None, launch: Launch) -> Source:
     """The plan that the user means; a SPEC that leaves the size of the world open gets that of the job."""
     try:
-        return plan_of(spec, world_size)
+        return plan_of(spec, world_size, variables)
     except RankmeshError:
-        from rankmesh.launch.job import job_rank
-
-        job = job_rank() if world_size is None else None
-        if job is None:
+        if world_size is not None or launch.launcher == NOBODY:
             raise
         with suppress(RankmeshError):
-            return plan_of(spec, job.world_size)
+            return plan_of(spec, launch.world_size, variables)
         raise
 
 

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from math import prod
 
 from rankmesh.errors import PlanError
+from rankmesh.launch.table import SBATCH
 from rankmesh.readers.expand import Variable
 from rankmesh.readers.reading import Entry, Missing, refused
 from rankmesh.readers.script import Command, Script, read_script
@@ -53,13 +55,6 @@ _LAUNCHERS: Mapping[str, tuple[str, tuple[_Counts, ...]]] = {
     "mpirun": (r"(^|[\s/])mpi(run|exec)\s", (((("-n", "-np", "--np"), None),),)),
 }
 _STARTS_RANKS = ("torchrun", "accelerate", "deepspeed")
-_SLURM: Mapping[str, tuple[str, ...]] = {
-    "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "--ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
-    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
-    "--gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-    "--gres": ("SLURM_GPUS_ON_NODE",),
-}
 _SHORT = {"-N": "--nodes", "-n": "--ntasks"}
 
 
@@ -80,9 +75,14 @@ class Run:
         return str(self.world_size.value.why) if self.world_size and isinstance(self.world_size.value, Missing) else ""
 
 
-def read_run(text: str, path: str, marks: frozenset[str] = frozenset()) -> Run | None:
-    """The one run of a script, None if it starts none; ``marks`` are arguments that only a run has."""
-    script = read_script(text, _slurm(text))
+def read_run(
+    text: str, path: str, marks: frozenset[str] = frozenset(), given: Mapping[str, str] | None = None
+) -> Run | None:
+    """The one run of a script, None if it starts none; ``marks`` are arguments that only a run has.
+
+    ``given`` are variables of the environment: they beat defaults, and stand in where the script leaves one open.
+    """
+    script = read_script(text, _slurm(text), given)
     _check_broken(script, path, marks)
     runs = [command for command in script.commands if _is_run(command, marks)]
     if not runs:
@@ -97,7 +97,8 @@ def read_run(text: str, path: str, marks: frozenset[str] = frozenset()) -> Run |
             runs=tuple(command.line for command in runs),
         )
     arguments, strays = _arguments(runs[0])
-    world = _world_size(runs[0], arguments, script.variables, path)
+    world = _world_size(runs[0], arguments, script, path)
+    _check_given(script, path)
     return Run(runs[0], arguments, world, strays, tuple(script.notes), script.defaults)
 
 
@@ -115,6 +116,19 @@ def read_arguments(text: str, path: str, marks: frozenset[str]) -> Run | None:
     _check_broken(script, path, marks)
     arguments, strays = _arguments(Command(script.variables["ARGUMENTS"].words, 1))
     return Run(Command((), 1), arguments, None, strays, tuple(script.notes), script.defaults)
+
+
+def _check_given(script: Script, path: str) -> None:
+    """A name that the script never asks for is a mistake."""
+    for name in script.given:
+        if name not in script.asked:
+            near = get_close_matches(name, script.asked, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it asks for {', '.join(sorted(script.asked)) or 'none'}"
+            raise PlanError(
+                f"{path}: received --set {name}, and this script does not ask for a variable {name}; {hint}",
+                path=path,
+                name=name,
+            )
 
 
 def _check_broken(script: Script, path: str, marks: frozenset[str]) -> None:
@@ -182,12 +196,11 @@ def _entry(option: Word, values: list[Word]) -> Entry:
         found = [Missing(rest, gap.why) if gap else rest]
     also = tuple(dict.fromkeys(n for word in (option, *values[:1]) for n in lines_of(word) if n != lines[0]))
     value: object = True if not found else found[0] if len(found) == 1 else found
-    return Entry((name,), value, lines[0], also)
+    default = any(part.default for word in (option, *values[:1]) for part in word)
+    return Entry((name,), value, lines[0] if lines else 1, also, default)
 
 
-def _world_size(
-    command: Command, arguments: tuple[Entry, ...], variables: Mapping[str, Variable], path: str
-) -> Entry | None:
+def _world_size(command: Command, arguments: tuple[Entry, ...], script: Script, path: str) -> Entry | None:
     line = f"{command} "
     launcher = next((name for name, (pattern, _) in _LAUNCHERS.items() if re.search(pattern, line)), "")
     for counts in _LAUNCHERS[launcher][1] if launcher else ():
@@ -195,12 +208,14 @@ def _world_size(
         if found is not None:
             return found
     for name in ("SLURM_NTASKS", "WORLD_SIZE") if launcher == "srun" else ("WORLD_SIZE",):
-        variable = variables.get(name)
+        script.asked.add(name)
+        variable = script.variables.get(name)
         word = variable.words[0] if variable is not None and variable.words else ()
         text = text_of(word)
         if variable is not None and text and text.isdecimal():
-            also = tuple(line for line in lines_of(word) if line != variable.lines[0])
-            return Entry((name,), int(text), variable.lines[0], also)
+            first = (*variable.lines, command.line)[0]
+            also = tuple(line for line in lines_of(word) if line != first)
+            return Entry((name,), int(text), first, also, any(part.default for part in word))
     return None
 
 
@@ -219,13 +234,14 @@ def _product(counts: _Counts, arguments: tuple[Entry, ...], path: str) -> Entry 
             why = f"{entry.key} is {entry.value}, which is no fixed number"
             return Entry(entry.path, Missing(entry.value, why), entry.line)
     key = " x ".join(f"{entry.key} {entry.value}" for entry in stated)
-    return Entry((key,), prod(int(entry.value) for entry in stated), lines[0], tuple(lines[1:]))
+    default = any(entry.default for entry in stated)
+    return Entry((key,), prod(int(entry.value) for entry in stated), lines[0], tuple(lines[1:]), default)
 
 
 def _stated(names: tuple[str, ...], arguments: tuple[Entry, ...], path: str) -> Entry | None:
     """One count of the launcher; the words after it are the program's."""
     same = [
-        Entry(entry.path, entry.value[0] if isinstance(entry.value, list) else entry.value, entry.line, entry.also)
+        replace(entry, value=entry.value[0] if isinstance(entry.value, list) else entry.value)
         for entry in arguments
         if entry.key in names
     ]
@@ -241,7 +257,7 @@ def _slurm(text: str) -> dict[str, Variable]:
     for name, value, line in _directives(text):
         count = _COUNT.fullmatch(value)
         if count is not None:
-            for variable in _SLURM.get(_SHORT.get(name, name), ()):
+            for variable in SBATCH.get(_SHORT.get(name, name), ()):
                 variables[variable] = _number(int(count[1]), line)
     nodes, each = variables.get("SLURM_NNODES"), variables.get("SLURM_NTASKS_PER_NODE")
     if nodes is not None and each is not None and "SLURM_NTASKS" not in variables:

@@ -25,6 +25,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from rankmesh.launch.table import torchrun_variables
+
 __all__ = ["KNOWN_MODULES", "Environment", "Globals", "NumpyNumbers", "Part", "Process", "RandomNumbers", "holders_of"]
 
 # Modules known to keep what belongs to one rank in their globals; taken along where they are loaded.
@@ -147,17 +149,10 @@ class Environment:
     def fresh(self, rank: int) -> dict[bytes, bytes]:
         """The state with which a rank starts."""
         node, local = divmod(rank, self._ranks_per_node)
-        on_node = min(self._ranks_per_node, self._world_size - node * self._ranks_per_node)
-        values = {
-            "RANK": rank,
-            "WORLD_SIZE": self._world_size,
-            "LOCAL_RANK": local,
-            "LOCAL_WORLD_SIZE": on_node,
-            "GROUP_RANK": node,
-            "MASTER_ADDR": "simulated",
-            "MASTER_PORT": 1,
-        }
-        return {**self._before, **{os.fsencode(name): os.fsencode(str(value)) for name, value in values.items()}}
+        here = min(self._ranks_per_node, self._world_size - node * self._ranks_per_node)
+        place = {"local_rank": local, "local_world_size": here, "node": node}
+        values = torchrun_variables(rank, self._world_size, **place, address="simulated", port=1)
+        return {**self._before, **{os.fsencode(name): os.fsencode(value) for name, value in values.items()}}
 
     def swap(self, state: Mapping[bytes, bytes] | None) -> dict[bytes, bytes]:
         """Put a state in place; the one that was there."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankmesh.errors import LayoutError
+from rankmesh.launch.table import srun_variables, torchrun_variables
 from rankmesh.topology import Cluster
 
 __all__ = ["environment"]
@@ -22,23 +23,10 @@ def environment(cluster: Cluster, rank: int, launcher: str = "torchrun") -> dict
     node = int(cluster.hosts_of(rank))
     local = int(np.flatnonzero(cluster.ranks[cluster.hosts_of(cluster.ranks) == node] == rank)[0])
     if launcher == "torchrun":
-        values: dict[str, object] = {
-            "RANK": rank,
-            "WORLD_SIZE": cluster.size,
-            "LOCAL_RANK": local,
-            "LOCAL_WORLD_SIZE": host.devices,
-            "GROUP_RANK": node,
-        }
-    elif launcher == "srun":
-        values = {
-            "SLURM_PROCID": rank,
-            "SLURM_NTASKS": cluster.size,
-            "SLURM_LOCALID": local,
-            "SLURM_TASKS_PER_NODE": ",".join(str(other.devices) for other in cluster.hosts),
-            "SLURM_NODEID": node,
-            "SLURM_NNODES": len(cluster.hosts),
-        }
-    else:
-        raise LayoutError(f"received launcher {launcher!r}; it is 'torchrun' or 'srun'", launcher=launcher)
-    meeting = {"MASTER_ADDR": first.name, "MASTER_PORT": "29500"}
-    return meeting | {name: str(value) for name, value in values.items()}
+        place = {"local_rank": local, "local_world_size": host.devices, "node": node}
+        return torchrun_variables(rank, cluster.size, **place, address=first.name)
+    if launcher == "srun":
+        tasks = [other.devices for other in cluster.hosts]
+        hosts = ",".join(other.name for other in cluster.hosts)
+        return srun_variables(rank, local_rank=local, node=node, tasks=tasks, hosts=hosts)
+    raise LayoutError(f"received launcher {launcher!r}; it is 'torchrun' or 'srun'", launcher=launcher)

@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from rankmesh.groups.connect import connect
+from rankmesh.launch.table import torchrun_variables
 from rankmesh.sim.calls import users_trace
 from rankmesh.sim.run import plan_of
 
@@ -104,8 +105,8 @@ def _call(function: Callable[..., Any], spec: Any, args: Sequence[Any]) -> Any:
 def _at(place: Place, environment: Mapping[str, str]) -> Iterator[None]:
     """This process as a rank: its variables, its words to a file."""
     os.environ.clear()
-    values = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.rank, "LOCAL_WORLD_SIZE": place.size}
-    os.environ.update({**environment, **{name: str(value) for name, value in values.items()}})
+    values = torchrun_variables(place.rank, place.size, local_rank=place.rank, local_world_size=place.size)
+    os.environ.update({**environment, **values})
     log = os.open(place.file("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)

@@ -30,7 +30,9 @@ from rankmesh.groups import torch_private
 from rankmesh.groups.alone import alone
 from rankmesh.groups.held import Held, refusing_sizes
 from rankmesh.groups.live import LiveGroups
-from rankmesh.launch.job import initialise, job_rank
+from rankmesh.launch.started import started_by
+from rankmesh.launch.table import NOBODY
+from rankmesh.launch.world import LiveRank, enter
 from rankmesh.plan import Plan, recipes
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ class ParallelContext:
         backend: str = "nccl",
     ) -> None:
         self._held = Held("nanotron", "ParallelContext", "destroy")
-        self._owns_world = _start_world(backend)
+        self._world = _start_world(backend)
         try:
             self.world_size = dist.get_world_size()
             self.local_world_size = _local_world_size(self.world_size)
@@ -199,8 +201,8 @@ class ParallelContext:
 
     def _abandon(self) -> None:
         self._held.close()
-        if self._owns_world and dist.is_initialized():
-            dist.destroy_process_group()
+        if self._world is not None:
+            self._world.close()
 
     def __enter__(self) -> ParallelContext:
         return self
@@ -210,25 +212,18 @@ class ParallelContext:
         self._destroy(meet=kind is None)
 
 
-def _start_world(backend: str) -> bool:
-    """Initialise the world from the launcher's variables where there is none; whether this did it."""
+def _start_world(backend: str) -> LiveRank | None:
+    """Join the world of the launcher where there is none yet; what leaves it again."""
     if dist.is_initialized():
         _check_backend(backend, torch_private.world())
-        return False
-    job = job_rank()
-    if job is None:
+        return None
+    launch = started_by()
+    if launch.launcher == NOBODY:
         raise NotInitialized(
             "received ParallelContext() without a world, and without the variables RANK and WORLD_SIZE of a launcher; "
             "start the program with torchrun, or call torch.distributed.init_process_group() first"
         )
-    if "nccl" in backend and not torch.cuda.is_available():
-        raise ConnectError(
-            f"received backend {backend!r} on a host without CUDA devices; NCCL needs one for each rank; "
-            "use backend='gloo'",
-            backend=backend,
-        )
-    initialise(job, backend, _TIMEOUT)
-    return True
+    return enter(launch, backend, _TIMEOUT)
 
 
 def _check_backend(asked: str, world: torch_private.World) -> None:

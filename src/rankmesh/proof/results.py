@@ -17,13 +17,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
-from rankmesh.check.prove import prove
 from rankmesh.groups.connect import connect
-from rankmesh.launch.job import JobRank, backend_for, initialise
+from rankmesh.launch.started import Launch
+from rankmesh.launch.world import enter
 from rankmesh.plan.plan import Plan
+from rankmesh.proof.prove import prove
 
 __all__ = ["CheckResult", "Diary", "KindResult", "RankFailure", "collect", "next_group", "run_rank"]
 
@@ -85,17 +85,15 @@ class CheckResult:
         return tuple(failure.rank for failure in self.failures if failure.kind == "lost")
 
 
-def run_rank(plan: Plan, job: JobRank, backend: str | None, timeout: float, write: Write) -> bool:
+def run_rank(plan: Plan, launch: Launch, backend: str | None, timeout: float, write: Write) -> bool:
     """Check this rank: initialise, connect, prove each group, and write the diary; whether all went well."""
     import torch.distributed as dist
 
-    chosen = backend or backend_for(job)
-    write({"event": "started", "backend": chosen})
+    write({"event": "started"})
     try:
-        device = initialise(job, chosen, timedelta(seconds=timeout))
-        with connect(plan, timeout=timeout) as groups:
-            write({"event": "connected", "seconds": groups.phases["all"]})
-            for proof in prove(groups, device):
+        with enter(launch, backend, timeout) as me, connect(plan, timeout=timeout) as groups:
+            write({"event": "connected", "backend": me.backend, "seconds": groups.phases["all"]})
+            for proof in prove(groups, str(me.device)):
                 write(
                     {
                         "event": "proved",
@@ -110,9 +108,6 @@ def run_rank(plan: Plan, job: JobRank, backend: str | None, timeout: float, writ
         message = _first_line(error)
         write({"event": "failed", "kind": type(error).__name__, "message": message[:500]})
         return False
-    finally:
-        if dist.is_initialized():
-            _leave(dist.destroy_process_group)
     write({"event": "done"})
     return True
 
@@ -123,13 +118,6 @@ def _first_line(error: Exception) -> str:
     return re.sub(r"^\[/\S+:\d+\] ", "", line)
 
 
-def _leave(destroy: Callable[[], None]) -> None:
-    try:
-        destroy()
-    except RuntimeError:
-        return
-
-
 def collect(plan: Plan, diaries: Mapping[int, Diary], seconds: float) -> CheckResult:
     """The result that the diaries of all ranks tell."""
     world = range(plan.world_size)
@@ -138,14 +126,13 @@ def collect(plan: Plan, diaries: Mapping[int, Diary], seconds: float) -> CheckRe
         for event in diaries.get(rank, ()):
             if event["event"] == "proved":
                 proved[event["group"]][rank] = event
-    first = [event for rank in world for event in diaries.get(rank, ()) if event["event"] == "started"]
-    connected = [event["seconds"] for rank in world for event in diaries.get(rank, ()) if event["event"] == "connected"]
+    connected = [event for rank in world for event in diaries.get(rank, ()) if event["event"] == "connected"]
     return CheckResult(
         world_size=plan.world_size,
-        backend=first[0]["backend"] if first else "none",
+        backend=connected[0]["backend"] if connected else "none",
         kinds=tuple(_kind(plan, name, found) for name, found in proved.items()),
         failures=tuple(sorted(_failures(plan, diaries), key=_order)),
-        connect=max(connected, default=0.0),
+        connect=max((event["seconds"] for event in connected), default=0.0),
         seconds=seconds,
     )
 

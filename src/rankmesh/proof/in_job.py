@@ -12,7 +12,6 @@ A rank that hears nothing of rank 0 says so itself: rank 0, its host, or the way
 from __future__ import annotations
 
 import json
-import os
 import signal
 import threading
 import time
@@ -24,10 +23,11 @@ from typing import Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
 
-from rankmesh.check.results import CheckResult, Diary, KindResult, RankFailure, collect, next_group, run_rank
 from rankmesh.errors import ConnectError, PlanError
-from rankmesh.launch.job import JobRank, open_store
+from rankmesh.launch.started import Launch
+from rankmesh.launch.store import open_store
 from rankmesh.plan.plan import Plan
+from rankmesh.proof.results import CheckResult, Diary, KindResult, RankFailure, collect, next_group, run_rank
 
 __all__ = ["check_in_job"]
 
@@ -40,7 +40,7 @@ _TOLD = 64
 
 def check_in_job(
     plan: Plan,
-    job: JobRank,
+    job: Launch,
     *,
     backend: str | None = None,
     timeout: float = 60.0,
@@ -72,7 +72,7 @@ def check_in_job(
             progress(sum(entry["event"] == "proved" for entry in diary), len(plan.of(job.rank)))
 
     with _notice_of_the_end():
-        run_rank(plan, job, backend, timeout, write)
+        run_rank(plan, board.launch, backend, timeout, write)
         if job.rank:
             return _heard(board, plan, job, diary, timeout)
         diaries = {**board.diaries(job.world_size), 0: diary}
@@ -100,7 +100,7 @@ def _notice_of_the_end() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _heard(board: _Board, plan: Plan, job: JobRank, diary: Diary, timeout: float) -> CheckResult:
+def _heard(board: _Board, plan: Plan, job: Launch, diary: Diary, timeout: float) -> CheckResult:
     """The result that rank 0 gives; ``ConnectError`` with this rank's own last words when it gives none."""
     data = board.result(timeout + 2 * _GRACE)
     if data is not None:
@@ -108,7 +108,7 @@ def _heard(board: _Board, plan: Plan, job: JobRank, diary: Diary, timeout: float
         failures = (RankFailure(**failure) for failure in data["failures"])
         return CheckResult(**{**data, "kinds": tuple(kinds), "failures": tuple(failures)})
     raise ConnectError(
-        f"rank {job.rank}: nothing was heard of rank 0 at {job.address}:{job.port}{_own_words(plan, job.rank, diary)}; "
+        f"rank {job.rank}: nothing was heard of rank 0 at {job.meeting}{_own_words(plan, job.rank, diary)}; "
         "rank 0, its host, or the way to it is gone; look at the logs of rank 0",
         rank=job.rank,
         missing=(0,),
@@ -126,10 +126,9 @@ def _own_words(plan: Plan, rank: int, diary: Diary) -> str:
 class _Board:
     """The keys of this check in the job's store; a store that goes away leaves what was read until then."""
 
-    def __init__(self, job: JobRank, timeout: float) -> None:
-        run, attempt = (os.environ.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT"))
-        store = open_store(job, timedelta(seconds=timeout))
-        self._store = PrefixStore(f"rankmesh/check/{run}/{attempt}", store)
+    def __init__(self, job: Launch, timeout: float) -> None:
+        self.launch, store = open_store(job, timedelta(seconds=timeout))
+        self._store = PrefixStore(f"rankmesh/check/{job.attempt}", store)
 
     def write(self, key: str, data: object) -> None:
         try:

@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rankmesh.check.results import CheckResult, Diary, collect, line, run_rank
 from rankmesh.errors import ConnectError, PlanError
-from rankmesh.launch.job import job_rank
+from rankmesh.launch.started import started_by
 from rankmesh.plan.plan import Plan
+from rankmesh.proof.results import CheckResult, Diary, collect, line, run_rank
 
 __all__ = ["LIMIT", "check_here"]
 
@@ -109,9 +109,7 @@ def _rank(text: str, folder: str, backend: str | None, timeout: float) -> None:
     """What each started rank does."""
     import torch
 
-    job = job_rank()
-    if job is None:
-        raise ConnectError("received no rank from the launcher; start the ranks with torchrun")
+    job = started_by()
     # The launcher's handlers came along with the fork; a rank that waits in a collective would never run them.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

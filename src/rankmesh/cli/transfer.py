@@ -1,0 +1,186 @@
+"""``rankmesh transfer``: what moves between two layouts: bytes by rank and by level, before anything runs.
+
+>>> import json, tempfile
+>>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+...     _ = file.write(json.dumps({"up": {"shape": [8, 6], "source": {"cut": ["tp", None]}, "target": {}}}))
+...     file.flush()
+...     planned("tp=2", "dp=2", file.name).bytes
+192
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from rankmesh.cli.columns import Column, print_columns
+from rankmesh.cli.complete import spec_names
+from rankmesh.cli.console import out, write_json
+from rankmesh.cli.options import SPEC_HELP, Cluster, Debug, Json, WorldSize, cluster_of, plan_of, tell
+from rankmesh.cli.shell import save
+from rankmesh.errors import LayoutError
+from rankmesh.layout.mesh import Mesh
+from rankmesh.readers.source import Source
+from rankmesh.transfer.planning.cost import links, seconds
+from rankmesh.transfer.planning.tensors_file import read_tensors
+from rankmesh.transfer.planning.transfer import Transfer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["EXAMPLES", "command", "planned"]
+
+EXAMPLES = """\
+$ rankmesh transfer tp=4,dp=2,pp=2 tp=2,dp=4 --tensors tensors.json
+$ rankmesh transfer tp=8,dp=8,pp=16 tp=8,dp=64 --offset 1024 --tensors tensors.json --cluster host=8,leaf=192
+"""
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def planned(
+    source: str | Source,
+    target: str | Source,
+    tensors: str | Path,
+    *,
+    offset: int | None = None,
+    cluster: str | None = None,
+    world_size: int | None = None,
+) -> Transfer:
+    """The transfer of a tensors file between two specs; ``offset`` is the first rank of the target."""
+    ours, theirs = plan_of(source, world_size).plan.mesh, plan_of(target, world_size).plan.mesh
+    if offset is not None:
+        theirs = _shifted(theirs, offset)
+    machine = cluster_of(cluster, max(ours.span.stop, theirs.span.stop))
+    return Transfer(*read_tensors(tensors, ours, theirs), machine)
+
+
+def _shifted(mesh: Mesh, offset: int) -> Mesh:
+    if mesh.offset:
+        raise LayoutError(
+            f"received --offset {offset} for a target that begins at rank {mesh.offset}; its plan says where it is; "
+            "leave --offset out"
+        )
+    data = mesh.to_dict()
+    moved = {"rank_map": [rank + offset for rank in mesh.rank_map]} if mesh.rank_map else {}
+    return Mesh.from_dict({**data, **moved, "offset": offset})
+
+
+def command(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help=SPEC_HELP, autocompletion=spec_names)],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The layout to move to.", autocompletion=spec_names)],
+    tensors: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help='What lies how, JSON or YAML: {"name": {"shape": [...], "dtype": "bfloat16", '
+            '"source": {"cut": ["tp", null], "at": {"pp": 1}}, "target": {...}}}; also view, parts, padded.',
+        ),
+    ],
+    offset: Annotated[
+        int | None, typer.Option(min=0, metavar="RANK", help="The first rank of the target; 0 if left out.")
+    ] = None,
+    cluster: Cluster = None,
+    ranks: Annotated[int, typer.Option(min=0, metavar="N", help="List the N busiest ranks.")] = 16,
+    svg: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write a picture of who sends to whom, up to 256 ranks."),
+    ] = None,
+    world_size: WorldSize = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Plan what moves between two layouts: bytes by rank and by level, the least possible, the busiest ranks.
+
+    Each element that a rank needs comes from itself where it has it, else from one of the nearest that have it, and the
+    busiest sender sends as little as it can.
+    """
+    sources = plan_of(source, world_size), plan_of(target, world_size)
+    tell(*sources)
+    moves = planned(*sources, tensors, offset=offset, cluster=cluster)
+    if svg is not None:
+        _draw(moves, svg)
+    if json:
+        write_json(as_data(moves))
+    else:
+        _print(out(), moves, ranks)
+
+
+def as_data(moves: Transfer) -> dict[str, Any]:
+    """The transfer as plain data with stable keys."""
+    data: dict[str, Any] = {
+        "bytes": moves.bytes,
+        "lower_bound": moves.lower_bound,
+        "levels": moves.levels,
+        "busiest": {"out": _busiest(moves.outgoing), "in": _busiest(moves.incoming)},
+        "sender_bound": moves.sender_bound,
+        "tensors": len(moves.target),
+        "kinds": len(moves.kinds),
+        "digest": moves.digest,
+        "ranks": {"out": moves.outgoing.tolist(), "in": moves.incoming.tolist()},
+    }
+    if moves.cluster is not None:
+        data["links"] = [vars(link) for link in links(moves.flows, moves.cluster)]
+        data["seconds"] = seconds(moves.flows, moves.cluster)
+    return data
+
+
+def _busiest(totals: Any) -> list[int]:
+    """The rank with the most bytes, and how many; rank 0 where nothing moves."""
+    return [int(totals.argmax()), int(totals.max())] if len(totals) else [0, 0]
+
+
+def _print(console: Console, moves: Transfer, ranks: int) -> None:
+    (sender, sent), (receiver, received) = _busiest(moves.outgoing), _busiest(moves.incoming)
+    facts = [
+        ("tensors", f"{len(moves.target):,} of {len(moves.kinds):,} kinds, {_size(_whole(moves))}"),
+        ("moved", f"{_size(moves.bytes)} between ranks; the least possible is {_size(moves.lower_bound)}"),
+        ("busiest", f"rank {sender} sends {_size(sent)}; no plan does with less than {_size(moves.sender_bound)}"),
+        ("", f"rank {receiver} receives {_size(received)}"),
+    ]
+    facts += [("over " + name, _size(total)) for name, total in moves.levels.items() if moves.cluster is not None]
+    if moves.cluster is not None:
+        for link in links(moves.flows, moves.cluster):
+            facts.append(("busiest link", f"{link.unit} to {link.level}: {_size(link.out)} out, {_size(link.into)} in"))
+        facts.append(("predicted", f"{seconds(moves.flows, moves.cluster):.3g} s by the cluster's bandwidths"))
+    facts.append(("digest", moves.digest))
+    width = max(len(name) for name, _ in facts)
+    for name, fact in facts:
+        console.print(f"{name:<{width}}  {fact}", soft_wrap=True)
+    order = np.argsort(-(moves.outgoing + moves.incoming), kind="stable")[:ranks].tolist()
+    if order:
+        console.print()
+        sizes = {"sends": moves.outgoing, "receives": moves.incoming}
+        columns = [Column("rank", [str(rank) for rank in order], right=True)]
+        columns += [Column(head, [_size(int(of[rank])) for rank in order], right=True) for head, of in sizes.items()]
+        print_columns(console, columns)
+
+
+def _whole(moves: Transfer) -> int:
+    return sum(sharding.bytes for sharding in moves.target.values())
+
+
+def _size(count: int) -> str:
+    """Bytes for people.
+
+    >>> _size(512), _size(3 << 20), _size(1536)
+    ('512 B', '3 MiB', '1.5 KiB')
+    """
+    size, unit = float(count), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.4g} {_UNITS[unit]}"
+
+
+def _draw(moves: Transfer, path: Path) -> None:
+    from rankmesh.viz.matrix import matrix
+
+    flows = moves.flows
+    moved = np.zeros((moves.world_size, moves.world_size), dtype=np.int64)
+    if moves.world_size <= 4096:
+        np.add.at(moved, (flows.source, flows.target), flows.bytes)
+    text = matrix(moved, f"{_size(moves.bytes)} between {moves.world_size} ranks, sent from the left to the top")
+    save(path, text)

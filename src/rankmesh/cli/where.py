@@ -1,0 +1,132 @@
+"""``rankmesh where``: what started this process, who it is, where the ranks meet, and the evidence for each."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rankmesh.cli.columns import Column, print_columns
+from rankmesh.cli.console import note, out, write_json
+from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.cli.options import Debug, Json
+from rankmesh.cli.shell import Failed
+from rankmesh.errors import ConnectError
+from rankmesh.launch.started import Launch, started_by
+from rankmesh.launch.table import NOBODY
+
+__all__ = ["EXAMPLES", "Whereabouts", "command", "where"]
+
+EXAMPLES = """\
+$ rankmesh where
+$ srun rankmesh where --json
+$ mpirun -np 4 rankmesh where
+"""
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """This process as its launcher tells it, the devices that it sees (None: without torch), and what is missing."""
+
+    launch: Launch
+    devices: tuple[str, ...] | None
+    missing: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As data with stable keys."""
+        told = self.launch
+        return {
+            "launcher": told.launcher,
+            "rank": told.rank,
+            "world_size": told.world_size,
+            "local_rank": told.local_rank,
+            "local_world_size": told.local_world_size,
+            "host": told.host,
+            "meeting": told.meeting,
+            "devices": None if self.devices is None else list(self.devices),
+            "missing": self.missing or None,
+            "evidence": dict(told.evidence),
+        }
+
+
+def where(environment: Mapping[str, str] = os.environ) -> Whereabouts:
+    """Where this process is. ``ConnectError`` for variables that contradict each other or tell too little.
+
+    >>> where({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}).launch.meeting
+    '127.0.0.1:29500'
+    """
+    told = started_by(environment)
+    return Whereabouts(told, _devices(), _missing(told))
+
+
+def _devices() -> tuple[str, ...] | None:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return tuple(f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(count))
+
+
+def _missing(told: Launch) -> str:
+    if told.world_size == 1:
+        return ""
+    if told.address is None:
+        return "a meeting place: MASTER_ADDR is not set; mpi4py, where it is installed, tells the ranks where rank 0 is"
+    try:
+        socket.getaddrinfo(told.address, told.port)
+    except (OSError, UnicodeError) as error:
+        return f"a meeting place: {told.address} does not resolve ({getattr(error, 'strerror', None) or error})"
+    return ""
+
+
+def command(json: Json = False, debug: Debug = False) -> None:
+    """Show what started this process, its rank, host and devices, and the evidence for each."""
+    try:
+        found = where()
+    except ConnectError as error:
+        _show_evidence(error.evidence, json)
+        raise Failed(str(error), ExitCode.NO_JOB) from error
+    if json:
+        write_json(found.to_dict())
+    else:
+        _print(found)
+    if found.missing:
+        note(f"missing: {found.missing}")
+
+
+def _show_evidence(evidence: Any, json: bool) -> None:
+    if json:
+        write_json({"evidence": dict(evidence)})
+    elif evidence:
+        print_columns(
+            out(), [Column("variable", list(evidence), style="cyan"), Column("value", list(evidence.values()))]
+        )
+
+
+def _print(found: Whereabouts) -> None:
+    told = found.launch
+    rows = {
+        "launcher": told.launcher,
+        "rank": f"{told.rank} of {told.world_size}",
+        "local rank": _local(told),
+        "host": told.host,
+        "devices": "unknown: torch is not installed" if found.devices is None else ", ".join(found.devices) or "no GPU",
+        "meeting": told.meeting or ("nobody to meet" if told.world_size == 1 else "not known yet"),
+    }
+    evidence = [", ".join(f"{name}={told.evidence[name]}" for name in told.facts.get(fact, ())) for fact in rows]
+    evidence[0] = evidence[0] or ("no launcher's variables" if told.launcher == NOBODY else "")
+    evidence[3] = evidence[3] or "what the machine calls itself"
+    columns = [
+        Column("what", list(rows), style="cyan"),
+        Column("this process", list(rows.values())),
+        Column("evidence", [line or "-" for line in evidence], fit=True),
+    ]
+    print_columns(out(), columns)
+
+
+def _local(told: Launch) -> str:
+    rank = "not told" if told.local_rank is None else str(told.local_rank)
+    return rank if told.local_world_size is None else f"{rank} of {told.local_world_size}"

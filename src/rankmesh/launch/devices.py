@@ -1,0 +1,127 @@
+"""Devices: what each rank could use, and what all of them therefore do.
+
+```
+every rank sees a GPU of its own      nccl, each on its own        (its only one, or the one of its local rank)
+one of them does not                  gloo, all on the CPU         never nccl on some and gloo on others
+nccl was asked for, and one cannot    refused on every rank, which says who cannot, and why
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from rankmesh.errors import in_words
+
+__all__ = ["Choice", "Offer", "choose", "offer"]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one rank has: the device that it would use, as its index and its identity, or why it has none."""
+
+    rank: int
+    size: int
+    host: str
+    process: int
+    asked: str | None
+    index: int | None
+    device: str | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What all ranks do: the backend, and the reason; without a backend, why they cannot go on."""
+
+    backend: str | None
+    why: str
+    ranks: tuple[int, ...] = ()
+
+
+def offer(rank: int, size: int, host: str, process: int, asked: str | None, local_rank: int | None) -> Offer:
+    """What this process has."""
+    index, why = _own_index(local_rank)
+    device = None if index is None else str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
+    return Offer(rank, size, host, process, asked, index, device, why)
+
+
+def _own_index(local_rank: int | None) -> tuple[int | None, str]:
+    if not (dist.is_available() and dist.is_nccl_available()):
+        return None, "its torch has no NCCL"
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return pick(seen, local_rank)
+
+
+def pick(seen: int, local_rank: int | None) -> tuple[int | None, str]:
+    """The index of the device of a rank that sees so many, or None and why.
+
+    >>> pick(8, 3), pick(1, 3), pick(2, 3)
+    ((3, ''), (0, ''), (None, 'it sees 2 GPUs, and is the one with local rank 3'))
+    """
+    if seen == 0:
+        return None, "it sees no GPU"
+    if seen == 1:
+        return 0, ""
+    if local_rank is None:
+        return None, f"it sees {seen} GPUs, and its launcher does not tell its local rank"
+    if local_rank >= seen:
+        return None, f"it sees {seen} GPUs, and is the one with local rank {local_rank}"
+    return local_rank, ""
+
+
+def choose(offers: Sequence[Offer]) -> Choice:
+    """What ranks with these offers do together.
+
+    >>> a, b = Offer(0, 2, "h", 1, None, 0, "x", ""), Offer(1, 2, "h", 2, None, None, None, "it sees no GPU")
+    >>> choose([a, b])
+    Choice(backend='gloo', why='rank 1 on h has no GPU of its own: it sees no GPU', ranks=(1,))
+    """
+    for name in ("size", "asked"):
+        odd = _differing(offers, name)
+        if odd is not None:
+            return odd
+    asked = offers[0].asked
+    ranks, why = _without(offers)
+    if asked is not None and "nccl" in asked and ranks:
+        return Choice(
+            None, f"backend {asked!r} needs a GPU for each rank; {why}; ask for gloo, or for no backend", ranks
+        )
+    if asked is not None:
+        return Choice(asked, "asked for")
+    return Choice("gloo", why, ranks) if ranks else Choice("nccl", "every rank has a GPU of its own")
+
+
+def _differing(offers: Sequence[Offer], name: str) -> Choice | None:
+    first = offers[0]
+    odd = [other for other in offers if getattr(other, name) != getattr(first, name)]
+    if not odd:
+        return None
+    what = {"size": "a world of {} ranks", "asked": "backend {}"}[name]
+    ours, theirs = (what.format(getattr(one, name)) for one in (first, odd[0]))
+    return Choice(
+        None,
+        f"rank {first.rank} on {first.host} says {ours}, {in_words([one.rank for one in odd])} on {odd[0].host} "
+        f"{theirs}; they must say the same; start all ranks with one launcher and the same arguments",
+        tuple(one.rank for one in odd),
+    )
+
+
+def _without(offers: Sequence[Offer]) -> tuple[tuple[int, ...], str]:
+    """The ranks that have no device of their own, and why the first of them has none."""
+    taken: dict[tuple[str, str], int] = {}
+    found: Mapping[int, str] = {}
+    for one in offers:
+        if one.device is None:
+            found = {**found, one.rank: one.why}
+        elif taken.setdefault((one.host, one.device), one.rank) != one.rank:
+            found = {**found, one.rank: f"it shares one with rank {taken[one.host, one.device]}"}
+    if not found:
+        return (), ""
+    first = next(one for one in offers if one.rank in found)
+    others = f", nor have {len(found) - 1} more" if len(found) > 1 else ""
+    return tuple(found), f"rank {first.rank} on {first.host} has no GPU of its own: {found[first.rank]}{others}"

@@ -1,0 +1,138 @@
+"""Muster: all ranks of a job come together once, through its store, before there is a world.
+
+```
+rank 0  ── offer, count 1 ─────────────┐ wait
+rank 1  ── offer, count 2 ─────────────┤ wait          choice: the backend of all, or why nobody goes on
+rank 2  ── offer, count 3 = all ── choice
+```
+
+A rank that waits in vain says who is missing. A rank number that comes twice is told with both processes. The keys are
+gone when the last rank has read the choice.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
+
+from rankmesh.errors import AgreementError, ConnectError, first_line, in_words
+from rankmesh.launch.devices import Choice, Offer, choose
+
+__all__ = ["StoreGone", "muster"]
+
+# How long a choice that was made takes to be written, and how long a rank that serves the store stays for the others.
+_PATIENCE = 5.0
+_LOOK = 0.02
+
+
+class StoreGone(ConnectError):
+    """The store went away before the choice was made: it was that of an earlier world, or its rank is gone."""
+
+
+def muster(store: Store, prefix: str, own: Offer, timeout: timedelta, serves: bool) -> Choice:
+    """What all ranks do, once all have come; ``serves`` is set where the store lives in this process.
+
+    Raises ``ConnectError`` on every rank for offers that do not go together, ``AgreementError`` naming the ranks that
+    do not come within ``timeout``.
+    """
+    keys = PrefixStore(prefix, store)
+    with _answering(own):
+        known = keys.add(f"claim/{own.rank}", 1)
+        keys.set(f"offer/{own.rank}" + ("" if known == 1 else "/twice"), json.dumps(asdict(own)))
+        if known > 1:
+            _decide(keys, _twice(keys, own))
+        elif keys.add("arrived", 1) == own.size:
+            _decide(keys, choose(_offers(keys, range(own.size))))
+        choice = _chosen(keys, own, timeout)
+    _forget(keys, own, choice, serves)
+    if choice.backend is None:
+        kind = AgreementError if choice.why.startswith("waited") else ConnectError
+        values = {"missing": choice.ranks} if kind is AgreementError else {}
+        raise kind(f"rank {own.rank} of {own.size}: {choice.why}", rank=own.rank, ranks=choice.ranks, **values)
+    return choice
+
+
+@contextmanager
+def _answering(own: Offer) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise StoreGone(
+            f"rank {own.rank} of {own.size}: the store of the job does not answer any more ({first_line(error)}); "
+            "the process that serves it, usually rank 0, is gone or unreachable; look at its log",
+            rank=own.rank,
+            missing=(0,),
+        ) from error
+
+
+def _decide(keys: Store, choice: Choice) -> None:
+    """Write a choice, if it is the first: only the first counts."""
+    if keys.add("decided", 1) == 1:
+        keys.set("choice", json.dumps(asdict(choice)))
+
+
+def _chosen(keys: Store, own: Offer, timeout: timedelta) -> Choice:
+    try:
+        keys.wait(["choice"], timeout)
+    except RuntimeError as error:
+        if "timeout" not in str(error).lower():
+            raise
+        _decide(keys, _missing(keys, own, timeout))
+        keys.wait(["choice"], timedelta(seconds=_PATIENCE))
+    data = json.loads(keys.get("choice"))
+    return Choice(data["backend"], data["why"], tuple(data["ranks"]))
+
+
+def _offers(keys: Store, ranks: Any) -> list[Offer]:
+    return [Offer(**json.loads(text)) for text in keys.multi_get([f"offer/{rank}" for rank in ranks])]
+
+
+def _missing(keys: Store, own: Offer, timeout: timedelta) -> Choice:
+    here = [rank for rank in range(own.size) if keys.check([f"offer/{rank}"])]
+    differing = choose(_offers(keys, here))
+    if len({one.size for one in _offers(keys, here)}) > 1:
+        return differing
+    absent = tuple(sorted(set(range(own.size)) - set(here)))
+    return Choice(
+        None,
+        f"waited {timeout.total_seconds():g} s for {in_words(absent)}, which did not come ({len(here)} of {own.size} "
+        "did); look at the logs of the missing ranks, and whether they were started",
+        absent,
+    )
+
+
+def _twice(keys: Store, own: Offer) -> Choice:
+    with suppress(RuntimeError):
+        keys.wait([f"offer/{own.rank}"], timedelta(seconds=_PATIENCE))
+    first = _offers(keys, [own.rank])[0]
+    return Choice(
+        None,
+        f"rank {own.rank} came twice, as process {first.process} on {first.host} and as process {own.process} on "
+        f"{own.host}; every process needs a rank of its own; start the ranks with one launcher",
+        (own.rank,),
+    )
+
+
+def _forget(keys: Store, own: Offer, choice: Choice, serves: bool) -> None:
+    """Delete what this rank wrote, the last one what is common; who serves the store stays until all have read it."""
+    with suppress(RuntimeError):
+        for key in (f"claim/{own.rank}", f"offer/{own.rank}"):
+            keys.delete_key(key)
+        if keys.add("read", 1) == own.size:
+            for key in ("arrived", "decided", "choice", "read"):
+                keys.delete_key(key)
+        elif serves and choice.backend is None:
+            _await_readers(keys, own.size)
+
+
+def _await_readers(keys: Store, size: int) -> None:
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end and keys.check(["read"]) and keys.add("read", 0) < min(keys.add("arrived", 0), size):
+        time.sleep(_LOOK)

@@ -1,0 +1,249 @@
+"""Started: the launcher of this process found in its environment, checked, and told as one value.
+
+```
+environment ──> row of the table ──> Launch(launcher, rank, world_size, local_rank, ..., meeting, evidence)
+                                     or ConnectError: what contradicts itself, what is missing
+```
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rankmesh.errors import ClusterError, ConnectError, first_line
+from rankmesh.launch.table import ENVIRONMENT, LAUNCHERS, NOBODY, PORT, Launcher
+from rankmesh.launch.variables import Variables
+from rankmesh.topology.names import host_list
+
+__all__ = ["Launch", "started_by"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One process, as its launcher says: which rank of how many, where, and the variables that say so.
+
+    ``local_rank`` and ``local_world_size`` are None where the launcher does not tell them, ``address`` where the ranks
+    still have to find a meeting place. ``evidence`` holds every variable that was read, with its value; ``facts`` the
+    variables by what they tell: launcher, rank, local rank, host, meeting.
+    """
+
+    launcher: str
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    host: str = ""
+    address: str | None = None
+    port: int = PORT
+    evidence: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no other ranks."""
+        return self.world_size == 1
+
+    @property
+    def attempt(self) -> str:
+        """Tells a launcher's attempts apart, which share a store: torchrun starts all ranks again when one fails."""
+        return "/".join(self.evidence.get(f"TORCHELASTIC_{name}", "0") for name in ("RUN_ID", "RESTART_COUNT"))
+
+    @property
+    def meeting(self) -> str | None:
+        """The meeting place as ``address:port``, None where there is none yet."""
+        if self.address is None:
+            return None
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+
+# What srun sets for each task of a step; the script that sbatch runs has SLURM_PROCID=0 without any of them.
+_STEP = ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_LAUNCH_NODE_IPADDR")
+
+
+def started_by(environment: Mapping[str, str] = os.environ, host: str | None = None) -> Launch:
+    """What started this process, from its environment; ``host`` is what the machine calls itself.
+
+    Raises ``ConnectError`` for variables that are no numbers, that are missing, or that contradict each other; its
+    ``evidence`` holds what was read until then.
+
+    >>> slurm = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0",
+    ...          "SLURM_STEP_NODELIST": "node[3-4]", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_ID": "123"}
+    >>> me = started_by(slurm)
+    >>> me.launcher, me.rank, me.world_size, me.local_rank, me.local_world_size, me.meeting
+    ('slurm', 5, 8, 1, 4, 'node3:29623')
+    >>> started_by({}).launcher, started_by({}).world_size
+    ('nobody', 1)
+    """
+    read = Variables(environment)
+    row = next((row for row in LAUNCHERS if _is_marked(row, read)), None)
+    try:
+        return Launch(NOBODY, 0, 1, 0, 1, _host(read, host), None) if row is None else _read(row, read, host)
+    except ConnectError as error:
+        # The command that shows where this process is tells what it saw until then.
+        raise ConnectError(error.message, **error.values, evidence=read.evidence) from error
+
+
+def _is_marked(row: Launcher, read: Variables) -> bool:
+    if not all(mark in read for mark in row.marks):
+        return False
+    return row.name != "slurm" or any(name in read for name in _STEP) or not read.holds("SLURM_PROCID", "0")
+
+
+def _read(row: Launcher, read: Variables, host: str | None) -> Launch:
+    for mark in (*row.marks, "TORCHELASTIC_RESTART_COUNT"):
+        read.text(mark)
+    read.about = "rank"
+    size = _size(row, read)
+    _check_pods(row, read)
+    rank = _rank(row, read, size)
+    if row.rank != "RANK" and "RANK" in read and "WORLD_SIZE" in read and _numbers_more(row, read, rank, size):
+        return _read(ENVIRONMENT, read, host)
+    read.about = "local rank"
+    local = read.optional(row.local_rank, most=size - 1) if row.local_rank else None
+    here = _local_size(row, read, size)
+    _check_local(row, read, rank, local, here)
+    read.about = "meeting"
+    address, port = _meeting(row, read, size, here)
+    read.about = "host"
+    host = _host(read, host)
+    facts = {fact: tuple(names) for fact, names in read.facts.items()}
+    return Launch(row.name, rank, size, local, here, host, address, port, read.evidence, facts)
+
+
+def _host(read: Variables, host: str | None) -> str:
+    return read.text("SLURMD_NODENAME") or host or socket.gethostname()
+
+
+def _size(row: Launcher, read: Variables) -> int:
+    for name in (row.size, *(("SLURM_NTASKS",) if row.name == "slurm" else ())):
+        if name in read:
+            return read.number(name, least=1)
+    if row.name == "kubernetes" and "PROCESSES_IN_JOB" in read and "JOB_COUNT" in read:
+        return read.number("PROCESSES_IN_JOB", least=1) * read.number("JOB_COUNT", least=1)
+    told = ", ".join(f"{mark}={read.text(mark)}" for mark in row.marks if mark in read)
+    raise ConnectError(
+        f"received {told} of {row.name} without {row.size}; a rank must know how many there are; "
+        f"set {row.size} to the number of ranks, on all of them, or start them with torchrun",
+        variable=row.size,
+        launcher=row.name,
+    )
+
+
+def _rank(row: Launcher, read: Variables, size: int) -> int:
+    if row.rank != "JOB_COMPLETION_INDEX" or "JOB_INDEX" not in read:
+        return read.number(row.rank, most=size - 1)
+    each = read.number("PROCESSES_IN_JOB", size, least=1, most=size)
+    inside = read.number(row.rank, most=each - 1)
+    return read.number("JOB_INDEX", most=size // each - 1) * each + inside
+
+
+def _check_pods(row: Launcher, read: Variables) -> None:
+    """A pod that is to start several ranks starts them with torchrun, which reads the same variables."""
+    each = read.text("PET_NPROC_PER_NODE") if row.name == "kubernetes" else None
+    if each not in (None, "1"):
+        raise ConnectError(
+            f"received PET_NPROC_PER_NODE={each} in a process that torchrun did not start; such a pod runs several "
+            "ranks, and torchrun reads the variable and starts them; run torchrun train.py, or set one process a pod",
+            variable="PET_NPROC_PER_NODE",
+            received=each,
+        )
+
+
+def _local_size(row: Launcher, read: Variables, size: int) -> int | None:
+    if row.name == "slurm":
+        return _tasks_here(read, size)
+    if row.local_size and row.local_size in read:
+        return read.number(row.local_size, least=1, most=size)
+    return 1 if row.name == "kubernetes" else None
+
+
+def _tasks_here(read: Variables, size: int) -> int | None:
+    """Slurm's tasks on this host, of the step where it says so; the fullest host's where it does not say which."""
+    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"):
+        counts = read.counts(name) if name in read else None
+        if counts:
+            node = read.optional("SLURM_NODEID")
+            return counts[node] if node is not None and node < len(counts) else min(max(counts), size)
+    return None
+
+
+def _check_local(row: Launcher, read: Variables, rank: int, local: int | None, here: int | None) -> None:
+    if local is not None and here is not None and local >= here:
+        raise ConnectError(
+            f"received {_named(read, row.local_rank)} with {here} ranks on this host, which are numbered 0 to "
+            f"{here - 1}; they contradict each other; start the ranks with one launcher, or correct the two",
+            received=local,
+            local_world_size=here,
+        )
+    if local is not None and local > rank:
+        raise ConnectError(
+            f"received {_named(read, row.local_rank)} on the rank of {_named(read, row.rank)}; no rank has a larger "
+            "number on its host than in the world; start the ranks with one launcher, or correct the two",
+            received=local,
+            rank=rank,
+        )
+
+
+def _numbers_more(row: Launcher, read: Variables, rank: int, size: int) -> bool:
+    """Whether ``RANK`` and ``WORLD_SIZE`` beside a launcher's variables number the ranks that each of its tasks starts.
+
+    When they say the same as the launcher they do not; anything else is refused, with both values.
+    """
+    said, of = read.number("RANK"), read.number("WORLD_SIZE", least=1)
+    each = of // size
+    if (said, of) == (rank, size) or (each > 1 and of == each * size and said // each == rank and "LOCAL_RANK" in read):
+        return each > 1
+    raise ConnectError(
+        f"received RANK={said} of WORLD_SIZE={of}, and {row.name}'s {_named(read, row.rank)} of {size}; they "
+        "contradict each other; unset RANK and WORLD_SIZE, or start the ranks with torchrun",
+        received=(said, of),
+        launcher=row.name,
+        rank=rank,
+        world_size=size,
+    )
+
+
+def _named(read: Variables, name: str) -> str:
+    return f"{name}={read.evidence.get(name, '')}"
+
+
+def _meeting(row: Launcher, read: Variables, size: int, here: int | None) -> tuple[str | None, int]:
+    address = read.text("MASTER_ADDR") or (read.text("PET_MASTER_ADDR") if row.name == "kubernetes" else None)
+    if address is None:
+        address = _first_host(row, read) or ("127.0.0.1" if here == size else None)
+    name = "MASTER_PORT" if "MASTER_PORT" in read or row.name != "kubernetes" else "PET_MASTER_PORT"
+    return address, read.number(name, _port(row, read), least=1, most=65535)
+
+
+def _port(row: Launcher, read: Variables) -> int:
+    """A port of the job's own, where the launcher numbers jobs: two on one host must not meet each other."""
+    if row.name != "slurm":
+        return PORT
+    job, step = read.number("SLURM_JOB_ID", 0), read.optional("SLURM_STEP_ID") or 0
+    return PORT + (job + step) % 1000
+
+
+def _first_host(row: Launcher, read: Variables) -> str | None:
+    """The host of rank 0, from the launcher's list of hosts."""
+    if row.name == "slurm":
+        text = read.text("SLURM_STEP_NODELIST") or read.text("SLURM_JOB_NODELIST") or read.text("SLURM_NODELIST")
+        return _first(text) if text else None
+    if row.name == "jsrun":
+        # Pairs of host and slots, of which the first is the host that runs jsrun.
+        words = (read.text("LSB_MCPU_HOSTS") or "").split()
+        return words[2] if len(words) >= 4 else None
+    return None
+
+
+def _first(listed: str) -> str:
+    try:
+        return host_list(listed)[0]
+    except (ClusterError, IndexError) as error:
+        raise ConnectError(
+            f"received the hosts {listed[:80]!r} in the environment ({first_line(error)}); rank 0 is on the first of "
+            "them; start the ranks with srun, or set MASTER_ADDR to the host of rank 0",
+            received=listed,
+        ) from error

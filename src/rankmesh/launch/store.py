@@ -1,0 +1,188 @@
+"""The meeting place: the store that all ranks of a job reach, and who serves it.
+
+```
+torchrun          its agent serves the store
+any other         rank 0 serves it, at MASTER_ADDR:MASTER_PORT or where the launcher's list of hosts begins
+MPI without one   rank 0 serves it where it is, and tells the others through mpi4py
+nobody            a store of this process alone
+```
+
+A name that does not resolve is told at once, by every rank. Who waits for rank 0 knocks at its port until it answers:
+torch's own client prints a trace for each try.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
+
+from rankmesh.errors import ConnectError, first_line
+from rankmesh.launch.started import Launch
+
+__all__ = ["is_served", "open_store"]
+
+_MPI = ("openmpi", "mpich", "intelmpi", "pals", "flux", "jsrun", "pmix", "slurm")
+_KNOCK, _PAUSE = 2.0, 0.1
+
+
+def is_served() -> bool:
+    """Whether the launcher itself serves the store, as torchrun's agent does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def open_store(launch: Launch, timeout: timedelta) -> tuple[Launch, Store]:
+    """A connection to the job's store, and the launch with the meeting place where it was found.
+
+    Raises ``ConnectError`` for a place that is not known, does not resolve, or does not answer within ``timeout``.
+    """
+    if launch.alone and launch.address is None:
+        return launch, HashStore()
+    if launch.address is None:
+        return _met_by_mpi(launch, timeout)
+    end = time.monotonic() + timeout.total_seconds()
+    _resolve(launch, end)
+    if launch.rank == 0 and not is_served():
+        return launch, _serve(launch, timeout)
+    _knock(launch, end)
+    return launch, _connect(launch, timeout)
+
+
+def _serve(launch: Launch, timeout: timedelta) -> TCPStore:
+    """The store, in this process; reached on this host whatever the others call it."""
+    return _opened(launch, str(launch.address) if _is_here(launch) else "localhost", launch.port, True, timeout)
+
+
+def _connect(launch: Launch, timeout: timedelta) -> TCPStore:
+    return _opened(launch, str(launch.address), launch.port, False, timeout)
+
+
+def _opened(launch: Launch, address: str, port: int, serves: bool, timeout: timedelta) -> TCPStore:
+    try:
+        return TCPStore(address, port, is_master=serves, timeout=timeout, wait_for_workers=False, multi_tenant=serves)
+    except RuntimeError as error:
+        raise _unreachable(launch, first_line(error)) from error
+
+
+def _unreachable(launch: Launch, why: str) -> ConnectError:
+    return ConnectError(
+        f"rank {launch.rank} of {launch.world_size}: no store could be reached at {launch.meeting} ({why}); "
+        "check that rank 0 runs there, and that nothing else uses the port",
+        rank=launch.rank,
+        missing=() if launch.rank == 0 else (0,),
+    )
+
+
+def _resolve(launch: Launch, end: float) -> None:
+    """Make sure that the address means something; a name in Kubernetes appears when its pod does."""
+    while True:
+        try:
+            socket.getaddrinfo(launch.address, launch.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            if launch.launcher == "kubernetes" and time.monotonic() < end:
+                time.sleep(_PAUSE)
+                continue
+            name = next((name for name in ("MASTER_ADDR", "PET_MASTER_ADDR") if name in launch.evidence), "the host")
+            raise ConnectError(
+                f"received {name}={launch.address} on rank {launch.rank}, which does not resolve "
+                f"({getattr(error, 'strerror', None) or error}); the ranks meet at the host of rank 0; set MASTER_ADDR "
+                "to a name or an address by which all of them reach it",
+                address=launch.address,
+                rank=launch.rank,
+            ) from error
+        return
+
+
+def _is_here(launch: Launch) -> bool:
+    """Whether an address of the meeting place is one of this host's."""
+    places = socket.getaddrinfo(launch.address, 0, type=socket.SOCK_STREAM)
+    return any(_can_bind(family, place) for family, _, _, _, place in places)
+
+
+def _can_bind(family: int, place: Any) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(place)
+        except OSError:
+            return False
+    return True
+
+
+def _knock(launch: Launch, end: float) -> None:
+    """Wait until something listens at the meeting place."""
+    while (problem := _refused(launch)) is not None:
+        if time.monotonic() > end:
+            raise _unreachable(launch, problem)
+        time.sleep(_PAUSE)
+
+
+def _refused(launch: Launch) -> str | None:
+    try:
+        socket.create_connection((launch.address, launch.port), timeout=_KNOCK).close()
+    except OSError as error:
+        return error.strerror or "timed out"
+    return None
+
+
+def _met_by_mpi(launch: Launch, timeout: timedelta) -> tuple[Launch, Store]:
+    """Rank 0 serves a store at a free port, and MPI's own ranks tell each other where."""
+    world = _mpi_world(launch)
+    if launch.rank == 0:
+        here = replace(launch, address=socket.gethostname(), port=0)
+        store = _opened(here, "localhost", 0, True, timeout)
+        told = world.bcast((_own_address(), store.port), root=0)
+        return replace(here, address=told[0], port=told[1]), store
+    address, port = world.bcast(None, root=0)
+    found = replace(launch, address=address, port=port)
+    return found, _connect(found, timeout)
+
+
+def _own_address() -> str:
+    """By which the other hosts reach this one: its name where that is more than the loopback, else its address."""
+    name = socket.gethostname()
+    try:
+        places = {place[4][0] for place in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        places = set()
+    if places and not all(str(place).startswith(("127.", "::1")) for place in places):
+        return name
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent: the route alone tells the address
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def _mpi_world(launch: Launch) -> Any:
+    if launch.launcher not in _MPI:
+        raise _placeless(launch, "the ranks meet at the host of rank 0")
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise _placeless(launch, f"mpi4py could tell, which cannot be used here ({first_line(error)})") from error
+    size, rank = MPI.COMM_WORLD.Get_size(), MPI.COMM_WORLD.Get_rank()
+    if (rank, size) != (launch.rank, launch.world_size):
+        raise ConnectError(
+            f"received rank {launch.rank} of {launch.world_size} from {launch.launcher}, and {rank} of {size} from "
+            "mpi4py, which was built for another MPI; set MASTER_ADDR and MASTER_PORT, or start the ranks with the "
+            "mpirun of mpi4py's MPI",
+            rank=launch.rank,
+            world_size=launch.world_size,
+            received=(rank, size),
+        )
+    return MPI.COMM_WORLD
+
+
+def _placeless(launch: Launch, rule: str) -> ConnectError:
+    return ConnectError(
+        f"received a job of {launch.world_size} ranks by {launch.launcher} without MASTER_ADDR; {rule}; set "
+        "MASTER_ADDR (and MASTER_PORT) for all ranks, install mpi4py under MPI, or start the ranks with torchrun",
+        launcher=launch.launcher,
+        world_size=launch.world_size,
+    )

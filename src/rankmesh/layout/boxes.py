@@ -1,0 +1,71 @@
+"""Boxes: one (start, stop) for each dimension of a tensor.
+
+```
+((0, 2), (4, 8))      rows 0..1, columns 4..7: eight elements, counted row by row
+```
+
+>>> size(((0, 2), (4, 8)))
+8
+>>> meet(((0, 2), (4, 8)), ((1, 5), (0, 6)))
+((1, 2), (4, 6))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+
+__all__ = ["Box", "meet", "size", "stretch"]
+
+Box = tuple[tuple[int, int], ...]
+
+
+def size(box: Box) -> int:
+    """How many elements a box has; that of a scalar, without dimensions, has one."""
+    return prod(stop - start for start, stop in box)
+
+
+def meet(one: Box, other: Box) -> Box | None:
+    """What two boxes share; None where they do not meet."""
+    shared = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return shared if all(start < stop for start, stop in shared) else None
+
+
+def stretch(boxes: Iterable[Box], start: int, stop: int) -> list[Box]:
+    """The elements ``start`` to ``stop - 1`` of boxes, counted row by row through one after the other, as boxes.
+
+    >>> stretch([((0, 3), (0, 4))], 2, 9)
+    [((0, 1), (2, 4)), ((1, 2), (0, 4)), ((2, 3), (0, 1))]
+    """
+    found: list[Box] = []
+    for box in boxes:
+        count = size(box)
+        if start < count and stop > 0:
+            found.extend(_stretch(box, max(start, 0), min(stop, count)))
+        start, stop = start - count, stop - count
+    return found
+
+
+def _stretch(box: Box, start: int, stop: int) -> Iterator[Box]:
+    """The same of one box: what is left of the first row, whole rows, the beginning of the last."""
+    count = size(box)
+    if start == 0 and stop == count:
+        yield box
+        return
+    (first, end), rest = box[0], box[1:]
+    row = count // (end - first)
+    top, below = -(-start // row), stop // row
+    if top > below:  # inside one row
+        yield from _rows(first + below, rest, start - below * row, stop - below * row)
+        return
+    if start < top * row:
+        yield from _rows(first + top - 1, rest, start - (top - 1) * row, row)
+    if top < below:
+        yield ((first + top, first + below), *rest)
+    if below * row < stop:
+        yield from _rows(first + below, rest, 0, stop - below * row)
+
+
+def _rows(row: int, rest: Box, start: int, stop: int) -> Iterator[Box]:
+    for box in _stretch(rest, start, stop):
+        yield ((row, row + 1), *box)

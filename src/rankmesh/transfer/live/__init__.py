@@ -1,0 +1,1 @@
+"""Transfers live: run over a process group. Loads torch."""

@@ -1,0 +1,203 @@
+"""Exchange: rounds of messages, posted and waited for, packed and unpacked.
+
+```
+message of one piece that is contiguous here      sent from, or received into, the tensor itself
+any other                                         through a buffer of bytes
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankmesh.errors import first_line
+from rankmesh.transfer.live.meeting import Fault, told
+from rankmesh.transfer.live.shards import same_place
+from rankmesh.transfer.live.stream import Message, Slices
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Exchange"]
+
+Round = Sequence[Message]
+Copy = tuple[str, Slices, Slices, int]
+
+
+class Exchange:
+    """The exchange of one rank: ``received`` messages, whether its own copies are done, and the memory it took."""
+
+    def __init__(
+        self,
+        group: ProcessGroup | None,
+        tensors: Mapping[str, Tensor],
+        into: Mapping[str, Tensor],
+        timeout: timedelta,
+        beat: Callable[[], None] | None,
+        progress: Callable[[int, int], object] | None,
+    ) -> None:
+        self._group, self._tensors, self._into, self._timeout = group, tensors, into, timeout
+        self._beat, self._progress = beat, progress
+        self._device = _staging(group, (*tensors.values(), *into.values()))
+        self._ranks = {rank: place for place, rank in enumerate(dist.get_process_group_ranks(group))}
+        self._free: list[Tensor] = []
+        self._lost: dict[int, str] = {}
+        self._error = ""
+        self.received: set[Message] = set()
+        self.copied = False
+        self.memory = 0
+
+    def all(self, sends: Sequence[Round], receives: Sequence[Round], copies: Sequence[Copy]) -> None:
+        """Every round and every copy. Raises ``Fault``, in the end, when this rank failed or lost others."""
+        self._total = sum(message.payload for row in receives for message in row)
+        self._longest = max((message.bytes for row in (*sends, *receives) for message in row), default=0)
+        self._arrived = 0
+        before: list[_Underway] = []
+        for number in range(len(sends)):
+            now = self._post(sends[number], receives[number])
+            if number == 0:
+                self.attempt(self._copy, copies)
+            self._finish(before)
+            before = now
+        self._finish(before)
+        if not sends:
+            self.attempt(self._copy, copies)
+        if self._error:
+            raise Fault(self._error)
+        if self._lost:
+            raise Fault("; ".join(sorted(set(self._lost.values())))[:200], tuple(self._lost))
+
+    def attempt(self, work: Callable[..., object], *given: object) -> None:
+        """Do something that may fail on this rank; after it has failed nothing more is done, but for its messages."""
+        if self._error:
+            return
+        try:
+            work(*given)
+        except Exception as error:  # noqa: BLE001  - whatever it is, the others hear of it
+            self._error = told(error)
+
+    # -- rounds -----------------------------------------------------------------------------------------------------
+
+    def _post(self, sends: Round, receives: Round) -> list[_Underway]:
+        """Start a round: receives first, so that what arrives finds its place."""
+        underway = [_Underway(message, *self._place(message, self._into), sending=False) for message in receives]
+        for message in sends:
+            one = _Underway(message, *self._place(message, self._tensors), sending=True)
+            if one.buffer is not None:
+                self.attempt(self._pack, message, one.buffer)
+            underway.append(one)
+        underway = [one for one in underway if one.message.peer not in self._lost]
+        if dist.get_backend(self._group) == "nccl" or self._device.type == "cuda":
+            return self._together(underway)
+        for one in underway:
+            post = dist.isend if one.sending else dist.irecv
+            try:
+                one.work = post(one.tensor, group=self._group, **self._peer(one, post))
+            except RuntimeError as error:
+                self._lose(one, error)
+        return [one for one in underway if one.work is not None]
+
+    def _peer(self, one: _Underway, post: object) -> dict[str, Any]:
+        return {"group_dst" if post is dist.isend else "group_src": self._ranks[one.message.peer]}
+
+    def _together(self, underway: list[_Underway]) -> list[_Underway]:
+        """All messages of a round in one call, as NCCL needs it: sends and receives then cannot block each other."""
+        operations = [
+            dist.P2POp(dist.isend if one.sending else dist.irecv, one.tensor, group=self._group, **self._p2p(one))
+            for one in underway
+        ]
+        works = dist.batch_isend_irecv(operations) if operations else []
+        for one, work in zip(underway, works if len(works) == len(underway) else works * len(underway), strict=False):
+            one.work = work
+        return underway
+
+    def _p2p(self, one: _Underway) -> dict[str, Any]:
+        return {"group_peer": self._ranks[one.message.peer]}
+
+    def _finish(self, underway: Sequence[_Underway]) -> None:
+        """Wait for a round, and unpack it."""
+        for one in underway:
+            if one.message.peer not in self._lost and self._waited(one) and not one.sending:
+                if one.buffer is not None:
+                    self.attempt(self._unpack, one.message, one.buffer)
+                if not self._error:
+                    self.received.add(one.message)
+                self._arrived += one.message.payload
+            if one.buffer is not None:
+                self._free.append(one.buffer)
+        if self._beat is not None:
+            self._beat()
+        if self._progress is not None and underway:
+            self.attempt(self._progress, self._arrived, self._total)
+
+    def _waited(self, one: _Underway) -> bool:
+        try:
+            if self._device.type == "cuda":
+                one.work.wait()
+            else:
+                one.work.wait(self._timeout)
+        except RuntimeError as error:
+            self._lose(one, error)
+            return False
+        return True
+
+    def _lose(self, one: _Underway, error: RuntimeError) -> None:
+        reason = first_line(error)
+        if "imed out" in reason:
+            # gloo closes the connections to all peers when one of them is late: nothing more will come.
+            self._lost = {one.message.peer: f"nothing came for {self._timeout.total_seconds():g} s"}
+            raise Fault(self._lost[one.message.peer], (one.message.peer,)) from error
+        self._lost.setdefault(one.message.peer, reason.rpartition("] ")[2][:120])
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def _place(self, message: Message, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """What is sent or received: the tensor itself, as bytes, where it is a stretch of one; else a buffer."""
+        if len(message.pieces) == 1:
+            piece = message.pieces[0]
+            part = tensors[piece.name][piece.here]
+            if part.is_contiguous() and part.device == self._device and not self._error:
+                return part.view(-1).view(torch.uint8), None
+        buffer = self._free.pop() if self._free else self._new()
+        return buffer[: message.bytes], buffer
+
+    def _new(self) -> Tensor:
+        self.memory += self._longest
+        return torch.empty(self._longest, dtype=torch.uint8, device=self._device)
+
+    def _pack(self, message: Message, buffer: Tensor) -> None:
+        for piece in message.pieces:
+            part = self._tensors[piece.name][piece.here]
+            buffer[piece.offset : piece.offset + piece.bytes].view(part.dtype).view(part.shape).copy_(part)
+
+    def _unpack(self, message: Message, buffer: Tensor) -> None:
+        for piece in message.pieces:
+            part = self._into[piece.name][piece.here]
+            part.copy_(buffer[piece.offset : piece.offset + piece.bytes].view(part.dtype).view(part.shape))
+
+    def _copy(self, copies: Sequence[Copy]) -> None:
+        for name, here, there, _ in copies:
+            part, place = self._tensors[name][here], self._into[name][there]
+            if not same_place(part, place):
+                place.copy_(part)
+        self.copied = True
+
+
+class _Underway:
+    """A message that was posted: what travels, its buffer if it has one, and the work to wait for."""
+
+    def __init__(self, message: Message, tensor: Tensor, buffer: Tensor | None, *, sending: bool) -> None:
+        self.message, self.tensor, self.buffer, self.sending = message, tensor, buffer, sending
+        self.work: Any = None
+
+
+def _staging(group: ProcessGroup | None, tensors: Sequence[Tensor]) -> torch.device:
+    """Where buffers are: on the GPU of the tensors where the group's backend sends from there, else in main memory."""
+    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), torch.device("cpu"))
+    return device if "nccl" in str(dist.get_backend_config(group)) else torch.device("cpu")

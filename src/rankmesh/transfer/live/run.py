@@ -1,0 +1,231 @@
+"""Run: the moves of a transfer over one process group, point to point.
+
+```
+round         0          1          2
+post          0 send     1 send     2 send          each pair's next message, packed into a buffer where it needs one
+              0 recv     1 recv     2 recv
+meanwhile     copies     unpack 0   unpack 1        the messages of the round before are waited for, and unpacked
+```
+
+Two rounds are underway at a time, so this takes the memory of two messages for each peer, at most ``budget`` in all:
+the longest message is chosen for the rank with the most peers, alike on all ranks. What one rank sends another goes in
+the order of the plan, so nothing but the bytes themselves is sent.
+
+A rank that fails in between keeps its appointments: it goes on sending and receiving without looking, so that nobody
+waits for it, and says so in the end (`meeting`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from itertools import groupby, zip_longest
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor
+
+from rankmesh.errors import PlanError, TransferError
+from rankmesh.groups import torch_private
+from rankmesh.groups.limits import time_limit
+from rankmesh.layout.axes import integer
+from rankmesh.layout.cells import distinct
+from rankmesh.transfer.live.exchange import Exchange
+from rankmesh.transfer.live.meeting import Fault, Meeting, told
+from rankmesh.transfer.live.shards import Shards, apart, local, problem_of
+from rankmesh.transfer.live.stream import Message, Slices, messages, where
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from rankmesh.transfer.planning.transfer import Transfer
+
+__all__ = ["Itinerary", "Moved", "itinerary_of", "run"]
+
+# Messages beyond this length gain nothing, and longer ones are later to be packed while others travel.
+_LONGEST = 4 << 20
+_SHORTEST = 64
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What one rank did: bytes received, sent and copied, ``memory`` bytes of buffers at most, seconds, rounds."""
+
+    bytes_in: int
+    bytes_out: int
+    bytes_copied: int
+    memory: int
+    seconds: float
+    rounds: int
+
+
+@dataclass(frozen=True, eq=False)
+class Itinerary:
+    """What one rank does under one budget, planned once: messages by round, and copies."""
+
+    sends: tuple[tuple[Message, ...], ...]
+    receives: tuple[tuple[Message, ...], ...]
+    copies: tuple[tuple[str, Slices, Slices, int], ...]
+
+
+def run(
+    moves: Transfer,
+    tensors: Mapping[str, Tensor],
+    into: Mapping[str, Tensor],
+    budget: int,
+    *,
+    group: ProcessGroup | None = None,
+    timeout: float | timedelta = 300.0,
+    progress: Callable[[int, int], object] | None = None,
+) -> Moved:
+    """Move this rank's part of a transfer; every rank of the group calls it.
+
+    The ranks first make sure that they hold one transfer, one budget and the tensors of it; in the end they wait for
+    each other. Raises ``PlanError`` for a budget that holds no message; ``AgreementError`` on every rank when they
+    differ or one stays away; ``TransferError`` on every rank when one fails, naming it and what is ``incomplete``.
+    """
+    started = time.perf_counter()
+    limit, longest = time_limit(timeout), _longest(moves, budget)
+    world = torch_private.world()
+    group = dist.group.WORLD if group is None else group
+    ranks = dist.get_process_group_ranks(group)
+    side = _Side(moves, tensors, into, world.rank)
+    itinerary = itinerary_of(moves, world.rank, longest)
+    meeting = None
+    if not world.dry and len(ranks) > 1:
+        meeting = Meeting(world.store, group.group_name, world.rank, ranks, limit)  # type: ignore[union-attr]
+        meeting.begin({"digest": moves.digest, "budget": int(budget)}, side.problem or _outside(moves, ranks))
+    elif side.problem:
+        raise TransferError(f"rank {world.rank}: {side.problem}", rank=world.rank, ranks=(world.rank,))
+    exchange = Exchange(group, side.tensors, side.into, limit, meeting.beat if meeting else None, progress)
+    fault = _moved(side, exchange, itinerary, meeting)
+    verdict = meeting.end(fault) if meeting else ({"ranks": [world.rank], "message": str(fault)} if fault else None)
+    if verdict is not None:
+        raise side.failed(exchange, itinerary, verdict)
+    side.finish(())
+    own = moves.of(world.rank)
+    seconds = time.perf_counter() - started
+    return Moved(own.bytes_in, own.bytes_out, own.bytes_copied, exchange.memory, seconds, len(itinerary.sends))
+
+
+def _moved(side: _Side, exchange: Exchange, itinerary: Itinerary, meeting: Meeting | None) -> Fault | None:
+    """Exchange everything; what went wrong."""
+    try:
+        exchange.attempt(side.prepare)
+        exchange.all(itinerary.sends, itinerary.receives, itinerary.copies)
+    except Fault as fault:
+        return fault
+    except BaseException as error:
+        # Whoever interrupts this rank does not wait for the others; they learn why it went.
+        if meeting is not None:
+            meeting.end(Fault(told(error)))
+        raise
+    return None
+
+
+class _Side:
+    """The tensors of one rank."""
+
+    def __init__(self, moves: Transfer, tensors: Mapping[str, Tensor], into: Mapping[str, Tensor], rank: int) -> None:
+        self.moves, self.rank, self.given = moves, rank, into
+        self.problem = ""
+        self.tensors: dict[str, Tensor] = {}
+        self.into: dict[str, Tensor] = {}
+        sides = ((moves.source, tensors, "source", self.tensors), (moves.target, into, "target", self.into))
+        for shardings, given, what, checked in sides:
+            shards = {name: s.of(rank) for name, s in shardings.items() if s.holds(rank)}
+            own = {name: local(given[name]) for name in shards if isinstance(given.get(name), Tensor)}
+            checked |= own
+            missing = {name: value for name, value in given.items() if name not in own}
+            self.problem = self.problem or problem_of({**missing, **own}, shardings, shards, what)
+
+    def prepare(self) -> None:
+        """Mark the target as incomplete, and copy sources out of its way."""
+        if isinstance(self.given, Shards):
+            self.given.incomplete = tuple(self.into)
+        alike = {
+            name: self.moves.source[name].of(self.rank) == self.moves.target[name].of(self.rank)
+            for name in self.tensors.keys() & self.into.keys()
+        }
+        for name in apart(self.tensors, self.into.items(), alike):
+            self.tensors[name] = self.tensors[name].clone()
+
+    def finish(self, incomplete: tuple[str, ...]) -> None:
+        """Mark what is complete."""
+        if isinstance(self.given, Shards):
+            self.given.incomplete = incomplete
+
+    def failed(self, exchange: Exchange, itinerary: Itinerary, verdict: Mapping[str, Any]) -> TransferError:
+        """The error of a transfer that did not end well: what is missing came from ranks that failed, or not at all."""
+        ranks = tuple(verdict["ranks"])
+        missing = {
+            piece.name
+            for row in itinerary.receives
+            for message in row
+            if message.peer in ranks or message not in exchange.received
+            for piece in message.pieces
+        }
+        if not exchange.copied:
+            missing |= {name for name, *_ in itinerary.copies}
+        incomplete = tuple(sorted(missing))
+        self.finish(incomplete)
+        return TransferError(
+            f"rank {self.rank}: the transfer did not complete, since {verdict['message']}; {len(incomplete)} of "
+            f"{len(self.into)} target tensors of this rank are incomplete; do not use them before another run",
+            rank=self.rank,
+            ranks=ranks,
+            incomplete=incomplete,
+        )
+
+
+def _outside(moves: Transfer, ranks: list[int]) -> str:
+    """Ranks that have a part and are not in the group, in words."""
+    flows = moves.flows
+    absent = sorted(set(distinct(np.concatenate([flows.source, flows.target])).tolist()) - set(ranks))
+    if not absent:
+        return ""
+    return f"received a group without rank {absent[0]}, which has a part in the transfer; give a group of all of them"
+
+
+def _longest(moves: Transfer, budget: int) -> int:
+    """The longest message for which two of each peer fit the budget, on the rank that has the most peers."""
+    pairs = distinct(moves.flows.source * moves.world_size + moves.flows.target)
+    ends = np.concatenate([pairs // max(moves.world_size, 1), pairs % max(moves.world_size, 1)])
+    peers = int(np.bincount(ends).max()) if len(ends) else 1
+    longest = min(integer(budget, "budget", least=1) // (2 * peers), _LONGEST)
+    if longest < _SHORTEST:
+        raise PlanError(
+            f"received a budget of {budget} bytes for a rank with {peers} peers; it holds two messages of {_SHORTEST} "
+            f"bytes for each; give at least {2 * peers * _SHORTEST}",
+            budget=budget,
+            peers=peers,
+        )
+    return longest // _SHORTEST * _SHORTEST
+
+
+@lru_cache(maxsize=8)
+def itinerary_of(moves: Transfer, rank: int, longest: int) -> Itinerary:
+    """The messages of one rank by round, and its copies."""
+    own = moves.of(rank)
+    ours = {name: s.of(rank) for name, s in moves.source.items() if s.holds(rank)}
+    theirs = {name: s.of(rank) for name, s in moves.target.items() if s.holds(rank)}
+    sends, receives = [], []
+    for peer, part in groupby(sorted(own.sends, key=lambda move: move.target), key=lambda move: move.target):
+        sends.append(messages(part, peer, ours, moves.source, longest))
+    for peer, part in groupby(sorted(own.receives, key=lambda move: move.source), key=lambda move: move.source):
+        receives.append(messages(part, peer, theirs, moves.target, longest))
+    copies = tuple(
+        (move.name, where(ours[move.name], move.box), where(theirs[move.name], move.box), move.bytes)
+        for move in own.copies
+    )
+    rounds = max((len(stream) for stream in (*sends, *receives)), default=0)
+    return Itinerary(_by_round(sends, rounds), _by_round(receives, rounds), copies)
+
+
+def _by_round(streams: list[list[Message]], rounds: int) -> tuple[tuple[Message, ...], ...]:
+    rows = [tuple(message for message in row if message is not None) for row in zip_longest(*streams)]
+    return (*rows, *((),) * (rounds - len(rows)))

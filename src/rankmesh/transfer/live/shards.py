@@ -1,0 +1,97 @@
+"""Shards: the tensors of one rank, checked against its shardings; where source and target share memory, kept apart.
+
+```
+into = moves.allocate(rank)         empty target shards
+into.complete                       False until a transfer has written all of them
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from rankmesh.layout.sharding import Shard, Sharding
+
+__all__ = ["Shards", "allocate", "apart", "local", "problem_of", "same_place"]
+
+
+class Shards(dict[str, Tensor]):
+    """Tensors by name that know whether a transfer has written them all: ``incomplete`` names those that are not."""
+
+    incomplete: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every tensor is written."""
+        return not self.incomplete
+
+
+def allocate(shardings: Mapping[str, Sharding], rank: int, device: str | torch.device | None) -> Shards:
+    """Empty tensors of the shards of one rank, of which none is complete; padding is zero."""
+    made = Shards()
+    for name, sharding in shardings.items():
+        if sharding.holds(rank):
+            new = torch.zeros if sharding.padded else torch.empty
+            made[name] = new(sharding.of(rank).shape, dtype=getattr(torch, sharding.dtype), device=device)
+    made.incomplete = tuple(made)
+    return made
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The tensor of this rank itself, where it is given as a DTensor."""
+    own = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return own.detach()
+
+
+def problem_of(
+    tensors: Mapping[str, object], shardings: Mapping[str, Sharding], shards: Mapping[str, Shard], what: str
+) -> str:
+    """What is wrong with the tensors that a rank gives, in words; nothing where all are as their shardings say."""
+    for name, shard in shards.items():
+        dtype = getattr(torch, shardings[name].dtype)
+        if name not in tensors:
+            return f"received no {what} {name!r}; the rank holds {list(shard.shape)} of it; give every shard"
+        own = tensors[name]
+        if not isinstance(own, Tensor):
+            return f"received {type(own).__name__} as {what} {name!r}; give a tensor"
+        if own.dtype != dtype or tuple(own.shape) != shard.shape:
+            return (
+                f"received {what} {name!r} of {own.dtype} {list(own.shape)}; its shard is {dtype} {list(shard.shape)}; "
+                "give the shard that the sharding says"
+            )
+    return ""
+
+
+def apart(sources: Mapping[str, Tensor], targets: Iterable[tuple[str, Tensor]], alike: Mapping[str, bool]) -> set[str]:
+    """The sources that must be copied first, since a target in the same memory would be written over them.
+
+    ``alike``: names of which source and target are laid alike, so that where they share memory, each element of the
+    target lies on itself.
+    """
+    ranges = sorted((*_memory(tensor), name, tensor) for name, tensor in targets if tensor.numel())
+    found: set[str] = set()
+    for name, tensor in sources.items():
+        if not tensor.numel():
+            continue
+        low, high = _memory(tensor)
+        for start, stop, other, target in ranges:
+            if start >= high:
+                break
+            on_itself = other == name and alike.get(name, False) and same_place(tensor, target)
+            if low < stop and not on_itself:
+                found.add(name)
+    return found
+
+
+def same_place(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same memory, element by element."""
+    return (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride())
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """The addresses between which a tensor lies."""
+    reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()

@@ -1,0 +1,101 @@
+"""Streams: what one rank sends another, cut into messages that both cut alike.
+
+```
+moves of a pair     | qkv box | up box | down box ........ | norm |
+messages, limit c   [ qkv   up ][ down ...  ][ down ... ][ norm ]        a large box is alone in its messages
+```
+
+Each piece of a message is a box of one tensor, at a place in the message that is aligned to its elements. A message of
+one piece that lies in memory as it travels needs no buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rankmesh.layout.boxes import Box, size
+from rankmesh.layout.sharding import Shard, Sharding
+from rankmesh.transfer.planning.own import Move
+
+__all__ = ["Message", "Piece", "Slices", "messages", "where"]
+
+Slices = tuple[slice, ...]
+
+
+class Piece(NamedTuple):
+    """A box of a rank's own tensor, and its place in a message: ``offset`` and ``bytes``."""
+
+    name: str
+    here: Slices
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """Pieces that travel together, to or from one peer."""
+
+    peer: int
+    pieces: tuple[Piece, ...]
+    bytes: int
+    payload: int
+
+
+def where(shard: Shard, box: Box) -> Slices:
+    """Where a box of the whole tensor is in the rank's own tensor."""
+    for held, place in zip(shard.boxes, shard.places, strict=True):
+        if all(start <= low and high <= stop for (low, high), (start, stop) in zip(box, held, strict=True)):
+            shifts = [own - start for own, (start, _) in zip(place, held, strict=True)]
+            return tuple([slice(low + by, high + by) for (low, high), by in zip(box, shifts, strict=True)])
+    raise LookupError(f"box {box} is in none of {shard.boxes}")  # pragma: no cover  - the plan cuts along these boxes
+
+
+def messages(
+    moves: Iterable[Move], peer: int, shards: Mapping[str, Shard], shardings: Mapping[str, Sharding], limit: int
+) -> list[Message]:
+    """The moves between this rank and one peer as messages of at most ``limit`` bytes."""
+    done: list[Message] = []
+    pieces: list[Piece] = []
+    end = 0
+
+    def close() -> None:
+        nonlocal pieces, end
+        if pieces:
+            done.append(Message(peer, tuple(pieces), end, sum(piece.bytes for piece in pieces)))
+        pieces, end = [], 0
+
+    for move in moves:
+        itemsize = shardings[move.name].itemsize
+        large = 2 * move.bytes >= limit
+        if large or end + move.bytes + itemsize > limit:
+            close()
+        for box in _fitting(move.box, limit // itemsize):
+            if large:
+                close()
+            begin = -(-end // itemsize) * itemsize
+            end = begin + size(box) * itemsize
+            pieces.append(Piece(move.name, where(shards[move.name], box), begin, end - begin))
+        if large:
+            close()
+    close()
+    return done
+
+
+def _fitting(box: Box, most: int) -> Iterator[Box]:
+    """A box in boxes of at most so many elements: whole rows of it where a row fits."""
+    count = size(box)
+    if count <= most:
+        yield box
+        return
+    low, high = box[0]
+    row = count // (high - low)
+    if row <= most:
+        step = most // row
+        for start in range(low, high, step):
+            yield ((start, min(start + step, high)), *box[1:])
+    else:
+        for start in range(low, high):
+            for rest in _fitting(box[1:], most):
+                yield ((start, start + 1), *rest)

@@ -1,0 +1,209 @@
+"""The line: everything that has to travel, laid end to end, and cut among the ranks that can send it.
+
+What a rank needs and does not hold is asked of the *set* of ranks that hold copies of it: of those nearest to it by
+cluster level, where there is a cluster. All that is asked of a set lies on one stretch of the line, by the rank that
+asks and then by kind of tensor; the set's members take consecutive pieces of it, as long as `balance` gives each:
+
+```
+asked of set {0, 4}       | rank 8: qkv qkv up up | rank 9: qkv qkv up up |
+sent by                   |          rank 0       |         rank 4        |
+```
+
+So each byte has one sender, most ranks receive from one member of a set, and whoever knows the line knows who sends
+what to whom: nothing is negotiated. The line is made of kinds, not of tensors, in a few passes of numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Protocol
+
+import numpy as np
+
+from rankmesh.layout.cells import distinct
+from rankmesh.layout.strided import IntArray
+from rankmesh.transfer.planning.balance import Sets, bound, share
+from rankmesh.transfer.planning.kinds import Kind
+
+__all__ = ["Flows", "Nearness", "flows_of"]
+
+
+class Nearness(Protocol):
+    """What this needs of a cluster."""
+
+    @property
+    def units(self) -> IntArray:
+        """The unit of each rank at each level, (levels, ranks), innermost first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Flows:
+    """Who sends what to whom: parallel arrays in the order of the line.
+
+    Flow f is bytes ``low[f]`` to ``high[f] - 1`` of what ``target[f]`` needs of source cell ``cell[f]`` of each tensor
+    of kind ``kind[f]``, one tensor after the other; ``source[f]`` sends it, over level ``level[f]`` of the cluster.
+    ``bound`` is the least that the busiest sender could send.
+    """
+
+    kind: IntArray
+    cell: IntArray
+    source: IntArray
+    target: IntArray
+    low: IntArray
+    high: IntArray
+    level: IntArray
+    bound: int
+
+    @property
+    def bytes(self) -> IntArray:
+        """Bytes of each flow."""
+        return self.high - self.low
+
+
+@dataclass(eq=False)
+class _Asked:
+    """What ranks ask of sets: parallel arrays. ``group`` is a set of copies, before any nearness."""
+
+    kind: IntArray
+    cell: IntArray
+    group: IntArray
+    target: IntArray
+    bytes: IntArray
+
+
+class _Copies:
+    """The sets of copies of all kinds, numbered; those of one pattern share no ranks, and are one block."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, tuple[int, int]] = {}
+        self.rows: list[IntArray] = []
+        self.blocks = 0
+        self._count = 0
+
+    def number(self, kind: Kind) -> IntArray:
+        """The number of the set that holds each source cell of a kind."""
+        spread = kind.source.spread
+        order = np.argsort(spread.first)
+        if spread.copies not in self._known:
+            self._known[spread.copies] = (self._count, self.blocks)
+            self.rows.append(spread.ranks[order])
+            self._count += len(order)
+            self.blocks += 1
+        numbers = np.empty_like(order)
+        numbers[order] = self._known[spread.copies][0] + np.arange(len(order))
+        return numbers
+
+    def members(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Where the members of each set start, the members, and the block of each set."""
+        sizes = np.concatenate([np.full(len(rows), rows.shape[1]) for rows in self.rows])
+        blocks = np.concatenate([np.full(len(rows), block) for block, rows in enumerate(self.rows)])
+        return np.append(0, np.cumsum(sizes)), np.concatenate([rows.reshape(-1) for rows in self.rows]), blocks
+
+
+def flows_of(kinds: Sequence[Kind], cluster: Nearness | None) -> Flows:
+    """The flows of a transfer; the same on every rank, since it depends on nothing else."""
+    copies = _Copies()
+    asked = [_asked(number, kind, copies.number(kind)) for number, kind in enumerate(kinds)]
+    every = _Asked(*(np.concatenate([getattr(one, name) for one in asked]) for name in _Asked.__annotations__))
+    if not len(every.bytes):
+        none = np.zeros(0, dtype=np.int64)
+        return Flows(none, none, none, none, none, none, none, 0)
+    unit = max(kind.itemsize for kind in kinds)
+    return _cut(every, copies, unit, None if cluster is None else cluster.units)
+
+
+def _asked(number: int, kind: Kind, groups: IntArray) -> _Asked:
+    """What the ranks that hold a kind in the end do not hold in the beginning."""
+    source, target, elements = kind.pairs()
+    ranks = kind.target.spread.ranks[target]
+    away = kind.source.spread.cell_of(ranks) != source[:, None]
+    cell = np.broadcast_to(source[:, None], ranks.shape)[away]
+    count = np.broadcast_to(elements[:, None], ranks.shape)[away] * (kind.itemsize * len(kind.names))
+    return _Asked(np.full(len(cell), number), cell, groups[cell], ranks[away], count)
+
+
+def _cut(asked: _Asked, copies: _Copies, unit: int, units: IntArray | None) -> Flows:
+    start, ranks, block = copies.members()
+    level, place = _nearest(asked, start, ranks, units)
+    keys = np.stack([asked.group, level, place])
+    order = np.lexsort((asked.kind, asked.target, place, level, asked.group))
+    keys = keys[:, order]
+    new_set = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))
+    heads = keys[:, new_set]
+    target, length = asked.target[order], asked.bytes[order]
+    # Ranks that ask are laid out from whole units on, wide elements first: whole units then never cut an element.
+    new_rank = new_set | np.append(True, target[1:] != target[:-1])
+    at = _places(length, new_rank, unit)
+    end = -(-(at[-1] + length[-1]) // unit) * unit
+    asked_of = np.diff(np.append(at[new_set], end))
+    sets = _sets(heads, start, ranks, block, asked_of, units)
+    sent = share(sets, unit)
+    pieces = np.append(0, np.cumsum(sent))
+    flows = _flows(at, length, pieces)
+    record, sender, low, high = flows
+    source = sets.ranks[sender]
+    load = np.bincount(source, high - low, minlength=int(sets.ranks.max()) + 1)
+    return Flows(
+        kind=asked.kind[order][record],
+        cell=asked.cell[order][record],
+        source=source,
+        target=target[record],
+        low=low - at[record],
+        high=high - at[record],
+        level=keys[1][record],
+        bound=ceil(bound(sets, load) - 1e-6),
+    )
+
+
+def _nearest(asked: _Asked, start: IntArray, ranks: IntArray, units: IntArray | None) -> tuple[IntArray, IntArray]:
+    """The innermost level at which some holder is in one unit with the rank that asks, and that unit; else (0, 0)."""
+    level = np.full(len(asked.group), -1)
+    place = np.zeros_like(level)
+    if units is None:
+        return level + 1, place
+    sizes = np.diff(start)
+    of = np.repeat(np.arange(len(sizes)), sizes)
+    for number, unit in enumerate(units):
+        here = distinct(of * (unit.max() + 1) + unit[ranks])
+        mine = asked.group * (unit.max() + 1) + unit[asked.target]
+        found = (level < 0) & np.isin(mine, here)
+        level[found], place[found] = number, unit[asked.target[found]]
+    return level, place
+
+
+def _places(length: IntArray, new: IntArray, unit: int) -> IntArray:
+    """Where each record starts on the line: one after the other, each rank's first at a whole unit."""
+    first = np.flatnonzero(new)
+    totals = np.add.reduceat(length, first)
+    starts = np.append(0, np.cumsum(-(-totals // unit) * unit)[:-1])
+    before = np.cumsum(length) - length
+    return np.asarray(np.repeat(starts - before[first], np.diff(np.append(first, len(length)))) + before)
+
+
+def _sets(
+    heads: IntArray, start: IntArray, ranks: IntArray, block: IntArray, asked: IntArray, units: IntArray | None
+) -> Sets:
+    """The sets that are asked: of each group those members that stand in the unit of who asks."""
+    group, level, place = heads
+    sizes = np.diff(start)[group]
+    of = np.repeat(np.arange(len(group)), sizes)
+    offset = np.arange(len(of)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    members = ranks[start[group][of] + offset]
+    if units is not None:
+        near = units[level[of], members] == place[of]
+        of, members = of[near], members[near]
+        block = block * len(units)
+    counts = np.bincount(of, minlength=len(group))
+    return Sets(np.append(0, np.cumsum(counts)), members, asked, block[group] + level)
+
+
+def _flows(at: IntArray, length: IntArray, pieces: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Records against senders' pieces, both in order: (record, sender, from, to) wherever the two meet."""
+    cuts = distinct(np.concatenate([at, pieces[:-1]]))
+    record = np.searchsorted(at, cuts, "right") - 1
+    sender = np.searchsorted(pieces, cuts, "right") - 1
+    stops = np.minimum(np.append(cuts[1:], pieces[-1]), (at + length)[record])
+    real = cuts < stops
+    return record[real], sender[real], cuts[real], stops[real]

@@ -1,0 +1,111 @@
+"""Tensors files: what lies how on both sides of a transfer, as JSON or YAML.
+
+```
+{"name": {"shape": [16384, 4096], "dtype": "bfloat16",
+          "source": {"cut": ["tp", null], "at": {"pp": 1}},         also view, parts, padded
+          "target": {"cut": [null, "tp"]}}}
+```
+
+>>> from rankmesh.layout.mesh import Mesh
+>>> source, target = shardings_of(
+...     {"up": {"shape": [8, 4], "source": {"cut": ["tp", None]}, "target": {}}}, Mesh(tp=2), Mesh(dp=2)
+... )
+>>> source["up"].of(1).boxes, target["up"].of(1).boxes
+((((4, 8), (0, 4)),), (((0, 8), (0, 4)),))
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rankmesh.errors import PlanError, RankmeshError, first_line
+from rankmesh.extras import extra
+from rankmesh.layout.mesh import Mesh
+from rankmesh.layout.sharding import Sharding
+
+__all__ = ["read_tensors", "shardings_of"]
+
+_BOTH = ("shape", "dtype", "source", "target")
+_SIDE = ("cut", "at", "view", "parts", "padded")
+
+Shardings = dict[str, Sharding]
+
+
+def read_tensors(path: str | Path, source: Mesh, target: Mesh) -> tuple[Shardings, Shardings]:
+    """The shardings of a tensors file on a source and a target mesh. Raises ``PlanError`` for what is none."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(
+            f"received tensors file {str(path)!r}, which cannot be read ({first_line(error)}); give a file", path=path
+        ) from error
+    return shardings_of(_document(text, path), source, target, str(path))
+
+
+def _document(text: str, path: str | Path) -> Any:
+    try:
+        if Path(path).suffix not in (".yaml", ".yml"):
+            return json.loads(text)
+        with extra("configs"):
+            import yaml
+        return yaml.safe_load(text)
+    except Exception as error:
+        if isinstance(error, RankmeshError):
+            raise
+        raise PlanError(
+            f"received tensors file {str(path)!r}, which is no document ({first_line(error)}); correct it",
+            path=path,
+        ) from error
+
+
+def shardings_of(document: object, source: Mesh, target: Mesh, what: str = "tensors") -> tuple[Shardings, Shardings]:
+    """The same of a document that was read."""
+    if not isinstance(document, Mapping) or not document:
+        raise _refused(what, "which names no tensor")
+    ours: Shardings = {}
+    theirs: Shardings = {}
+    for name, entry in document.items():
+        _known(what, name, entry, _BOTH)
+        if "shape" not in entry:
+            raise _refused(what, f"in which {name!r} has no shape")
+        for side, mesh, found in (("source", source, ours), ("target", target, theirs)):
+            found[str(name)] = _sharding(f"{what}, {name!r}, {side}", mesh, entry, entry.get(side) or {})
+    return ours, theirs
+
+
+def _sharding(what: str, mesh: Mesh, entry: Mapping[str, Any], side: Any) -> Sharding:
+    _known(what, "", side, _SIDE)
+    given = {name: _numbered(side[name]) if name in ("parts", "padded") else side[name] for name in side}
+    if given.get("cut") is not None:
+        given["cut"] = tuple("-".join(axes) if isinstance(axes, list) else axes for axes in given["cut"])
+    given["at"] = {axis: tuple(p) if isinstance(p, list) else p for axis, p in (side.get("at") or {}).items()}
+    try:
+        return Sharding(mesh, shape=entry["shape"], dtype=entry.get("dtype", "float32"), **given)
+    except RankmeshError as error:
+        raise PlanError(f"{what}: {first_line(error)}", **error.values) from error
+
+
+def _numbered(value: Any) -> Any:
+    """Dimensions are numbers, which JSON writes as text."""
+    if not isinstance(value, Mapping):
+        return value
+    return {int(dim) if str(dim).isdigit() else dim: given for dim, given in value.items()}
+
+
+def _known(what: str, name: object, entry: object, known: tuple[str, ...]) -> None:
+    where = f"in which {name!r}" if name else "which"
+    if not isinstance(entry, Mapping):
+        raise _refused(what, f"{where} is {entry!r}; it is an object with {', '.join(known)}")
+    strange = [key for key in entry if key not in known]
+    if strange:
+        raise _refused(what, f"{where} has {strange[0]!r}; known are {', '.join(known)}")
+
+
+def _refused(what: str, why: str) -> PlanError:
+    return PlanError(
+        f"received {what}, {why}; write "
+        '{"name": {"shape": [8, 4], "dtype": "bfloat16", "source": {"cut": ["tp", null]}, "target": {}}}'
+    )

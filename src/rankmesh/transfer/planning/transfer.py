@@ -1,0 +1,223 @@
+"""Transfers: the moves that turn tensors under one layout into the same tensors under another.
+
+```
+source shardings ─┐
+                  ├─ Transfer ── of(rank)     what one rank sends, receives and copies
+target shardings ─┤              digest       equal on all ranks, or nothing moves
+cluster ──────────┘              run(...)     live
+```
+
+Every element that a rank needs comes from the rank itself where it has it, else from one of the nearest that have it,
+and the busiest sender sends as little as it can.
+
+>>> from rankmesh.layout.mesh import Mesh
+>>> up = Sharding(Mesh(tp=2), ("tp", None), shape=(8, 6))
+>>> moves = Transfer({"up": up}, {"up": Sharding(Mesh(tp=4), ("tp", None), shape=(8, 6))})
+>>> moves.of(1).receives
+(Move(name='up', box=((2, 4), (0, 6)), source=0, target=1, bytes=48),)
+>>> moves.of(0).copies
+(Move(name='up', box=((0, 2), (0, 6)), source=0, target=0, bytes=48),)
+>>> moves.bytes, moves.bytes_out(0), moves.bytes_in(0)
+(144, 48, 0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankmesh.errors import PlanError
+from rankmesh.extras import extra
+from rankmesh.layout.axes import integer
+from rankmesh.layout.sharding import Sharding
+from rankmesh.layout.strided import IntArray
+from rankmesh.transfer.planning.kinds import Kind, digest_of, kinds_of
+from rankmesh.transfer.planning.line import Flows, flows_of
+from rankmesh.transfer.planning.own import OwnMoves, own_moves
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+    from rankmesh.topology import Cluster
+    from rankmesh.transfer.live.run import Moved
+
+__all__ = ["Transfer"]
+
+BUDGET = 256 << 20
+
+
+class Transfer:
+    """What moves when tensors of ``source`` become those of ``target``: shardings by name; frozen, equal when alike.
+
+    Every name of ``target`` is one of ``source``, of the same shape and dtype; further names of ``source`` stay where
+    they are. The meshes may be disjoint, overlap or be equal. With a ``cluster`` the nearest holder sends.
+
+    Raises ``PlanError`` for names, shapes or dtypes that differ, and for ranks that the cluster does not have.
+    """
+
+    def __init__(
+        self, source: Mapping[str, Sharding], target: Mapping[str, Sharding], cluster: Cluster | None = None
+    ) -> None:
+        _check(source, "source")
+        _check(target, "target")
+        missing = sorted(target.keys() - source.keys())
+        if missing:
+            raise PlanError(
+                f"received target {missing[0]!r}, which the source does not have ({len(missing)} of {len(target)} "
+                "names); a transfer brings tensors from where they are; name both sides alike",
+                missing=tuple(missing),
+            )
+        self.source = {name: source[name] for name in sorted(target)}
+        self.target = {name: target[name] for name in sorted(target)}
+        self.kinds: tuple[Kind, ...] = kinds_of(self.source, self.target)
+        self.cluster = cluster
+        if cluster is not None and self.world_size > cluster.size:
+            raise PlanError(
+                f"received a cluster of {cluster.size} devices for a transfer between ranks up to "
+                f"{self.world_size - 1}; each rank stands somewhere; give the cluster that all of them are in",
+                devices=cluster.size,
+                world_size=self.world_size,
+            )
+        self._own: dict[int, OwnMoves] = {}
+
+    @cached_property
+    def world_size(self) -> int:
+        """One past the last rank of any mesh."""
+        meshes = {id(mesh): mesh for mesh in (s.mesh for side in (self.source, self.target) for s in side.values())}
+        return max((mesh.span.stop for mesh in meshes.values()), default=0)
+
+    @cached_property
+    def flows(self) -> Flows:
+        """Who sends what to whom, all ranks, by kind: what everything else is read from."""
+        return flows_of(self.kinds, self.cluster)
+
+    def of(self, rank: int) -> OwnMoves:
+        """What one rank sends, receives and copies, as boxes; nothing for a rank that takes no part."""
+        number = integer(rank, "rank", least=0)
+        if number not in self._own:
+            self._own = {number: own_moves(self.kinds, self.flows, number)}
+        return self._own[number]
+
+    # -- bytes --------------------------------------------------------------------------------------------------
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that travel between ranks."""
+        return int(self.flows.bytes.sum())
+
+    @cached_property
+    def lower_bound(self) -> int:
+        """Bytes that any transfer must send: of each rank's target what it does not hold already."""
+        return sum(_needed(kind) for kind in self.kinds)
+
+    @property
+    def sender_bound(self) -> int:
+        """Bytes that the busiest sender sends at least, whoever of those that may send does."""
+        return self.flows.bound
+
+    @cached_property
+    def outgoing(self) -> IntArray:
+        """Bytes that each rank sends, by rank."""
+        return self._by(self.flows.source)
+
+    @cached_property
+    def incoming(self) -> IntArray:
+        """Bytes that each rank receives, by rank."""
+        return self._by(self.flows.target)
+
+    def _by(self, ranks: IntArray) -> IntArray:
+        totals = np.zeros(self.world_size, dtype=np.int64)
+        np.add.at(totals, ranks, self.flows.bytes)
+        return totals
+
+    def bytes_out(self, rank: int) -> int:
+        """Bytes that one rank sends to others."""
+        return int(self.outgoing[rank]) if 0 <= rank < self.world_size else 0
+
+    def bytes_in(self, rank: int) -> int:
+        """Bytes that one rank receives from others."""
+        return int(self.incoming[rank]) if 0 <= rank < self.world_size else 0
+
+    @property
+    def levels(self) -> dict[str, int]:
+        """Bytes by the level of the cluster over which they travel; without a cluster all are of level ``world``."""
+        names = ["world"] if self.cluster is None else [level.name for level in self.cluster.levels]
+        totals = [int(self.flows.bytes[self.flows.level == number].sum()) for number in range(len(names))]
+        return dict(zip(names, totals, strict=True))
+
+    @cached_property
+    def digest(self) -> str:
+        """64 hexadecimal digits that are equal on two ranks if and only if their transfers are."""
+        return digest_of(self.kinds, None if self.cluster is None else self.cluster.to_dict())
+
+    def reversed(self) -> Transfer:
+        """The transfer back: of the same names, from target to source."""
+        return Transfer(self.target, self.source, self.cluster)
+
+    # -- live ---------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        tensors: Mapping[str, Tensor],
+        into: Mapping[str, Tensor],
+        budget: int = BUDGET,
+        *,
+        group: ProcessGroup | None = None,
+        timeout: float | timedelta = 300.0,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Moved:
+        """Move the tensors: ``tensors`` are this rank's shards under the source, ``into`` those under the target.
+
+        Every rank of ``group`` (None: of the world) calls it, ranks without a part too. ``budget`` is how many bytes of
+        memory this may take beside the tensors; ``timeout`` (seconds) bounds every wait; ``progress`` is told the bytes
+        received so far and in all. See `rankmesh.transfer.live.run`.
+        """
+        with extra("torch"):
+            from rankmesh.transfer.live.run import run
+        return run(self, tensors, into, budget, group=group, timeout=timeout, progress=progress)
+
+    def allocate(self, rank: int, *, device: Any = None) -> dict[str, Any]:
+        """Empty tensors of a rank's target shards, by name: what ``into`` may be."""
+        with extra("torch"):
+            from rankmesh.transfer.live.shards import allocate
+        return allocate(self.target, rank, device)
+
+    # -- value semantics ----------------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        return self.digest == other.digest if isinstance(other, Transfer) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Transfer, (self.source, self.target, self.cluster)
+
+    def __repr__(self) -> str:
+        return f"Transfer({len(self.target)} tensors of {len(self.kinds)} kinds, {self.bytes} bytes between ranks)"
+
+
+def _check(shardings: object, what: str) -> None:
+    if not isinstance(shardings, Mapping):
+        raise PlanError(f"received {type(shardings).__name__} as {what}; give shardings by name", received=shardings)
+    for name, sharding in shardings.items():
+        if not isinstance(sharding, Sharding):
+            raise PlanError(
+                f"received {sharding!r} as {what} {name!r}; give a Sharding, such as "
+                "Sharding(mesh, ('tp', None), shape=(16384, 4096), dtype='bfloat16')",
+                name=name,
+                received=sharding,
+            )
+
+
+def _needed(kind: Kind) -> int:
+    """What the target ranks of a kind hold, less what they held."""
+    source, target, elements = kind.pairs()
+    ranks = kind.target.spread.ranks[target]
+    away = (kind.source.spread.cell_of(ranks) != source[:, None]).sum(axis=1)
+    return int((away * elements).sum()) * kind.itemsize * len(kind.names)

@@ -1,0 +1,27 @@
+"""What the diaries of all ranks tell."""
+
+import pytest
+
+import rankmesh as rm
+from rankmesh.errors import PlanError
+from rankmesh.launch import started_by
+from rankmesh.launch.table import torchrun_variables
+from rankmesh.proof.in_job import check_in_job
+from rankmesh.proof.results import collect
+
+
+def test_a_plan_for_another_world_size():
+    """A plan for 4 ranks in a job of 8 is refused, before a rank meets another."""
+    plan = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp")])
+    with pytest.raises(PlanError, match=r"a plan for 4 ranks in a job of 8; .* start 4 ranks"):
+        check_in_job(plan, started_by(torchrun_variables(5, 8, local_rank=1, local_world_size=4)))
+
+
+def test_the_rank_that_failed_first_is_the_cause():
+    """4 ranks: one raises an error of its own, two see a closed connection, one ends well: the first is the cause."""
+    plan = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp")])
+    closed = [{"event": "failed", "kind": "RuntimeError", "message": "Connection closed by peer"}]
+    wrong = [{"event": "failed", "kind": "TypeError", "message": "wrong"}]
+    result = collect(plan, {0: closed, 1: closed, 2: [{"event": "done"}], 3: wrong}, 1.0)
+    assert [failure.rank for failure in result.failures] == [3, 0, 1]
+    assert [failure.rank for failure in result.causes] == [3]

@@ -1,0 +1,314 @@
+"""What launchers put into the environment, as one value; recorded from real runs where ``table.py`` says "run"."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankmesh.errors import ConnectError
+from rankmesh.launch.started import Launch, started_by
+from rankmesh.launch.table import LAUNCHERS, srun_variables, torchrun_variables
+
+HAND = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+MEETING = {"MASTER_ADDR": "node0", "MASTER_PORT": "29400"}
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_STEP_NODELIST": "node[3-4]",
+    "SLURMD_NODENAME": "node4",
+    "SLURM_JOB_ID": "123456",
+    "SLURM_LAUNCH_NODE_IPADDR": "192.0.2.7",
+}
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_RANK": "5",
+}
+HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+
+# Eight ranks on two hosts, this is rank 5, the second of the second host.
+RECORDED = {
+    "torchrun": {**HAND, **MEETING, "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"},
+    "ray": {**HAND, **MEETING, "NODE_RANK": "1", "RAY_JOB_ID": "01000000"},
+    "jsrun": {
+        "JSM_NAMESPACE_RANK": "5",
+        "JSM_NAMESPACE_SIZE": "8",
+        "JSM_NAMESPACE_LOCAL_RANK": "1",
+        "JSM_NAMESPACE_LOCAL_SIZE": "4",
+        "LSB_MCPU_HOSTS": "batch5 1 h41n03 42 h41n04 42",
+        **OPENMPI,
+    },
+    "openmpi": OPENMPI,
+    "intelmpi": {**HYDRA, "I_MPI_MPIRUN": "mpirun", "I_MPI_HYDRA_TOPOLIB": "hwloc"},
+    "mpich": HYDRA,
+    "pals": {"PALS_RANKID": "5", "PMI_SIZE": "8", "PMI_RANK": "5", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "4"},
+    "flux": {"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "2"},
+    "slurm": SLURM,
+    "pmix": {"PMIX_RANK": "5", "PMIX_NAMESPACE": "prterun-1", "WORLD_SIZE": "8"},
+    "environment": {**HAND, **MEETING},
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_launcher_tells_the_same_rank(name):
+    """Rank 5 of 8, the second of a host: under each launcher, with the variables that say so and no others' values."""
+    told = started_by(RECORDED[name])
+    assert (told.launcher, told.rank, told.world_size) == (name, 5, 8)
+    assert told.local_rank == (None if name == "pmix" else 1)
+    assert told.local_world_size == (None if name in ("pmix", "flux") else 4)
+    assert told.evidence.items() <= RECORDED[name].items()
+    assert {variable for names in told.facts.values() for variable in names} == set(told.evidence)
+
+
+def test_every_row_of_the_table_is_tried():
+    """Each launcher of the table has a recorded environment here, and says where its variables are written down."""
+    assert {row.name for row in LAUNCHERS} - {"kubernetes"} == set(RECORDED)
+    assert all(row.source.endswith(("; run", "; recorded")) for row in LAUNCHERS if row.name != "environment")
+
+
+@pytest.mark.parametrize(
+    ("name", "meeting"),
+    [
+        ("torchrun", "node0:29400"),
+        ("ray", "node0:29400"),
+        ("jsrun", "h41n03:29500"),
+        ("openmpi", None),
+        ("flux", None),
+        ("slurm", "node3:29956"),
+        ("environment", "node0:29400"),
+    ],
+)
+def test_where_the_ranks_meet(name, meeting):
+    """The first host of the step under Slurm, that computes under jsrun, unknown under MPI; MASTER_ADDR wins."""
+    assert started_by(RECORDED[name]).meeting == meeting
+    assert started_by({**RECORDED[name], "MASTER_ADDR": "fe80::1", "MASTER_PORT": "1"}).meeting == "[fe80::1]:1"
+
+
+def test_mpi_on_one_host():
+    """All ranks on this host: they meet here, without anything being set."""
+    told = started_by({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "5"})
+    assert told.meeting == "127.0.0.1:29500"
+
+
+# -- precedence --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("slurm", "torchrun"), "torchrun"),
+        (("slurm", "openmpi", "torchrun"), "torchrun"),
+        (("slurm", "openmpi"), "openmpi"),
+        (("slurm", "mpich"), "mpich"),
+        (("slurm", "flux"), "flux"),
+        (("flux", "openmpi"), "openmpi"),
+        (("openmpi", "jsrun"), "jsrun"),
+        (("mpich", "intelmpi"), "intelmpi"),
+        (("slurm", "ray"), "ray"),
+        (("slurm", "environment"), "slurm"),
+        (("openmpi", "environment"), "openmpi"),
+    ],
+)
+def test_the_innermost_launcher_counts(names, expected):
+    """Several launchers, one inside the other: the innermost, whatever the order of the variables."""
+    together = [RECORDED[name] for name in names]
+    for order in (together, together[::-1]):
+        assert started_by({key: value for part in order for key, value in part.items()}).launcher == expected
+
+
+def test_srun_with_pmi_is_slurm():
+    """srun --mpi=pmi2 sets MPI's variables too: it is still srun that started the ranks."""
+    assert started_by({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "11"}).launcher == "slurm"
+    assert started_by({**SLURM, "PMIX_RANK": "5"}).launcher == "slurm"
+
+
+def test_the_script_that_sbatch_runs_is_no_rank():
+    """sbatch's script and salloc's shell have Slurm's variables, and are not among the tasks of a step."""
+    batch = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "4", "SLURM_NODEID": "0"}
+    assert started_by(batch).launcher == started_by({"SLURM_NTASKS": "8"}).launcher == "nobody"
+
+
+def test_started_alone():
+    """No variables, or a rank without a size: nobody started it, and it is a world of one."""
+    assert started_by({}, host="here") == started_by({"RANK": "0"}, host="here")
+    assert started_by({}, host="here") == Launch("nobody", local_rank=0, local_world_size=1, host="here")
+
+
+# -- Slurm -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_heterogeneous_job():
+    """Three tasks, two on the first node and one on the second, as Slurm 22 tells them: one world."""
+    told = started_by(
+        {
+            "SLURM_HET_SIZE": "2",
+            "SLURM_PROCID": "2",
+            "SLURM_LOCALID": "0",
+            "SLURM_NODEID": "1",
+            "SLURM_STEP_ID": "0",
+            "SLURM_JOB_ID": "2",
+            "SLURM_STEP_NUM_TASKS": "3",
+            "SLURM_STEP_NODELIST": "node[1-2]",
+            "SLURM_STEP_TASKS_PER_NODE": "2,1",
+        }
+    )
+    assert (told.rank, told.world_size, told.local_rank, told.local_world_size) == (2, 3, 0, 1)
+    assert told.meeting == "node1:29502"
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "here"), [("4", "0", 4), ("4(x2)", "1", 4), ("4(x2),2", "2", 2), (" 4(x1) , 3", "1", 3)]
+)
+def test_slurms_tasks_on_this_node(text, node, here):
+    """Slurm's list of tasks per node gives those of this node."""
+    told = started_by({**SLURM, "SLURM_STEP_TASKS_PER_NODE": text, "SLURM_NODEID": node})
+    assert told.local_world_size == here
+
+
+def test_steps_of_one_job_meet_at_ports_of_their_own():
+    """Two steps that run at once on the same first node do not meet each other."""
+    ports = {started_by({**SLURM, "SLURM_STEP_ID": str(step)}).port for step in range(4)}
+    assert len(ports) == 4
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
+def test_what_is_written_is_read(tasks, data):
+    """The variables that the table writes for a rank are read back as that rank, for torchrun and for srun."""
+    node = data.draw(st.integers(0, len(tasks) - 1))
+    local = data.draw(st.integers(0, tasks[node] - 1))
+    rank, size = sum(tasks[:node]) + local, sum(tasks)
+    place = {"local_rank": local, "local_world_size": tasks[node], "node": node}
+    for told in (
+        started_by(torchrun_variables(rank, size, **place, address="node1")),
+        started_by(srun_variables(rank, local_rank=local, node=node, tasks=tasks, hosts=f"node[1-{len(tasks)}]")),
+    ):
+        assert (told.rank, told.world_size, told.local_rank) == (rank, size, local)
+        assert (told.local_world_size, told.meeting) == (tasks[node], "node1:29500")
+
+
+# -- Kubernetes --------------------------------------------------------------------------------------------------------
+
+POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+
+
+def test_a_pytorchjob():
+    """RANK and WORLD_SIZE of the operator, one rank a pod."""
+    told = started_by({**POD, "RANK": "2", "WORLD_SIZE": "4", "PYTHONUNBUFFERED": "1"})
+    assert (told.launcher, told.rank, told.world_size, told.local_rank) == ("kubernetes", 2, 4, None)
+    assert (told.local_world_size, told.meeting) == (1, "job-master-0:23456")
+
+
+def test_a_trainjob_of_one_process_a_node():
+    """PET variables without torchrun: the pod is the rank; with several processes torchrun has to start them."""
+    pod = {
+        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+        "PET_NNODES": "4",
+        "PET_NODE_RANK": "2",
+        "PET_MASTER_ADDR": "node-0-0.train",
+        "PET_MASTER_PORT": "29400",
+    }
+    told = started_by({**pod, "PET_NPROC_PER_NODE": "1"})
+    assert (told.launcher, told.rank, told.world_size, told.meeting) == (
+        "kubernetes",
+        2,
+        4,
+        "node-0-0.train:29400",
+    )
+    with pytest.raises(ConnectError, match="torchrun reads the variable and starts them"):
+        started_by({**pod, "PET_NPROC_PER_NODE": "8"})
+
+
+def test_an_indexed_job_and_a_jobset():
+    """The completion index is the rank; in a JobSet the job's index counts whole jobs before it."""
+    told = started_by({**POD, "JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "4"})
+    assert (told.launcher, told.rank, told.world_size) == ("kubernetes", 3, 4)
+    told = started_by(
+        {**POD, "JOB_COMPLETION_INDEX": "3", "JOB_INDEX": "1", "PROCESSES_IN_JOB": "4", "WORLD_SIZE": "8"}
+    )
+    assert (told.rank, told.world_size) == (7, 8)
+    with pytest.raises(ConnectError, match="JOB_COMPLETION_INDEX=3 of kubernetes without WORLD_SIZE"):
+        started_by({**POD, "JOB_COMPLETION_INDEX": "3"})
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "text"),
+    [
+        ("torchrun", "MASTER_PORT", "garbage"),
+        ("torchrun", "MASTER_PORT", "0"),
+        ("torchrun", "MASTER_PORT", "65536"),
+        ("torchrun", "MASTER_PORT", "٢٩"),
+        ("torchrun", "RANK", "8"),
+        ("torchrun", "RANK", "-1"),
+        ("torchrun", "WORLD_SIZE", "0"),
+        ("torchrun", "WORLD_SIZE", "9" * 5000),
+        ("torchrun", "LOCAL_RANK", "1.5"),
+        ("torchrun", "LOCAL_WORLD_SIZE", "four"),
+        ("slurm", "SLURM_STEP_NUM_TASKS", "eight"),
+        ("slurm", "SLURM_PROCID", "x"),
+        ("slurm", "SLURM_JOB_ID", "12_3"),
+        ("openmpi", "OMPI_COMM_WORLD_RANK", "8"),
+        ("flux", "FLUX_JOB_SIZE", "2:4"),
+    ],
+)
+def test_what_is_no_number_is_refused(base, name, text):
+    """The variable, what it holds, the rule and the remedy, as text and as attributes, and what was read before."""
+    with pytest.raises(ConnectError, match=r"it is a whole number from .* to .*; start the ranks with") as error:
+        started_by({**RECORDED[base], name: text})
+    assert (error.value.variable, error.value.received) == (name, text)
+    assert str(error.value).startswith(f"received {name}=")
+    assert error.value.evidence[name] == text
+
+
+@pytest.mark.parametrize("text", ["four", "4(x2", "4(2)", "4,,2", "4;2"])
+def test_tasks_per_node_that_slurm_does_not_write(text):
+    """The list of tasks is refused as received."""
+    with pytest.raises(ConnectError, match="Slurm writes 4 or") as error:
+        started_by({**SLURM, "SLURM_STEP_TASKS_PER_NODE": text})
+    assert error.value.received == text
+
+
+@pytest.mark.parametrize(
+    ("variables", "both"),
+    [
+        ({**SLURM, "RANK": "4", "WORLD_SIZE": "8"}, ("RANK=4", "SLURM_PROCID=5 of 8")),
+        ({**SLURM, "RANK": "0", "WORLD_SIZE": "16"}, ("WORLD_SIZE=16", "SLURM_PROCID=5 of 8")),
+        ({**OPENMPI, "RANK": "0", "WORLD_SIZE": "2"}, ("RANK=0", "OMPI_COMM_WORLD_RANK=5 of 8")),
+        ({**HAND, **MEETING, "LOCAL_RANK": "4"}, ("LOCAL_RANK=4", "4 ranks on this host")),
+        ({**HAND, **MEETING, "RANK": "1", "LOCAL_RANK": "2"}, ("LOCAL_RANK=2", "RANK=1")),
+    ],
+)
+def test_what_contradicts_itself_is_refused_with_both_values(variables, both):
+    """Two variables that cannot both be true: both are in the message."""
+    with pytest.raises(ConnectError, match=r"contradict each other|larger number on its host") as error:
+        started_by(variables)
+    assert all(value in str(error.value) for value in both), str(error.value)
+
+
+def test_tasks_that_start_several_ranks_each():
+    """Each task of srun starts two ranks, as torchrun would, and numbers them: the numbers count."""
+    told = started_by(
+        {**SLURM, **MEETING, "RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    )
+    assert (told.launcher, told.rank, told.world_size) == ("environment", 11, 16)
+
+
+@pytest.mark.parametrize(("text", "host"), [("node[08-10,12],login", "node08"), ("a[1-2]b[3,4]", "a1b3"), ("x,y", "x")])
+def test_the_first_host_of_a_list(text, host):
+    """The first of Slurm's hosts, with its zeros."""
+    assert started_by({**SLURM, "SLURM_STEP_NODELIST": text}).address == host
+
+
+def test_a_list_of_hosts_that_is_none():
+    """What is no list of hosts is refused as received, unless MASTER_ADDR says where the ranks meet."""
+    with pytest.raises(ConnectError, match=r"received the hosts 'node\[1-' .* set MASTER_ADDR"):
+        started_by({**SLURM, "SLURM_STEP_NODELIST": "node[1-"})
+    assert started_by({**SLURM, "SLURM_STEP_NODELIST": "node[1-", "MASTER_ADDR": "x"}).address == "x"

@@ -1,0 +1,106 @@
+"""Shardings: what each rank holds, against tensors that were cut by hand."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from tests.transfer import brute
+from tests.transfer.strategies import one
+
+from rankmesh.errors import LayoutError, UnknownAxis
+from rankmesh.layout import Mesh
+from rankmesh.layout.sharding import Sharding
+
+
+def filled(sharding, rank):
+    """The local tensor that the boxes of a shard make, -1 where no box is."""
+    shard = sharding.of(rank)
+    numbers = np.arange(int(np.prod(sharding.shape))).reshape(sharding.shape)
+    own = np.full(shard.shape, -1)
+    for box, place in zip(shard.boxes, shard.places, strict=True):
+        here = tuple(slice(p, p + b - a) for p, (a, b) in zip(place, box, strict=True))
+        assert (own[here] == -1).all(), "two boxes at one place"
+        own[here] = numbers[tuple(slice(a, b) for a, b in box)]
+    return own
+
+
+@given(one())
+def test_every_shard_is_that_of_a_tensor_cut_by_hand(sharding):
+    """Views, offsets, splits, rank maps, parts, padding and uneven cuts: boxes, places and shape of every rank."""
+    for rank in range(sharding.mesh.span.stop + 1):
+        expected = brute.local(sharding, rank)
+        assert sharding.holds(rank) == (expected is not None)
+        if expected is None:
+            assert sharding.of(rank).boxes == ()
+        else:
+            assert sharding.of(rank).shape == expected.shape
+            assert np.array_equal(filled(sharding, rank), expected)
+
+
+@given(one())
+def test_a_sharding_is_a_value(sharding):
+    """Pickled and back it is equal, with an equal hash and equal shards."""
+    other = pickle.loads(pickle.dumps(sharding))  # noqa: S301  - our own bytes
+    assert other == sharding
+    assert hash(other) == hash(sharding)
+    assert other.of(sharding.mesh.offset) == sharding.of(sharding.mesh.offset)
+
+
+def test_uneven_cuts_are_those_of_torch():
+    """10 rows over 4: 3, 3, 3, 1; 5 rows over 4: 2, 2, 1, 0; as ``torch.chunk`` has them."""
+    for rows in (5, 9, 10, 12):
+        chunks = [len(chunk) for chunk in torch.arange(rows).chunk(4)]
+        held = [Sharding(Mesh(dp=4), ("dp",), (rows,)).of(rank).shape[0] for rank in range(4)]
+        assert held == chunks + [0] * (4 - len(chunks))
+
+
+def test_names_of_dtypes():
+    """A torch dtype, its name, and its name with torch before it are one; a name that torch lacks is refused."""
+    mesh = Mesh(dp=2)
+    assert Sharding(mesh, (None,), (4,), torch.bfloat16) == Sharding(mesh, (None,), (4,), "bfloat16")
+    assert Sharding(mesh, (None,), (4,), "bfloat16").itemsize == 2
+    with pytest.raises(LayoutError, match="received dtype 'float7'"):
+        Sharding(mesh, (None,), (4,), "float7")
+
+
+def test_several_positions_hold_copies():
+    """A tied embedding at the first and the last stage is on both, and nowhere between."""
+    tied = Sharding(Mesh(tp=2, pp=4), ("tp", None), (8, 4), "float32", {"pp": (0, -1)})
+    assert [rank for rank in range(8) if tied.holds(rank)] == [0, 1, 6, 7]
+    assert tied.of(1) == tied.of(7)
+
+
+REFUSED = {
+    "an axis twice": ({"cut": ("tp", "tp")}, "received axis 'tp' twice"),
+    "cut and fixed": ({"cut": ("tp", None), "at": {"tp": 0}}, "received axis 'tp' twice"),
+    "too few dimensions": ({"cut": ("tp",)}, "for a tensor of 2 dimensions"),
+    "a bare string": ({"cut": "tp"}, "give axes or None for each dimension"),
+    "a position outside": ({"at": {"tp": 2}}, "positions go from 0 to 1"),
+    "no position": ({"at": {"tp": 0.5}}, "a position is a whole number"),
+    "parts that do not add up": ({"cut": ("tp", None), "parts": (3, 4)}, "7 in all; its length is 8"),
+    "parts of what": ({"cut": ("tp", "dp"), "parts": (4, 4)}, "say of which they are parts"),
+    "padding below": ({"padded": {0: 4}}, "must be an integer of at least 8"),
+    "parts and padding": ({"padded": {0: 9}, "parts": {0: (4, 4)}}, "has no padding"),
+    "a dimension outside": ({"padded": {2: 9}}, "received dimension 2"),
+    "a negative length": ({"shape": (-1, 4)}, "received -1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    """What does not fit together is refused with what was received, the rule, and the remedy."""
+    given, words = REFUSED[case]
+    with pytest.raises(LayoutError, match=words):
+        Sharding(Mesh(tp=2, dp=2), **({"shape": (8, 4)} | given))
+
+
+def test_unknown_axes_and_views():
+    """An axis or a view that the mesh does not have is named, with those that it has."""
+    with pytest.raises(UnknownAxis, match=r"'tpp'.*did you mean 'tp'"):
+        Sharding(Mesh(tp=2), ("tpp",), (4,))
+    with pytest.raises(UnknownAxis, match="view 'expert'"):
+        Sharding(Mesh(tp=2), ("tp",), (4,), view="expert")
+    with pytest.raises(LayoutError, match="give a Mesh"):
+        Sharding("tp=2", ("tp",), (4,))

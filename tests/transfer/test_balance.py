@@ -1,0 +1,62 @@
+"""Balance: the busiest sender against a linear program over single elements."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.transfer import brute
+from tests.transfer.strategies import layouts, shardings, world_of
+
+from rankmesh.layout import Mesh
+from rankmesh.layout.sharding import Sharding
+from rankmesh.transfer import Transfer
+
+
+@st.composite
+def busy(draw):
+    """Pairs of one dtype, on which ranks hold copies in several ways: what makes balance hard."""
+    source, target = draw(layouts(max_offset=2)), draw(layouts())
+    left, right = {}, {}
+    for number in range(draw(st.integers(1, 5))):
+        shape = tuple(draw(st.lists(st.integers(4, 12), min_size=1, max_size=2)))
+        left[f"w{number}"] = draw(shardings(source, shape))
+        right[f"w{number}"] = draw(shardings(target, shape))
+    return left, right
+
+
+@settings(max_examples=150)
+@given(busy())
+def test_busiest_sender_is_within_a_tenth_of_the_linear_program(both):
+    """Or one element above it, which is as near as whole elements come; the bound that is told is the program's."""
+    source, target = both
+    moves = Transfer(source, target)
+    sets, _ = brute.asked(source, target, world_of(source, target))
+    least = brute.least_busiest(sets)
+    busiest = int(moves.outgoing.max()) if moves.bytes else 0
+    assert busiest <= max(1.1 * least, least + 4 + 1e-6)
+    assert least - 1e-6 <= busiest
+    assert least * 0.99 - 1 <= moves.sender_bound <= least + 1
+
+
+def test_copies_that_lie_across_each_other():
+    """A dense weight with copies over dp and an expert with copies over etp: loads level where neither alone would."""
+    mesh = Mesh(tp=2, dp=4).with_view("expert", etp=2, ep=2, edp=2)
+    target = Mesh(tp=1, dp=8, offset=8)
+    source, wanted = {}, {}
+    for number in range(4):
+        source[f"dense{number}"] = Sharding(mesh, ("tp", None), (64, 8), at={"dp": (0, 1)})
+        wanted[f"dense{number}"] = Sharding(target, (None, None), (64, 8))
+        source[f"expert{number}"] = Sharding(mesh, (None, None), (64, 8), at={"ep": number % 2}, view="expert")
+        wanted[f"expert{number}"] = Sharding(target, (None, None), (64, 8))
+    moves = Transfer(source, wanted)
+    sets, _ = brute.asked(source, wanted, 16)
+    assert moves.outgoing.max() <= 1.001 * brute.least_busiest(sets)
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3, 8])
+def test_one_set_of_copies_shares_evenly(copies):
+    """Each of n copies sends 1/n of what another mesh asks for, to one element."""
+    source = {"w": Sharding(Mesh(dp=copies), (None, None), (7, 11))}
+    target = {"w": Sharding(Mesh(dp=3, offset=8), (None, None), (7, 11))}
+    sent = Transfer(source, target).outgoing[:copies]
+    assert sent.sum() == 3 * 77 * 4
+    assert sent.max() - sent.min() <= 4

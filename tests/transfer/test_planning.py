@@ -1,0 +1,112 @@
+"""Transfers planned: conservation, local first, nearest, and one answer for all ranks, on random pairs of layouts."""
+
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from tests.transfer import brute
+from tests.transfer.strategies import pairs, world_of
+
+from rankmesh.errors import PlanError
+from rankmesh.layout import Mesh
+from rankmesh.layout.sharding import Sharding
+from rankmesh.transfer import Transfer
+
+
+def numbers(sharding, box):
+    """The elements in a box."""
+    whole = np.arange(int(np.prod(sharding.shape))).reshape(sharding.shape)
+    return whole[tuple(slice(a, b) for a, b in box)].reshape(-1).tolist()
+
+
+@given(pairs(least=0))
+def test_every_element_once_by_one_that_has_it_and_by_itself_where_it_has_it(both):
+    """The law of transfers, element by element, against tensors that were cut by hand."""
+    source, target = both
+    moves = Transfer(source, target)
+    for rank in range(world_of(source, target) + 1):
+        own = moves.of(rank)
+        written = Counter()
+        for move in (*own.receives, *own.copies):
+            elements = numbers(target[move.name], move.box)
+            assert move.target == rank
+            assert set(elements) <= brute.held(source[move.name], move.source)
+            assert move.bytes == len(elements) * target[move.name].itemsize
+            written.update((move.name, element) for element in elements)
+            if move.source != rank:
+                assert not set(elements) & brute.held(source[move.name], rank), "it has this itself"
+        wanted = {(name, element) for name in target for element in brute.held(target[name], rank)}
+        assert written == Counter(wanted)
+
+
+@given(pairs())
+def test_both_ends_of_a_pair_say_the_same_in_the_same_order(both):
+    """What one rank sends another, the other receives; the totals by rank are the sums of the moves."""
+    source, target = both
+    moves = Transfer(source, target)
+    own = {rank: Transfer(source, target).of(rank) for rank in range(moves.world_size)}
+    for one in own:
+        for other in own:
+            sent = [move for move in own[one].sends if move.target == other]
+            assert sent == [move for move in own[other].receives if move.source == one]
+        assert moves.bytes_out(one) == own[one].bytes_out
+        assert moves.bytes_in(one) == own[one].bytes_in
+    assert moves.bytes == sum(part.bytes_in for part in own.values()) == moves.lower_bound
+    assert sum(moves.levels.values()) == moves.bytes
+
+
+@given(pairs())
+def test_the_order_of_names_does_not_matter(both):
+    """Ranks that name tensors in another order plan the same moves under the same digest."""
+    source, target = both
+    turned = Transfer(dict(reversed(source.items())), dict(reversed(target.items())))
+    moves = Transfer(source, target)
+    assert turned == moves
+    assert turned.digest == moves.digest
+    assert all(turned.of(rank) == moves.of(rank) for rank in range(moves.world_size))
+    again = pickle.loads(pickle.dumps(moves))  # noqa: S301  - our own bytes
+    assert again.digest == moves.digest
+
+
+def test_any_difference_is_another_digest():
+    """Another cut, mesh, offset, name, dtype or stage: another digest."""
+    mesh = Mesh(tp=2, dp=2)
+    one = {"a": Sharding(mesh, ("tp", None), (4, 4))}
+    others = [
+        {"a": Sharding(mesh, (None, "tp"), (4, 4))},
+        {"a": Sharding(mesh, ("dp", None), (4, 4))},
+        {"a": Sharding(Mesh(tp=2, dp=2, offset=4), ("tp", None), (4, 4))},
+        {"a": Sharding(mesh, ("tp", None), (4, 4), at={"dp": 1})},
+        {"a": Sharding(mesh, ("tp", None), (4, 4), parts=(2, 2))},
+    ]
+    digests = {Transfer(one, other).digest for other in [one, *others]}
+    digests |= {Transfer({"b": one["a"]}, {"b": one["a"]}).digest, Transfer(others[0], one).digest}
+    assert len(digests) == 8
+
+
+def test_refused():
+    """Names without a source, and shapes or dtypes that differ, are refused; a further source stays where it is."""
+    mesh = Mesh(tp=2)
+    one, other = Sharding(mesh, ("tp",), (4,)), Sharding(mesh, (None,), (4,))
+    assert Transfer({"a": one, "b": one}, {"a": other}).of(0).bytes_in == 8
+    with pytest.raises(PlanError, match="received target 'b', which the source does not have"):
+        Transfer({"a": one}, {"b": other})
+    with pytest.raises(PlanError, match=r"received 'a' of shape \(4,\) as source and \(5,\) as target"):
+        Transfer({"a": one}, {"a": Sharding(mesh, (None,), (5,))})
+    with pytest.raises(PlanError, match="of dtype float32 as source and bfloat16 as target"):
+        Transfer({"a": one}, {"a": Sharding(mesh, (None,), (4,), "bfloat16")})
+    with pytest.raises(PlanError, match="give a Sharding"):
+        Transfer({"a": "tp"}, {"a": other})
+    with pytest.raises(PlanError, match="give shardings by name"):
+        Transfer([one], {"a": other})
+
+
+def test_nothing_moves_between_equal_layouts():
+    """A layout to itself is copies only, and a rank outside both takes no part."""
+    same = {"a": Sharding(Mesh(tp=2, dp=2), ("tp", None), (4, 4))}
+    moves = Transfer(same, same)
+    assert (moves.bytes, moves.lower_bound, moves.sender_bound) == (0, 0, 0)
+    assert moves.of(1).bytes_copied == 32
+    assert moves.of(9).copies == ()
