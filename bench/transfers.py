@@ -197,7 +197,8 @@ def redistribute(side: Side) -> Method:
 def checkpoint(side: Side) -> Method:
     """torch's distributed checkpoint, saved to memory (tmpfs) and loaded under the target."""
     import torch.distributed as dist
-    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
     from torch.distributed.tensor import DTensor
 
     ours, theirs = _device_meshes(side)
@@ -210,15 +211,13 @@ def checkpoint(side: Side) -> Method:
             n: DTensor.from_local(t, ours, _placements(side.source[n]), run_check=False)
             for n, t in side.tensors.items()
         }
-        dcp.save(saved, checkpoint_id=folder)
+        save(saved, checkpoint_id=folder)
         if side.rank in members:
             wanted = {
                 n: DTensor.from_local(t, theirs, _placements(side.target[n]), run_check=False)
                 for n, t in side.into.items()
             }
-            dcp.load(  # type: ignore[attr-defined]  # torch does not list it
-                wanted, checkpoint_id=folder, process_group=group
-            )
+            load(wanted, checkpoint_id=folder, process_group=group)
         dist.barrier()
         if side.rank == 0:
             shutil.rmtree(folder)

@@ -120,7 +120,7 @@ def save(
     if rank == 0:
         (place / INDEX).unlink(missing_ok=True)
     wait()
-    entries = {}
+    entries: dict[str, Tensor] = {}
     for number, (name, sharding) in enumerate(sorted(shardings.items())):
         if _writer(sharding, rank, number):
             shard = sharding.of(rank)
@@ -297,11 +297,12 @@ def _slice(opened: Opened, place: Path, one: Stored, inside: Slices) -> Tensor:
 
 def _distributed(place: Path) -> Checkpoint:
     """torch's distributed checkpoint: chunks of each tensor, each a pickle somewhere in a file."""
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
     metadata = FileSystemReader(place).read_metadata()
-    shapes, dtypes, stored, places = {}, {}, {}, {}
+    shapes, dtypes, places = {}, {}, {}
+    stored: dict[str, list[Stored]] = {}
     for name, entry in metadata.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
             continue
