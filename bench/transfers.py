@@ -288,7 +288,7 @@ def measured(case_name: str, rounds: int, hidden: int, layers: int) -> Callable[
         for number in range(rounds + 1):
             for name, method in methods.items():
                 Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-                before, wire = _status("VmRSS"), 0
+                before = _status("VmRSS")
                 dist.barrier()
                 wire = _wire() if rank == 0 else 0
                 dist.barrier()

@@ -117,7 +117,7 @@ def test_a_rank_that_dies_or_stops_is_named_within_the_timeout(outcomes):
 def _lost(me, how):
     moves = Transfer(live.model(rm.Mesh(tp=2, dp=2)), live.model(rm.Mesh(tp=4)))
     into = moves.allocate(me.rank)
-    leave = (lambda *_: os._exit(1) if how == "dies" else time.sleep(60)) if me.rank == 2 else None
+    leave = (lambda *_: os._exit(1) if how == "dies" else time.sleep(10)) if me.rank == 2 else None
     told = me.error(
         TransferError, moves.run, live.shards(moves.source, me.rank), into, budget=1 << 14, timeout=5.0, progress=leave
     )
