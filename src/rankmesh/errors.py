@@ -13,6 +13,7 @@ RankmeshError
 ├── ConnectError(RuntimeError)              a live world that cannot serve the plan
 │   ├── NotInitialized(AssertionError)      groups that a dialect's state does not hold yet, or any more
 │   └── AlreadyInitialized(AssertionError)  a second initialisation of a dialect's state
+├── RecordingError(ValueError)           a file or folder that holds no recording of a flight recorder
 ├── ProofError(RuntimeError)                a live group that gave a wrong answer
 ├── TransferError(RuntimeError)             tensors that do not fit a transfer, or a transfer that ended incomplete
 ├── NotAMember(KeyError)                    a group that exists, but not for this rank
@@ -48,6 +49,7 @@ __all__ = [
     "PlanError",
     "ProofError",
     "RankmeshError",
+    "RecordingError",
     "SizesError",
     "TransferError",
     "UnknownAxis",
@@ -136,6 +138,10 @@ class SizesError(PlanError, AssertionError):
 
 class ProofError(RankmeshError, RuntimeError):
     """A live group gave an answer that differs from the plan's arithmetic."""
+
+
+class RecordingError(RankmeshError, ValueError):
+    """A file or folder that holds no recording that can be read; ``path`` is where."""
 
 
 class TransferError(RankmeshError, RuntimeError):

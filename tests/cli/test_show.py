@@ -121,12 +121,12 @@ def test_a_file_that_cannot_be_written_is_a_usage_error(rankmesh, tmp_path: Path
     assert ran.err.endswith("No such file or directory\n")
 
 
-def test_pictures_end_at_512_ranks(rankmesh, tmp_path: Path) -> None:
-    """A larger world is refused as a picture and summarised as a page."""
-    ran = rankmesh("show", "dp=513", "--svg", tmp_path / "a.svg")
-    assert (ran.code, ran.out) == (3, "")
-    assert "pictures go up to 512 ranks" in ran.err
-    assert rankmesh("show", "dp=513", "--html", tmp_path / "a.html").code == 0
+def test_a_large_world_is_drawn_in_part(rankmesh, tmp_path: Path) -> None:
+    """Of more than 512 ranks one part is drawn, and the title says which."""
+    ran = rankmesh("show", "tp=8,pp=4,dp=64", "--svg", tmp_path / "a.svg", "--html", tmp_path / "a.html")
+    assert ran.code == 0
+    for name in ("a.svg", "a.html"):
+        assert "2048 ranks, of which 64 are drawn (dp=0 to 1 of 64)" in (tmp_path / name).read_text(encoding="utf-8")
 
 
 def test_worlds_beyond_the_limit_are_refused() -> None:

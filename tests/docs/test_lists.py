@@ -31,7 +31,7 @@ def test_every_error_is_explained():
 def test_every_exit_status_is_listed():
     """The page of the command line has each exit status with the words of the help."""
     for code in ExitCode:
-        words = re.sub(r"^(diff|check|where):", r"`\1`:", code.meaning)
+        words = re.sub(r"^(diff|check|where|doctor):", r"`\1`:", code.meaning)
         assert f"| {code.value} | {words} |" in _page("command_line")
 
 

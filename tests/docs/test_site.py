@@ -24,6 +24,8 @@ PACKAGES = (
     "rankmesh.readers",
     "rankmesh.readers.source",
     "rankmesh.launch",
+    "rankmesh.doctor",
+    "rankmesh.watch",
     "rankmesh.testing.strategies",
     *(f"rankmesh.dialects.{name}" for name in ("megatron", "nanotron", "ezpz", "ezpz.layers", "ezpz.mappings")),
     *(f"rankmesh.dialects.{name}" for name in ("fairscale", "process_groups", "deepspeed", "device_mesh")),

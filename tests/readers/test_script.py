@@ -1,5 +1,6 @@
 """Launch scripts: the styles that people write, what is refused, and expansion as bash itself does it."""
 
+import re
 import shutil
 import subprocess
 from contextlib import suppress
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from rankmesh import PlanError
 from rankmesh.plan import recipes
-from rankmesh.readers import read_config
+from rankmesh.readers import read_config, source
 from rankmesh.readers.script import read_script
 from rankmesh.readers.words import text_of
 
@@ -184,6 +185,122 @@ def test_what_a_script_leaves_open_is_refused(text, words):
     assert str(caught.value).startswith("run.sh")
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        'eval "$(echo TP=8)"',
+        'eval "$VAR"',
+        "eval $VAR",
+        "eval `cat env`",
+        "export $(grep -v '#' .env | xargs)",
+        "export $VAR",
+        "declare $NAME=8",
+        "readonly $VAR",
+        "source env.sh",
+        ". ./env.sh",
+        "source <(echo TP=8)",
+        "command source env.sh",
+        "read $NAME",
+        "unset $NAME",
+        "x=$((TP = 8))",
+        "while read TP; do :; done < file",
+        "for ((TP = 1; TP < 8; TP *= 2)); do :; done",
+        "if x; then source env.sh; fi",
+        "x && source env.sh",
+        "setup() { source env.sh; }; setup",
+    ],
+)
+def test_what_can_set_a_size_is_refused(statement):
+    """After a text that is not in the script may have set it, a size from a variable is refused, and --set says it."""
+    for before in ("TP=4\n", "A=(--tensor-model-parallel-size 4)\n"):
+        run = TP + "$TP" if before.startswith("TP") else RUN + "${A[@]}"
+        assert read_config(before + run, "run.sh").plan == recipes.megatron(8, tp=4)
+        if before.startswith("A") and re.search(r"\bTP\b", statement) and "echo" not in statement:
+            continue
+        with pytest.raises(PlanError, match=r"run.sh:\d+: received "):
+            read_config(before + statement + "\n" + run, "run.sh")
+    text = "TP=4\n" + statement + "\n" + TP + "$TP"
+    assert read_config(text, "run.sh", variables={"TP": "2"}).plan == recipes.megatron(8, tp=2)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "source venv/bin/activate",
+        "source /opt/conda/etc/profile.d/conda.sh",
+        'eval "$(conda shell.bash hook)"',
+        "(source env.sh)",
+        "source env.sh | cat",
+        "bash -c 'TP=8'",
+        "bash env.sh",
+        "x=$(source env.sh)",
+        "f() { source env.sh; }",
+        "eval 'X=8'",
+        "export X=$VAR",
+        'export "X=$VAR"',
+        "TP=8 true",
+        "TP=8 eval true",
+    ],
+)
+def test_what_sets_no_size_is_read_over(statement):
+    """Environments that are activated, other processes and functions that nobody calls leave a size as it is."""
+    assert read_config("TP=4\n" + statement + "\n" + TP + "$TP", "run.sh").plan == recipes.megatron(8, tp=4)
+
+
+def test_a_default_after_another_file_is_open():
+    """A file that is sourced before may set what has a default; what is assigned after it is known."""
+    with pytest.raises(PlanError, match=r"TP may be set by now: source env.sh is another file, which is not read"):
+        read_config("source env.sh\n" + TP + "${TP:-4}", "run.sh")
+    assert read_config("source env.sh\nTP=4\n" + TP + "$TP", "run.sh").plan == recipes.megatron(8, tp=4)
+
+
+def test_given_variables():
+    """What the environment holds beats a default, picks the branch of a case, and yields to an assignment."""
+    script = 'case "$MODEL" in\n  7b*|8b) TP=2;;\n  70b) TP=8;;\n  *) exit 1;;\nesac\n' + TP + "$TP"
+    for model, tp in (("7b-chat", 2), ("8b", 2), ("70b", 8)):
+        config = read_config(script, "run.sh", variables={"MODEL": model})
+        assert config.plan == recipes.megatron(8, tp=tp)
+        assert config.title == f"a Megatron launch script with MODEL={model}"
+    with pytest.raises(PlanError, match=r"TP is set in a branch .*or say it: --set NAME=VALUE"):
+        read_config(script, "run.sh")
+    assert read_config(TP + "${TP:-4}", "run.sh", variables={"TP": "2"}).plan == recipes.megatron(8, tp=2)
+    assert read_config("TP=4\n" + TP + "$TP $X", "run.sh", variables={"X": "a", "TP": "2"}).plan == recipes.megatron(
+        8, tp=4
+    )
+    assert read_config(TP + "2 --x $WORLD_SIZE", "run.sh", variables={"WORLD_SIZE": "3"}).plan.world_size == 8
+
+
+def test_given_variables_that_nobody_asks_for(tmp_path):
+    """A name that the script does not use is a mistake, and so are variables for what is no script."""
+    with pytest.raises(PlanError, match="does not ask for a variable TPP; did you mean TP"):
+        read_config("TP=2\n" + TP + "$TP", "run.sh", variables={"TPP": "2"})
+    for spec in ("tp=2,dp=4", "llama3-405b"):
+        with pytest.raises(PlanError, match="which is no launch script"):
+            source.read(spec, variables={"TP": "2"})
+    (tmp_path / "a.yaml").write_text("parallelism: {dp: 2, tp: 2, pp: 1}", encoding="utf-8")
+    with pytest.raises(PlanError, match="a file that is no script"):
+        source.read(tmp_path / "a.yaml", variables={"TP": "2"})
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "N=${N:-1}\ntorchrun --nproc_per_node 8 --nnodes $N pretrain_gpt.py --tensor-model-parallel-size 2",
+        "torchrun --nproc_per_node 8 --nnodes ${N:-1} pretrain_gpt.py --tensor-model-parallel-size 2",
+        "W=$((${N:-1} * 8))\nmpirun -n $W python pretrain_gpt.py --tensor-model-parallel-size 2",
+        "WORLD_SIZE=${WORLD_SIZE:-8}\npython pretrain_gpt.py --tensor-model-parallel-size 2",
+    ],
+)
+def test_a_world_size_beats_a_default(script):
+    """--world-size counts where the script's own is the default of a variable, and the note says so."""
+    assert read_config(script, "run.sh").plan.world_size == 8
+    config = read_config(script, "run.sh", world_size=64)
+    assert config.plan == recipes.megatron(64, tp=2)
+    assert any("is a default; --world-size 64 counts" in text for _, text in config.notes)
+    with pytest.raises(PlanError, match="they must be equal"):
+        read_config("DIR=${DIR:-a} " + TP + "2 --save ${DIR:-a}", "run.sh", world_size=64)
+
+
 def test_a_world_size_for_a_launcher_that_does_not_say():
     """--world-size stands in for counts that the script leaves open."""
     text = "torchrun --nproc_per_node $N pretrain_gpt.py --tensor-model-parallel-size 2"
@@ -316,12 +433,32 @@ STATEMENT = st.one_of(
     st.builds("{} {}+=3".format, st.sampled_from(["let", "let A=1"]), NAMES),
     st.builds("(({} = (N += 1), {}++, N == 3))".format, NAMES, NAMES),
     st.builds("printf -v {} 8".format, NAMES),
+    st.builds('eval "{}=${}"'.format, NAMES, NAMES),
+    st.builds('eval "{}=4 {}=\\$N"'.format, NAMES, NAMES),
+    st.builds('export "{}=${} q"'.format, NAMES, NAMES),
+    st.builds("export Z {}".format, st.sampled_from(["$X", "$(echo A=5)", '"B=5"', "$N", "C"])),
+    st.builds("X={}=5; declare $X".format, NAMES),
+    st.builds("g() {{ {}=${}; }}; {}=3 g".format, NAMES, NAMES, NAMES),
+    st.builds("{}=3 eval '{}=${}'".format, NAMES, NAMES, NAMES),
+    st.builds("bash -c '{}=8'".format, NAMES),
+    st.builds("X=$(({} = 3))".format, NAMES),
+    st.builds("for (({0} = 0; {0} < 2; {0}++)); do {1}=5; done".format, NAMES, NAMES),
+    st.builds("while read {}; do {}=5; done <<< '1 2'".format, NAMES, NAMES),
+    st.builds(". /dev/stdin <<< {}=5".format, NAMES),
+    st.builds("(. /dev/stdin <<< {}=5)".format, NAMES),
+    st.builds('eval "$(echo {}=5)"'.format, NAMES),
+    st.builds("builtin eval '{}=5'".format, NAMES),
+    st.builds("X={}; unset $X".format, NAMES),
+    st.builds("X={}; read $X <<< 5".format, NAMES),
+    st.builds("case ${} in 1|-*) {}=5;; 'x y') {}=6;; [4-9]) B=2;; *) A=7;; esac".format, NAMES, NAMES, NAMES),
+    st.builds("case $N in 8) {}=5;; 9) {}=6;; *) A=7;; esac".format, NAMES, NAMES),
+    st.builds("case $N in 9) {}=5;;& *) {}=6;; esac".format, NAMES, NAMES),
 )
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
 @given(st.lists(STATEMENT, max_size=5), st.lists(WORD, min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_words_become_what_bash_makes_of_them(statements, words):
     """Whatever the reader gives a text to is what bash makes of the same assignments and words."""
     program = "\n".join(["N=9", *statements, "program " + " ".join(words)])

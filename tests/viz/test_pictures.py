@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from itertools import combinations
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from rankmesh.errors import LayoutError, UnknownGroup
+from rankmesh.errors import UnknownGroup
 from rankmesh.layout import Mesh
 from rankmesh.readers.source import read
 from rankmesh.viz import grid, overview, page, picture
@@ -91,16 +93,40 @@ def test_colours_differ(count: int) -> None:
     assert len(set(colours(count))) == count
 
 
+@pytest.mark.parametrize(
+    ("mesh", "part", "words"),
+    [
+        (Mesh(tp=8, pp=16, dp=128), Mesh(tp=8, pp=16, dp=1), "dp=0 of 128"),
+        (Mesh(tp=8, dp=128, pp=16), [tp + 1024 * pp for pp in range(16) for tp in range(8)], "dp=0 of 128"),
+        (Mesh(dp=513), Mesh(dp=64), "dp=0 to 63 of 513"),
+        (Mesh(tp=2, dp=1024), Mesh(tp=2, dp=32), "dp=0 to 31 of 1024"),
+        (Mesh(tp=600, dp=600), Mesh(tp=64), "tp=0 to 63 of 600, dp=0 of 600"),
+        (Mesh(tp=8, dp=64), Mesh(tp=8, dp=64), ""),
+    ],
+)
+def test_what_repeats_is_drawn_once(mesh, part, words) -> None:
+    """Of a large mesh the largest axes are cut to what is enough to see; its groups keep their numbers and colours."""
+    ranks = list(range(part.size)) if isinstance(part, Mesh) else part
+    plan = read(str(mesh)).plan
+    for kind in list(plan.kinds)[:2]:
+        text = picture(plan, [kind], gpus_per_node=8)
+        assert (f"are drawn ({words})" in text) == bool(words)
+        cells = _cells(text)
+        assert [int(rank) for rank, _, _ in cells] == ranks
+        groups = plan.groups(kind)
+        assert all(group == f"g{groups.index_of(int(rank))}" for rank, _, group in cells)
+        for one, other in combinations(cells[:40], 2):
+            assert (one[1] == other[1]) == (one[2] == other[2])
+
+
 def test_what_cannot_be_pictured_is_refused() -> None:
-    """More than 512 ranks and unknown kinds are errors with their rule."""
-    with pytest.raises(LayoutError, match="up to 512 ranks"):
-        picture(read("dp=513").plan)
+    """A kind that the plan does not have is an error with its rule."""
     with pytest.raises(UnknownGroup):
         picture(read("dp=4").plan, ["tp"])
 
 
 def test_the_page_has_the_facts_and_escapes_them() -> None:
-    """One page with every kind, the communicators and a picture; large worlds have tables only."""
+    """One page with every kind, the communicators and a picture, of a large world one part; members come last."""
     source = read("megatron:world=16,tp=2,cp=2,pp=2,ep=2")
     text = page(source, overview(source, gpus_per_node=8))
     assert all(f"<td>{name}</td>" in text for name in source.plan.kinds)
@@ -109,8 +135,10 @@ def test_the_page_has_the_facts_and_escapes_them() -> None:
     assert "<svg" in text
     large = read("llama3-405b")
     text = page(large, overview(large))
-    assert "<svg" not in text
-    assert "Pictures go up to 512 ranks" in text
+    assert "16384 ranks, of which 128 are drawn (dp=0 of 128)" in text
+    heads = re.search(r"<tr><th>name</th>(.*?)</tr>", text)
+    assert heads is not None
+    assert heads[1].endswith("<th>members</th>")
 
 
 def test_viz_loads_neither_torch_nor_rich() -> None:

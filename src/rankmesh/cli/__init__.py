@@ -4,15 +4,18 @@
 app          the subcommands, registered
 shell        errors and exit codes: one line on stderr, never a traceback
 options      the arguments that subcommands have in common
-complete     what the shell's completion offers
+complete     what the shell's completion offers; bash_words: how bash asks for it
+outputs      files beside what is printed
 console      data to stdout, words for people to stderr
 columns      tables that fit the terminal
 show, groups, explain, diff, presets      one file each; show_text and diff_text write for the terminal
 ```
 """
 
+import os
 import sys
 
+from rankmesh.cli.bash_words import answered
 from rankmesh.cli.exit_codes import ExitCode
 
 __all__ = ["main"]
@@ -29,4 +32,11 @@ def main() -> None:
     except MissingExtra as error:  # what else goes wrong is told by the command itself
         sys.stderr.write(f"error: {error}\n")
         sys.exit(ExitCode.USAGE)
-    app(prog_name="rankmesh")
+
+    def run() -> None:
+        app(prog_name="rankmesh")
+
+    if os.environ.get("_RANKMESH_COMPLETE") == "complete_bash":
+        sys.stdout.write(answered(run))
+    else:
+        run()

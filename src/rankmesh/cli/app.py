@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh import __version__
-from rankmesh.cli import bench, check, diff, explain, groups, presets, show, transfer, where
+from rankmesh.cli import bench, check, diff, doctor, explain, groups, presets, show, transfer, where
 from rankmesh.cli.console import write
 from rankmesh.cli.exit_codes import EXIT_CODES
 from rankmesh.cli.options import Debug
@@ -25,7 +25,7 @@ _SPECS = """\
                                            three_d, torchtitan, accelerate,
                                            deepspeed
   llama3-405b                              a preset (rankmesh presets)
-  plan.json                                a saved plan (plan.to_json())
+  plan.json                                a saved plan (rankmesh show --save)
   train.sh                                 a Megatron launch script (parsed, not run)
   train.toml, config.yaml, ds.json         a config of torchtitan, nanotron,
                                            Megatron, Accelerate, DeepSpeed"""
@@ -75,4 +75,5 @@ _register(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
 )
+_register("doctor", doctor.command, doctor.EXAMPLES)
 _register("presets", presets.command, presets.EXAMPLES)

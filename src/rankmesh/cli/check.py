@@ -17,7 +17,7 @@ import typer
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import error, note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import Debug, Json, Spec, WorldSize, config_of, plan_of, tell
+from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, plan_of, tell
 from rankmesh.cli.shell import Failed
 from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError
 from rankmesh.extras import extra
@@ -50,6 +50,7 @@ def command(
         typer.Option("--timeout", "-t", min=1.0, metavar="SECONDS", help="How long ranks wait for each other."),
     ] = 60.0,
     world_size: WorldSize = None,
+    variables: Variables = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -57,7 +58,7 @@ def command(
     if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
         raise typer.BadParameter(f"received {backend!r}; ranks are checked on gloo, nccl or cpu:gloo,cuda:nccl")
     launch = started_by()
-    source = _source(spec, world_size, launch)
+    source = _source(spec, world_size, variables, launch)
     plan = source.plan
     if launch.rank == 0:
         tell(source)
@@ -84,15 +85,15 @@ def _check() -> Callable[..., CheckResult]:
     return check
 
 
-def _source(spec: str, world_size: int | None, launch: Launch) -> Source:
+def _source(spec: str, world_size: int | None, variables: list[str] | None, launch: Launch) -> Source:
     """The plan that the user means; a SPEC that leaves the size of the world open gets that of the job."""
     try:
-        return plan_of(spec, world_size)
+        return plan_of(spec, world_size, variables)
     except RankmeshError:
         if world_size is not None or launch.launcher == NOBODY:
             raise
         with suppress(RankmeshError):
-            return plan_of(spec, launch.world_size)
+            return plan_of(spec, launch.world_size, variables)
         raise
 
 

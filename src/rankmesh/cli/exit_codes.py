@@ -28,6 +28,7 @@ class ExitCode(IntEnum):
     UNPROVED = 4, "check: a group failed its proof"
     LOST_RANKS = 5, "check: ranks died or never arrived"
     NO_JOB = 6, "where: what the launcher says contradicts itself, or lacks something"
+    HUNG = 7, "doctor: ranks hang"
     INTERNAL = 70, "a defect of rankmesh itself; --debug shows where"
     INTERRUPTED = 130, "interrupted from the keyboard"
     BROKEN_PIPE = 141, "the reader of the output went away"

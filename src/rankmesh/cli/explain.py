@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from rankmesh.cli.console import write, write_json
-from rankmesh.cli.options import Debug, Json, Spec, WorldSize, config_of, plan_of, tell
+from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, plan_of, tell
 from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "command", "described", "explained"]
@@ -39,11 +39,12 @@ def command(
     spec: Spec,
     rank: Annotated[int, typer.Argument(metavar="RANK", min=0, help="A global rank.")],
     world_size: WorldSize = None,
+    variables: Variables = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Explain one rank: where it sits, which groups it is in, who its neighbours are, and why."""
-    source = plan_of(spec, world_size)
+    source = plan_of(spec, world_size, variables)
     tell(source)
     if json:
         write_json({**described(source, rank), **config_of(source)})

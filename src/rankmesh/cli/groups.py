@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from rankmesh.cli.console import write, write_json
-from rankmesh.cli.options import Debug, GroupName, Json, Spec, WorldSize, config_of, plan_of, tell
+from rankmesh.cli.options import Debug, GroupName, Json, Spec, Variables, WorldSize, config_of, plan_of, tell
 from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "KindGroups", "command", "kind_groups"]
@@ -59,11 +59,12 @@ def command(
         typer.Option("--rank", "-r", min=0, metavar="R", help="Only the group that this rank is in."),
     ] = None,
     world_size: WorldSize = None,
+    variables: Variables = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """List the groups of one kind: number and ranks, one group a line."""
-    source = plan_of(spec, world_size)
+    source = plan_of(spec, world_size, variables)
     tell(source)
     found = kind_groups(source, name, rank=rank)
     if json:

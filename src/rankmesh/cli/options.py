@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ __all__ = [
     "Json",
     "PresetName",
     "Spec",
+    "Variables",
     "WorldSize",
     "cluster_of",
     "config_of",
@@ -71,6 +73,14 @@ Cluster = Annotated[
         "--json, topology.conf, topology.yaml, {host: switch}, kubectl get nodes -o json, describe-instance-topology.",
     ),
 ]
+Variables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A variable of the environment in which a launch script runs; may be repeated.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys, and nothing else, to stdout.")]
 Debug = Annotated[
     bool,
@@ -78,13 +88,16 @@ Debug = Annotated[
 ]
 
 
-def plan_of(spec: str | Source, world_size: int | None = None) -> Source:
+def plan_of(spec: str | Source, world_size: int | None = None, variables: Iterable[str] | None = None) -> Source:
     """The plan that the user means, of a size that the command can list; a source that was read stays as it is.
+
+    ``variables`` are words NAME=VALUE.
 
     >>> plan_of("tp=2,dp=*", 8).plan.mesh
     Mesh(tp=2, dp=4)
     """
-    source = spec if isinstance(spec, Source) else read(spec, world_size=world_size)
+    given = dict(map(_variable, variables or ()))
+    source = spec if isinstance(spec, Source) else read(spec, world_size=world_size, variables=given)
     if source.plan.world_size > LIMIT:
         raise LayoutError(
             f"received a world of {source.plan.world_size} ranks; the command lists worlds of up to {LIMIT}; "
@@ -106,6 +119,13 @@ def cluster_of(text: str | None, world_size: int, hosts: str | None = None) -> t
     if "=" in text and not Path(text).is_file():
         return topology.Cluster.parse(text, world_size=world_size if "*" in text else None, hosts=hosts)
     return topology.Cluster.read(text, hosts=hosts)
+
+
+def _variable(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not equals or not name.isidentifier():
+        raise typer.BadParameter(f"received {word!r} in --set; a variable is written NAME=VALUE, such as TP=8")
+    return name, value
 
 
 def tell(*sources: Source) -> None:

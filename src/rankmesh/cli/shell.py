@@ -12,6 +12,7 @@ A subcommand that ends in another way raises ``Failed`` with its exit code.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,13 +22,16 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from rankmesh.cli.console import error, note
+from rankmesh.cli.console import error, note, plain
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.errors import MissingExtra, RankmeshError
 
 __all__ = ["DEBUG", "Failed", "Shell", "outcome", "save"]
 
 DEBUG = "RANKMESH_DEBUG"
+
+# What a disk that takes no more says.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # typer re-exports one of its usage errors; their common base carries exit_code and format_message().
 _CommandError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -65,6 +69,9 @@ class Shell(TyperGroup):
         """Run, report and exit; with ``standalone_mode=False`` errors are raised, as typer does."""
         run = super().main
 
+        for stream in (sys.stdout, sys.stderr):
+            plain(stream)
+
         def command() -> Any:
             return run(args, prog_name, complete_var, False, windows_expand_args, **extra)
 
@@ -100,6 +107,8 @@ def _reported(problem: Exception) -> int:
     if os.environ.get(DEBUG, "") not in ("", "0"):
         sys.excepthook(type(problem), problem, problem.__traceback__)
     message, code = _told(problem)
+    if isinstance(problem, OSError):
+        _silence(sys.stdout)
     if message:
         error(message)
     return code
@@ -116,6 +125,8 @@ def _told(problem: Exception) -> tuple[str, int]:
         return _usage(problem), ExitCode.USAGE
     if isinstance(problem, typer.Abort):
         return "interrupted", ExitCode.INTERRUPTED
+    if isinstance(problem, OSError) and problem.errno in _FULL:
+        return f"cannot write: {problem.strerror}; free some space, or write elsewhere", ExitCode.USAGE
     if isinstance(problem, MemoryError):
         return "this layout does not fit in memory; ask for a smaller world", ExitCode.BAD_SPEC
     return (

@@ -6,17 +6,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
 
 from rankmesh.cli.complete import group_names
 from rankmesh.cli.console import out, write_json
-from rankmesh.cli.options import Cluster, Debug, Json, Spec, WorldSize, cluster_of, config_of, plan_of, tell
-from rankmesh.cli.shell import save
+from rankmesh.cli.options import (
+    LIMIT,
+    Cluster,
+    Debug,
+    Json,
+    Spec,
+    Variables,
+    WorldSize,
+    cluster_of,
+    config_of,
+    plan_of,
+    tell,
+)
+from rankmesh.cli.outputs import Output, check_stdout, deliver
 from rankmesh.cli.show_text import print_overview
+from rankmesh.readers.source import Source
 from rankmesh.viz.overview import Overview, overview
 
 __all__ = ["EXAMPLES", "command", "shown"]
@@ -85,6 +97,7 @@ def command(
             "--gpus-per-node",
             "-g",
             min=1,
+            max=LIMIT,
             metavar="N",
             help="Count the groups that cross nodes of N ranks; presets know N.",
         ),
@@ -95,27 +108,50 @@ def command(
         list[str] | None,
         typer.Option(metavar="NAME", help="Only these kinds (tp,pp); may be repeated.", autocompletion=group_names),
     ] = None,
-    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a picture, up to 512 ranks.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page of tables and pictures.")] = None,
+    svg: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Also write a picture; of a large world, one part. - is stdout.")
+    ] = None,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Also write a page of tables and pictures.")] = None,
+    save: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Also write the plan as JSON, which is a SPEC. - is stdout.")
+    ] = None,
     world_size: WorldSize = None,
+    variables: Variables = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show a layout: axes, strides, every kind of group, who shares a communicator, what crosses nodes."""
-    source = plan_of(spec, world_size)
+    source = plan_of(spec, world_size, variables)
     tell(source)
     kinds = [name for names in groups or () for name in names.split(",")]
     machine = cluster_of(cluster, source.plan.world_size)
     facts = overview(source, cluster=machine, gpus_per_node=gpus_per_node, members=members, kinds=kinds)
-    if svg is not None:
+    outputs = _outputs(source, facts, kinds, {"--svg": svg, "--html": html, "--save": save})
+    taken = check_stdout(outputs, json=json)
+
+    def printed() -> None:
+        if json:
+            write_json({**facts.to_dict(), **config_of(source)})
+        elif not taken:
+            print_overview(out(), source.plan.mesh, facts)
+
+    deliver(outputs, printed)
+
+
+def _outputs(source: Source, facts: Overview, kinds: list[str], paths: Mapping[str, str | None]) -> list[Output]:
+    def svg() -> str:
         from rankmesh.viz.svg import picture
 
-        save(svg, picture(source.plan, kinds, cluster=facts.cluster))
-    if html is not None:
+        return picture(source.plan, kinds, cluster=facts.cluster)
+
+    def html() -> str:
         from rankmesh.viz.html import page
 
-        save(html, page(source, facts))
-    if json:
-        write_json({**facts.to_dict(), **config_of(source)})
-    else:
-        print_overview(out(), source.plan.mesh, facts)
+        return page(source, facts)
+
+    made = {
+        "--svg": ((".svg",), svg),
+        "--html": ((".html", ".htm"), html),
+        "--save": ((".json",), source.plan.to_json),
+    }
+    return [Output(option, path, *made[option]) for option, path in paths.items() if path is not None]

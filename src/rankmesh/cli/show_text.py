@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.layout.mesh import Mesh
 from rankmesh.viz.grid import grid
-from rankmesh.viz.overview import KindRow, Overview
+from rankmesh.viz.overview import KindRow, Overview, nodes_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +51,7 @@ def _world(facts: Overview) -> str:
     if (facts.first, facts.last) != (0, facts.world_size - 1):
         words.append(f"mesh over ranks {facts.first:,} to {facts.last:,}")
     if facts.nodes is not None:
-        words.append(f"{facts.nodes:,} node{'' if facts.nodes == 1 else 's'} of {facts.gpus_per_node}")
+        words.append(nodes_text(facts))
     return ", ".join([*words, f"digest {facts.digest[:12]}"])
 
 
@@ -85,9 +85,9 @@ def _kinds(facts: Overview) -> list[Column]:
         *(_crossings(kinds) if facts.nodes is not None else []),
     ]
     examples = [members_text(kind, 10**6) for kind in kinds]
-    columns.append(Column("members", examples, fit=True, shorten=lambda row, room: members_text(kinds[row], room)))
+    members = Column("members", examples, fit=True, shorten=lambda row, room: members_text(kinds[row], room))
     options = [", ".join(f"{name} {value}" for name, value in kind.options.items()) for kind in kinds]
-    return [*columns, *_if_any(Column("options", options, fit=True))]
+    return [*columns, *_if_any(Column("options", options, fit=True)), members]
 
 
 def _if_any(column: Column) -> list[Column]:

@@ -6,6 +6,7 @@ create(...)          a process group of given members under a given name, made b
 register_alone(...)  the same for a group of one rank (``alone.py``)
 destroy(pg)          undo either, leaving torch's registries as they were
 registries()         what torch has registered now
+recorded(...)        what the flight recorder has kept
 make_on_thread       who makes the process groups of threads that are ranks (``torch_threads``)
 ```
 
@@ -16,13 +17,14 @@ ranks, and connects every pair of members at once. The pieces that it is made of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from typing import Any
 
 import torch
+import torch._C._distributed_c10d as c10d_native
 import torch.distributed as dist
 from torch._C._distributed_c10d import (
     FakeProcessGroup,
@@ -55,8 +57,10 @@ __all__ = [
     "nccl_options",
     "options_of",
     "premultiplied",
+    "recorded",
     "register",
     "register_alone",
+    "registered",
     "registries",
     "set_timeout",
     "symmetric_memory",
@@ -399,6 +403,23 @@ def registries() -> dict[str, int]:
     sizes = {name: len(getattr(c10d._world, name)) for name in named}
     sizes["tags_to_pg"] = sum(1 + len(groups) for groups in c10d._world.tags_to_pg.values())
     return sizes | {"group_count": c10d._world.group_count}
+
+
+def recorded(*, active: bool = False) -> bytes:
+    """What torch's flight recorder has kept, as its pickle with frames; ``active``: unfinished calls alone, as JSON."""
+    if active:
+        return c10d_native._dump_fr_trace_json(True, True)  # type: ignore[attr-defined,no-any-return]
+    return c10d_native._dump_fr_trace(True, True, False)  # type: ignore[attr-defined,no-any-return]
+
+
+def registered(known: Collection[str] = ()) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The process groups of this rank that are not ``known``: name, description, members by position."""
+    found = {}
+    for pg, name in list(c10d._world.pg_names.items()):
+        positions = c10d._world.pg_group_ranks.get(pg)
+        if positions and str(name) not in known:
+            found[str(name)] = pg.group_desc, tuple(sorted(positions, key=positions.__getitem__))
+    return found
 
 
 def nccl_options(wanted: Options, backend: str) -> Any:

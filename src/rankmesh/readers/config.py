@@ -84,10 +84,13 @@ _RECIPES: Mapping[str, Callable[..., Plan]] = {
 _DATA = {"torchtitan": "dp_shard", "accelerate": "dp_shard"}
 
 
-def read_config(text: str, path: str, *, world_size: int | None = None) -> Config:
+def read_config(
+    text: str, path: str, *, world_size: int | None = None, variables: Mapping[str, str] | None = None
+) -> Config:
     """The plan of a config's text; ``path`` is for messages. Raises ``PlanError`` with file and line.
 
-    ``world_size`` is for files that do not state it; one that differs from the file's is refused.
+    ``world_size`` is for files that do not state it, or as a default; one that differs from the file's is refused.
+    ``variables`` are those of the environment that a launch script runs in.
     """
     found = [] if _is_script(text, path) else entries(text, path)
     if not found and (listed := read_arguments(text, path, megatron.FLAGS)) is not None:
@@ -95,12 +98,19 @@ def read_config(text: str, path: str, *, world_size: int | None = None) -> Confi
             "megatron", "a file of Megatron's arguments", megatron.from_run(listed, path), path, world_size, listed
         )
     if not found:
-        run = read_run(text, path, megatron.FLAGS)
+        run = read_run(text, path, megatron.FLAGS, variables)
         if run is None:
             received = "a script that starts no training" if _is_script(text, path) else "no training config"
             raise PlanError(f"{path}: received {received}; {_FORMS}; give one of them", path=path)
         settled = megatron.from_run(run, path)
-        return _made("megatron", "a Megatron launch script", settled, path, world_size, run)
+        said = " ".join(f"{name}={value}" for name, value in (variables or {}).items())
+        title = "a Megatron launch script" + (f" with {said}" if said else "")
+        return _made("megatron", title, settled, path, world_size, run)
+    if variables:
+        raise PlanError(
+            f"{path}: received variables ({', '.join(variables)}) for a file that is no script; leave --set out",
+            path=path,
+        )
     names = [name for name, form in _FORMATS.items() if form.matches(found)]
     if len(names) != 1:
         received = f"keys of {' and of '.join(names)}" if names else "no key of a training config"
@@ -118,6 +128,9 @@ def _made(name: str, title: str, settled: Settled, path: str, world_size: int | 
     arguments = dict(settled.arguments)
     recipe = arguments.pop("recipe", name)
     stated = arguments.pop("world_size", None)
+    if run is not None and run.world_size is not None and run.world_size.default and world_size not in (None, stated):
+        settled = _overruled(settled, world_size)
+        stated = None
     if stated is not None and world_size not in (None, stated):
         where = next(reading for reading in settled.readings if reading.argument == "world_size")
         raise PlanError(
@@ -136,6 +149,14 @@ def _made(name: str, title: str, settled: Settled, path: str, world_size: int | 
         lines = ", ".join(f"line {reading.line}: {reading}" for reading in settled.readings)
         raise PlanError(f"{path}: {error} ({lines})", **{**error.values, "path": path}) from error
     return Config(name, title, path, plan, tuple(settled.readings), tuple(settled.notes))
+
+
+def _overruled(settled: Settled, world_size: int | None) -> Settled:
+    """A world size that is the default of a variable gives way to one that is asked for."""
+    kept = [reading for reading in settled.readings if reading.argument != "world_size"]
+    default = next(reading for reading in settled.readings if reading.argument == "world_size")
+    note = (default.line, f"{default} is a default; --world-size {world_size} counts")
+    return Settled(settled.arguments, kept, [*settled.notes, note])
 
 
 def _check_world(

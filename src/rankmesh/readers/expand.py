@@ -9,10 +9,12 @@ $1 $@ $(command) ${TP%x} ${!TP}                                                 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from rankmesh.readers.assigns import assigned_in
+from rankmesh.readers.unread import kept
 from rankmesh.readers.words import BREAK, Part, Word, fields, gap_of, joined, lines_of, quoted, text_of, unbroken
 
 if TYPE_CHECKING:
@@ -50,10 +52,19 @@ class Variable:
 
 
 class Store(Protocol):
-    """What the expansion reads and writes: the variables of a script, and the lines with defaults."""
+    """What the expansion reads and writes.
+
+    ``variables``  of the script, and ``given``, what the environment is said to hold
+    ``asked``      the names that were looked up
+    ``defaults``   lines on which a default was taken
+    ``doubt``      why any variable may have been set by now
+    """
 
     variables: dict[str, Variable]
+    given: Mapping[str, Variable]
+    asked: set[str]
     defaults: dict[int, str]
+    doubt: str
 
 
 class Expander:
@@ -90,7 +101,11 @@ class Expander:
         self.store.variables[key] = _assigned(self.store.variables.get(key), made, appends=appends)
 
     def leave_open(self, name: str, node: Node, why: str, maybe: tuple[Word, ...] = ()) -> None:
-        """From here on the variable has no one value."""
+        """From here on the variable has no one value, but for one that is given."""
+        if name in self.store.given:
+            self.store.asked.add(name)
+            self.store.variables[name] = self.store.given[name]
+            return
         lines = self.lines(self.start_of(node))
         self.store.variables[name] = Variable(((Part(None, lines, True, f"${name}", why, maybe),),), False, lines)
 
@@ -176,6 +191,7 @@ class Expander:
 
     def value(self, name: str, node: Node) -> Word:
         """The value of a variable, spaces between the elements of an array."""
+        self.store.asked.add(name)
         variable = self.store.variables.get(name)
         if variable is None:
             return self.open(node, _unset(name))
@@ -192,12 +208,15 @@ class Expander:
             return self.value(name, node)
         if operator not in _DEFAULTS:
             return self.open(node, f"{written} is more than a variable, which is not followed")
+        self.store.asked.add(name)
         variable = self.store.variables.get(name)
+        if variable is None and self.store.doubt and not kept(name):
+            return self.open(node, f"{name} may be set by now: {self.store.doubt}")
         first = variable.words[:1] if variable is not None else ()
         if first and (text_of(first[0]) != "" or ":" not in operator):
             return self.value(name, node)
         place = self.start_of(node) + written.index(operator) + len(operator)
-        default = self.default(node, place)
+        default = tuple(replace(part, default=True) for part in self.default(node, place))
         line = self.lines(self.start_of(node))[0]
         self.store.defaults[line] = f"{written} is read as its default; the environment may say otherwise"
         if "=" in operator:
@@ -215,15 +234,17 @@ class Expander:
 
     def arithmetic(self, node: Node) -> Word:
         """``$(( ))`` over whole numbers."""
-        used: list[int] = list(self.lines(self.start_of(node)))
+        used: list[Part] = [Part("", self.lines(self.start_of(node)))]
+        for name in assigned_in(node, self.source_of):
+            self.leave_open(name, node, f"{self.source_of(node)} sets it, which is not followed")
         children = node.named_children
         number = self.number(children[0], used) if len(children) == 1 else f"{self.source_of(node)} is not followed"
         if isinstance(number, str):
             return self.open(node, number)
-        return (Part(str(number), tuple(dict.fromkeys(used)), True),)
+        return (Part(str(number), lines_of(tuple(used)), True, default=any(part.default for part in used)),)
 
-    def number(self, node: Node, used: list[int]) -> int | str:
-        """The value of an arithmetic expression, or why it has none; ``used`` gathers the lines it came from."""
+    def number(self, node: Node, used: list[Part]) -> int | str:
+        """The value of an arithmetic expression, or why it has none; ``used`` gathers what it came from."""
         if node.type == "parenthesized_expression":
             return self.number(node.named_children[0], used)
         if node.type == "binary_expression" and len(node.named_children) == 2:
@@ -238,14 +259,14 @@ class Expander:
         text = text_of(word)
         if text is None:
             return next(part.why for part in word if part.text is None)
-        used += lines_of(word)
+        used += word
         if re.fullmatch(r"0|[1-9]\d*", text.strip()):  # a leading zero is octal in shell
             return int(text)
         return f"{self.source_of(node)} is {text!r}, which is no decimal number"
 
 
 def _split(part: Part) -> Part:
-    return part if part.split else Part(part.text, part.lines, True, part.shown, part.why, part.maybe)
+    return part if part.split else replace(part, split=True)
 
 
 def _assigned(before: Variable | None, made: Variable, *, appends: bool) -> Variable:

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from math import prod
 
 from rankmesh.errors import PlanError
@@ -74,9 +75,14 @@ class Run:
         return str(self.world_size.value.why) if self.world_size and isinstance(self.world_size.value, Missing) else ""
 
 
-def read_run(text: str, path: str, marks: frozenset[str] = frozenset()) -> Run | None:
-    """The one run of a script, None if it starts none; ``marks`` are arguments that only a run has."""
-    script = read_script(text, _slurm(text))
+def read_run(
+    text: str, path: str, marks: frozenset[str] = frozenset(), given: Mapping[str, str] | None = None
+) -> Run | None:
+    """The one run of a script, None if it starts none; ``marks`` are arguments that only a run has.
+
+    ``given`` are variables of the environment: they beat defaults, and stand in where the script leaves one open.
+    """
+    script = read_script(text, _slurm(text), given)
     _check_broken(script, path, marks)
     runs = [command for command in script.commands if _is_run(command, marks)]
     if not runs:
@@ -91,7 +97,8 @@ def read_run(text: str, path: str, marks: frozenset[str] = frozenset()) -> Run |
             runs=tuple(command.line for command in runs),
         )
     arguments, strays = _arguments(runs[0])
-    world = _world_size(runs[0], arguments, script.variables, path)
+    world = _world_size(runs[0], arguments, script, path)
+    _check_given(script, path)
     return Run(runs[0], arguments, world, strays, tuple(script.notes), script.defaults)
 
 
@@ -109,6 +116,19 @@ def read_arguments(text: str, path: str, marks: frozenset[str]) -> Run | None:
     _check_broken(script, path, marks)
     arguments, strays = _arguments(Command(script.variables["ARGUMENTS"].words, 1))
     return Run(Command((), 1), arguments, None, strays, tuple(script.notes), script.defaults)
+
+
+def _check_given(script: Script, path: str) -> None:
+    """A name that the script never asks for is a mistake."""
+    for name in script.given:
+        if name not in script.asked:
+            near = get_close_matches(name, script.asked, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it asks for {', '.join(sorted(script.asked)) or 'none'}"
+            raise PlanError(
+                f"{path}: received --set {name}, and this script does not ask for a variable {name}; {hint}",
+                path=path,
+                name=name,
+            )
 
 
 def _check_broken(script: Script, path: str, marks: frozenset[str]) -> None:
@@ -176,12 +196,11 @@ def _entry(option: Word, values: list[Word]) -> Entry:
         found = [Missing(rest, gap.why) if gap else rest]
     also = tuple(dict.fromkeys(n for word in (option, *values[:1]) for n in lines_of(word) if n != lines[0]))
     value: object = True if not found else found[0] if len(found) == 1 else found
-    return Entry((name,), value, lines[0], also)
+    default = any(part.default for word in (option, *values[:1]) for part in word)
+    return Entry((name,), value, lines[0] if lines else 1, also, default)
 
 
-def _world_size(
-    command: Command, arguments: tuple[Entry, ...], variables: Mapping[str, Variable], path: str
-) -> Entry | None:
+def _world_size(command: Command, arguments: tuple[Entry, ...], script: Script, path: str) -> Entry | None:
     line = f"{command} "
     launcher = next((name for name, (pattern, _) in _LAUNCHERS.items() if re.search(pattern, line)), "")
     for counts in _LAUNCHERS[launcher][1] if launcher else ():
@@ -189,12 +208,14 @@ def _world_size(
         if found is not None:
             return found
     for name in ("SLURM_NTASKS", "WORLD_SIZE") if launcher == "srun" else ("WORLD_SIZE",):
-        variable = variables.get(name)
+        script.asked.add(name)
+        variable = script.variables.get(name)
         word = variable.words[0] if variable is not None and variable.words else ()
         text = text_of(word)
         if variable is not None and text and text.isdecimal():
-            also = tuple(line for line in lines_of(word) if line != variable.lines[0])
-            return Entry((name,), int(text), variable.lines[0], also)
+            first = (*variable.lines, command.line)[0]
+            also = tuple(line for line in lines_of(word) if line != first)
+            return Entry((name,), int(text), first, also, any(part.default for part in word))
     return None
 
 
@@ -213,13 +234,14 @@ def _product(counts: _Counts, arguments: tuple[Entry, ...], path: str) -> Entry 
             why = f"{entry.key} is {entry.value}, which is no fixed number"
             return Entry(entry.path, Missing(entry.value, why), entry.line)
     key = " x ".join(f"{entry.key} {entry.value}" for entry in stated)
-    return Entry((key,), prod(int(entry.value) for entry in stated), lines[0], tuple(lines[1:]))
+    default = any(entry.default for entry in stated)
+    return Entry((key,), prod(int(entry.value) for entry in stated), lines[0], tuple(lines[1:]), default)
 
 
 def _stated(names: tuple[str, ...], arguments: tuple[Entry, ...], path: str) -> Entry | None:
     """One count of the launcher; the words after it are the program's."""
     same = [
-        Entry(entry.path, entry.value[0] if isinstance(entry.value, list) else entry.value, entry.line, entry.also)
+        replace(entry, value=entry.value[0] if isinstance(entry.value, list) else entry.value)
         for entry in arguments
         if entry.key in names
     ]

@@ -32,6 +32,7 @@ __all__ = ["Entry", "Missing", "Read", "Reading", "Refused", "Settled", "Table",
 
 _SIZE = re.compile(r"parallel\w*_(sizes?|degrees?|shards)$|_(degree|tp_size|pp_size|dp_size|cp_size|ep_size)$")
 _NEAR = 0.75
+_OPEN = "write the number there, give the variable one value in this file, or say it: --set NAME=VALUE"
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,16 @@ class Missing:
 
 @dataclass(frozen=True)
 class Entry:
-    """One setting as the file states it; ``also`` are further lines that its value comes from."""
+    """One setting as the file states it; ``also`` are further lines that its value comes from.
+
+    ``default``: the environment may say otherwise.
+    """
 
     path: tuple[str, ...]
     value: Any
     line: int
     also: tuple[int, ...] = ()
+    default: bool = False
 
     @property
     def key(self) -> str:
@@ -200,7 +205,7 @@ def whole(entry: Entry, path: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, Missing):
-        raise refused(path, entry, value.why, "write the number there, or give the variable one value in this file")
+        raise refused(path, entry, value.why, _OPEN)
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

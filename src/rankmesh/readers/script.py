@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rankmesh.extras import extra
 from rankmesh.readers.assigns import assigned_by, assigned_in
 from rankmesh.readers.expand import Expander, Variable
-from rankmesh.readers.words import Word, joined, shown, text_of
+from rankmesh.readers.unread import chosen_branch, kept, unread
+from rankmesh.readers.words import Part, Word, joined, lines_of, quoted, shown, text_of, unbroken
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -41,6 +42,7 @@ _BLOCKS = {
 _SUBSHELLS = {"subshell", "pipeline"}
 _BRANCHES = {"if_statement", "case_statement"}
 _LOOPS = {"for_statement", "while_statement", "c_style_for_statement"}
+_LOOP_BODY = {"do_group", "compound_statement", "command", "list", "negated_command", "redirected_statement"}
 _LOCAL = ("local", "declare", "typeset")
 _DECLARATIONS = {"declaration_command", "variable_assignments"}
 
@@ -60,6 +62,9 @@ class Command:
 class Script:
     """What was read: the commands in order, the variables at the end, what was not read, lines with defaults, and
     texts that are no shell.
+
+    ``given`` is what the environment is said to hold, ``asked`` the names that were looked up, ``doubt`` why any
+    variable may have been set by then.
     """
 
     commands: list[Command] = field(default_factory=list)
@@ -67,11 +72,17 @@ class Script:
     notes: list[tuple[int, str]] = field(default_factory=list)
     defaults: dict[int, str] = field(default_factory=dict)
     broken: list[tuple[int, str]] = field(default_factory=list)
+    given: Mapping[str, Variable] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+    doubt: str = ""
 
 
-def read_script(text: str, known: Mapping[str, Variable] | None = None) -> Script:
-    """Read a script; ``known`` are variables that it finds set."""
-    script = Script(variables=dict(known or {}))
+def read_script(
+    text: str, known: Mapping[str, Variable] | None = None, given: Mapping[str, str] | None = None
+) -> Script:
+    """Read a script; ``known`` are variables that it finds set, ``given`` those that the user says are."""
+    said = {name: Variable(((Part(value, ()),),), False, ()) for name, value in (given or {}).items()}
+    script = Script(variables={**(known or {}), **said}, given=said)
     source = text.encode()
     starts = [0, *(place + 1 for place, byte in enumerate(source) if byte == 10)]
     _Reader(script, source, lambda offset: (bisect_right(starts, offset),), {}, 0).run()
@@ -120,8 +131,10 @@ class _Reader:
         elif node.type in _BLOCKS:
             self.block(node)
         elif node.type in _SUBSHELLS:
+            doubt = self.script.doubt
             for child in node.named_children:
                 self.outcome([child])
+            self.script.doubt = doubt
         elif node.type in _BRANCHES:
             self.branches(node)
         elif node.type in _LOOPS:
@@ -149,10 +162,32 @@ class _Reader:
                 scope.setdefault(key, self.script.variables.get(key))
             if child.type == "variable_assignment":
                 self.expander.assign(child)
+            elif child.type not in ("variable_name", "word", "number"):
+                self.declare_text(child)
+
+    def declare_text(self, node: Node) -> None:
+        """``export "NAME=value"``, and ``export $TEXT``, of which the names may be unknown."""
+        for word in self.expander.words([node]):
+            name, equals, _ = "".join(part.text or "\0" for part in word).partition("=")
+            if "\0" in name:
+                self.doubt(node, f"{self.expander.source_of(node)} in a declaration may name any variable")
+            elif equals and name.isidentifier():
+                value = _without(word, len(name) + 1)
+                self.script.variables[name] = Variable((unbroken(quoted(value)),), False, lines_of(word))
+
+    def doubt(self, node: Node, why: str) -> None:
+        """Another text may have set any variable: what was known is open, what is not yet set is no default."""
+        self.script.doubt = f"{why} (line {self.at(node)})"
+        for name, variable in list(self.script.variables.items()):
+            if not kept(name):
+                self.expander.leave_open(name, node, f"{name} may be set anew: {self.script.doubt}", variable.words)
 
     def unset(self, node: Node) -> None:
         for child in node.named_children:
-            self.script.variables.pop(self.expander.source_of(child), None)
+            name = self.expander.source_of(child)
+            if child.type not in ("variable_name", "word"):
+                self.doubt(node, f"unset {name} may name any variable")
+            self.script.variables.pop(name, None)
 
     def define(self, node: Node) -> None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
@@ -160,7 +195,14 @@ class _Reader:
             self.functions[self.expander.source_of(name)] = (self, body)
 
     def branches(self, node: Node) -> None:
-        """Each branch starts from the same variables; what they leave different is open afterwards."""
+        """Each branch starts from the same variables; what they leave different is open afterwards.
+
+        Of a ``case`` whose word is known the one branch is taken.
+        """
+        if node.type == "case_statement" and (chosen := chosen_branch(node, self.expander.text)) is not None:
+            for child in chosen:
+                self.statement(child)
+            return
         bodies: list[list[Node]] = [[]]
         otherwise = False
         for child in node.named_children:
@@ -177,7 +219,10 @@ class _Reader:
         name = node.child_by_field_name("variable")
         if name is not None:
             self.expander.leave_open(self.expander.source_of(name), node, "a loop sets it")
-        body = [child for child in node.named_children if child.type in ("do_group", "compound_statement")]
+        if node.type == "c_style_for_statement":
+            for counter in assigned_in(node, self.expander.source_of):
+                self.expander.leave_open(counter, node, "a loop sets it")
+        body = [child for child in node.named_children if child.type in _LOOP_BODY]
         self.merge([self.outcome(body)], node, or_before=True)
 
     def chain(self, node: Node) -> None:
@@ -212,20 +257,43 @@ class _Reader:
 
     def command(self, node: Node) -> None:
         words = tuple(self.expander.words(child for child in node.named_children if _is_word(child)))
+        if len(words) > 1 and text_of(words[0]) in ("builtin", "command"):
+            words = words[1:]
         names = [text_of(word) for word in words]
         if not words:
             self.declare(node)
         elif names[0] in self.functions and self.depth < _DEPTH:
-            self.call(*self.functions[names[0] or ""], words[1:])
+            function = self.functions[names[0] or ""]
+            self.among(node, lambda: self.call(*function, words[1:]), only=False)
         elif names[0] in ("source", "."):
             self.script.notes.append((self.at(node), f"{' '.join(map(shown, words))} is another file; not read"))
         elif assigned := assigned_by([name or "" for name in names]):
             for name in assigned:
                 self.expander.leave_open(name, node, f"the script sets it by {names[0]} while it runs")
+            if None in names:
+                self.doubt(node, f"{' '.join(map(shown, words))} may name any variable")
         elif nested := _nested(words):
-            self.nested(*nested)
+            self.among(node, lambda: self.nested(*nested), only=names[0] != "eval")
         else:
             self.script.commands.append(Command((*self.prefix, *words), self.at(node)))
+        if words and (why := unread(words)):
+            self.doubt(node, why)
+
+    def among(self, node: Node, run: Callable[[], None], *, only: bool) -> None:
+        """Run with the assignments before a command, ``NAME=value f``, which end with it; ``only``: all it sets."""
+        given = [child for child in node.named_children if child.type == "variable_assignment"]
+        before = dict(self.script.variables)
+        for child in given:
+            self.expander.assign(child)
+        run()
+        for name in [*self.script.variables, *before] if only else map(self.named, given):
+            self.script.variables.pop(name, None)
+            if name in before:
+                self.script.variables[name] = before[name]
+
+    def named(self, assignment: Node) -> str:
+        name = assignment.child_by_field_name("name")
+        return "" if name is None else self.expander.source_of(name)
 
     def call(self, reader: _Reader, body: Node, arguments: tuple[Word, ...]) -> None:
         """A function's body, with its arguments as ``$1``, ``$2`` and ``$@``."""
@@ -273,6 +341,17 @@ def _broken(node: Node) -> Iterator[Node]:
     elif node.has_error:
         for child in node.children:
             yield from _broken(child)
+
+
+def _without(word: Word, count: int) -> Word:
+    """A word without its first characters, all of which are known."""
+    parts: list[Part] = []
+    for part in word:
+        text = part.text or ""
+        cut = min(count, len(text))
+        count -= cut
+        parts.append(replace(part, text=text[cut:]) if part.text is not None else part)
+    return tuple(parts)
 
 
 def _is_word(node: Node) -> bool:

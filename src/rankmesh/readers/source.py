@@ -35,7 +35,7 @@ from rankmesh.plan.plan import Plan
 if TYPE_CHECKING:
     from rankmesh.readers import Config
 
-__all__ = ["RECIPES", "Source", "read", "read_plan"]
+__all__ = ["RECIPES", "Source", "read", "read_plan", "recipe_arguments"]
 
 SpecLike = str | os.PathLike[str] | Mesh | Plan
 
@@ -86,11 +86,22 @@ def read_plan(spec: SpecLike, *, world_size: int | None = None) -> Plan:
     return _fitting(plan, repr(spec), world_size)
 
 
-def read(text: str | os.PathLike[str], *, world_size: int | None = None) -> Source:
-    """The plan that ``text`` describes; ``world_size`` fills a ``*`` and must fit the rest. A path is of a file."""
+def read(
+    text: str | os.PathLike[str], *, world_size: int | None = None, variables: Mapping[str, str] | None = None
+) -> Source:
+    """The plan that ``text`` describes; ``world_size`` fills a ``*`` and must fit the rest. A path is of a file.
+
+    ``variables`` are those of the environment in which a launch script runs.
+    """
     if not isinstance(text, str | os.PathLike):
         raise PlanError(f"received {text!r} as a SPEC; {_FORMS}", received=text)
-    source = _read(text.strip(), world_size) if isinstance(text, str) else _file(Path(text), world_size)
+    given = dict(variables or {})
+    source = _read(text.strip(), world_size, given) if isinstance(text, str) else _file(Path(text), world_size, given)
+    if given and source.config is None:
+        raise PlanError(
+            f"received variables ({', '.join(given)}) for {str(text)!r}, which is no launch script; leave --set out",
+            received=str(text),
+        )
     _fitting(source.plan, repr(str(text)), world_size)
     return source
 
@@ -106,7 +117,7 @@ def _fitting(plan: Plan, shown: str, world_size: int | None) -> Plan:
     return plan
 
 
-def _read(text: str, world_size: int | None) -> Source:
+def _read(text: str, world_size: int | None, variables: Mapping[str, str]) -> Source:
     if text in presets.names():
         preset = presets.get(text)
         return Source(read_plan(preset.spec), "preset", text, preset)
@@ -114,7 +125,7 @@ def _read(text: str, world_size: int | None) -> Source:
     if colon and name in RECIPES:
         return Source(_recipe(name, arguments, world_size), "recipe", text)
     if text.endswith(_ENDINGS) or _is_file(text):
-        return _file(Path(text), world_size)
+        return _file(Path(text), world_size, variables)
     if "=" in text.partition("/")[0] and ":" not in text.partition("/")[0]:
         return Source(_axes(text, world_size), "axes", text)
     raise PlanError(f"received {text!r}; {_near(name, text)}{_FORMS}", received=text)
@@ -143,7 +154,7 @@ def _axes(text: str, world_size: int | None) -> Plan:
     return recipes.axes(mesh)
 
 
-def _file(path: Path, world_size: int | None) -> Source:
+def _file(path: Path, world_size: int | None, variables: Mapping[str, str]) -> Source:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -155,7 +166,7 @@ def _file(path: Path, world_size: int | None) -> Source:
     if not _is_plan(text):
         from rankmesh.readers import read_config
 
-        config = read_config(text, str(path), world_size=world_size)
+        config = read_config(text, str(path), world_size=world_size, variables=variables)
         return Source(config.plan, "config", str(path), config=config)
     try:
         return Source(Plan.from_json(text), "file", str(path))
@@ -172,17 +183,28 @@ def _is_plan(text: str) -> bool:
     return not isinstance(data, dict) or "schema" in data
 
 
+def recipe_arguments(name: str) -> tuple[str, ...]:
+    """The arguments of a recipe as they are typed in a SPEC.
+
+    >>> recipe_arguments("three_d")
+    ('world', 'tp', 'pp', 'dp')
+    """
+    return tuple("world" if key == "world_size" else key for key in _parameters(name))
+
+
+def _parameters(name: str) -> dict[str, inspect.Parameter]:
+    known = inspect.signature(RECIPES[name]).parameters
+    return {key: parameter for key, parameter in known.items() if key not in _UNTYPED}
+
+
 def _recipe(name: str, text: str, world_size: int | None) -> Plan:
-    recipe = RECIPES[name]
-    parameters = {
-        key: parameter for key, parameter in inspect.signature(recipe).parameters.items() if key not in _UNTYPED
-    }
+    parameters = _parameters(name)
     arguments: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
         argument = "world_size" if key == "world" else key
         if not equals or argument not in parameters:
-            known = ", ".join("world" if key == "world_size" else key for key in parameters)
+            known = ", ".join(recipe_arguments(name))
             raise PlanError(
                 f"received {item!r} for recipe {name!r}; its arguments are {known}, each written name=value",
                 recipe=name,
@@ -193,7 +215,7 @@ def _recipe(name: str, text: str, world_size: int | None) -> Plan:
         arguments[argument] = _value(name, key, value, str(parameters[argument].annotation))
     if world_size is not None:
         arguments.setdefault("world_size", world_size)
-    return recipe(**arguments)
+    return RECIPES[name](**arguments)
 
 
 def _value(recipe: str, key: str, text: str, annotation: str) -> Any:

@@ -44,6 +44,7 @@ class Part:
 
     ``lines``  where they were written, first the line that matters most
     ``shown``  how an unknown part is written, such as ``$TP``; ``why`` it is unknown, ``maybe`` what it could be
+    ``default``  it is the default of a variable that the environment may set
     """
 
     text: str | None
@@ -52,6 +53,7 @@ class Part:
     shown: str = ""
     why: str = ""
     maybe: tuple[tuple[Part, ...], ...] = ()
+    default: bool = False
 
 
 Word = tuple[Part, ...]

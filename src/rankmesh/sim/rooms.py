@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rankmesh.doctor.calls import difference
 from rankmesh.sim.calls import Call
 from rankmesh.sim.compute import compute, fit
 
@@ -74,13 +75,9 @@ class Meeting:
 
     def difference(self) -> str | None:
         """What differs between the calls that have come; None when they are one call."""
-        first, *others = self.calls
-        for other in others:
-            if first.operation != other.operation:
-                return "operations differ"
-            names = [name for name in first.signature if first.signature[name] != other.signature.get(name)]
-            if names:
-                return f"{', '.join(names)} differ" + ("" if len(names) > 1 or names[0].endswith("s") else "s")
+        different = difference(self.calls)
+        if different is not None:
+            return str(different)
         return fit(self.calls) if len(self.tickets) == len(self.room.ranks) else None
 
 

@@ -15,12 +15,12 @@ from html import escape
 from string import Template
 
 from rankmesh.readers.source import Source
-from rankmesh.viz.overview import KindRow, LayoutRow, Overview
-from rankmesh.viz.svg import LIMIT, picture, pictured_kinds
+from rankmesh.viz.overview import KindRow, LayoutRow, Overview, nodes_text
+from rankmesh.viz.svg import picture, pictured_kinds
 
-__all__ = ["page"]
+__all__ = ["TEMPLATE", "page", "table"]
 
-_PAGE = Template("""<!doctype html>
+TEMPLATE = Template("""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -51,7 +51,7 @@ $body
 
 
 def page(source: Source, facts: Overview) -> str:
-    """The page of a plan; worlds of more than 512 ranks have the tables only."""
+    """The page of a plan; of a world of more than 512 ranks one part is pictured."""
     sections = [
         _header(facts),
         *(_section(_heading(layout), _axes(layout)) for layout in facts.layouts),
@@ -59,13 +59,13 @@ def page(source: Source, facts: Overview) -> str:
         _section("Communicators", _communicators(facts)),
         _section("Pictures", _pictures(source, facts)),
     ]
-    return _PAGE.substitute(title=escape(facts.origin.title or facts.origin.spec), body="\n".join(sections))
+    return TEMPLATE.substitute(title=escape(facts.origin.title or facts.origin.spec), body="\n".join(sections))
 
 
 def _header(facts: Overview) -> str:
     words = [f"{facts.world_size:,} ranks", f"digest <code>{facts.digest[:12]}</code>"]
     if facts.nodes is not None:
-        words.append(f"{facts.nodes:,} nodes of {facts.gpus_per_node}")
+        words.append(nodes_text(facts))
     lines = [f"<p><code>{escape(facts.origin.spec)}</code></p>", f"<p>{'; '.join(words)}</p>"]
     lines += [f'<p class="note">{escape(text)}</p>' for text in (facts.origin.source, facts.origin.note) if text]
     return "\n".join(lines)
@@ -81,13 +81,13 @@ def _heading(layout: LayoutRow) -> str:
 
 def _axes(layout: LayoutRow) -> str:
     rows = [(axis.name, axis.size, axis.stride, "shared" if axis.shared else "") for axis in layout.axes]
-    return _table(("axis", "size", "stride", ""), rows)
+    return table(("axis", "size", "stride", ""), rows)
 
 
 def _kinds(facts: Overview) -> str:
-    heads = ["name", "axes", "view", "groups", "size", "stride", "members", "communicator"]
+    heads = ["name", "axes", "view", "groups", "size", "stride", "communicator"]
     heads += ["crossing", "nodes", "hops"] if facts.nodes is not None else []
-    return _table(heads, (_kind(kind) for kind in facts.kinds))
+    return table([*heads, "members"], (_kind(kind) for kind in facts.kinds))
 
 
 def _kind(kind: KindRow) -> tuple[object, ...]:
@@ -100,12 +100,11 @@ def _kind(kind: KindRow) -> tuple[object, ...]:
         kind.count,
         kind.size,
         kind.stride,
-        examples,
         str(kind.communicator),
     )
     if kind.crossings is None:
-        return row
-    return (*row, kind.crossings.crossing, kind.crossings.nodes, kind.crossings.hops)
+        return (*row, examples)
+    return (*row, kind.crossings.crossing, kind.crossings.nodes, kind.crossings.hops, examples)
 
 
 def _members(ranks: tuple[int, ...], size: int) -> str:
@@ -125,14 +124,13 @@ def _communicators(facts: Overview) -> str:
 
 
 def _pictures(source: Source, facts: Overview) -> str:
-    if source.plan.mesh.size > LIMIT:
-        return f'<p class="note">Pictures go up to {LIMIT} ranks.</p>'
     listed = [kind.name for kind in facts.kinds]
     names = [name for name in pictured_kinds(source.plan) if name in listed] or listed
     return picture(source.plan, names, cluster=facts.cluster)
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table of escaped cells, numbers to the right."""
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
     body = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return f'<div class="scroll"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'

@@ -16,6 +16,8 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from rankmesh.layout.axes import integer
 from rankmesh.layout.groups import Groups
 from rankmesh.layout.mesh import Mesh
@@ -26,7 +28,7 @@ from rankmesh.plan.spec import GroupSpec
 from rankmesh.readers.source import Source
 from rankmesh.topology import Cluster, Crossings, crossings, widest
 
-__all__ = ["AxisRow", "KindRow", "LayoutRow", "Origin", "Overview", "overview"]
+__all__ = ["AxisRow", "KindRow", "LayoutRow", "Origin", "Overview", "nodes_text", "overview"]
 
 _EXAMPLES = 8
 
@@ -156,6 +158,22 @@ def overview(
         communicators_total=use.total,
         unshared=unshared(plan),
     )
+
+
+def nodes_text(facts: Overview) -> str:
+    """How many nodes the world has, of how many ranks; a last one that is not full is said.
+
+    >>> from rankmesh.readers.source import read
+    >>> nodes_text(overview(read("dp=20"), gpus_per_node=8))
+    '3 nodes of 8, the last with 4'
+    """
+    words = f"{facts.nodes:,} node{'' if facts.nodes == 1 else 's'} of {facts.gpus_per_node}"
+    if facts.cluster is None:
+        return words
+    _, held = np.unique(facts.cluster.hosts_of(range(facts.world_size)), return_counts=True)
+    if len(held) > 1 and (held[:-1] == facts.gpus_per_node).all() and held[-1] < held[0]:
+        return f"{words}, the last with {held[-1]}"
+    return words
 
 
 def _origin(source: Source) -> Origin:

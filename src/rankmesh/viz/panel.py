@@ -10,6 +10,7 @@ from rankmesh.layout.groups import Groups
 from rankmesh.plan.plan import Plan
 from rankmesh.topology import Cluster
 from rankmesh.viz.palette import colours
+from rankmesh.viz.part import Part, part_of
 from rankmesh.viz.sheet import Block, Sheet, sheet
 
 __all__ = ["GAP", "STYLE", "Panel", "panel", "put"]
@@ -45,13 +46,16 @@ def put(parent: Element, tag: str, text: str | None = None, **attributes: object
     return element
 
 
-def panel(plan: Plan, name: str, cluster: Cluster | None) -> Panel:
+def panel(plan: Plan, name: str, cluster: Cluster | None, part: Part | None = None) -> Panel:
     """The mesh of a plan with the groups of one kind in colour, and a legend."""
     groups = plan.groups(name)
-    drawn = sheet(plan.mesh)
+    shown = part or part_of(plan.mesh, plan.mesh.size)
+    drawn = sheet(plan.mesh, part=shown)
+    group_of = _groups_of(groups, shown)
+    numbers = sorted(set(group_of.values()))
     paint = _Paint(
-        colours(len(groups)),
-        {rank: index for index, ranks in enumerate(groups.tolist()) for rank in ranks},
+        dict(zip(numbers, colours(len(numbers)), strict=True)),
+        group_of,
         None if cluster is None else cluster.hosts_of(range(plan.mesh.span.stop)).tolist(),
     )
     root = Element("g")
@@ -72,6 +76,13 @@ def panel(plan: Plan, name: str, cluster: Cluster | None) -> Panel:
     return Panel(root, max(width, legend_width), y + legend_height)
 
 
+def _groups_of(groups: Groups, part: Part) -> dict[int, int]:
+    """The number of the group of each rank that is drawn and in one."""
+    if not part.left_out:
+        return {rank: index for index, ranks in enumerate(groups.tolist()) for rank in ranks}
+    return {rank: groups.index_of(rank) for rank in part.ranks.tolist() if groups.has(rank)}
+
+
 def _count(number: int, word: str) -> str:
     return f"{number} {word}" + ("" if number == 1 else "s")
 
@@ -80,7 +91,7 @@ def _count(number: int, word: str) -> str:
 class _Paint:
     """The colour of each group, the group of each rank, and the host of each if they are known."""
 
-    colours: list[str]
+    colours: Mapping[int, str]
     group_of: Mapping[int, int]
     hosts: list[int] | None
 
@@ -147,15 +158,15 @@ def _edges(block: Block, paint: _Paint, left: int, top: int) -> Iterator[str]:
 
 def _legend(root: Element, groups: Groups, paint: _Paint, y: int) -> tuple[int, int]:
     """Two columns of swatches with the first members; its width and height."""
-    shown = [list(group[: _LEGEND_RANKS + 1]) for group in groups[:_LEGEND]]
-    words = [f"g{number}: {_ranks(ranks)}" for number, ranks in enumerate(shown)]
+    numbers = list(paint.colours)[:_LEGEND]
+    words = [f"g{number}: {_ranks(list(groups[number][: _LEGEND_RANKS + 1]))}" for number in numbers]
     column = max(map(len, words)) * 6 + 34
     lines = -(-len(words) // 2)
     for number, text in enumerate(words):
         x, line = number // lines * column, y + number % lines * _LINE
-        put(root, "rect", x=x, y=line, width=12, height=12, rx=3, fill=paint.colours[number])
+        put(root, "rect", x=x, y=line, width=12, height=12, rx=3, fill=paint.colours[numbers[number]])
         put(root, "text", text, x=x + 18, y=line + 10, **{"class": "label"})
-    left = len(groups) - len(shown)
+    left = len(groups) - len(numbers)
     if left:
         put(
             root,

@@ -20,10 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
 from rankmesh.layout.mesh import Mesh
 from rankmesh.layout.strided import IntArray
+from rankmesh.viz.part import Part, part_of
 
 __all__ = ["Block", "Row", "Sheet", "sheet"]
 
@@ -59,12 +58,13 @@ class Sheet:
         return len(self.headers[0])
 
 
-def sheet(mesh: Mesh, *, width: int = 8) -> Sheet:
-    """Draw up to ``width`` cells across; axes of size 1 are left out."""
-    axes = [(name, size) for name, size in mesh.axes.items() if size > 1] or list(mesh.axes.items())[:1]
+def sheet(mesh: Mesh, *, width: int = 8, part: Part | None = None) -> Sheet:
+    """Draw up to ``width`` cells across, of a ``part`` of the mesh where given; axes of size 1 are left out."""
+    shown = part or part_of(mesh, mesh.size)
+    axes = [(name, size) for name, size in shown.sizes.items() if size > 1] or list(shown.sizes.items())[:1]
     across = _across(axes, width)
     rest = axes[len(across) :]
-    ranks = mesh.span.ranks(np.arange(mesh.size))
+    ranks = shown.ranks
     if prod(size for _, size in across) > width:
         return _wrapped(across[0], rest, ranks, width)
     blocks, down = (rest[-1:], rest[:-1]) if len(rest) > 1 else ([], rest)

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from rankmesh.errors import LayoutError
 from rankmesh.plan.plan import Plan
 from rankmesh.topology import Cluster
 from rankmesh.viz.panel import GAP, STYLE, Panel, panel, put
+from rankmesh.viz.part import Part, part_of
 
 __all__ = ["LIMIT", "picture", "pictured_kinds"]
 
@@ -37,19 +37,13 @@ def picture(
 
     Hosts are those of the ``cluster``, or have ``gpus_per_node`` consecutive ranks each.
 
-    Raises ``LayoutError`` for a mesh of more than 512 ranks, whose cells could not be read.
+    Of a mesh of more than 512 ranks one part is drawn, such as one replica: the rest repeats it.
     """
-    if plan.mesh.size > LIMIT:
-        raise LayoutError(
-            f"received a mesh of {plan.mesh.size} ranks for a picture; pictures go up to {LIMIT} ranks; "
-            "draw a smaller world of the same axes, such as fewer data-parallel ranks",
-            size=plan.mesh.size,
-            limit=LIMIT,
-        )
+    part = part_of(plan.mesh, LIMIT)
     if cluster is None and gpus_per_node is not None:
         cluster = Cluster.of_nodes(gpus_per_node, plan.mesh.span.stop)
-    panels = [panel(plan, name, cluster) for name in names or pictured_kinds(plan)]
-    return tostring(_sheet_of(plan, panels, cluster), encoding="unicode")
+    panels = [panel(plan, name, cluster, part) for name in names or pictured_kinds(plan)]
+    return tostring(_sheet_of(plan, panels, cluster, part), encoding="unicode")
 
 
 def pictured_kinds(plan: Plan) -> list[str]:
@@ -58,10 +52,12 @@ def pictured_kinds(plan: Plan) -> list[str]:
     return leaders or [spec.name for spec in plan.specs[:1]]
 
 
-def _sheet_of(plan: Plan, panels: list[Panel], cluster: Cluster | None) -> Element:
+def _sheet_of(plan: Plan, panels: list[Panel], cluster: Cluster | None, part: Part) -> Element:
     """The panels in rows, as many side by side as fit the target width."""
     places, width, height = _flow(panels)
     title = f"{plan.mesh}: {plan.mesh.size} ranks"
+    if part.left_out:
+        title += f", of which {len(part.ranks)} are drawn ({part.left_out})"
     if cluster is not None:
         title += f", heavy lines are nodes of {max(host.devices for host in cluster.hosts)}"
     root = Element(
@@ -78,9 +74,9 @@ def _sheet_of(plan: Plan, panels: list[Panel], cluster: Cluster | None) -> Eleme
     SubElement(root, "style").text = STYLE
     put(root, "rect", x=0, y=0, width=width, height=height, fill="#ffffff")
     put(root, "text", title, x=GAP, y=GAP + 8, **{"class": "title"})
-    for part, (x, y) in zip(panels, places, strict=True):
-        part.drawing.set("transform", f"translate({x} {y})")
-        root.append(part.drawing)
+    for drawn, (x, y) in zip(panels, places, strict=True):
+        drawn.drawing.set("transform", f"translate({x} {y})")
+        root.append(drawn.drawing)
     return root
 
 

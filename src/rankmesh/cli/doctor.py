@@ -1,0 +1,91 @@
+"""``rankmesh doctor``: what hangs, by the recordings that the ranks left: which rank, in which group, at which call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rankmesh.cli.console import note, write, write_json
+from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, plan_of, tell
+from rankmesh.cli.shell import Failed
+from rankmesh.doctor import Diagnosis
+from rankmesh.doctor import doctor as diagnosed
+from rankmesh.doctor.words import report
+from rankmesh.readers.source import Source
+
+__all__ = ["EXAMPLES", "command", "doctor"]
+
+EXAMPLES = """\
+$ rankmesh doctor recordings
+$ rankmesh doctor /tmp/nccl_traces megatron:world=64,tp=2,pp=2 --html hang.html
+$ rankmesh doctor recordings --json
+"""
+
+_NOTES = 8
+
+_Folder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR",
+        help="The folder with a recording of each rank: those of torch's flight recorder (JSON or pickle, gzip or "
+        "not; their names end with the rank), or those that rankmesh wrote.",
+    ),
+]
+_Spec = Annotated[
+    str | None, typer.Argument(metavar="SPEC", help=f"The layout, by which groups are named. {SPEC_HELP}")
+]
+_Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write a page with a timeline of the groups involved.")
+]
+
+
+def doctor(folder: str | Path, spec: str | Source | None = None, *, world_size: int | None = None) -> Diagnosis:
+    """What hangs, by the recordings in a folder; a SPEC tells the groups by kind and coordinate."""
+    return diagnosed(folder, None if spec is None else plan_of(spec, world_size).plan)
+
+
+def command(
+    folder: _Folder,
+    spec: _Spec = None,
+    html: _Html = None,
+    world_size: WorldSize = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what hangs: the rank, the group and the call that everyone waits for, by the recordings of the ranks."""
+    source = None if spec is None else plan_of(spec, world_size)
+    if source is not None:
+        tell(source)
+    found = doctor(folder, source)
+    _tell_notes(found.notes)
+    if html is not None:
+        _write_page(found, html)
+    if json:
+        config: dict[str, Any] = {} if source is None else config_of(source)
+        write_json({**found.to_dict(), **config})
+    else:
+        write(report(found))
+    if found.causes or found.waiting:
+        raise Failed("", ExitCode.HUNG)
+
+
+def _tell_notes(notes: tuple[str, ...]) -> None:
+    for text in notes[:_NOTES]:
+        note(text)
+    if len(notes) > _NOTES:
+        note(f"and {len(notes) - _NOTES} more notes; --json lists them")
+
+
+def _write_page(found: Diagnosis, path: Path) -> None:
+    from rankmesh.viz.hang import page
+
+    try:
+        path.write_text(page(found), encoding="utf-8")
+    except OSError as error:
+        raise Failed(
+            f"received --html {str(path)!r}, which cannot be written: {error.strerror}", ExitCode.USAGE
+        ) from error
+    note(f"wrote {path}")

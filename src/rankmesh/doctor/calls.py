@@ -1,0 +1,98 @@
+"""Calls and what differs between them: the one comparator of calls, of recordings and of simulated ranks alike.
+
+```
+rank 0   all_reduce  tensors float32[4], reduction SUM  ┐
+rank 1   all_reduce  tensors float32[4], reduction SUM  ├─ reduction differs: rank 3 is the odd one
+rank 3   all_reduce  tensors float32[4], reduction MAX  ┘
+```
+
+A call has a *signature*: the facts that are the same on all members of its group, by name.
+
+>>> one, other = Signature.of("all_reduce", sizes=(4,)), Signature.of("all_reduce", sizes=(8,))
+>>> print(difference([one, other]), difference([one, one]))
+sizes differ None
+>>> odd_ones({0: one, 1: one, 2: other})
+[2]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+__all__ = ["Comparable", "Difference", "Signature", "difference", "odd_ones"]
+
+
+class Comparable(Protocol):
+    """Whatever can be compared: what was called, and the facts that all members must share."""
+
+    @property
+    def operation(self) -> str:
+        """What was called: ``all_reduce``."""
+
+    @property
+    def signature(self) -> Mapping[str, object]:
+        """The facts by name."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One call as far as it is compared; ``shown`` is the call in words, which is not compared."""
+
+    operation: str
+    facts: tuple[tuple[str, Hashable], ...] = ()
+    shown: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, operation: str, shown: str = "", **facts: Hashable) -> Signature:
+        """From facts by name."""
+        return cls(operation, tuple(facts.items()), shown)
+
+    @property
+    def signature(self) -> Mapping[str, object]:
+        """The facts by name."""
+        return dict(self.facts)
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.shown}".strip()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs between calls: the operations, or the facts of these names."""
+
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        plural = len(self.names) > 1 or self.names[0].endswith("s")
+        return f"{', '.join(self.names)} {'differ' if plural else 'differs'}"
+
+
+def difference(calls: Sequence[Comparable]) -> Difference | None:
+    """What differs between the calls that the members of a group made at one turn; None when they are one call."""
+    if not calls:
+        return None
+    first, *others = calls
+    for other in others:
+        if other.operation != first.operation:
+            return Difference(("operations",))
+        ours, theirs = first.signature, other.signature
+        names = tuple(name for name in ours if ours[name] != theirs.get(name))
+        if names:
+            return Difference(names)
+    return None
+
+
+def odd_ones(calls: Mapping[int, Comparable]) -> list[int]:
+    """The ranks whose call is not that of most; all of them when no call is that of more than half."""
+    classes: list[list[int]] = []
+    for rank, call in sorted(calls.items()):
+        same = next((known for known in classes if difference([calls[known[0]], call]) is None), None)
+        if same is None:
+            classes.append([rank])
+        else:
+            same.append(rank)
+    largest = max(classes, key=len, default=[])
+    usual = largest if 2 * len(largest) > len(calls) else []
+    return sorted(set(calls) - set(usual)) if len(classes) > 1 else []

@@ -1,0 +1,173 @@
+"""Who waits for whom: the unfinished calls, and the members that have not come to them.
+
+```
+rank 0 ─┐                                            rank 3 has no recording, is in no call,
+rank 1 ─┼─> all_reduce, call 42 of dp@tp1 ─> rank 3  or is in another call, which waits for others
+rank 2 ─┘
+```
+
+A rank waits in its unfinished calls unless its own stack shows that its program runs. A rank that left no word of its
+unfinished calls (gloo's end when they fail) still shows by its numbers that others went on without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rankmesh.doctor.groups import KnownGroup
+from rankmesh.doctor.history import History
+from rankmesh.doctor.recording import Exchange
+
+__all__ = ["Turn", "Waits", "waits_of"]
+
+
+@dataclass(eq=False)
+class Turn:
+    """One unfinished call of a group: who waits in it, and who has not come."""
+
+    group: KnownGroup
+    number: int
+    operation: str
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+    numbered: bool = True
+    site: str = ""
+
+    @property
+    def words(self) -> str:
+        """``all_reduce, call 42 of dp@tp1``."""
+        return f"{self.operation}, call {self.number} of {self.group}"
+
+
+@dataclass(frozen=True)
+class Waits:
+    """All unfinished calls, and those of each rank."""
+
+    turns: tuple[Turn, ...]
+    of_rank: dict[int, list[Turn]] = field(default_factory=dict)
+
+    @property
+    def waiting(self) -> list[int]:
+        """Every rank that waits."""
+        return sorted(rank for rank, turns in self.of_rank.items() if turns)
+
+
+def waits_of(history: History) -> Waits:
+    """The unfinished calls of a history; of one without any, where some members went on without the others."""
+    turns = [*_collectives(history), *_exchanges(history), *_unrecorded(history)]
+    waits = _by_rank(history, turns)
+    return waits if waits.of_rank else _by_rank(history, list(_behind(history)))
+
+
+def _by_rank(history: History, turns: list[Turn]) -> Waits:
+    of_rank: dict[int, list[Turn]] = {}
+    for turn in turns:
+        for rank in turn.waiting:
+            about = history.recordings[rank].in_call
+            if not (about is not None and about.running):
+                of_rank.setdefault(rank, []).append(turn)
+    return Waits(tuple(turn for turn in turns if any(turn in of_rank.get(rank, ()) for rank in turn.waiting)), of_rank)
+
+
+def _collectives(history: History) -> Iterator[Turn]:
+    for group, tracks in history.tracks.items():
+        waiting: dict[int, list[int]] = {}
+        for rank, track in tracks.items():
+            for number in track.numbers[track.pending].tolist():
+                waiting.setdefault(number, []).append(rank)
+        if waiting:
+            yield from _turns(history, group, waiting)
+
+
+def _turns(history: History, group: KnownGroup, waiting: dict[int, list[int]]) -> Iterator[Turn]:
+    last = {rank: history.last(group, rank) if history.has(rank) else 0 for rank in group.members}
+    for number, ranks in sorted(waiting.items()):
+        missing = tuple(rank for rank, seen in last.items() if seen is not None and seen < number)
+        signature = history.signature(group, ranks[0], number)
+        operation = signature.operation if signature else ""
+        yield Turn(group, number, operation, tuple(sorted(ranks)), missing)
+
+
+def _behind(history: History) -> Iterator[Turn]:
+    """Calls that are over for some members and never came for others."""
+    for group, tracks in history.tracks.items():
+        last = {rank: history.last(group, rank) if history.has(rank) else 0 for rank in group.members}
+        most = max((seen for seen in last.values() if seen is not None), default=0)
+        ahead = [rank for rank, seen in last.items() if seen == most and rank in tracks]
+        missing = tuple(rank for rank, seen in last.items() if seen is not None and seen < most)
+        waiting = tuple(rank for rank in ahead if tracks[rank].rows[-1] == len(history.recordings[rank]) - 1)
+        if missing and waiting:
+            signature = history.signature(group, ahead[0], most)
+            yield Turn(group, most, signature.operation if signature else "", waiting, missing)
+
+
+# -- between two members -------------------------------------------------------------------------------------------
+
+
+def _exchanges(history: History) -> Iterator[Turn]:
+    """Sends and receives that are not over: each waits for its partner, unless that is there."""
+    for rank, recording in history.recordings.items():
+        for number, one in enumerate(recording.exchanges):
+            if one.pending:
+                group = history.group_of[rank, one.group]
+                peer = group.members[one.peer] if one.peer < len(group.members) else one.peer
+                missing = () if _has_partner(history, rank, peer, group, one) else (peer,)
+                site = recording.sites[one.site] if one.site >= 0 else ""
+                yield Turn(group, number + 1, one.operation, (rank,), missing, numbered=False, site=site)
+
+
+def _has_partner(history: History, rank: int, peer: int, group: KnownGroup, one: Exchange) -> bool:
+    """Whether the peer has posted the other half; where nothing was dropped, halves are counted."""
+    recording = history.recordings.get(peer)
+    if recording is None or not recording.spoke:
+        return False
+    theirs = [
+        other
+        for other in recording.exchanges
+        if other.operation != one.operation
+        and (other.me, other.peer) == (one.peer, one.me)
+        and history.group_of[peer, other.group] is group
+    ]
+    if recording.dropped or history.recordings[rank].dropped:
+        return any(other.pending for other in theirs)
+    mine = [
+        other
+        for other in history.recordings[rank].exchanges
+        if (other.operation, other.me, other.peer, other.group) == (one.operation, one.me, one.peer, one.group)
+    ]
+    return len(theirs) > mine.index(one)
+
+
+_PAIRS = {"send": "recv", "recv": "send"}
+
+
+def _unrecorded(history: History) -> Iterator[Turn]:
+    """Calls that only the stacks show: gloo records neither what two members exchange nor monitored barriers."""
+    meetings: dict[tuple[KnownGroup, str], list[int]] = {}
+    for rank, recording in history.recordings.items():
+        about = recording.in_call
+        group = history.named(about.group, rank) if about is not None else None
+        if about is None or group is None:
+            continue
+        if about.operation in _PAIRS and not any(one.pending for one in recording.exchanges):
+            yield _exchange_in_stacks(history, rank, group)
+        elif about.operation == "monitored_barrier":
+            meetings.setdefault((group, about.operation), []).append(rank)
+    for (group, operation), ranks in meetings.items():
+        missing = tuple(rank for rank in group.members if rank not in ranks)
+        number = 1 + max(history.last(group, rank) or 0 for rank in ranks)
+        yield Turn(group, number, operation, tuple(ranks), missing, numbered=False)
+
+
+def _exchange_in_stacks(history: History, rank: int, group: KnownGroup) -> Turn:
+    about = history.recordings[rank].in_call
+    peer = about.peer if about is not None else None
+    other = history.recordings.get(-1 if peer is None else peer)
+    theirs = other.in_call if other is not None and other.spoke else None
+    operation = about.operation if about is not None else ""
+    meets = theirs is not None and (theirs.operation, theirs.peer) == (_PAIRS[operation], rank)
+    missing = () if peer is None or meets else (peer,)
+    number = 1 + (history.last(group, rank) or 0)
+    site = about.site if about is not None else ""
+    return Turn(group, number, operation, (rank,), missing, numbered=False, site=site)

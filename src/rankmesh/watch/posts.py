@@ -1,0 +1,119 @@
+"""Where ranks leave word for each other while nothing else works: a folder, the store, or both.
+
+```
+             folder (shared by all)         store (a connection of its own)
+ask          .watch/TOKEN/ask-0             ask/0          a rank asks all for their recordings
+said         rank3.json.gz, .../said-0-3    said/0/3       a recording
+claim        .../gather-0, made once        gather/0       who gathers
+```
+
+Neither is relied on: the store goes with rank 0, and a folder may be another one on each host.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
+
+__all__ = ["FolderPost", "StorePost"]
+
+_Result = TypeVar("_Result")
+
+
+class FolderPost:
+    """Word in a folder."""
+
+    def __init__(self, folder: Path, token: str) -> None:
+        self._place = folder / ".watch" / token
+        self._place.mkdir(parents=True, exist_ok=True)
+
+    def put(self, key: str, content: bytes = b"") -> None:
+        """Leave word under a key."""
+        _tried(lambda: self._path(key).write_bytes(content), 0)
+
+    def get(self, key: str) -> bytes | None:
+        """The word under a key, None where there is none."""
+        return _tried(lambda: self._path(key).read_bytes(), None)
+
+    def has(self, key: str) -> bool:
+        """Whether there is word under a key."""
+        return _tried(lambda: self._path(key).exists(), False)
+
+    def join(self, key: str, rank: int) -> None:
+        """Be one of those who have left word under a key."""
+        self.put(f"{key}/{rank}")
+
+    def count(self, key: str) -> int:
+        """How many have joined."""
+        return _tried(lambda: sum(1 for _ in self._place.glob(f"{self._path(key).name}-*")), 0)
+
+    def claim(self, key: str) -> bool | None:
+        """Whether this rank is the first to claim a key; None where that cannot be known."""
+        try:
+            self._path(key).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError:
+            return None
+        return True
+
+    def clear(self) -> None:
+        """Take away what this session has left, when nobody needs it."""
+        shutil.rmtree(self._place, ignore_errors=True)
+        _tried(self._place.parent.rmdir, None)
+
+    def _path(self, key: str) -> Path:
+        return self._place / key.replace("/", "-")
+
+
+class StorePost:
+    """Word in the job's store; a store that is gone answers nothing."""
+
+    def __init__(self, store: Any, token: str) -> None:
+        self._store = PrefixStore(f"rankmesh/watch/{token}", store)
+        self._keys: set[str] = set()
+
+    def put(self, key: str, content: bytes = b"") -> None:
+        """Leave word under a key."""
+        self._keys.add(key)
+        _tried(lambda: self._store.set(key, content), None)  # type: ignore[arg-type]  # bytes are taken as they are
+
+    def get(self, key: str) -> bytes | None:
+        """The word under a key, None where there is none."""
+        return _tried(lambda: self._store.get(key) if self._store.check([key]) else None, None)
+
+    def has(self, key: str) -> bool:
+        """Whether there is word under a key."""
+        return _tried(lambda: bool(self._store.check([key])), False)
+
+    def join(self, key: str, rank: int) -> None:
+        """Be one of those who have left word under a key."""
+        self.put(f"{key}/{rank}")
+        self._keys.add(f"{key}/count")
+        _tried(lambda: self._store.add(f"{key}/count", 1), 0)
+
+    def count(self, key: str) -> int:
+        """How many have joined."""
+        return _tried(lambda: int(self._store.add(f"{key}/count", 0)), 0)
+
+    def claim(self, key: str) -> bool | None:
+        """Whether this rank is the first to claim a key; None where that cannot be known."""
+        self._keys.add(key)
+        return _tried(lambda: self._store.add(key, 1) == 1, None)
+
+    def clear(self) -> None:
+        """Take away what this rank has left."""
+        for key in self._keys:
+            _tried(lambda key=key: self._store.delete_key(key), None)  # type: ignore[misc]
+
+
+def _tried(act: Callable[[], _Result], otherwise: _Result) -> _Result:
+    """What an act gives, or ``otherwise``: where word is left may be gone, which is no reason to fail."""
+    try:
+        return act()
+    except (OSError, RuntimeError):
+        return otherwise

@@ -1,0 +1,124 @@
+"""The recorder: torch's own, with frames, in bounded memory; and this rank's recording as a document.
+
+```
+prepare()            before the world is initialised: how many calls torch keeps
+Recorder.document()  what it has kept, with what it does not know: rank, host, members of the groups, stacks
+```
+
+A document is that of torch's flight recorder in JSON, but that stacks are listed once: ``frames`` is a number in them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from rankmesh.doctor.formats import parsed
+from rankmesh.errors import first_line
+from rankmesh.groups import torch_private
+from rankmesh.watch import stacks
+
+__all__ = ["CALLS", "Recorder", "packed", "prepare", "write"]
+
+# Calls that torch keeps for each rank, some three kilobytes each with their frames.
+CALLS = 2000
+_FRAMES = 16
+_KEPT = (
+    *("record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "op_id", "profiling_name", "state"),
+    *("time_created_ns", "input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "retired", "timeout_ms"),
+    "is_p2p",
+)
+
+
+def prepare(calls: int = CALLS) -> None:
+    """Have torch keep this many calls with their frames; what the environment says already stays."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", str(calls)))
+
+
+class Recorder:
+    """What this rank records: made while the world lives, so that it can still tell when that is gone."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.run = os.environ.get("TORCHELASTIC_RUN_ID", os.environ.get("SLURM_JOB_ID", ""))
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
+        self.host = socket.gethostname()
+        self._groups: dict[str, tuple[str, tuple[int, ...]]] = {}
+
+    def look(self) -> None:
+        """Learn of the groups that were made since the last look."""
+        self._groups |= torch_private.registered(self._groups)
+
+    def document(self, reason: str, mark: tuple[int, int] | None = None, *, ended: bool = False) -> dict[str, Any]:
+        """The recording as plain data; ``mark`` is where the program stood before (``stacks.in_call``)."""
+        self.look()
+        data = parsed(torch_private.recorded())
+        kept: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {}
+        table: dict[str, int] = {}
+        entries = [_entry(entry, table) for entry in kept.get("entries", [])]
+        groups = {name: {"name": name, "desc": desc, "ranks": list(r)} for name, (desc, r) in self._groups.items()}
+        about = self._about(reason) | (_end() if ended else _now(mark))
+        return {
+            **kept,
+            "pg_config": {**kept.get("pg_config", {}), **groups},
+            "rankmesh": about,
+            "stacks": [json.loads(text) for text in table],
+            "entries": entries,
+        }
+
+    def _about(self, reason: str) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "run": self.run,
+            "attempt": self.attempt,
+            "host": self.host,
+            "pid": os.getpid(),
+            "time_ns": time.time_ns(),
+            "reason": reason,
+        }
+
+    def silent(self, rank: int, state: str, text: str) -> dict[str, Any]:
+        """What another rank of this host looks like, which does not speak: a recording without calls."""
+        about = {**self._about(""), "rank": rank, "pid": 0, "state": state, "threads": {"": text.splitlines()[:200]}}
+        return {"version": "2.10", "entries": [], "rankmesh": about}
+
+
+def _now(mark: tuple[int, int] | None) -> dict[str, Any]:
+    return {"ended": False, "in_call": stacks.in_call(mark)[0], "threads": stacks.threads()}
+
+
+def _end() -> dict[str, Any]:
+    """That the program has ended, and with which error."""
+    failure = getattr(sys, "last_value", None)
+    return {"ended": True, "failure": "" if failure is None else f"{type(failure).__name__}: {first_line(failure)}"}
+
+
+def _entry(entry: Mapping[str, Any], table: dict[str, int]) -> dict[str, Any]:
+    """One call with its stack in the table."""
+    kept = {name: entry[name] for name in _KEPT if name in entry}
+    if entry.get("frames"):
+        text = json.dumps(entry["frames"][:_FRAMES])
+        kept["frames"] = table.setdefault(text, len(table))
+    return kept
+
+
+def packed(data: Mapping[str, Any]) -> bytes:
+    """A document as gzipped JSON, the same bytes for the same data."""
+    return gzip.compress(json.dumps(data, separators=(",", ":"), default=str).encode(), mtime=0)
+
+
+def write(path: Path, content: bytes) -> None:
+    """A file that is there whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(content)
+    draft.replace(path)

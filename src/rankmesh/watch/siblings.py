@@ -1,0 +1,122 @@
+"""Siblings: the other ranks on this host, and what one that does not speak looks like from outside.
+
+```
+/proc/PID/stat   gone                       its process is gone
+                 T                          stopped by a signal (SIGSTOP)
+                 else, after SIGUSR1        alive and silent, in train.py:31 in step
+```
+
+Each rank has a file in a folder of this host, with its process and, by ``faulthandler``, its stacks: that works in C,
+even where a call holds the interpreter and no Python runs.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+__all__ = ["Siblings"]
+
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_PLUMBING = re.compile(r"/(torch|rankmesh)/|/(threading|contextlib)\.py$")
+_SIGNAL = getattr(signal, "SIGUSR1", None)
+
+
+class Siblings:
+    """The ranks of one session on this host."""
+
+    def __init__(self, token: str, rank: int) -> None:
+        self._place = Path(tempfile.gettempdir()) / f"rankmesh-watch-{token}"
+        self._place.mkdir(mode=0o700, exist_ok=True)
+        self._rank = rank
+        self._stacks = (self._place / f"{rank}.stacks").open("w+b")
+        self._seen = 0
+        self.by_signal = _SIGNAL is not None and signal.getsignal(_SIGNAL) == signal.SIG_DFL
+        if _SIGNAL is not None and self.by_signal:
+            faulthandler.register(_SIGNAL, file=self._stacks, all_threads=True)
+        about = {"pid": os.getpid(), "began": _began(os.getpid()), "signal": self.by_signal}
+        (self._place / f"{rank}.json").write_text(json.dumps(about), encoding="utf-8")
+
+    def signalled(self) -> bool:
+        """Whether SIGUSR1 has come since the last time."""
+        size = os.fstat(self._stacks.fileno()).st_size
+        came, self._seen = size > self._seen, size
+        return came
+
+    def silent(self, spoken: Collection[int]) -> dict[int, tuple[str, str]]:
+        """Ranks of this host that have not spoken: their state in words, and their stacks where they have any."""
+        found = {}
+        for file in self._place.glob("*.json"):
+            rank = int(file.stem)
+            if rank not in spoken and rank != self._rank:
+                found[rank] = self._looked_at(rank, json.loads(file.read_text(encoding="utf-8")))
+        return found
+
+    def _looked_at(self, rank: int, about: dict[str, object]) -> tuple[str, str]:
+        process = int(str(about["pid"]))
+        if _began(process) != about["began"] or _state(process) in ("", "Z", "X"):
+            return "its process is gone", ""
+        if _state(process) in ("T", "t"):
+            return "stopped by a signal", ""
+        text = self._asked(rank, process) if about["signal"] else ""
+        return f"alive and silent{_where(text)}", text
+
+    def _asked(self, rank: int, process: int) -> str:
+        """The stacks of another rank, which its signal handler writes."""
+        file = self._place / f"{rank}.stacks"
+        before = file.stat().st_size
+        if _SIGNAL is None:
+            return ""
+        try:
+            os.kill(process, _SIGNAL)
+        except OSError:
+            return ""
+        end = time.monotonic() + 1.0
+        while file.stat().st_size == before and time.monotonic() < end:
+            time.sleep(0.02)
+        time.sleep(0.05)
+        return file.read_text(encoding="utf-8", errors="replace")[before:][:20000]
+
+    def close(self) -> None:
+        """Give the signal back, and take the files of this rank away."""
+        if self.by_signal and _SIGNAL is not None:
+            faulthandler.unregister(_SIGNAL)
+        self._stacks.close()
+        for ending in ("stacks", "json"):
+            (self._place / f"{self._rank}.{ending}").unlink(missing_ok=True)
+        if not any(self._place.glob("*.json")):
+            shutil.rmtree(self._place, ignore_errors=True)
+
+
+def _where(text: str) -> str:
+    """The line of the program in the stack of its main thread, which comes last."""
+    main = text.rpartition("hread 0x")[2] or text
+    frames = _FRAME.findall(main)
+    place = next((frame for frame in frames if not _PLUMBING.search(frame[0])), frames[0] if frames else None)
+    return "" if place is None else f", at {place[0]}:{place[1]} in {place[2]}"
+
+
+def _stat(process: int) -> list[str]:
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _state(process: int) -> str:
+    fields = _stat(process)
+    return fields[0] if fields else ""
+
+
+def _began(process: int) -> str:
+    """When a process began, in ticks: its number may be another's by now."""
+    fields = _stat(process)
+    return fields[19] if len(fields) > 19 else ""

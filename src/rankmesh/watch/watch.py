@@ -1,0 +1,278 @@
+"""The watch: a thread that speaks for its rank when its program cannot.
+
+```
+every tick   a call under way for longer than the limit? another rank asks? SIGUSR1?
+then         ask all -> write this rank's recording -> look at silent ranks of this host
+             -> the first to claim it, rank 0 before others, gathers and tells the verdict
+```
+
+Nothing of it is collective: a rank that is dead, stopped, or in a loop is told of by the others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rankmesh.doctor.diagnosis import diagnose
+from rankmesh.doctor.formats import parsed, unpacked
+from rankmesh.doctor.recording import Recording, recording_of
+from rankmesh.doctor.words import report
+from rankmesh.errors import RecordingError
+from rankmesh.groups import torch_private
+from rankmesh.groups.limits import time_limit
+from rankmesh.watch import stacks
+from rankmesh.watch.posts import FolderPost, StorePost
+from rankmesh.watch.recorder import Recorder, packed, write
+from rankmesh.watch.siblings import Siblings
+
+__all__ = ["Watch", "start"]
+
+_log = logging.getLogger("rankmesh.watch")
+_LONGEST_TICK, _MEET, _PATIENT = 1.0, timedelta(seconds=60), timedelta(seconds=5)
+_sessions = 0
+
+
+class Watch:
+    """The watch of this rank: ``close`` it before the world is destroyed, or leave that to the end of the program.
+
+    ``folder`` is where recordings go; ``verdict`` is what was told of the last hang, by the rank that gathered.
+    """
+
+    def __init__(self, folder: Path, limit: timedelta | None, number: int) -> None:
+        world = torch_private.world()
+        self.folder = folder
+        self.verdict: str | None = None
+        self._limit = None if limit is None else limit.total_seconds()
+        self._patience = self._limit or world.timeout.total_seconds() / 2
+        self._recorder = Recorder()
+        self._store = None if world.store is None else world.store.clone()
+        if self._store is not None:
+            self._store.set_timeout(_PATIENT)
+        self._number = number
+        self._stop = threading.Event()
+        self._turn = 0
+        self._spoken = False
+        self._mark: tuple[int, int] | None = None
+        self._since = time.monotonic()
+        self._told = threading.Condition()
+        self._wanted: str | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True, name="rankmesh-watch")
+        self._thread.start()
+        atexit.register(self.close)
+
+    @property
+    def _tick(self) -> float:
+        return min(_LONGEST_TICK, self._patience / 10)
+
+    @property
+    def _grace(self) -> float:
+        """How long ranks that were asked may take to answer."""
+        return max(3.0, min(10.0, self._patience / 5))
+
+    # -- the session -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            token = self._meet()
+        except (RuntimeError, OSError) as error:
+            _log.warning("rankmesh: no watch on rank %s: %s", self._recorder.rank, error)
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._posts: list[FolderPost | StorePost] = [FolderPost(self.folder, token)]
+        if self._store is not None:
+            self._posts.append(StorePost(self._store, token))
+        self._siblings = Siblings(token, self._recorder.rank)
+        try:
+            while not self._stop.wait(self._tick):
+                self._look()
+        finally:
+            self._siblings.close()
+
+    def _meet(self) -> str:
+        """A word that this session's ranks share: rank 0 makes it up."""
+        if self._store is None:
+            return f"{os.getppid()}-{self._number}"
+        key = f"rankmesh/watch/{self._recorder.attempt}/{self._number}"
+        if self._recorder.rank == 0:
+            self._store.set(key, os.urandom(8).hex())
+        self._store.wait([key], _MEET)
+        return str(self._store.get(key).decode())
+
+    def close(self) -> None:
+        """End the watch; the recording of a rank that has ended stays in the folder."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._thread.join(2 * self._grace)
+        atexit.unregister(self.close)
+        try:
+            self._leave(self._recorder.document("the end", ended=True))
+        except (RuntimeError, OSError) as error:
+            _log.debug("rankmesh: rank %s ended without a recording: %s", self._recorder.rank, error)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- when to speak -----------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self._recorder.look()
+        reason = self._wanted or self._signal() or self._asked() or self._overdue()
+        if reason:
+            self._wanted = None
+            self._speak(reason)
+
+    def _signal(self) -> str:
+        return "SIGUSR1" if self._siblings.signalled() else ""
+
+    def _asked(self) -> str:
+        return "another rank asked" if any(post.has(f"ask/{self._turn}") for post in self._posts) else ""
+
+    def _overdue(self) -> str:
+        """Why this rank speaks up by itself: a call that lasts too long; once for each watch."""
+        call, mark = stacks.in_call(self._mark)
+        if mark != self._mark:
+            self._mark, self._since = mark, time.monotonic()
+        if self._spoken:
+            return ""
+        waited = time.monotonic() - self._since
+        if call.get("operation") and waited > self._patience:
+            return f"{call['operation']} is under way for {waited:.0f} s"
+        return self._overdue_by_record()
+
+    def _overdue_by_record(self) -> str:
+        now = time.time_ns()
+        active = json.loads(torch_private.recorded(active=True))
+        for entry in active.get("entries") or ():
+            limit = self._limit or float(entry.get("timeout_ms") or 0) / 2000 or self._patience
+            lasted = (now - int(entry["time_created_ns"])) / 1e9
+            if lasted > limit and not entry.get("retired"):
+                return f"{entry['profiling_name']} is under way for {lasted:.0f} s"
+        return ""
+
+    def ask(self, reason: str, within: float = 30.0) -> str | None:
+        """Ask all ranks for their recordings now; the verdict, None where none was told in time."""
+        with self._told:
+            turn, self._wanted = self._turn, reason
+            self._told.wait_for(lambda: self._turn > turn or not self._thread.is_alive(), within)
+        return self.verdict
+
+    # -- speaking ----------------------------------------------------------------------------------------------
+
+    def _speak(self, reason: str) -> None:
+        turn, self._spoken = self._turn, True
+        self._put(f"ask/{turn}", reason.encode())
+        self._leave(self._recorder.document(reason, self._mark))
+        for post in self._posts:
+            post.join(f"said/{turn}", self._recorder.rank)
+        self._await_others(turn)
+        spoke = self._spoke(turn)
+        self._tell_of_silent(spoke)
+        if self._claims(turn, spoke):
+            self._gather(turn)
+        self._hear(turn)
+        # A rank that was slow to speak was sent SIGUSR1 for its stacks: that is answered.
+        self._siblings.signalled()
+        with self._told:
+            self._turn += 1
+            self._told.notify_all()
+
+    def _put(self, key: str, content: bytes) -> None:
+        for post in self._posts:
+            post.put(key, content)
+
+    def _leave(self, data: Mapping[str, Any], rank: int | None = None) -> None:
+        """Put a recording in the folder, and in the store for those who do not share the folder."""
+        rank = self._recorder.rank if rank is None else rank
+        content = packed(data)
+        write(self.folder / f"rank{rank}.json.gz", content)
+        for post in self._posts[1:]:
+            if not data["rankmesh"].get("ended"):
+                post.put(f"recording/{self._turn}/{rank}", content)
+
+    def _await_others(self, turn: int) -> None:
+        end = time.monotonic() + self._grace
+        while time.monotonic() < end and self._count(turn) < self._recorder.world_size:
+            time.sleep(self._tick / 2)
+
+    def _count(self, turn: int) -> int:
+        return max(post.count(f"said/{turn}") for post in self._posts)
+
+    def _spoke(self, turn: int) -> set[int]:
+        ranks = range(self._recorder.world_size)
+        return {rank for rank in ranks if any(post.has(f"said/{turn}/{rank}") for post in self._posts)}
+
+    def _tell_of_silent(self, spoke: set[int]) -> None:
+        for rank, (state, text) in self._siblings.silent(spoke).items():
+            if not (self.folder / f"rank{rank}.json.gz").exists():
+                self._leave(self._recorder.silent(rank, state, text), rank)
+
+    def _claims(self, turn: int, spoke: set[int]) -> bool:
+        """Whether this rank gathers: the lowest that spoke, unless another one has begun to."""
+        if self._recorder.rank != min(spoke, default=self._recorder.rank):
+            time.sleep(self._grace)
+        answers = (post.claim(f"gather/{turn}") for post in reversed(self._posts))
+        return next((answer for answer in answers if answer is not None), True)
+
+    def _gather(self, turn: int) -> None:
+        diagnosis = diagnose(self._recordings(turn))
+        text = report(diagnosis)
+        write(self.folder / "verdict.json", json.dumps(diagnosis.to_dict(), indent=2).encode())
+        self._put(f"verdict/{turn}", diagnosis.verdict.encode())
+        _log.warning("rankmesh: %s\nrankmesh: the recordings are in %s", text, self.folder)
+
+    def _recordings(self, turn: int) -> dict[int, Recording]:
+        found = {}
+        for rank in range(self._recorder.world_size):
+            content = next((data for post in self._posts[1:] if (data := post.get(f"recording/{turn}/{rank}"))), None)
+            path = self.folder / f"rank{rank}.json.gz"
+            if content is None and path.exists():
+                content = path.read_bytes()
+            if content is not None:
+                try:
+                    found[rank] = recording_of(_document(content), rank, path.name)
+                except RecordingError as error:
+                    _log.warning("rankmesh: %s", error)
+        return found
+
+    def _hear(self, turn: int) -> None:
+        """The verdict of the rank that gathers."""
+        end = time.monotonic() + self._grace
+        while time.monotonic() < end:
+            for post in self._posts:
+                said = post.get(f"verdict/{turn}")
+                if said:
+                    self.verdict = said.decode()
+                    return
+            time.sleep(self._tick / 2)
+
+
+def _document(content: bytes) -> dict[str, Any]:
+    data = parsed(unpacked(io.BytesIO(content)))
+    return data if isinstance(data, dict) else {}
+
+
+def start(folder: str | os.PathLike[str] | None = None, *, limit: float | timedelta | None = None) -> Watch:
+    """Watch over this rank, in a world that is initialised; called by every rank, in the same order of watches.
+
+    ``folder`` takes the recordings (else the environment's ``RANKMESH_RECORD``, else ``recordings``); ``limit`` is how
+    long a call may take, in seconds, before every rank that can still speak writes its recording: by default half of
+    its group's timeout.
+    """
+    global _sessions
+    place = Path(folder or os.environ.get("RANKMESH_RECORD") or "recordings")
+    _sessions += 1
+    return Watch(place.absolute(), None if limit is None else time_limit(limit), _sessions)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from rankmesh import Plan
+from rankmesh.readers.source import read
+
+
+def test_a_saved_plan_is_a_spec(rankmesh, tmp_path) -> None:
+    """--save writes the plan that every command reads: same digest, same groups."""
+    path = tmp_path / "plan.json"
+    ran = rankmesh("show", "megatron:world=16,tp=2,pp=2,ep=2", "--save", path)
+    assert (ran.code, ran.err) == (0, f"wrote {path}\n")
+    assert read(path).plan == read("megatron:world=16,tp=2,pp=2,ep=2").plan
+    assert rankmesh("diff", path, "megatron:world=16,tp=2,pp=2,ep=2").code == 0
+
+
+def test_a_dash_is_stdout_alone(rankmesh) -> None:
+    """With -, the picture, the page or the plan is all that stdout holds."""
+    assert ET.fromstring(rankmesh("show", "tp=2,dp=2", "--svg", "-").out).tag.endswith("svg")  # noqa: S314  - ours
+    assert rankmesh("show", "tp=2,dp=2", "--html", "-").out.startswith("<!doctype html>")
+    assert Plan.from_json(rankmesh("show", "tp=2,dp=2", "--save", "-").out) == read("tp=2,dp=2").plan
+
+
+@pytest.mark.parametrize("words", [("--svg", "-", "--html", "-"), ("--save", "-", "--json")])
+def test_stdout_holds_one_document(rankmesh, words) -> None:
+    """Two documents for stdout are wrong usage."""
+    ran = rankmesh("show", "tp=2", *words)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"received {words[0]} and {words[2]} for stdout" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [(("--svg", "x.png"), "x.svg"), (("--html", "x.svg"), "x.html"), (("--save", "x.yaml"), "x.json")],
+)
+def test_a_name_of_another_kind_is_refused(rankmesh, tmp_path, monkeypatch, words, remedy) -> None:
+    """A picture is no PNG because its file is called so: nothing is written, the right name is said."""
+    monkeypatch.chdir(tmp_path)
+    ran = rankmesh("show", "tp=2", *words)
+    assert ran.code == 2
+    assert ran.err.rstrip().endswith(f"name the file {remedy}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_refused_output_does_not_lose_the_others(rankmesh, tmp_path) -> None:
+    """What can be written and printed is; each output that cannot is a line, and the exit status is not 0."""
+    html = tmp_path / "a.html"
+    words = ("--svg", tmp_path / "x.png", "--html", html, "--save", tmp_path / "absent" / "plan.json")
+    ran = rankmesh("show", "tp=2,dp=2", *words, "--json")
+    assert ran.code == 2
+    assert html.exists()
+    assert json.loads(ran.out)["world_size"] == 4
+    wrote, png, plan = ran.err.splitlines()
+    assert (wrote, png[:30], plan[:19]) == (
+        f"wrote {html}",
+        "error: received --svg " + str(tmp_path)[:8],
+        "error: cannot write",
+    )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_lines(process, encoding: str) -> None:
+    """Where the encoding has no lines and dots, something like them is printed, help and errors included."""
+    ran = process("show", "megatron:world=16,tp=2", PYTHONIOENCODING=encoding)
+    assert (ran.code, ran.err) == (0, "")
+    assert "group" in ran.out
+    assert "-----" in ran.out
+    assert process("show", "--help", PYTHONIOENCODING=encoding).code == 0
+    assert (
+        process("explain", "tp=2,dp=2", "3", PYTHONIOENCODING="ascii").out.splitlines()[1]
+        == "  3 = 0 + tp 1*1 + dp 1*2"
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+@pytest.mark.parametrize("words", ["show tp=2", "groups tp=2,dp=100000 tp", "show tp=2 --svg /dev/full"])
+def test_a_full_disk_is_told(words: str) -> None:
+    """A disk that takes no more is one line and wrong usage, not a defect, and no complaint of the interpreter."""
+    with open("/dev/full", "w") as full:  # noqa: PTH123  - a device
+        command = [sys.executable, "-m", "rankmesh", *words.split()]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert "No space left on device" in done.stderr
+    assert "defect" not in done.stderr
+    assert "Exception" not in done.stderr
+
+
+@pytest.mark.parametrize("count", ["99999999999999999999", "4194305"])
+def test_a_number_of_nodes_beyond_all_worlds(rankmesh, count: str) -> None:
+    """A size of a node that no world has is wrong usage."""
+    ran = rankmesh("show", "tp=2", "-g", count)
+    assert (ran.code, ran.out) == (2, "")
+    assert "'--gpus-per-node'" in ran.err
+
+
+def test_variables_of_a_script(rankmesh, tmp_path) -> None:
+    """--set gives a launch script its environment; words that are no variable, and other SPECs, are refused."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "case $MODEL in 7b) TP=2;; *) TP=4;; esac\ntorchrun --nproc-per-node 8 pretrain_gpt.py"
+        " --tensor-model-parallel-size $TP\n",
+        encoding="utf-8",
+    )
+    ran = rankmesh("groups", script, "tp", "--set", "MODEL=7b", "--rank", 7)
+    assert ran.out == "3: [6, 7]\n"
+    assert "a Megatron launch script with MODEL=7b" in ran.err
+    assert rankmesh("explain", script, 0, "--set", "MODEL=70b").code == 0
+    assert rankmesh("show", script).code == 3
+    assert "written NAME=VALUE" in rankmesh("show", script, "--set", "MODEL").err
+    assert "leave --set out" in rankmesh("show", "tp=2", "--set", "MODEL=7b").err

@@ -1,0 +1,202 @@
+"""The diagnosis by recordings made by hand: each cause, what is allowed for, and causes before consequences."""
+
+import pytest
+from tests.doctor.making import WORLD, call, document, recordings
+
+import rankmesh as rm
+from rankmesh.doctor import diagnose
+
+TP, DP = {}, {}
+PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])
+for _rank in range(4):
+    for _known, _own in ((TP, PLAN.of(_rank)["tp"]), (DP, PLAN.of(_rank)["dp"])):
+        _known[_rank] = ((f"{_own.name}/0/{_own.ranks[0]}", str(_own)), _own.ranks)
+
+
+def groups_of(rank):
+    """What a rank's recording says of its groups."""
+    return {TP[rank][0]: TP[rank][1], DP[rank][0]: DP[rank][1], WORLD: (0, 1, 2, 3)}
+
+
+def job(calls, **about):
+    """The recordings of four ranks: ``calls`` gives the entries of each, None for a rank without a recording."""
+    made = {rank: calls(rank) for rank in range(4)}
+    return recordings(
+        {rank: document(entries, groups_of(rank), **about) for rank, entries in made.items() if entries is not None}
+    )
+
+
+def found(recorded, plan=None):
+    """Each cause in short."""
+    return [(cause.cause, cause.ranks, cause.group.label, cause.call) for cause in diagnose(recorded, plan).causes]
+
+
+def test_nothing_hangs():
+    """Finished calls alone are no hang."""
+    recorded = job(lambda rank: [call(TP[rank][0], 1), call(DP[rank][0], 1)])
+    result = diagnose(recorded)
+    assert (result.causes, result.waiting) == ((), ())
+    assert "nothing" in result.verdict
+
+
+def test_dead():
+    """A rank without a recording that others wait for is dead; those behind it are consequences."""
+
+    def calls(rank):
+        if rank == 3:
+            return None
+        return [
+            call(TP[rank][0], 1),
+            call(DP[rank][0], 1, done=rank != 1),
+            *([call(TP[rank][0], 2, done=False)] * (rank != 1)),
+        ]
+
+    recorded = job(calls)
+    assert found(recorded) == [("dead", (3,), "dp@tp1", 1)]
+    result = diagnose(recorded)
+    assert result.waiting == (0, 1, 2)
+    assert result.causes[0].explains == 3
+    assert result.verdict.startswith("dead: rank 3 left no recording")
+
+
+@pytest.mark.parametrize("behind", [1, 3])
+def test_late(behind):
+    """A rank that is in no call is late, by so many calls of its group."""
+
+    def calls(rank):
+        last = 5 - behind if rank == 3 else 5
+        return [call(DP[rank][0], n, done=rank != 1 or n <= 5 - behind) for n in range(1, last + 1)]
+
+    result = diagnose(job(calls))
+    assert {(cause.cause, cause.ranks, cause.group.label) for cause in result.causes} == {("late", (3,), "dp@tp1")}
+    assert f"behind by {behind} call" in " ".join(cause.evidence for cause in result.causes)
+
+
+def test_absent_by_the_order_of_others():
+    """A rank that waits at the next call, to which others came by way of the call that it left out, is absent."""
+
+    def calls(rank):
+        before = [] if rank == 3 else [call(DP[rank][0], 1, done=rank != 1)]
+        return [*before, *([] if rank == 1 else [call(WORLD, 1, "barrier", done=False)])]
+
+    assert found(job(calls)) == [("absent", (3,), "dp@tp1", 1)]
+
+
+def test_absent_has_ended():
+    """A rank whose program has ended is absent, not late."""
+    documents = {
+        rank: document(
+            [call(DP[rank][0], n, done=n < 3 or rank in (0, 2)) for n in range(1, 3 if rank == 3 else 4)],
+            groups_of(rank),
+            rank=rank,
+            ended=rank == 3,
+        )
+        for rank in range(4)
+    }
+    assert found(recordings(documents)) == [("absent", (3,), "dp@tp1", 3)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"operation": "broadcast"}, "operations differ"),
+        ({"sizes": (8,)}, "sizes differ"),
+        ({"dtype": "Double"}, "dtypes differ"),
+    ],
+)
+def test_different(changed, words):
+    """Another operation, size or dtype at the same call of one group."""
+    recorded = job(lambda rank: [call(WORLD, 1), call(WORLD, 2, done=False, **(changed if rank == 2 else {}))])
+    assert found(recorded) == [("different", (2,), "world", 2)]
+    assert words in diagnose(recorded).verdict
+
+
+def test_different_among_two():
+    """In a group of two nobody is the usual one: the other groups of the kind decide."""
+    recorded = job(lambda rank: [call(DP[rank][0], 1, sizes=(8 if rank == 3 else 4,), done=rank in (0, 2))])
+    assert found(recorded) == [("different", (3,), "dp@tp1", 1)]
+
+
+def test_shapes_of_as_many_elements_are_one_call():
+    """A network knows no shapes: as many elements are the same call."""
+    recorded = job(lambda rank: [call(WORLD, 1, sizes=(2, 4) if rank else (8,), done=True)])
+    assert found(recorded) == []
+
+
+def test_order():
+    """A rank that makes now what the others make next, and the other way round."""
+
+    def calls(rank):
+        sizes = ((8,), (4,)) if rank == 2 else ((4,), (8,))
+        return [call(WORLD, n, sizes=size, done=False) for n, size in enumerate(sizes, 1)]
+
+    assert found(job(calls)) == [("order", (2,), "world", 1)]
+
+
+def test_crosswise():
+    """Four ranks that wait for each other in a ring of groups: the cycle is spelled out."""
+    recorded = job(lambda rank: [call((DP if rank in (0, 3) else TP)[rank][0], 1, done=False)])
+    result = diagnose(recorded)
+    assert [(cause.cause, cause.ranks) for cause in result.causes] == [("crosswise", (0, 1, 2, 3))]
+    assert "rank 0 in all_reduce, call 1 of dp@tp0 for rank 2" in result.verdict
+
+
+def test_stuck():
+    """A call that all entered and nobody left: the hosts between its members are named."""
+    documents = {
+        rank: document([call(WORLD, 1, done=False)], groups_of(rank), rank=rank, host=f"node{rank // 2}")
+        for rank in range(4)
+    }
+    result = diagnose(recordings(documents))
+    assert [(cause.cause, cause.ranks) for cause in result.causes] == [("stuck", (0, 1, 2, 3))]
+    assert "node0, node1" in result.verdict
+
+
+def test_the_ring_buffer_is_allowed_for():
+    """A rank whose oldest calls are gone, with none of a group left, is not taken for one that never came."""
+
+    def entries(rank):
+        tail = [call(TP[rank][0], n) for n in range(90, 100)]
+        return tail if rank == 3 else [*tail, call(DP[rank][0], 7, done=False)]
+
+    documents = {rank: document(entries(rank), groups_of(rank), first=500 if rank == 3 else 0) for rank in (1, 3)}
+    assert all(cause.cause != "late" or 3 not in cause.ranks for cause in diagnose(recordings(documents)).causes)
+    whole = {rank: document(entries(rank), groups_of(rank)) for rank in (1, 3)}
+    assert ("late", (3,)) in {(cause.cause, cause.ranks) for cause in diagnose(recordings(whole)).causes}
+
+
+def test_a_plan_names_the_groups_of_others():
+    """Groups that say nothing of themselves are named by their members."""
+    name, members = ("17", "undefined"), (1, 3)
+    documents = {1: document([call(name, 1, done=False)], {name: members}), 3: document([], {name: members})}
+    recorded = recordings(documents)
+    assert diagnose(recorded).causes[0].group.label == "group of [1, 3]"
+    cause = diagnose(recorded, PLAN).causes[0]
+    assert (cause.group.kind, cause.group.label) == ("dp", "dp@tp1")
+
+
+def test_point_to_point():
+    """A receive waits for its sender; two that both receive wait crosswise."""
+    pair = ("pp", "pp@dp0")
+
+    def one(me, peer, what):
+        arrow = "->" if what == "send" else "<-"
+        return call(pair, 0, f"{what} {me}{arrow}{peer}", done=False, is_p2p=True)
+
+    waits = {0: document([one(0, 1, "recv")], {pair: (4, 5)}), 1: document([], {pair: (4, 5)})}
+    recorded = recordings({4: waits[0], 5: waits[1]})
+    assert found(recorded) == [("late", (5,), "pp@dp0", 1), *found(recorded)[1:]]
+    both = recordings({4: waits[0], 5: document([one(1, 0, "recv")], {pair: (4, 5)})})
+    assert ("crosswise", (4, 5)) in {(cause, ranks) for cause, ranks, *_ in found(both)}
+    matched = recordings({4: waits[0], 5: document([one(1, 0, "send")], {pair: (4, 5)})})
+    assert {cause for cause, *_ in found(matched)} == {"stuck"}
+
+
+def test_keys_of_the_data():
+    """The data has the keys that programs read."""
+    recorded = job(lambda rank: None if rank == 3 else [call(DP[rank][0], 1, done=False)])
+    data = diagnose(recorded).to_dict()
+    assert {"verdict", "causes", "waiting"} <= set(data)
+    assert {"cause", "ranks", "kind", "group", "call", "operation"} <= set(data["causes"][0])
+    assert data["causes"][0]["kind"] == "dp"
+    assert data["causes"][0]["group"] == "dp@tp1"

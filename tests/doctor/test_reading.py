@@ -1,0 +1,196 @@
+"""Files: formats, versions, torn and hostile ones, those of other jobs and attempts."""
+
+import gzip
+import json
+import os
+import pickle
+import struct
+import time
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.doctor.making import WORLD, call, document, recordings, write
+
+from rankmesh.doctor import diagnose, doctor, recording_of
+from rankmesh.doctor.folder import read_folder
+from rankmesh.doctor.formats import document as read_document
+from rankmesh.errors import RecordingError
+
+RANKS = (0, 1, 2, 3)
+
+
+def hung(without=(3,), version="2.10", **about):
+    """Four ranks in one call, but for those without a recording."""
+    return {
+        rank: document([call(WORLD, 1), call(WORLD, 2, done=False)], {WORLD: RANKS}, version, **about)
+        for rank in RANKS
+        if rank not in without
+    }
+
+
+def causes(folder):
+    """Cause and ranks of each cause of a folder."""
+    return [(cause.cause, cause.ranks) for cause in doctor(folder).causes]
+
+
+@pytest.mark.parametrize("form", ["json", "pickle", "gzip"])
+def test_forms(tmp_path, form):
+    """JSON, pickles and packed files give the same diagnosis."""
+    write(tmp_path, hung(), form)
+    assert causes(tmp_path) == [("dead", (3,))]
+
+
+@pytest.mark.parametrize("version", ["2.1", "2.5", "2.10", "2.99"])
+def test_versions(version):
+    """Formats 2.1 and newer are read, with the fields that they have."""
+    documents = hung(version=version)
+    for data in documents.values():
+        for entry in data["entries"]:
+            for name in ("input_dtypes", "output_dtypes", "timeout_ms", "is_p2p") if version == "2.1" else ():
+                del entry[name]
+    found = diagnose(recordings(documents))
+    assert [(cause.cause, cause.ranks) for cause in found.causes] == [("dead", (3,))]
+
+
+@pytest.mark.parametrize("version", ["1.5", "3.0", "2.0", "", "x"])
+def test_other_versions_are_refused(version):
+    """A format that is not known is refused with the name of the file."""
+    with pytest.raises(RecordingError, match="nccl_trace_rank_0"):
+        recording_of(hung(version=version)[0], 0, "nccl_trace_rank_0")
+
+
+class Evil:
+    """What a pickle can do: run a command when it is read."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.mark}",)
+
+
+HOSTILE = {
+    "memo": b"\x80\x02Nr\xff\xff\xff\xff.",
+    "long": b"\x80\x04\x8e" + struct.pack("<Q", 2**40) + b".",
+    "nested lists": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
+    "nested json": b"[" * 200_000,
+    "deep json": b'{"version": "2.1", "entries": ' + b"[" * 200_000,
+    "gzip bomb": gzip.compress(b'{"version": "' + bytes(200 * 2**20)),
+    "a list": b"[1, 2]",
+    "no entries": b'{"version": "2.1"}',
+    "entries of nothing": b'{"version": "2.1", "entries": [null, 3]}',
+    "nan": b'{"version": "2.1", "entries": [{"process_group": NaN}]}',
+    "binary": bytes(range(256)),
+    "empty": b"",
+    "torn": pickle.dumps({"version": "2.1", "entries": [1, 2, 3]})[:-6],
+    "extension": b"\x80\x02\x82\x01.",
+    "persistent": b"\x80\x02Vx\nQ.",
+    "instance": b"\x80\x02(ios\nsystem\n.",
+    "hash": b"\x80\x02" + b"".join([b"N", *[b"2\x86" for _ in range(45)], b"}", b"00."]),
+}
+
+
+def test_hostile_files(tmp_path):
+    """Files that are no recordings are each named and left out, and the others are read; it does not take long."""
+    write(tmp_path, hung())
+    for place, content in enumerate(HOSTILE.values(), 100):
+        (tmp_path / f"nccl_trace_rank_{place}").write_bytes(content)
+    started = time.monotonic()
+    found = doctor(tmp_path)
+    assert time.monotonic() - started < 60
+    assert [(cause.cause, cause.ranks) for cause in found.causes] == [("dead", (3,))]
+    for place, name in enumerate(HOSTILE, 100):
+        assert any(f"nccl_trace_rank_{place}" in note for note in found.notes), name
+
+
+def test_no_code_runs(tmp_path):
+    """A pickle that would run a command is refused, and says what it asked for."""
+    write(tmp_path, hung())
+    evil = pickle.dumps({"version": "2.10", "entries": [Evil(tmp_path / "ran")]}, protocol=2)
+    (tmp_path / "nccl_trace_rank_3").write_bytes(evil)
+    found = doctor(tmp_path)
+    assert not (tmp_path / "ran").exists()
+    assert any("system" in note and "plain data" in note for note in found.notes)
+
+
+def test_a_reader_that_is_ended_is_replaced(tmp_path, monkeypatch):
+    """A file that ends its reader is named, and the files after it are read."""
+    monkeypatch.setattr("rankmesh.doctor.reader._SECONDS", 1)
+    write(tmp_path, hung(without=(0,)))
+    (tmp_path / "nccl_trace_rank_0").write_bytes(_endless())
+    found = doctor(tmp_path)
+    assert any("nccl_trace_rank_0" in note for note in found.notes)
+    assert set(found.history.recordings) == {1, 2, 3}
+
+
+def _endless():
+    """A dictionary whose key is a tuple of tuples of tuples: hashing it visits 2 to the power of 60."""
+    return b"\x80\x02}" + b"N" + b"".join(b"q%c0h%ch%c\x86" % (i, i, i) for i in range(60)) + b"Ns."
+
+
+def _mutated(data, changes):
+    raw = bytearray(data)
+    for place, value in changes:
+        raw[place % len(raw)] = value
+    return bytes(raw)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["json", "pickle"]),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=12),
+    st.integers(0, 3000),
+)
+def test_fuzzed_files(tmp_path, form, changes, cut):
+    """Changed and torn bytes give a recording or a RecordingError, never another error."""
+    data = hung()[0]
+    raw = json.dumps(data).encode() if form == "json" else pickle.dumps(data, protocol=2)
+    path = tmp_path / "rank_0"
+    path.write_bytes(_mutated(raw, changes)[: len(raw) - cut if cut < len(raw) // 4 else len(raw)])
+    with suppress(RecordingError):
+        recording_of(read_document(path), 0, path.name)
+
+
+def test_other_jobs_and_attempts(tmp_path):
+    """Of several jobs the one with the most recordings counts, of its attempts the last; the rest is told."""
+    for rank, data in hung().items():
+        own = {"rank": rank, "run": "this", "attempt": 2, "time_ns": 5}
+        (tmp_path / f"b{rank}.json").write_text(json.dumps({**data, "rankmesh": own}), encoding="utf-8")
+        old = {**own, "attempt": 1}
+        (tmp_path / f"a{rank}.json").write_text(json.dumps({**data, "rankmesh": old}), encoding="utf-8")
+    other = {"rank": 3, "run": "that", "attempt": 9}
+    (tmp_path / "c3.json").write_text(json.dumps({**hung(())[3], "rankmesh": other}), encoding="utf-8")
+    found = read_folder(tmp_path)
+    assert sorted(found.recordings) == [0, 1, 2]
+    assert {recording.attempt for recording in found.recordings.values()} == {2}
+    assert any("another job" in note for note in found.notes)
+    assert any("earlier attempt" in note for note in found.notes)
+
+
+def test_an_older_life_without_a_word(tmp_path):
+    """Recordings of torch do not say their attempt: a rank that went on long before the others came is of another."""
+    documents = hung(())
+    for entry in documents[3]["entries"]:
+        entry["time_created_ns"] -= 3600 * 10**9
+    write(tmp_path, documents)
+    assert causes(tmp_path) == [("dead", (3,))]
+
+
+def test_subfolders(tmp_path):
+    """A folder of folders stands for the newest of them."""
+    for name, without in (("old", (1,)), ("new", (2,))):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, hung(without))
+    os.utime(tmp_path / "old", (1, 1))
+    assert causes(tmp_path) == [("dead", (2,))]
+
+
+def test_no_recordings(tmp_path):
+    """A folder without recordings, and what is no folder, are refused with what would be one."""
+    (tmp_path / "train.log").write_text("hello", encoding="utf-8")
+    with pytest.raises(RecordingError, match="nccl_trace_rank_3"):
+        doctor(tmp_path)
+    with pytest.raises(RecordingError, match="no folder"):
+        doctor(tmp_path / "absent")

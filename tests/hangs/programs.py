@@ -1,0 +1,305 @@
+"""Programs that hang, as real ones do: each is one mistake in an otherwise ordinary step, and what it is known for.
+
+Every program is called on each rank, in a gloo world of its size. ``HANGS`` says what is to be found: the cause, the
+ranks, the group, and the SPEC that names the groups of those programs that another framework made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+import rankmesh as rm
+
+
+@dataclass(frozen=True)
+class Hang:
+    """What is to be found of a program: ``spec`` is what the doctor is given."""
+
+    size: int
+    cause: str
+    ranks: tuple[int, ...]
+    group: str
+    operation: str = "all_reduce"
+    spec: str = ""
+
+
+HANGS: dict[str, Hang] = {}
+
+
+def hangs(size, cause, ranks, group, operation="all_reduce", spec=""):
+    """Enter a program in the list."""
+
+    def enter(program):
+        HANGS[program.__name__] = Hang(size, cause, tuple(ranks), group, operation, spec)
+        return program
+
+    return enter
+
+
+def ones(*sizes, dtype=torch.float32):
+    """A tensor of ones, four of them when nothing is said."""
+    return torch.ones(sizes or (4,), dtype=dtype)
+
+
+def connected(spec, *names):
+    """The groups of an axis string."""
+    mesh = rm.Mesh.parse(spec)
+    return rm.connect(rm.Plan(mesh, [rm.GroupSpec(name) for name in names or mesh.axes]))
+
+
+def steps(groups, count=3):
+    """Some ordinary steps: reductions along each group."""
+    for _ in range(count):
+        for group in groups.values():
+            dist.all_reduce(ones(), group=group.pg)
+
+
+# -- ranks that never come -----------------------------------------------------------------------------------------
+
+
+@hangs(4, "dead", [3], "dp@tp1")
+def dies(rank):
+    """Rank 3 is killed between its two reductions."""
+    groups = connected("tp=2,dp=2")
+    steps(groups)
+    dist.all_reduce(ones(), group=groups["tp"].pg)
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(ones(), group=groups["dp"].pg)
+
+
+@hangs(16, "dead", [8, 9, 10, 11], "dp@tp0", spec="tp=4,dp=4")
+def host_dies(rank):
+    """Sixteen ranks: those of one host of four die at once."""
+    groups = connected("tp=4,dp=4")
+    steps(groups)
+    if 8 <= rank < 12:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(ones(), group=groups["dp"].pg)
+
+
+@hangs(4, "dead", [2], "dp@tp0")
+def is_stopped(rank):
+    """Rank 2 is stopped, as by a debugger or a frozen cgroup."""
+    groups = connected("tp=2,dp=2")
+    steps(groups)
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    steps(groups)
+
+
+@hangs(4, "dead", [1], "tp@dp0")
+def holds_the_interpreter(rank):
+    """Rank 1 is in a call of C that holds the interpreter: nothing of its Python runs."""
+    groups = connected("tp=2,dp=2")
+    steps(groups)
+    if rank == 1:
+        ctypes.PyDLL(None).sleep(100)
+    steps(groups)
+
+
+@hangs(4, "late", [3], "dp@tp1")
+def loads_slowly(rank):
+    """Rank 3 waits for its data, between its two reductions."""
+    groups = connected("tp=2,dp=2")
+    steps(groups)
+    dist.all_reduce(ones(), group=groups["tp"].pg)
+    if rank == 3:
+        time.sleep(100)
+    dist.all_reduce(ones(), group=groups["dp"].pg)
+
+
+@hangs(8, "late", [5], "tp@pp1,dp0")
+def loops_in_python(rank):
+    """Eight ranks: rank 5 is in an endless loop of Python."""
+    groups = connected("tp=2,dp=2,pp=2")
+    steps(groups)
+    while rank == 5:
+        rank = rank + 0
+    steps(groups)
+
+
+@hangs(8, "late", [0], "pp@dp0,tp0", operation="recv")
+def pipeline_starves(rank):
+    """Eight ranks, four stages: the first one never sends, and each waits for the one before."""
+    groups = connected("tp=2,pp=4", "tp", "pp")
+    steps(groups, 1)
+    stage = groups["pp"].rank
+    if rank == 0:
+        time.sleep(100)
+    if stage:
+        dist.recv(ones(), groups["pp"].prev, group=groups["pp"].pg)
+    if stage < 3:
+        dist.send(ones(), groups["pp"].next, group=groups["pp"].pg)
+    dist.all_reduce(ones(), group=groups["tp"].pg)
+
+
+@hangs(4, "absent", [3], "dp@tp1")
+def skips_a_call(rank):
+    """Rank 3 leaves out one reduction, and waits at the barrier after it."""
+    groups = connected("tp=2,dp=2")
+    steps(groups)
+    if rank != 3:
+        dist.all_reduce(ones(), group=groups["dp"].pg)
+    dist.barrier()
+
+
+@hangs(4, "absent", [2], "dp@tp0")
+def returns_early(rank):
+    """Rank 2 ends a step before the others: its data has one batch less."""
+    groups = connected("tp=2,dp=2", "dp")
+    steps(groups, 4 if rank == 2 else 5)
+
+
+@hangs(4, "absent", [0, 3], "world")
+def ties_embeddings_in_the_world(rank):
+    """Four stages: the middle ones have no embedding group, and reduce over the world, where the ends never come."""
+    mesh = rm.Mesh(pp=4)
+    groups = rm.connect(rm.Plan(mesh, [rm.GroupSpec("pp"), rm.GroupSpec("embd", "pp", pick=rm.ends)]))
+    dist.all_reduce(ones(), group=groups["pp"].pg)
+    dist.all_reduce(ones(), group=groups["embd"].pg if "embd" in groups else None)
+    dist.all_reduce(ones(), group=groups["pp"].pg)
+
+
+@hangs(4, "late", [1], "world", operation="monitored_barrier")
+def misses_a_monitored_barrier(rank):
+    """Rank 1 does not come to a barrier that the flight recorder does not keep."""
+    steps(connected("tp=2,dp=2"))
+    if rank == 1:
+        time.sleep(100)
+    dist.monitored_barrier(timeout=None, wait_all_ranks=True)
+
+
+# -- ranks that call something else --------------------------------------------------------------------------------
+
+
+@hangs(4, "different", [3], "world", operation="all_reduce")
+def another_operation(rank):
+    """Rank 3 gathers what the others reduce."""
+    steps(connected("tp=2,dp=2"))
+    if rank == 3:
+        dist.all_gather([ones() for _ in range(4)], ones())
+    else:
+        dist.all_reduce(ones())
+    dist.barrier()
+
+
+@hangs(4, "different", [1], "world")
+def another_size(rank):
+    """Rank 1 reduces a larger tensor than the others."""
+    steps(connected("tp=2,dp=2"))
+    dist.all_reduce(ones(4096 if rank == 1 else 16))
+    dist.barrier()
+
+
+@hangs(4, "different", [2], "world")
+def another_dtype(rank):
+    """Rank 2 reduces as many numbers in another dtype."""
+    steps(connected("tp=2,dp=2"))
+    dist.all_reduce(ones(64, dtype=torch.float64 if rank == 2 else torch.float32))
+    dist.barrier()
+
+
+@hangs(4, "different", [3], "world", operation="broadcast")
+def another_root(rank):
+    """Rank 3 expects the weights from another rank than the others."""
+    steps(connected("tp=2,dp=2"))
+    dist.broadcast(ones(), 1 if rank == 3 else 3)
+    dist.barrier()
+
+
+@hangs(4, "order", [2], "world")
+def another_order(rank):
+    """Rank 2 reduces two gradients of different sizes in the other order."""
+    steps(connected("tp=2,dp=2"))
+    sizes = (8192, 8) if rank == 2 else (8, 8192)
+    works = [dist.all_reduce(ones(size), async_op=True) for size in sizes]
+    for work in works:
+        work.wait()
+    dist.barrier()
+
+
+# -- ranks that wait for each other --------------------------------------------------------------------------------
+
+
+@hangs(4, "crosswise", [0, 1], "tp@dp0")
+def two_groups_crosswise(rank):
+    """Two groups of the same two ranks, entered in one order by rank 0 and in the other by rank 1."""
+    mesh = rm.Mesh(tp=2, dp=2)
+    groups = rm.connect(rm.Plan(mesh, [rm.GroupSpec("tp"), rm.GroupSpec("copy", "tp", share=False)]))
+    names = ("copy", "tp") if rank == 1 else ("tp", "copy")
+    if rank < 2:
+        for name in names:
+            dist.all_reduce(ones(), group=groups[name].pg)
+
+
+@hangs(4, "crosswise", [0, 1, 2, 3], "dp@tp0")
+def a_ring_of_groups(rank):
+    """Each rank waits in one group for a rank that waits in the other kind: a ring of four."""
+    groups = connected("tp=2,dp=2")
+    steps(groups)
+    for name in ("dp", "tp") if rank in (0, 3) else ("tp", "dp"):
+        dist.all_reduce(ones(), group=groups[name].pg)
+
+
+@hangs(4, "crosswise", [0, 2], "pp@tp0", operation="recv")
+def both_receive(rank):
+    """Two stages that both receive before they send."""
+    groups = connected("tp=2,pp=2")
+    steps(groups)
+    if rank in (0, 2):
+        dist.recv(ones(), groups["pp"].next, group=groups["pp"].pg)
+        dist.send(ones(), groups["pp"].next, group=groups["pp"].pg)
+    dist.all_reduce(ones(), group=groups["tp"].pg)
+
+
+# -- groups that others made ---------------------------------------------------------------------------------------
+
+
+@hangs(8, "late", [6], "tp@pp1,cp0,dp1", spec="megatron:world=8,tp=2,pp=2")
+def megatron_core(rank):
+    """Eight ranks, megatron-core's own groups: rank 6 never comes to its tensor-parallel reduction."""
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel(2, 2)
+    tensor, data = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_data_parallel_group()
+    for step in range(3):
+        dist.all_reduce(ones(), group=data)
+        if rank == 6 and step == 2:
+            time.sleep(100)
+        dist.all_reduce(ones(), group=tensor)
+
+
+@hangs(8, "absent", [7], "dp@pp1,tp1", spec="nanotron:world=8,tp=2,pp=2,dp=2")
+def nanotron(rank):
+    """Eight ranks, groups made as nanotron's ParallelContext makes them: rank 7 skips a reduction."""
+    from nanotron.parallel import ParallelContext
+
+    os.environ["WORLD_SIZE"] = "8"
+    ParallelContext.set_device = lambda self: None  # it has a GPU for each rank
+    context = ParallelContext(tensor_parallel_size=2, pipeline_parallel_size=2, data_parallel_size=2)
+    for step in range(3):
+        dist.all_reduce(ones(), group=context.tp_pg)
+        if not (rank == 7 and step == 2):
+            dist.all_reduce(ones(), group=context.dp_pg)
+    dist.barrier()
+
+
+@hangs(8, "dead", [1], "dp@pp0,tp1", spec="tp=2,dp=2,pp=2")
+def device_mesh(rank):
+    """Eight ranks, a DeviceMesh: rank 1 dies before its data-parallel reduction."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+    for step in range(3):
+        dist.all_reduce(ones(), group=mesh.get_group("tp"))
+        if rank == 1 and step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(ones(), group=mesh.get_group("dp"))

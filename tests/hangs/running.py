@@ -1,0 +1,115 @@
+"""Runs a program that hangs: ranks forked from a process without threads, watched, and ended once a verdict was told.
+
+``python -m tests.hangs.running FOLDER NAME...`` writes the recordings of these programs to FOLDER/NAME.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import rankmesh.groups
+import rankmesh.watch
+
+LIMIT = 60.0
+
+
+def hang(name, folder, *, size, watched=1.0):
+    """Run a program of ``tests.hangs.programs`` until its verdict is in the folder, or for a minute; then end it."""
+    importlib.import_module("tests.hangs.programs")
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads != 1:
+        raise RuntimeError(f"this process has {threads} threads; children of a fork may find locks held for ever")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = {rank: _fork(name, Path(folder), rank, size, port, watched) for rank in range(size)}
+    server = os.fork()
+    if server == 0:
+        _serve(port, size)
+    try:
+        _await(Path(folder) / "verdict.json", ranks)
+    finally:
+        for pid in (*ranks.values(), server):
+            _end(pid)
+
+
+def _fork(name, folder, rank, size, port, watched):
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        _rank(name, folder, rank, size, port, watched)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _serve(port, size):
+    """The store, in a process that outlives every rank, as torchrun's agent does."""
+    store = dist.TCPStore("127.0.0.1", port, size, is_master=True, wait_for_workers=False)
+    while store is not None:
+        time.sleep(1)
+
+
+def _rank(name, folder, rank, size, port, watched):
+    folder.mkdir(parents=True, exist_ok=True)
+    log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    torch.set_num_threads(1)
+    from tests.hangs import programs
+
+    program = getattr(programs, name)
+    store = dist.TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
+    dist.init_process_group("gloo", rank=rank, world_size=size, store=store, timeout=timedelta(seconds=40))
+    watch = rankmesh.watch.start(folder, limit=watched)
+    try:
+        program(rank)
+    except (RuntimeError, ValueError) as error:
+        sys.last_value = error
+    watch.close()
+
+
+def _await(verdict, ranks):
+    """Until a verdict was told, or every rank has ended, as gloo's do when one of them dies."""
+    end = time.monotonic() + LIMIT
+    while time.monotonic() < end and not verdict.exists() and any(map(_runs, ranks.values())):
+        time.sleep(0.05)
+    time.sleep(0.3)
+
+
+def _runs(pid):
+    """Whether a process runs; one that was stopped does not come to an end by itself."""
+    state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    return state not in "ZT"
+
+
+def _end(pid):
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def main():
+    """Write the recordings of the named programs."""
+    from tests.hangs import programs
+
+    folder, *names = sys.argv[1:]
+    for name in names or sorted(programs.HANGS):
+        started = time.monotonic()
+        hang(name, Path(folder) / name, size=programs.HANGS[name].size)
+        print(f"{name} {time.monotonic() - started:.1f} s", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
