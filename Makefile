@@ -16,10 +16,10 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test test-peers lint bench docs clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-8s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-10s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and prove its groups live on this machine
 	$(BIN)/rankmesh show '$(SPEC)'
@@ -27,6 +27,9 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and pr
 
 test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS='-k mesh', JOBS=0)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, each release of it (ARGS='-k interface')
+	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load tests/peers $(ARGS)
 
 lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@echo '== style: ruff check'
@@ -64,6 +67,11 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) -e '.[test,docs,examples]'
 	$(PIP) --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)'
+	@touch $@
+
+# Each release of another system lies in a folder of its own, without its dependencies.
+$(VENV)/.installed-peers: $(VENV)/.installed-test tests/peers/fetch.py
+	$(BIN)/python -m tests.peers.fetch $(VENV)/peers
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -29,13 +29,15 @@ from rankmesh.errors import (
 )
 from rankmesh.extras import extra
 from rankmesh.layout import Group, Groups, Job, Mesh, Pick, Sharding, ends, first, last
+from rankmesh.placement import Placed, Traffic, place
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
 from rankmesh.topology import Cluster
 from rankmesh.transfer import Transfer
 
 if TYPE_CHECKING:
-    from rankmesh.groups import LiveGroup, LiveGroups
+    from rankmesh.groups import LiveGroup, LiveGroups, LiveJob, close_all
     from rankmesh.groups.connect import connect
+    from rankmesh.groups.discover import discover
     from rankmesh.launch.world import LiveRank, init
     from rankmesh.proof.check import check
     from rankmesh.readers.source import read_plan as read
@@ -52,28 +54,34 @@ __all__ = [
     "LayoutError",
     "LiveGroup",
     "LiveGroups",
+    "LiveJob",
     "LiveRank",
     "Mesh",
     "MissingExtra",
     "NotAMember",
     "Options",
     "Pick",
+    "Placed",
     "PlacementError",
     "Plan",
     "PlanError",
     "ProofError",
     "RankmeshError",
     "Sharding",
+    "Traffic",
     "Transfer",
     "TransferError",
     "UnknownAxis",
     "UnknownGroup",
     "check",
+    "close_all",
     "connect",
+    "discover",
     "ends",
     "first",
     "init",
     "last",
+    "place",
     "read",
     "recipes",
 ]
@@ -84,9 +92,12 @@ __version__ = "0.1.0"
 _LIVE = {
     "LiveGroup": "rankmesh.groups",
     "LiveGroups": "rankmesh.groups",
+    "LiveJob": "rankmesh.groups",
     "LiveRank": "rankmesh.launch.world",
     "check": "rankmesh.proof.check",
+    "close_all": "rankmesh.groups",
     "connect": "rankmesh.groups.connect",
+    "discover": "rankmesh.groups.discover",
     "init": "rankmesh.launch.world",
 }
 

@@ -9,7 +9,7 @@ The experts are laid over the ranks of dp x cp, as Megatron-Core does it: ep tak
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -79,9 +79,9 @@ class Groups:
 
 
 @contextmanager
-def rankmesh(sizes: Sizes) -> Iterator[Groups]:
-    """The groups of Megatron-Core's plan, made by rankmesh."""
-    with rm.connect(rm.recipes.megatron(**asdict(sizes))) as groups:
+def rankmesh(sizes: Sizes, rank_map: Sequence[int] | None = None) -> Iterator[Groups]:
+    """The groups of Megatron-Core's plan, made by rankmesh, on ranks as a placement orders them."""
+    with rm.connect(rm.recipes.megatron(**asdict(sizes)).replace(rank_map=rank_map)) as groups:
         yield Groups(
             tp=groups["tp"].pg,
             cp=groups["cp"].pg,

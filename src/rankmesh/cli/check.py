@@ -28,7 +28,7 @@ from rankmesh.readers.source import Source
 if TYPE_CHECKING:
     from rankmesh.proof.results import CheckResult
 
-__all__ = ["EXAMPLES", "command"]
+__all__ = ["EXAMPLES", "command", "progress_bar", "source_in_job"]
 
 EXAMPLES = """\
 $ rankmesh check megatron:world=16,tp=2,cp=2,pp=2,ep=2
@@ -58,11 +58,11 @@ def command(
     if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
         raise typer.BadParameter(f"received {backend!r}; ranks are checked on gloo, nccl or cpu:gloo,cuda:nccl")
     launch = started_by()
-    source = _source(spec, world_size, variables, launch)
+    source = source_in_job(spec, world_size, variables, launch)
     plan = source.plan
     if launch.rank == 0:
         tell(source)
-    with _bar(f"proving {plan.world_size} ranks") as (progress, stop):
+    with progress_bar(f"proving {plan.world_size} ranks", "proofs") as (progress, stop):
 
         def show(result: CheckResult) -> None:
             stop()
@@ -85,7 +85,7 @@ def _check() -> Callable[..., CheckResult]:
     return check
 
 
-def _source(spec: str, world_size: int | None, variables: list[str] | None, launch: Launch) -> Source:
+def source_in_job(spec: str, world_size: int | None, variables: list[str] | None, launch: Launch) -> Source:
     """The plan that the user means; a SPEC that leaves the size of the world open gets that of the job."""
     try:
         return plan_of(spec, world_size, variables)
@@ -109,7 +109,7 @@ def _show(result: CheckResult, json: dict[str, Any] | None) -> None:
 
 
 @contextmanager
-def _bar(title: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[], None]]]:
+def progress_bar(title: str, unit: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[], None]]]:
     """A progress bar on stderr: what tells it how far the ranks are, what ends it; silent without a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -118,7 +118,7 @@ def _bar(title: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[], 
         TextColumn(title),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("proofs"),
+        TextColumn(unit),
         TimeElapsedColumn(),
     )
     bar = Progress(

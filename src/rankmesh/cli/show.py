@@ -85,7 +85,7 @@ def shown(
 ) -> Overview:
     """The overview of a spec; ``kinds`` keeps the rows of these kinds of group."""
     source = plan_of(spec, world_size)
-    machine = cluster_of(cluster, source.plan.world_size)
+    machine = None if cluster is None else cluster_of(cluster, source.plan.world_size)
     return overview(source, cluster=machine, gpus_per_node=gpus_per_node, members=members, kinds=kinds)
 
 
@@ -124,7 +124,7 @@ def command(
     source = plan_of(spec, world_size, variables)
     tell(source)
     kinds = [name for names in groups or () for name in names.split(",")]
-    machine = cluster_of(cluster, source.plan.world_size)
+    machine = None if cluster is None else cluster_of(cluster, source.plan.world_size)
     facts = overview(source, cluster=machine, gpus_per_node=gpus_per_node, members=members, kinds=kinds)
     outputs = _outputs(source, facts, kinds, {"--svg": svg, "--html": html, "--save": save})
     taken = check_stdout(outputs, json=json)

@@ -54,7 +54,7 @@ def planned(
     ours, theirs = plan_of(source, world_size).plan.mesh, plan_of(target, world_size).plan.mesh
     if offset is not None:
         theirs = _shifted(theirs, offset)
-    machine = cluster_of(cluster, max(ours.span.stop, theirs.span.stop))
+    machine = None if cluster is None else cluster_of(cluster, max(ours.span.stop, theirs.span.stop))
     return Transfer(*read_tensors(tensors, ours, theirs), machine)
 
 
