@@ -63,10 +63,10 @@ def _transfers(document: Mapping[str, Any]) -> Iterator[str]:
     before, after = machine["load"]
     yield f"One model moved from one layout to another by {ranks} gloo ranks of one machine, each method in turn in one"
     yield f"world, {rounds} rounds; what is planned or connected once is not counted. {layers} layers of width {width},"
-    yield "float32. On the wire: what the loopback of a network namespace of their own carried, acknowledgements and the"
-    yield "store's messages included. Memory: the most that any rank grew by while it moved, beside source and target;"
-    yield f"rankmesh's budget is {settings['budget'] >> 20} MiB. torch's checkpoint goes through a file system in memory."
-    yield f"Machine: {machine['cores']} cores, load {before:.1f} before and {after:.1f} after; torch {versions['torch']},"
+    yield "float32. On the wire: what the loopback of a network namespace of their own carried, acknowledgements and"
+    yield "the store's messages included. Memory: the most that any rank grew by while it moved, beside source and target;"
+    yield f"rankmesh's budget is {settings['budget'] >> 20} MiB. torch's checkpoint goes through files in memory."
+    yield f"{machine['cores']} cores, load {before:.1f} before and {after:.1f} after; torch {versions['torch']},"
     yield f"megatron-core {versions['megatron-core']}. `python -m bench.transfers`"
     for case in document["cases"].values():
         yield ""
