@@ -64,7 +64,7 @@ def _transfers(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"One model moved from one layout to another by {ranks} gloo ranks of one machine, each method in turn in one"
     yield f"world, {rounds} rounds; what is planned or connected once is not counted. {layers} layers of width {width},"
     yield "float32. On the wire: what the loopback of a network namespace of their own carried, acknowledgements and"
-    yield "the store's messages included. Memory: the most that any rank grew by while it moved, beside source and target;"
+    yield "the store's messages included. Memory: the most that any rank grew by while it moved, beside its tensors;"
     yield f"rankmesh's budget is {settings['budget'] >> 20} MiB. torch's checkpoint goes through files in memory."
     yield f"{machine['cores']} cores, load {before:.1f} before and {after:.1f} after; torch {versions['torch']},"
     yield f"megatron-core {versions['megatron-core']}. `python -m bench.transfers`"
