@@ -75,8 +75,8 @@ KNOWN_VERSIONS = ("2.13",)
 
 if ".".join(torch.__version__.split(".")[:2]) not in KNOWN_VERSIONS:
     warnings.warn(
-        f"torch {torch.__version__} is installed; rankmesh was tried on {' and '.join(KNOWN_VERSIONS)}, and uses parts of "
-        "torch.distributed that other releases may have changed; run rankmesh check on a small layout first",
+        f"torch {torch.__version__} is installed; rankmesh was tried on {' and '.join(KNOWN_VERSIONS)}, and uses parts "
+        "of torch.distributed that other releases may have changed; run rankmesh check on a small layout first",
         stacklevel=2,
     )
 
