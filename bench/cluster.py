@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 from statistics import median
@@ -42,7 +42,9 @@ TRAFFIC = Traffic(
         "pp": [{"collective": "send/recv", "bytes": 256 * 2**10, "times": 2}],
     }
 )
-SIZES = (4 * 2**10, 1024 * 2**10)
+SIZES = (4 * 2**10, 512 * 2**10)
+# A slow link shows in messages of this size.
+SLOW = (256 * 2**10,)
 # Costs that differ by less than this part are tied, predicted or measured.
 TIE = 0.05
 RESULTS = Path(__file__).with_name("cluster.json")
@@ -97,9 +99,9 @@ def _steps(cases: Mapping[str, tuple[int, ...]], rounds: int) -> dict[str, float
     return {name: median(found) for name, found in times.items()}
 
 
-def _measured() -> Measurement:
+def _measured(sizes: Sequence[int]) -> Measurement:
     with rm.connect(plan_of()) as groups:
-        return groups.measure(SIZES)
+        return groups.measure(sizes)
 
 
 def kendall(left: Sequence[float], right: Sequence[float]) -> float:
@@ -121,7 +123,7 @@ def kendall(left: Sequence[float], right: Sequence[float]) -> float:
 def study(there: Emulated, rounds: int) -> dict[str, Any]:
     """Everything that is measured on one emulated cluster."""
     cases = placements(there.size, there.hosts, there.ranks)
-    seen: Measurement = there.on_ranks(_measured)[0]
+    seen: Measurement = there.on_ranks(_measured, SIZES)[0]
     cluster = calibrated(there.cluster, plan_of(), seen)
     predicted = {
         name: place(plan_of(rank_map), cluster, traffic=TRAFFIC, backend="gloo").before
@@ -151,7 +153,7 @@ def slow_host(there: Emulated, host: str, rate: int) -> dict[str, Any]:
     """One host's link slowed: what ``measure`` says."""
     there.set_link(host, rate)
     try:
-        seen: Measurement = there.on_ranks(_measured)[0]
+        seen: Measurement = there.on_ranks(_measured, SLOW)[0]
     finally:
         there.set_link(host, there.link)
     return {"slowed": host, "rate": rate, "named": list(seen.slow_hosts)}
@@ -183,22 +185,31 @@ def train(there: Emulated, cases: Mapping[str, Sequence[int]], steps: int) -> di
     return found
 
 
-def main(rounds: int = 3, steps: int = 5) -> dict[str, Any]:
-    """Run all of it and write ``bench/cluster.json``."""
+def main(rounds: int = 3, steps: int = 5, tell: Callable[[str], object] = sys.stderr.write) -> dict[str, Any]:
+    """All of it, as data; ``tell`` hears how far it is."""
     why = problem()
     if why is not None:
         raise SystemExit(f"error: {why}")
+    started = time.perf_counter()
+
+    def done(what: str, found: object) -> None:
+        tell(f"{time.perf_counter() - started:5.0f} s  {what}: {json.dumps(found)}\n")
+
     results: dict[str, Any] = {"link": LINK, "trunk": TRUNK, "traffic": TRAFFIC.to_dict(), "mesh": MESH, "tie": TIE}
     with emulated([tuple(host for rack in RACKS for host in rack)], link=LINK) as there:
         results["flat"] = study(there, rounds)
+        done("flat", results["flat"])
         results["slow"] = [slow_host(there, host, LINK // 2) for host in there.hosts]
+        done("slow", results["slow"])
     with emulated(RACKS, link=LINK, trunk=TRUNK) as there:
         results["racks"] = found = study(there, rounds)
+        done("racks", found)
         worst = max(found["measured"], key=found["measured"].get)
         maps = found["rank_maps"]
         results["train"] = train(
             there, {worst: maps[worst], "torchrun": maps["torchrun"], "placed": maps["placed"]}, steps
         )
+        done("train", results["train"])
     both = [results[name] for name in ("flat", "racks")]
     pairs = [(each["predicted"][name], each["measured"][name]) for each in both for name in each["measured"]]
     results["kendall"] = kendall([pair[0] for pair in pairs], [pair[1] for pair in pairs])

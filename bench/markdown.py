@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bench.cluster_text import cluster_section
 from bench.results import Results
 from bench.tables import Table, tables
 
@@ -37,6 +38,7 @@ def _lines(results: Results) -> Iterator[str]:
     yield "message. A store operation of rankmesh is either its agreement (a fixed number a rank) or a communicator's."
     yield ""
     yield "Made by `make bench` from `bench/results.json`; do not edit."
+    yield from cluster_section()
 
 
 def _table(table: Table) -> Iterator[str]:
