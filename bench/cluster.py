@@ -13,6 +13,7 @@ predicted from that, and run; the placement that ``rm.place`` chooses is among t
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -159,13 +160,22 @@ def slow_host(there: Emulated, host: str, rate: int) -> dict[str, Any]:
     return {"slowed": host, "rate": rate, "named": list(seen.slow_hosts)}
 
 
-def _trained(rank_map: tuple[int, ...], steps: int) -> tuple[list[float], float]:
+def _load_example() -> None:
+    """What the example and its optimizer import, once for all ranks that are forked from here."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "train_gpt"))
+    from gpt import loop  # noqa: F401
+
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    torch.optim.AdamW([weight]).step()
+
+
+def _trained(rank_map: tuple[int, ...], steps: int) -> tuple[list[float], float]:
     from gpt.layout import Sizes, rankmesh
     from gpt.loop import Run, Trainer
     from gpt.model import Shape
 
-    shape = Shape(layers=2, hidden=128, heads=4, experts=0, sequence=128, batch=8)
+    shape = Shape(layers=2, hidden=128, heads=4, experts=0, sequence=64, batch=4, microbatches=1)
     with rankmesh(Sizes(**MESH), rank_map) as groups:
         trainer = Trainer(Run(shape, steps=steps + 1), groups, torch.device("cpu"))
         losses = [trainer.step(0).loss]
@@ -179,6 +189,7 @@ def _trained(rank_map: tuple[int, ...], steps: int) -> tuple[list[float], float]
 def train(there: Emulated, cases: Mapping[str, Sequence[int]], steps: int) -> dict[str, Any]:
     """Seconds a step and losses of the example under each placement."""
     found = {}
+    _load_example()
     for name, rank_map in cases.items():
         ranks = there.on_ranks(_trained, tuple(rank_map), steps)
         found[name] = {"seconds": max(seconds for _, seconds in ranks), "losses": ranks[0][0]}
@@ -191,6 +202,8 @@ def main(rounds: int = 3, steps: int = 5, tell: Callable[[str], object] = sys.st
     if why is not None:
         raise SystemExit(f"error: {why}")
     started = time.perf_counter()
+    # A launcher that ends this must not leave namespaces behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
     def done(what: str, found: object) -> None:
         tell(f"{time.perf_counter() - started:5.0f} s  {what}: {json.dumps(found)}\n")

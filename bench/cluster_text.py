@@ -22,10 +22,10 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     sizes = ", ".join(f"{axis} {size}" for axis, size in found["mesh"].items())
     yield from ("", "## Placement on emulated clusters", "")
     yield (
-        f"Four hosts of two gloo ranks ({sizes}) as network namespaces on this machine, links of {found['link']} "
+        f"Four hosts of two gloo ranks ({sizes}) as network namespaces on two shared cores, links of {found['link']} "
         f"Mbit/s; flat, and in racks of two with a trunk of {found['trunk']} Mbit/s between them. Hosts are node1, "
-        "node2, node10, node11: torchrun orders them as strings. The cluster is measured (`rankmesh measure`) and calibrated, "
-        "each order of the axes is predicted from that, then run; medians of rounds that take turns."
+        "node2, node10, node11: torchrun orders them as strings. The cluster is measured (`rankmesh measure`) and "
+        "calibrated, each order of the axes is predicted from that, then run; medians of rounds that take turns."
     )
     yield from ("", "| cluster | placement | predicted | measured |", "| --- | --- | --- | --- |")
     for name in ("flat", "racks"):
@@ -46,9 +46,15 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     halved = ", ".join(f"{each['slowed']}: {' '.join(each['named']) or 'none'}" for each in found["slow"])
     yield f"One host's link at half its rate, and the slow hosts that `measure` names: {halved}."
     yield ""
-    rows = found["train"]
+    yield from _training(found.get("train", {}))
+    yield "Made by `make bench-cluster` from `bench/cluster.json`; do not edit."
+
+
+def _training(rows: Mapping[str, Any]) -> Iterator[str]:
+    if not rows:
+        return
     same = len({tuple(round(loss, 4) for loss in row["losses"]) for row in rows.values()}) == 1
     each = ", ".join(f"{row['seconds'] * 1e3:.0f} ms under {name}" for name, row in rows.items())
     losses = "the same losses to 1e-4" if same else "losses that differ"
     yield f"A step of `examples/train_gpt` in racks: {each}; {losses}."
-    yield from ("", "Made by `make bench-cluster` from `bench/cluster.json`; do not edit.")
+    yield ""
