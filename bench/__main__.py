@@ -89,8 +89,9 @@ def command(
         _save(Path(str(json)), json_text(results.to_dict()) + "\n")
     if markdown:
         from bench.markdown import markdown as document
+        from bench.markdown import recorded_transfers
 
-        _save(markdown, document(results))
+        _save(markdown, document(results, recorded_transfers()))
     _verdict(results)
 
 
