@@ -71,6 +71,9 @@ class Groups:
     tied: tuple[ProcessGroup, ...]  # first and last stage: two copies of the embedding
     model: tuple[ProcessGroup, ...]  # with shards: every dense weight once
     expert_model: tuple[ProcessGroup, ...]  # with expert_shards: every expert once
+    mesh: rm.Mesh  # where each weight lies: dense ones over tp and pp ...
+    expert_axes: tuple[str, str]  # ... experts over these: which experts, and which units of them ...
+    expert_view: str | None  # ... of this view
     replica: int  # which samples of a batch are this rank's ...
     replicas: int  # ... of how many shares
 
@@ -91,6 +94,9 @@ def rankmesh(sizes: Sizes, rank_map: Sequence[int] | None = None) -> Iterator[Gr
             tied=(groups["embd"].pg,) if "embd" in groups else (),
             model=(groups["mp"].pg,),
             expert_model=(groups["tp_ep_pp"].pg,),
+            mesh=groups.plan.mesh,
+            expert_axes=("ep", "etp"),
+            expert_view="expert",
             replica=groups["dp"].rank,
             replicas=groups["dp"].size,
         )

@@ -131,8 +131,8 @@ def to_device_mesh(
 def _group_over(groups: LiveGroups, name: str, axes: tuple[str, ...], view: str | None) -> ProcessGroup:
     """The group along these axes: the one of that name, else the only; what is ambiguous is refused."""
     plan = groups.plan
-    wanted = plan.mesh.groups(axes, view=view).tile
-    found = [kind for kind in plan.kinds if kind in groups and plan.groups(kind).tile == wanted]
+    wanted = plan.mesh.groups(axes, view=view).partition
+    found = [kind for kind in plan.kinds if kind in groups and plan.groups(kind).partition == wanted]
     if name in found:
         return groups[name].pg
     if not found:
