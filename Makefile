@@ -16,10 +16,10 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-peers lint bench docs clean
+.PHONY: help demo test test-peers lint bench bench-cluster docs clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-10s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-13s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and prove its groups live on this machine
 	$(BIN)/rankmesh show '$(SPEC)'
@@ -45,6 +45,10 @@ lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 
 bench: $(VENV)/.installed-test  ## measure against the peers; writes bench/results.json, docs/benchmarks.md (ARGS='--rounds 3')
 	$(BIN)/python -m bench --json bench/results.json --markdown docs/benchmarks.md $(ARGS)
+
+bench-cluster: $(VENV)/.installed-test  ## placement, predicted and measured on emulated clusters (root); bench/cluster.json, docs
+	$(BIN)/python -m bench.cluster
+	$(BIN)/python -m bench --from bench/results.json --markdown docs/benchmarks.md
 
 docs: $(VENV)/.installed-docs  ## build the documentation into build/docs; a warning is an error
 	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --keep-going --quiet docs build/docs
