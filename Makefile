@@ -16,10 +16,10 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-peers lint bench bench-cluster docs clean
+.PHONY: help demo test test-launchers test-peers lint bench bench-cluster docs clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-13s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-14s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and prove its groups live on this machine
 	$(BIN)/rankmesh show '$(SPEC)'
@@ -27,6 +27,9 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and pr
 
 test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS='-k mesh', JOBS=0)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-launchers: $(VENV)/.installed-launchers  ## run under a real Slurm, Open MPI, MPICH, Ray and torchrun (root: it installs them)
+	@RANKMESH_LAUNCHERS=1 $(BIN)/python -m pytest -n 0 tests/launchers $(ARGS)
 
 test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, each release of it (ARGS='-k interface')
 	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load tests/peers $(ARGS)
@@ -71,6 +74,15 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) -e '.[test,docs,examples]'
 	$(PIP) --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)'
+	@touch $@
+
+# The system's programs each time: a stamp in .venv knows nothing of them.
+.PHONY: launchers
+launchers:
+	@tests/launchers/install.sh
+
+$(VENV)/.installed-launchers: launchers $(VENV)/.installed-test
+	$(PIP) -e '.[launchers]'
 	@touch $@
 
 # Each release of another system lies in a folder of its own, without its dependencies.
