@@ -23,7 +23,7 @@ import rankmesh.watch
 LIMIT = 60.0
 
 
-def hang(name, folder, *, size, watched=1.0):
+def hang(name, folder, *, size, watched=3.0):
     """Run a program of ``tests.hangs.programs`` until its verdict is in the folder, or for a minute; then end it."""
     importlib.import_module("tests.hangs.programs")
     threads = len(list(Path("/proc/self/task").iterdir()))
