@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 
@@ -126,7 +127,7 @@ def loops_in_python(rank):
     steps(groups)
 
 
-@hangs(8, "late", [0], "pp@dp0,tp0", operation="recv")
+@hangs(8, "late", [0], "tp@pp0")
 def pipeline_starves(rank):
     """Eight ranks, four stages: the first one never sends, and each waits for the one before."""
     groups = connected("tp=2,pp=4", "tp", "pp")
@@ -158,9 +159,9 @@ def returns_early(rank):
     steps(groups, 4 if rank == 2 else 5)
 
 
-@hangs(4, "absent", [0, 3], "world")
+@hangs(4, "crosswise", [0, 1], "pp")
 def ties_embeddings_in_the_world(rank):
-    """Four stages: the middle ones have no embedding group, and reduce over the world, where the ends never come."""
+    """Four stages: the middle ones have no embedding group, and reduce over the world, which the ends never join."""
     mesh = rm.Mesh(pp=4)
     groups = rm.connect(rm.Plan(mesh, [rm.GroupSpec("pp"), rm.GroupSpec("embd", "pp", pick=rm.ends)]))
     dist.all_reduce(ones(), group=groups["pp"].pg)
@@ -217,10 +218,10 @@ def another_root(rank):
 
 @hangs(4, "order", [2], "world")
 def another_order(rank):
-    """Rank 2 reduces two gradients of different sizes in the other order."""
+    """Rank 2 starts its broadcast before its reduction, the others after it."""
     steps(connected("tp=2,dp=2"))
-    sizes = (8192, 8) if rank == 2 else (8, 8192)
-    works = [dist.all_reduce(ones(size), async_op=True) for size in sizes]
+    starts = [lambda: dist.all_reduce(ones(), async_op=True), lambda: dist.broadcast(ones(), 0, async_op=True)]
+    works = [start() for start in (reversed(starts) if rank == 2 else starts)]
     for work in works:
         work.wait()
     dist.barrier()
@@ -260,6 +261,21 @@ def both_receive(rank):
     dist.all_reduce(ones(), group=groups["tp"].pg)
 
 
+# -- a network that is gone ----------------------------------------------------------------------------------------
+
+
+@hangs(4, "stuck", [0, 1, 2, 3], "world")
+def loses_the_network(rank):
+    """All ranks enter a reduction, over a network that is gone: this runs in a network namespace of its own."""
+    steps(connected("tp=2,dp=2"))
+    dist.barrier()
+    time.sleep(3)
+    if rank == 0:
+        subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
+    time.sleep(1)
+    dist.all_reduce(ones())
+
+
 # -- groups that others made ---------------------------------------------------------------------------------------
 
 
@@ -277,12 +293,12 @@ def megatron_core(rank):
         dist.all_reduce(ones(), group=tensor)
 
 
-@hangs(8, "absent", [7], "dp@pp1,tp1", spec="nanotron:world=8,tp=2,pp=2,dp=2")
+@hangs(8, "absent", [7], "dp@ep0,pp1,cp0,tp1", spec="nanotron:world=8,tp=2,pp=2,dp=2")
 def nanotron(rank):
     """Eight ranks, groups made as nanotron's ParallelContext makes them: rank 7 skips a reduction."""
     from nanotron.parallel import ParallelContext
 
-    os.environ["WORLD_SIZE"] = "8"
+    os.environ |= {"WORLD_SIZE": "8", "RANK": str(rank)}
     ParallelContext.set_device = lambda self: None  # it has a GPU for each rank
     context = ParallelContext(tensor_parallel_size=2, pipeline_parallel_size=2, data_parallel_size=2)
     for step in range(3):
