@@ -34,7 +34,7 @@ from rankmesh.topology import Cluster
 from rankmesh.transfer import Transfer
 
 if TYPE_CHECKING:
-    from rankmesh.groups import LiveGroup, LiveGroups
+    from rankmesh.groups import LiveGroup, LiveGroups, LiveJob, close_all
     from rankmesh.groups.connect import connect
     from rankmesh.launch.world import LiveRank, init
     from rankmesh.proof.check import check
@@ -52,6 +52,7 @@ __all__ = [
     "LayoutError",
     "LiveGroup",
     "LiveGroups",
+    "LiveJob",
     "LiveRank",
     "Mesh",
     "MissingExtra",
@@ -69,6 +70,7 @@ __all__ = [
     "UnknownAxis",
     "UnknownGroup",
     "check",
+    "close_all",
     "connect",
     "ends",
     "first",
@@ -84,8 +86,10 @@ __version__ = "0.1.0"
 _LIVE = {
     "LiveGroup": "rankmesh.groups",
     "LiveGroups": "rankmesh.groups",
+    "LiveJob": "rankmesh.groups",
     "LiveRank": "rankmesh.launch.world",
     "check": "rankmesh.proof.check",
+    "close_all": "rankmesh.groups",
     "connect": "rankmesh.groups.connect",
     "init": "rankmesh.launch.world",
 }

@@ -164,7 +164,8 @@ class UnknownAxis(RankmeshError, KeyError):
 
     def __init__(self, name: str, known: Iterable[str], what: str = "axis") -> None:
         known = tuple(known)
-        owner, plural = ("job", "meshes") if what == "mesh" else ("mesh", "axes" if what == "axis" else what + "s")
+        owner = "job" if what in ("mesh", "plan") else "mesh"
+        plural = {"mesh": "meshes", "axis": "axes"}.get(what, what + "s")
         rule = f"this {owner} has the {plural} {', '.join(known)}" if known else f"this {owner} has no {plural}"
         super().__init__(
             f"received {what} {name!r}; {rule}{_suggestion(name, known, _AXES if what == 'axis' else '')}",

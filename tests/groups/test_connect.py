@@ -1,7 +1,9 @@
 import json
 import os
 import random
+import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -9,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import rankmesh as rm
-from rankmesh.errors import ConnectError, NotAMember, UnknownGroup
-from rankmesh.groups import torch_private
+from rankmesh.errors import AgreementError, ConnectError, NotAMember, UnknownGroup
+from rankmesh.groups import World, torch_private
 
 SHUFFLED = [5, 2, 7, 0, 1, 6, 3, 4]
 SHORT = timedelta(seconds=1)
@@ -109,16 +111,13 @@ def _outside(me, plan):
 
 
 def _job(me, plans):
-    mine = [plan for plan in plans if me.rank in plan.mesh]
-    live = [rm.connect(plan, timeout=15) for plan in mine]
-    seen = [{name: _seen(group) for name, group in groups.items()} for groups in live]
-    for groups in reversed(live):
-        groups.close()
-    return seen
+    with rm.connect(plans, timeout=15) as job:
+        assert list(job) == list(plans)
+        return [{name: _seen(group) for name, group in groups.items()} for groups in job.values()]
 
 
 def test_several_meshes_in_one_job(ranks):
-    """12 ranks: an encoder and a language model side by side, and a colocated one, all alive at once."""
+    """12 ranks: an encoder and a language model side by side, and a colocated one, connected in one meeting."""
     job = rm.Job(
         world_size=12,
         encoder=rm.Mesh(tp=2, dp=2),
@@ -127,11 +126,130 @@ def test_several_meshes_in_one_job(ranks):
     )
     kinds = [rm.GroupSpec("tp"), rm.GroupSpec("dp")]
     plans = rm.Plan.of_job(job, {"encoder": kinds, "llm": [*kinds, rm.GroupSpec("pp")], "critic": kinds})
-    for rank, seen in enumerate(ranks(12, _job, list(plans.values()))):
-        mine = [plan for plan in plans.values() if rank in plan.mesh]
-        assert len(seen) == len(mine) == (1 if rank < 4 else 2)
-        for plan, groups in zip(mine, seen, strict=True):
+    for rank, seen in enumerate(ranks(12, _job, plans)):
+        for plan, groups in zip(plans.values(), seen, strict=True):
             _check(plan, rank, groups)
+
+
+def _own_plan(me, plans):
+    mine = next(plan for plan in plans.values() if me.rank in plan.mesh)
+    return me.error(AgreementError, rm.connect, mine, timeout=15)
+
+
+def test_the_plans_of_a_job_are_connected_by_all_ranks(ranks):
+    """4 ranks, each with the plan of its own mesh alone: told at once, as both plans say that the world is theirs."""
+    job = rm.Job(world_size=4, encoder=rm.Mesh(dp=2), llm=rm.Mesh(dp=2, offset=2))
+    plans = rm.Plan.of_job(job, {"encoder": [rm.GroupSpec("dp")], "llm": [rm.GroupSpec("dp")]})
+    for error in ranks(4, _own_plan, plans):
+        assert error["ranks"] == [2, 3]
+        assert "name" in error["fields"]
+        assert error["seconds"] < 3
+
+
+def _forms(me):
+    given = ["tp=2,dp=*", rm.Mesh(tp=2, dp=2), {"a": "dp=*", "b": rm.Plan(rm.Mesh(tp=4), [rm.GroupSpec("tp")])}]
+    found = []
+    for form in given:
+        with rm.connect(form, timeout=15) as live:
+            groups = live.values() if isinstance(form, dict) else [live]
+            found.append([{name: _seen(group)["gathered"] for name, group in mine.items()} for mine in groups])
+    return found
+
+
+def test_a_spec_a_mesh_and_a_mapping_are_connected(ranks):
+    """4 ranks: what is left of the world is filled in, a mesh has a group for each axis, a job one result a key."""
+    for rank, (spec, mesh, job) in enumerate(ranks(4, _forms)):
+        pair, other = [rank // 2 * 2, rank // 2 * 2 + 1], [rank % 2, rank % 2 + 2]
+        assert spec == mesh == [{"tp": pair, "dp": other}]
+        assert job == [{"dp": [0, 1, 2, 3]}, {"tp": [0, 1, 2, 3]}]
+
+
+def _named(me):
+    plan = _cube()
+    with rm.connect({"left": plan, "right": plan}) as job:
+        world, found = World.current(), []
+        for key, live in job.items():
+            for group in live.values():
+                by_name = world.identify(group.pg.group_name)
+                by_words = world.identify(group.pg.group_desc)
+                assert by_name.ranks == by_words.ranks == group.ranks
+                assert (by_name.key, by_words.key) == (key, key)
+                assert by_name.plan is plan
+                found.append(
+                    (by_name.kind, group.own.leader, by_name.coordinate == dict(live.own[by_name.kind].coordinate))
+                )
+        other = world.identify(f"left:{plan.of((me.rank + 1) % me.size)['tp']}").ranks
+        unknown = me.error(ConnectError, world.identify, "tp/7/0123456789abcdef")["message"]
+    return found, other, unknown
+
+
+def test_a_process_group_is_known_by_its_name(ranks):
+    """8 ranks, a job of two equal plans: name and description tell plan, kind, coordinate and members."""
+    for rank, (found, other, unknown) in enumerate(ranks(8, _named)):
+        assert all(kind == leader and same for kind, leader, same in found)
+        assert (rank + 1) % 8 in other
+        assert "of the plans that are connected here (left, right)" in unknown
+
+
+def _lost(me):
+    before = torch_private.registries()
+    with suppress(KeyError):
+        groups = rm.connect(_cube())  # noqa: F841  - lost with the frame that had it
+        raise KeyError
+    held = [list(live) for live in World.current().live]
+    rm.close_all()
+    return len(held), list(World.current().live), torch_private.registries() == before
+
+
+def test_what_was_lost_can_be_closed(ranks):
+    """8 ranks: groups whose mapping an exception has lost are still the world's, which closes them."""
+    assert ranks(8, _lost) == [[1, [], True]] * 8
+
+
+def _two_threads(me):
+    """The second connect comes while the first waits for the other rank."""
+    if me.rank == 1:
+        time.sleep(2)
+        rm.connect(_line(2), timeout=15).close()
+        return None
+    first = threading.Thread(target=lambda: rm.connect(_line(2), timeout=15).close())
+    first.start()
+    time.sleep(0.5)
+    error = me.error(ConnectError, rm.connect, _line(2), timeout=15)
+    first.join()
+    return error
+
+
+def test_a_second_connect_at_the_same_time_is_refused(ranks):
+    """2 ranks, two threads on one: the second is told at once, the first goes on."""
+    error = ranks(2, _two_threads)[0]
+    assert "while one is under way on another thread" in error["message"]
+    assert error["seconds"] < 2
+
+
+def _line(size):
+    return rm.Plan(rm.Mesh(dp=size), [rm.GroupSpec("dp")])
+
+
+def _refused_on_one(me):
+    """Rank 1 cannot make what the plan asks for; the others hear so instead of waiting for it."""
+    if me.rank == 1:
+        torch_private.check_backend = _not_built
+    return me.error((ConnectError, AgreementError), rm.connect, _line(3), timeout=15)
+
+
+def _not_built(_):
+    raise ConnectError("this torch was built without it")
+
+
+def test_a_rank_that_cannot_serve_the_plan_says_so_at_the_meeting(ranks):
+    """3 ranks, one of which refuses the plan: it raises its reason, the others hear it at once."""
+    errors = ranks(3, _refused_on_one)
+    assert errors[1]["message"] == "this torch was built without it"
+    for error in errors[::2]:
+        assert error["ranks"] == [1]
+        assert 'refused is "this torch was built without it"' in error["message"]
+        assert error["seconds"] < 3
 
 
 def test_generations_follow_each_other(ranks):
@@ -144,14 +262,17 @@ def test_generations_follow_each_other(ranks):
 
 def _twice(me, plan):
     with rm.connect(plan) as groups:
-        refused = me.error(ConnectError, rm.connect, plan)
-        return [refused["message"], _seen(groups["tp"])["gathered"]]
+        with rm.connect(plan) as others:
+            seen = [_seen(live["tp"])["gathered"] for live in (others, groups)]
+            apart = others["tp"].pg is not groups["tp"].pg
+        return [apart, seen, _seen(groups["tp"])["gathered"]]
 
 
-def test_a_plan_has_one_owner_at_a_time(ranks):
-    """8 ranks: a second connect of a plan that is connected is refused; the first goes on."""
-    for message, gathered in ranks(8, _twice, _cube()):
-        assert "connected already" in message
+def test_a_plan_connected_twice_has_two_owners(ranks):
+    """8 ranks: each connect has process groups of its own; closing one leaves the other."""
+    for apart, seen, gathered in ranks(8, _twice, _cube()):
+        assert apart
+        assert seen == [gathered, gathered]
         assert len(gathered) == 2
 
 

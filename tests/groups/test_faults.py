@@ -1,4 +1,3 @@
-import importlib
 import pickle
 import time
 from datetime import timedelta
@@ -10,12 +9,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rankmesh as rm
 from rankmesh.errors import AgreementError, ConnectError, PlanError
-from rankmesh.groups import complete as completion
 from rankmesh.groups import torch_private
-from rankmesh.groups.board import Board
-
-# The package has the function under this name.
-connecting = importlib.import_module("rankmesh.groups.connect")
+from rankmesh.groups.meeting import Meeting
+from rankmesh.groups.phase import Phase
+from rankmesh.groups.store import JobStore
 
 TWO = rm.Plan(rm.Mesh(dp=2), [rm.GroupSpec("dp")])
 
@@ -91,23 +88,23 @@ def test_groups_close_soon_after_a_warm_up_in_vain(ranks):
 def _dies_before_it_has_decided(me):
     """The last rank is counted, and is gone before it can give the verdict."""
 
-    def count_only(store, claim, generation, _):
-        Board(store).count(f"{claim.meeting(generation)}/ended", 1)
+    def judge_only(phase, _):
         raise KeyboardInterrupt
 
-    completion.PATIENCE = timedelta(seconds=1)
     if me.rank == 1:
-        connecting.complete = count_only
-        connecting.give_up = lambda *_: None
+        Phase.announce = judge_only
+        Meeting.give_up = lambda *_: None
+        while not any("agree/roll" in key for key in me.store.list_keys()):
+            time.sleep(0.01)
         return me.error(KeyboardInterrupt, rm.connect, TWO, timeout=1)
-    return me.error(ConnectError, rm.connect, TWO, timeout=1)
+    return me.error(AgreementError, rm.connect, TWO, timeout=1)
 
 
-def test_a_rank_that_dies_as_it_gives_the_verdict_holds_up_nobody(ranks):
-    """2 ranks: the store itself would wait for 20 s; the other is told within its own 1 s and the patience."""
+def test_a_rank_that_dies_as_it_gives_the_verdict_is_named(ranks):
+    """2 ranks: the store itself would wait for 20 s; the other names it within its own 1 s and the patience."""
     error = ranks(2, _dies_before_it_has_decided)[0]
-    assert "is gone" in error["message"]
-    assert error["seconds"] < 6
+    assert error["missing"] == [1]
+    assert error["seconds"] < 4
 
 
 def _interrupted(me, phase):
@@ -117,7 +114,7 @@ def _interrupted(me, phase):
         def interrupt(*_):
             raise KeyboardInterrupt
 
-        Board.wait = interrupt
+        JobStore.wait = interrupt
         me.error(KeyboardInterrupt, rm.connect, _plan(3), timeout=2 if phase == "agree" else 15)
         me.store.set("interrupted", "yes")
         return None
@@ -139,7 +136,7 @@ def _interrupted_at_the_end(me):
         def interrupt(*_):
             raise KeyboardInterrupt
 
-        connecting.complete = interrupt
+        Meeting.complete = interrupt
         me.error(KeyboardInterrupt, rm.connect, TWO, timeout=15)
         return None
     return me.error(ConnectError, rm.connect, TWO, timeout=15)
@@ -159,10 +156,11 @@ def test_a_time_limit_that_is_none_is_refused(timeout):
         rm.connect(TWO, timeout=timeout)
 
 
-def test_what_is_no_plan_is_refused():
-    """A mesh is not a plan: the message says what makes one of it."""
-    with pytest.raises(PlanError, match=r"received Mesh to connect.*GroupSpec"):
-        rm.connect(TWO.mesh)
+@pytest.mark.parametrize("given", [3, None, ["tp=2"], TWO.mesh.groups("dp")])
+def test_what_is_no_plan_is_refused(given):
+    """Neither plan, mesh nor SPEC: the message says what makes one."""
+    with pytest.raises(PlanError, match=r"to connect.*GroupSpec"):
+        rm.connect(given)
 
 
 def _asked_oddly(me):

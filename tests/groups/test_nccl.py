@@ -1,5 +1,7 @@
 """What only a GPU can show; every test is skipped, with the reason, where torch sees none."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -37,9 +39,8 @@ def test_one_rank_takes_no_device_memory(world):
 def test_nccl_options_are_in_effect(world):
     """What a group asks of NCCL is what its backend says it has."""
     wanted = rm.Options(nccl={"min_ctas": 2, "max_ctas": 4}, high_priority=True)
-    making = torch_private.Making(
-        torch_private.GlooDevices(), torch_private.world().store, torch_private.world().timeout
-    )
+    default = torch_private.default_group()
+    making = torch_private.Making(torch_private.GlooDevices(), default.store, time.monotonic() + 60)
     pg = torch_private.create(
         making,
         ranks=[0],
@@ -47,7 +48,7 @@ def test_nccl_options_are_in_effect(world):
         name="options",
         desc="options",
         backend="nccl",
-        timeout=torch_private.world().timeout,
+        timeout=default.timeout,
         lazy=False,
         options=torch_private.nccl_options(wanted, "nccl"),
     )

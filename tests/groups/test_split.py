@@ -1,5 +1,6 @@
 """Worlds that are bound to a device, without one: which splits each rank would take part in."""
 
+import math
 import random
 from datetime import timedelta
 
@@ -8,17 +9,18 @@ import torch
 
 import rankmesh as rm
 from rankmesh.errors import ConnectError
-from rankmesh.groups import LiveGroups, torch_private
-from rankmesh.groups.connect import _check_lazy, _check_world
+from rankmesh.groups import LiveGroups, World, torch_private
+from rankmesh.groups.fitting import check_lazy, check_world
 
 CUDA = torch.device("cuda", 0)
 
 
 def _world(rank, size, *, bound=True):
-    return torch_private.World(rank, size, None, "cpu:gloo,cuda:nccl", timedelta(seconds=9), CUDA if bound else None)
+    backend = "cpu:gloo,cuda:nccl"
+    return torch_private.DefaultGroup(rank, size, None, backend, timedelta(seconds=9), CUDA if bound else None)
 
 
-def _splits(plan, rank, monkeypatch):
+def _splits(plans, rank, size, monkeypatch):
     """What one rank does to the world's communicator: the colour of each split, None where it declines."""
     done = []
     with monkeypatch.context() as patch:
@@ -27,19 +29,21 @@ def _splits(plan, rank, monkeypatch):
         patch.setattr("rankmesh.groups.live.alone", lambda **_: None)
         patch.setattr(torch_private, "nccl_options", lambda *_: None)
         patch.setattr(torch_private, "check_backend", lambda _: None)
-        LiveGroups(plan, _world(rank, plan.world_size), 0, {}, timedelta(seconds=9)).create_all()
+        world = World(_world(rank, size))
+        world._create({key: LiveGroups(plan, world, 0, {}, key=key) for key, plan in plans.items()}, {})
     return done
 
 
-def _consistent(plan, monkeypatch):
+def _consistent(plans, monkeypatch):
     """Every rank takes part in equally many splits, and the members of a group split at the same one of them."""
-    every = [_splits(plan, rank, monkeypatch) for rank in range(plan.world_size)]
-    assert len({len(done) for done in every}) == 1, plan
+    size = next(iter(plans.values())).world_size
+    every = [_splits(plans, rank, size, monkeypatch) for rank in range(size)]
+    assert len({len(done) for done in every}) == 1, plans
     for step in zip(*every, strict=True):
         for rank, did in enumerate(step):
             if did is not None:
                 assert rank in did[1]
-                assert all(step[member] == did for member in did[1]), (plan, did)
+                assert all(step[member] == did for member in did[1]), (plans, did)
     return len(every[0])
 
 
@@ -48,7 +52,7 @@ def test_every_rank_takes_part_in_every_split_of_megatrons_groups(monkeypatch, s
     """16 ranks, none of them real: one split for each kind that does not share, the same on every rank."""
     plan = rm.recipes.megatron(16, **sizes)
     kinds = [names for names in plan.sharing if plan.groups(names[0]).size > 1]
-    assert _consistent(plan, monkeypatch) == len(kinds)
+    assert _consistent({"": plan}, monkeypatch) == len(kinds)
 
 
 def test_every_rank_takes_part_in_every_split_of_uneven_groups(monkeypatch):
@@ -65,28 +69,56 @@ def test_every_rank_takes_part_in_every_split_of_uneven_groups(monkeypatch):
             rm.GroupSpec(f"p{number}", "a-b-c", pick=source.sample(range(mesh.size), source.randint(1, mesh.size)))
             for number in range(source.randint(0, 3))
         ]
-        _consistent(rm.Plan(mesh, [*specs, *picked], world_size=8), monkeypatch)
+        _consistent({"": rm.Plan(mesh, [*specs, *picked], world_size=8)}, monkeypatch)
+
+
+def _random_mesh(source, offset, most):
+    sizes = [source.choice([1, 2, 3]) for _ in range(3)]
+    while math.prod(sizes) > most:
+        sizes[sizes.index(max(sizes))] -= 1
+    return rm.Mesh(a=sizes[0], b=sizes[1], c=sizes[2], offset=offset)
+
+
+def _random_specs(source):
+    axes = ("a", "b", "c", "a-b", "b-c", "a-b-c")
+    return [
+        rm.GroupSpec(f"g{number}", source.choice(axes), share=source.random() < 0.7, lazy=None)
+        for number in range(source.randint(1, 4))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_rank_takes_part_in_every_split_of_a_job(monkeypatch, seed):
+    """A random job of two or three meshes, disjoint, colocated or apart, on 9 ranks: ranks in no mesh decline too."""
+    source = random.Random(seed)  # noqa: S311  - the same jobs in every run
+    left = _random_mesh(source, 0, 5)
+    meshes = {"left": left, "right": _random_mesh(source, left.size, 9 - left.size)}
+    if source.random() < 0.5:
+        meshes["twin"] = rm.Mesh(a=left.size, b=1, c=1)
+    job = rm.Job(world_size=9, partial=True, **meshes)
+    plans = rm.Plan.of_job(job, {name: _random_specs(source) for name in meshes})
+    _consistent(plans, monkeypatch)
 
 
 def test_a_world_that_is_not_bound_splits_nothing(monkeypatch):
     """16 ranks: nobody declines, as only members create."""
     monkeypatch.setitem(globals(), "CUDA", None)
-    assert None not in _splits(rm.recipes.megatron(16, pp=4), 5, monkeypatch)
+    assert None not in _splits({"": rm.recipes.megatron(16, pp=4)}, 5, 16, monkeypatch)
 
 
 def test_lazy_groups_are_refused_where_all_ranks_split():
     """A lazy NCCL group in a bound world is refused by name; a lazy gloo group there, or NCCL elsewhere, is not."""
     lazy = rm.Plan(rm.Mesh(tp=2), [rm.GroupSpec("tp", lazy=True)])
     with pytest.raises(ConnectError, match="lazy group 'tp' in a world that is bound to cuda:0"):
-        _check_lazy(lazy, _world(0, 2))
-    _check_lazy(lazy, _world(0, 2, bound=False))
-    _check_lazy(rm.Plan(rm.Mesh(tp=2), [rm.GroupSpec("tp", lazy=True, backend="gloo")]), _world(0, 2))
+        check_lazy(lazy, _world(0, 2))
+    check_lazy(lazy, _world(0, 2, bound=False))
+    check_lazy(rm.Plan(rm.Mesh(tp=2), [rm.GroupSpec("tp", lazy=True, backend="gloo")]), _world(0, 2))
 
 
 def test_a_plan_that_leaves_ranks_out_says_so_where_all_ranks_split():
     """Ranks that a plan leaves out would have to decline its splits; without world_size every rank is refused."""
     mesh, specs = rm.Mesh(tp=2), [rm.GroupSpec("tp")]
     with pytest.raises(ConnectError, match="world_size=4"):
-        _check_world(rm.Plan(mesh, specs), _world(0, 4))
-    _check_world(rm.Plan(mesh, specs, world_size=4), _world(0, 4))
-    _check_world(rm.Plan(mesh, specs), _world(0, 4, bound=False))
+        check_world(rm.Plan(mesh, specs), _world(0, 4))
+    check_world(rm.Plan(mesh, specs, world_size=4), _world(0, 4))
+    check_world(rm.Plan(mesh, specs), _world(0, 4, bound=False))

@@ -14,15 +14,14 @@ connected instead of hanging; a one-rank axis costs nothing; timeouts are those 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from rankmesh.errors import ConnectError, LayoutError
 from rankmesh.groups import torch_private
-from rankmesh.groups.connect import DEFAULT_TIMEOUT
 from rankmesh.groups.live import LiveGroups
+from rankmesh.groups.world import World
 from rankmesh.layout import Mesh
 from rankmesh.layout.axes import axis_name, axis_names
 from rankmesh.plan import GroupSpec, Options, Plan
@@ -62,9 +61,7 @@ class AdoptedGroups(LiveGroups):
     """Live groups over the process groups of a ``DeviceMesh``, which go on belonging to it: ``close`` only lets go."""
 
     def __init__(self, device_mesh: DeviceMesh, plan: Plan) -> None:
-        super().__init__(
-            plan, torch_private.world(), generation=0, phases={}, within=timedelta(seconds=DEFAULT_TIMEOUT)
-        )
+        super().__init__(plan, World.current(), generation=0, phases={})
         self._device_mesh = device_mesh
 
     def _create(self, own: OwnGroup) -> ProcessGroup:
@@ -81,7 +78,7 @@ class AdoptedGroups(LiveGroups):
             )
         return pg
 
-    def create_all(self) -> None:
+    def look_up_all(self) -> None:
         """Look up every process group of this rank."""
         for group in self.values():
             self._open(group.own)
@@ -100,7 +97,7 @@ def adopt(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None) -> Ado
     """
     # Two dimensions with the same ranks may have two process groups; each handle has its own dimension's.
     groups = AdoptedGroups(device_mesh, plan_of(device_mesh, names=names, options=Options(share=False)))
-    groups.create_all()
+    groups.look_up_all()
     return groups
 
 

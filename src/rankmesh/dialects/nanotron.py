@@ -155,7 +155,7 @@ class ParallelContext:
             return dist.new_group(list(members))
         if members != (dist.get_rank(),):
             return dist.GroupMember.NON_GROUP_MEMBER
-        backend = torch_private.world().backend
+        backend = torch_private.default_group().backend
         return alone(rank=members[0], name=f"nanotron/{id(self)}", desc="create_new_group", backend=backend)
 
     # -- places -------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class ParallelContext:
 def _start_world(backend: str) -> LiveRank | None:
     """Join the world of the launcher where there is none yet; what leaves it again."""
     if dist.is_initialized():
-        _check_backend(backend, torch_private.world())
+        _check_backend(backend, torch_private.default_group())
         return None
     launch = started_by()
     if launch.launcher == NOBODY:
@@ -226,7 +226,7 @@ def _start_world(backend: str) -> LiveRank | None:
     return enter(launch, backend, _TIMEOUT)
 
 
-def _check_backend(asked: str, world: torch_private.World) -> None:
+def _check_backend(asked: str, world: torch_private.DefaultGroup) -> None:
     if asked != "nccl" and asked not in world.backend and not world.dry:
         raise ConnectError(
             f"received backend {asked!r} in a world of backend {world.backend!r}; the groups use the world's; "

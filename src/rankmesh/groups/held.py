@@ -6,16 +6,14 @@
 NotInitialized        LiveGroups              NotInitialized
 ```
 
-Several states of one dialect live side by side: the plan of each carries the dialect's name and the lowest number that
-no open state of this process has. A rank that opened its states in another order is told so when the ranks agree.
+Several states of one dialect live side by side: each has the groups of its own connect. A rank that opened its states
+in another order is told so when the ranks agree, where their plans differ.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 
 import torch.distributed as dist
 
@@ -25,8 +23,6 @@ from rankmesh.groups.live import LiveGroups
 from rankmesh.plan.plan import Plan
 
 __all__ = ["Held", "refusing_sizes", "world_size"]
-
-_taken: defaultdict[str, set[int]] = defaultdict(set)
 
 
 class Held:
@@ -39,7 +35,6 @@ class Held:
         self._dialect = dialect
         self._initialiser = initialiser
         self._destroyer = destroyer
-        self._number = 0
         self._groups: LiveGroups | None = None
 
     @property
@@ -66,14 +61,9 @@ class Held:
             )
 
     def open(self, plan: Plan) -> LiveGroups:
-        """Connect the plan, under a name of its own, and hold its groups."""
+        """Connect the plan under the name of the dialect, and hold its groups."""
         self.check_free()
-        taken = _taken[self._dialect]
-        number = next(number for number in count() if number not in taken)
-        name = f"{self._dialect} {number}" if number else self._dialect
-        self._groups = connect(Plan(plan.mesh, plan.specs, world_size=plan.world_size, name=name))
-        self._number = number
-        taken.add(number)
+        self._groups = connect(Plan(plan.mesh, plan.specs, world_size=plan.world_size, name=self._dialect))
         return self._groups
 
     def close(self) -> None:
@@ -81,7 +71,6 @@ class Held:
         if self._groups is None:
             return
         groups, self._groups = self._groups, None
-        _taken[self._dialect].discard(self._number)
         groups.close()
 
 

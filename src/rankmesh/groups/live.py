@@ -8,51 +8,62 @@ plan.of(rank) ── leaders ── process groups ── handles by name
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from rankmesh.errors import ConnectError, NotAMember, RankmeshError
+from rankmesh.errors import ConnectError, NotAMember, RankmeshError, first_line
 from rankmesh.groups import torch_private
 from rankmesh.groups.alone import alone
+from rankmesh.groups.blocks import block, kind_along
 from rankmesh.groups.handles import LiveGroup
+from rankmesh.groups.identify import described
 from rankmesh.groups.limits import time_limit
 from rankmesh.groups.naming import process_group_name
 from rankmesh.groups.report import Report, report_of
 from rankmesh.groups.warm import warm_up
 from rankmesh.plan.own import OwnGroup
 from rankmesh.plan.plan import Plan
-from rankmesh.plan.spec import GroupSpec
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from rankmesh.groups.world import World
+
 __all__ = ["LiveGroups"]
 
 _Default = TypeVar("_Default")
-_NO_DEFAULT = object()
+
 _SHOWN = 16
 
 
 class LiveGroups(Mapping[str, LiveGroup]):
     """The groups that this rank is in, by name, in the plan's order; a context manager that destroys them.
 
-    Made by ``connect``. Asking for a group that this rank is not in raises ``NotAMember``; using the mapping after
-    ``close()`` raises ``ConnectError``.
+    Made by ``connect``: one plan's view of the world. Asking for a group that this rank is not in raises
+    ``NotAMember``; after ``close()`` the mapping is empty, and asking it for a group raises ``ConnectError``.
     """
 
     def __init__(
-        self, plan: Plan, world: torch_private.World, generation: int, phases: dict[str, float], within: timedelta
+        self,
+        plan: Plan,
+        world: World,
+        generation: int,
+        phases: dict[str, float],
+        making: torch_private.Making | None = None,
+        *,
+        key: str = "",
     ) -> None:
         self.plan = plan
+        self.key = key
         self.generation = generation
         self.phases = phases
         self._world = world
-        self._making = torch_private.Making(torch_private.GlooDevices(), world.store, within)
-        self._own = plan.of(world.rank)
+        self._default = world.default
+        # Groups that others made are only looked up.
+        self._making = making or torch_private.Making(world.devices, world.default.store, 0.0)
+        self._own = plan.of(world.default.rank)
         self._made: dict[str, ProcessGroup] = {}
         self._closed = False
         self._handles = {name: LiveGroup(own, self._opener(own)) for name, own in self._own.items()}
@@ -62,12 +73,12 @@ class LiveGroups(Mapping[str, LiveGroup]):
     @property
     def rank(self) -> int:
         """The global rank of this process."""
-        return self._world.rank
+        return self._default.rank
 
     @property
     def world_size(self) -> int:
         """The size of the live world."""
-        return self._world.size
+        return self._default.size
 
     @property
     def closed(self) -> bool:
@@ -85,30 +96,27 @@ class LiveGroups(Mapping[str, LiveGroup]):
             raise
 
     @overload
-    def get(self, name: str, /) -> LiveGroup: ...
+    def get(self, name: str, /) -> LiveGroup | None: ...
     @overload
     def get(self, name: str, /, default: _Default) -> LiveGroup | _Default: ...
-    def get(self, name: str, /, default: object = _NO_DEFAULT) -> object:
+    def get(self, name: str, /, default: object = None) -> object:
         """The group of one kind, or ``default`` where this rank is in none of that kind.
 
-        Without a default that is ``NotAMember``, as for ``[name]``; a name that the plan does not have is refused
-        either way.
+        ``UnknownGroup`` for a name that the plan does not have: a misspelt name is a mistake with a default too.
         """
         try:
             return self[name]
         except NotAMember:
-            if default is _NO_DEFAULT:
-                raise
             return default
 
     def __contains__(self, name: object) -> bool:
-        return name in self._handles
+        return name in self._open_handles
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._handles)
+        return iter(self._open_handles)
 
     def __len__(self) -> int:
-        return len(self._handles)
+        return len(self._open_handles)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -135,103 +143,50 @@ class LiveGroups(Mapping[str, LiveGroup]):
             self._made[leader.name] = self._create(leader)
         return self._made[leader.name]
 
-    def create_all(self) -> None:
-        """Make every process group that is not lazy, in the plan's order.
+    def leads(self, name: str) -> bool:
+        """Whether this rank is in a group of this kind that has a process group of its own."""
+        return name in self._own and self._own[name].leader == name
 
-        First every option of the plan is checked, those of other ranks' groups too: what is refused is then refused by
-        all ranks alike, and none of them waits for a member that has given up.
-        """
-        for spec in self.plan.specs:
-            if self.plan.groups(spec.name).size > 1 and not self._world.dry:
-                self._check(spec)
-        for spec in self.plan.specs:
-            started = time.perf_counter()
-            if self._leads(spec) and not spec.options.lazy:
-                self._open(self._own[spec.name])
-                self.phases[f"create {spec.name}"] = time.perf_counter() - started
-            elif self._world.bound_device is not None and spec.name in self._split_kinds:
-                torch_private.decline_split(self._world.bound_device)
-
-    def _check(self, spec: GroupSpec) -> None:
-        backend = spec.options.backend or self._world.backend
-        torch_private.check_backend(backend)
-        torch_private.nccl_options(spec.options, backend)
-
-    def _leads(self, spec: GroupSpec) -> bool:
-        return spec.name in self._own and self._own[spec.name].leader == spec.name
-
-    @cached_property
-    def _split_kinds(self) -> frozenset[str]:
-        """Kinds for which some rank splits the world's communicator, so that all others must decline the split."""
-        if not self._world.splits:
-            return frozenset()
-        firsts = {names[0] for names in self.plan.sharing}
-        return frozenset(
-            spec.name
-            for spec in self.plan.specs
-            if spec.name in firsts
-            and self.plan.groups(spec.name).size > 1
-            and not spec.options.lazy
-            and self._world.splits_for(spec.options.backend)
-        )
+    def open(self, name: str) -> ProcessGroup:
+        """The process group of a kind that leads, made now if it is not there."""
+        return self._open(self._own[name])
 
     def _create(self, own: OwnGroup) -> ProcessGroup:
-        name = process_group_name(self.plan.digest, self.generation, own.name, own.ranks)
+        name = process_group_name(self.plan.digest, self.generation, own.name, own.ranks, self.key)
         # In a dry run nobody else is there: torch's fake backend stands for each one that the plan asks for.
-        backend = self._world.backend if self._world.dry else own.options.backend or self._world.backend
+        backend = self._default.backend if self._default.dry else own.options.backend or self._default.backend
         if own.size == 1:
-            return alone(rank=self.rank, name=name, desc=self._described(own), backend=backend)
-        timeout = self._world.timeout if own.options.timeout is None else timedelta(seconds=own.options.timeout)
+            return alone(rank=self.rank, name=name, desc=described(self.plan, self.key, own), backend=backend)
+        timeout = self._default.timeout if own.options.timeout is None else timedelta(seconds=own.options.timeout)
         try:
             return torch_private.create(
                 self._making,
                 ranks=own.ranks,
                 rank=own.rank,
                 name=name,
-                desc=self._described(own),
+                desc=described(self.plan, self.key, own),
                 backend=backend,
                 timeout=timeout,
                 lazy=bool(own.options.lazy),
-                options=None if self._world.dry else torch_private.nccl_options(own.options, backend),
+                options=None if self._default.dry else torch_private.nccl_options(own.options, backend),
             )
         except RankmeshError:
             raise
         except (RuntimeError, ValueError) as error:
             raise _failure(self.rank, own, error) from error
 
-    def _described(self, own: OwnGroup) -> str:
-        """Kind and coordinate, after the name of the plan where a job has several."""
-        return f"{self.plan.name}:{own}" if self.plan.name else str(own)
-
     # -- what they are for --------------------------------------------------------------------------------------
 
     def device_mesh(self, *axes: str, view: str | None = None, device_type: str | None = None) -> DeviceMesh:
         """A torch ``DeviceMesh`` over these axes, first the slowest as torch has it, on the same process groups.
 
-        Each axis must have a group of its own in the plan: no process group is made here.
+        An axis is one of the mesh or the view, or a kind of the plan along several of them (``zero`` along dp and cp).
+        Each must have a group in the plan, the one of that name if there is one: no process group is made here.
         """
         self._check_open()
-        _check_axes(axes)
-        return torch_private.device_mesh(self._axis_groups(axes, view), self._rank_array(axes, view), axes, device_type)
-
-    def _axis_groups(self, axes: tuple[str, ...], view: str | None) -> list[ProcessGroup]:
-        return [self._axis_group(axis, view).pg for axis in axes]
-
-    def _axis_group(self, axis: str, view: str | None) -> LiveGroup:
-        wanted = self.plan.mesh.groups(axis, view=view)
-        for name, kind in self.plan.kinds.items():
-            if name in self._handles and kind.tile == wanted.tile:
-                return self._handles[name]
-        raise ConnectError(
-            f"received axis {axis!r} for a device mesh, but no group of the plan is along {axis!r} alone; "
-            f"add GroupSpec({axis!r}) to the plan",
-            axis=axis,
-        )
-
-    def _rank_array(self, axes: tuple[str, ...], view: str | None) -> Any:
-        mesh = self.plan.mesh.view(view)
-        block = mesh.groups(axes[::-1], ordered=True).of(self.rank)
-        return block.array.reshape([mesh.groups(axis).size for axis in axes])
+        groups = {axis: self._handles[kind_along(self.plan, axis, view, self._handles)] for axis in axes}
+        ranks = block(self.plan, [group.name for group in groups.values()], self.rank, axes)
+        return torch_private.device_mesh([group.pg for group in groups.values()], ranks, axes, device_type)
 
     def warm_up(self, *, timeout: float | timedelta = 60.0) -> dict[str, float]:
         """Use every process group once, in the plan's order, and each pipeline neighbour; seconds by group.
@@ -254,7 +209,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         return self._own
 
     @property
-    def world(self) -> torch_private.World:
+    def world(self) -> World:
         """The world in which the groups live."""
         return self._world
 
@@ -277,11 +232,11 @@ class LiveGroups(Mapping[str, LiveGroup]):
             del self._made[name]
             if cause is not None:
                 failed[name] = cause
-        self._making.devices.release()
+        self._world.forget(self)
         if failed:
             name, cause = next(iter(failed.items()))
             raise ConnectError(
-                f"rank {self.rank}: group {name!r} could not be destroyed ({_first_line(cause)}); the others were; "
+                f"rank {self.rank}: group {name!r} could not be destroyed ({first_line(cause)}); the others were; "
                 "its connections close when the process ends",
                 groups=tuple(failed),
             ) from cause
@@ -299,15 +254,6 @@ class LiveGroups(Mapping[str, LiveGroup]):
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"generation {self.generation}"
         return f"LiveGroups(rank {self.rank} of {self.world_size}, {state}: {' '.join(self._handles)})"
-
-
-def _check_axes(axes: tuple[str, ...]) -> None:
-    if not axes or len(set(axes)) < len(axes):
-        raise ConnectError(
-            f"received the axes {axes} for a device mesh; it has one axis or more, each once; "
-            "name them, such as device_mesh('dp', 'tp')",
-            axes=axes,
-        )
 
 
 def _destroy(pg: ProcessGroup) -> RuntimeError | None:
@@ -329,19 +275,16 @@ def _failure(rank: int, own: OwnGroup, error: Exception) -> ConnectError:
         else (f"its members are {_listed(own.ranks)}")
     )
     return ConnectError(
-        f"rank {rank}: the process group of {own} could not be made ({_first_line(error)}); {who}; "
+        f"rank {rank}: the process group of {own} could not be made ({first_line(error)}); {who}; "
         "look at the logs of the members for the one that failed first",
         rank=rank,
         group=own.name,
         ranks=own.ranks,
         seen=seen,
         missing=unseen,
+        in_vain=isinstance(error, torch_private.Unjoined),
     )
 
 
 def _listed(ranks: tuple[int, ...]) -> str:
     return f"{list(ranks[:_SHOWN])}" + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -16,8 +16,11 @@ from collections.abc import Sequence
 __all__ = ["process_group_name"]
 
 
-def process_group_name(digest: str, generation: int, name: str, members: Sequence[int]) -> str:
-    """The name under which all members register one process group: kind, generation, 16 hexadecimal digits."""
-    text = hashlib.sha256(f"{digest}/{generation}/{name}/".encode())
+def process_group_name(digest: str, generation: int, name: str, members: Sequence[int], key: str = "") -> str:
+    """The name under which all members register one process group: kind, generation, 16 hexadecimal digits.
+
+    ``key`` tells the plans of one job apart, which may be equal.
+    """
+    text = hashlib.sha256(f"{digest}/{generation}/{key}{'/' if key else ''}{name}/".encode())
     text.update(struct.pack(f"<{len(members)}q", *members))
     return f"{name}/{generation}/{text.hexdigest()[:16]}"

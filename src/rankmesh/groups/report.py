@@ -103,7 +103,7 @@ def _group(live: LiveGroups, own: OwnGroup) -> GroupReport:
         position=own.rank,
         communicator=own.leader if own.size > 1 else None,
         created=live.is_made(own.leader),
-        backend=own.options.backend or live.world.backend,
-        timeout=live.world.timeout.total_seconds() if timeout is None else timeout,
+        backend=own.options.backend or live.world.default.backend,
+        timeout=live.world.default.timeout.total_seconds() if timeout is None else timeout,
         options=own.options.to_dict(),
     )

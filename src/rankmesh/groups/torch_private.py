@@ -1,7 +1,7 @@
 """Every private or version-dependent call into torch. Known on: torch 2.13.
 
 ```
-world()              the initialised default group: rank, size, store, backend, timeout
+default_group()      the initialised world: rank, size, store, backend, timeout
 create(...)          a process group of given members under a given name, made by its members alone
 register_alone(...)  the same for a group of one rank (``alone.py``)
 destroy(pg)          undo either, leaving torch's registries as they were
@@ -17,7 +17,9 @@ ranks, and connects every pair of members at once. The pieces that it is made of
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -36,17 +38,19 @@ from torch._C._distributed_c10d import (
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from rankmesh.errors import ConnectError, PlanError
+from rankmesh.errors import ConnectError, PlanError, first_line
 from rankmesh.plan.options import Options
 
 __all__ = [
     "KNOWN_VERSIONS",
+    "DefaultGroup",
     "GlooDevices",
     "Making",
     "Unjoined",
-    "World",
     "create",
     "decline_split",
+    "default_group",
+    "default_pg",
     "describe",
     "destroy",
     "device_mesh",
@@ -64,7 +68,6 @@ __all__ = [
     "registries",
     "set_timeout",
     "symmetric_memory",
-    "world",
 ]
 
 KNOWN_VERSIONS = ("2.13",)
@@ -82,7 +85,7 @@ _CONNECTED_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class World:
+class DefaultGroup:
     """The default group of this process, ``store`` is None where the backend keeps none (MPI)."""
 
     rank: int
@@ -107,18 +110,23 @@ class World:
         return self.backend == "fake"
 
 
-def world() -> World:
-    """The initialised world; ``ConnectError`` where there is none."""
+def default_pg() -> Any:
+    """The process group of the initialised world; ``ConnectError`` where there is none."""
     if not dist.is_available() or not dist.is_initialized():
         raise ConnectError(
             "received no initialised torch.distributed world; groups are made inside one; "
             "call torch.distributed.init_process_group() first, or start the program with torchrun"
         )
-    default = c10d._get_default_group()
+    return c10d._get_default_group()
+
+
+def default_group() -> DefaultGroup:
+    """What the initialised world is like; ``ConnectError`` where there is none."""
+    default = default_pg()
     backend, store = c10d._world.pg_map[default]
     if backend == dist.Backend.UNDEFINED:  # a world that was asked for no backend has torch's choice for each device
         backend = c10d._world.pg_backend_config[default]
-    return World(
+    return DefaultGroup(
         rank=default.rank(),
         size=default.size(),
         store=store,
@@ -146,7 +154,7 @@ class Unjoined(RuntimeError):
 
 
 class GlooDevices:
-    """The gloo devices of one owner of groups: a socket that listens and a thread that polls it, each.
+    """The gloo devices of one world: a socket that listens and a thread that polls it, each.
 
     Groups that connect at once share a device. One that connects late needs its own: pairs then find each other by a
     number that counts inside one group, so two groups on one device would answer each other's calls.
@@ -170,11 +178,19 @@ class GlooDevices:
 
 @dataclass(frozen=True)
 class Making:
-    """How an owner makes its groups: on which devices, from which store, and how long members may let it wait."""
+    """How a world makes groups: on which devices, from which store, and until when members may let it wait.
+
+    ``deadline`` is in seconds of ``time.monotonic``.
+    """
 
     devices: GlooDevices
     store: Any
-    within: timedelta
+    deadline: float
+
+    @property
+    def within(self) -> timedelta:
+        """What is left until the deadline; a moment where nothing is, as torch takes zero for no limit."""
+        return timedelta(seconds=max(self.deadline - time.monotonic(), 0.01))
 
 
 def create(
@@ -391,10 +407,20 @@ def destroy(pg: dist.ProcessGroup) -> None:
     if pg not in c10d._world.pg_map:
         return
     tag = c10d._world.pg_to_tag.get(pg)
+    backend, store = c10d._world.pg_map[pg]
+    position, size = pg.rank(), pg.size()
     dist.destroy_process_group(pg)
+    if size > 1 and set(_config(str(backend))[0].values()) == {"gloo"}:
+        _take_back(store, position)
     # torch leaves the empty list of the tag behind, one for each group ever made.
     if tag is not None and not c10d._world.tags_to_pg.get(tag, True):
         del c10d._world.tags_to_pg[tag]
+
+
+def _take_back(store: Any, position: int) -> None:
+    """Delete the address under which this member of a gloo group was found, as far as the store still answers."""
+    with suppress(RuntimeError):
+        PrefixStore("gloo/", store).delete_key(f"0/{position}")
 
 
 def registries() -> dict[str, int]:
@@ -530,7 +556,7 @@ def symmetric_memory(size: int, pg: dist.ProcessGroup) -> tuple[torch.Tensor, An
         memory = symmetric.empty(size, dtype=torch.uint8, device=torch.device("cuda"))
         return memory, symmetric.rendezvous(memory, pg)
     except RuntimeError as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        first = first_line(error)
         raise ConnectError(
             f"the {pg.size()} GPUs of the group share no symmetric memory ({first}); it needs NVLink between them all"
         ) from error

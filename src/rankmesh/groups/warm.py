@@ -2,7 +2,7 @@
 
 ```
 each leader     one all-reduce of one number
-along pp        the number to next and to prev besides: pipelines talk to their neighbours, not to the group
+pipelines       the number to next and to prev besides: pipelines talk to their neighbours, not to the group
 ```
 """
 
@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rankmesh.errors import ConnectError
+from rankmesh.errors import ConnectError, first_line
 from rankmesh.groups.handles import LiveGroup
 
 __all__ = ["warm_up"]
@@ -25,7 +25,7 @@ def warm_up(groups: Mapping[str, LiveGroup], timeout: timedelta) -> dict[str, fl
     """Warm up the leaders of a rank's groups, and its pipelines; the seconds that each took."""
     seconds = {}
     for name, group in groups.items():
-        if group.size > 1 and (group.own.leader == name or _is_pipeline(group)):
+        if group.size > 1 and (group.own.leader == name or group.own.spec.pipeline):
             started = time.perf_counter()
             _use(group, timeout)
             seconds[name] = time.perf_counter() - started
@@ -39,10 +39,9 @@ def _use(group: LiveGroup, timeout: timedelta) -> None:
             # Torch's work objects have no return value that says "late"; they raise.
             work.wait(timeout)
     except RuntimeError as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise ConnectError(
-            f"group {group.own} was not warm within {timeout.total_seconds():g} s ({reason}); its members are "
-            f"{list(group.ranks[:16])}; look at the logs of the members for the one that is not there",
+            f"group {group.own} was not warm within {timeout.total_seconds():g} s ({first_line(error)}); its members "
+            f"are {list(group.ranks[:16])}; look at the logs of the members for the one that is not there",
             group=group.name,
             ranks=group.ranks,
         ) from error
@@ -50,7 +49,7 @@ def _use(group: LiveGroup, timeout: timedelta) -> None:
 
 def _works(group: LiveGroup, one: torch.Tensor, timeout: timedelta) -> list[dist.Work]:
     works = [_all_reduce(group, one, timeout)]
-    if _is_pipeline(group):
+    if group.own.spec.pipeline:
         for to, back in ((group.next, group.prev), (group.prev, group.next)):
             works += dist.batch_isend_irecv(
                 [
@@ -70,7 +69,3 @@ def _all_reduce(group: LiveGroup, one: torch.Tensor, timeout: timedelta) -> dist
     options = dist.AllreduceOptions()
     options.timeout = timeout
     return group.pg.allreduce([one], options)
-
-
-def _is_pipeline(group: LiveGroup) -> bool:
-    return group.axes == ("pp",) and group.own.spec.pick is None

@@ -5,7 +5,7 @@ operation    every member brings           and must get
 all-reduce   (its global rank, 1)          (sum of the members, their number)
 all-gather   its global rank               the members, in order
 broadcast    its global rank               the first member's
-send/recv    its global rank, to next      the rank of prev          (groups along pp)
+send/recv    its global rank, to next      the rank of prev          (pipelines)
 ```
 
 The expected values come from the plan, the answers from the network: a group with a wrong member, a wrong order, or
@@ -66,7 +66,7 @@ def _checks(group: LiveGroup) -> dict[str, tuple[Callable[[LiveGroup, str], obje
         "all-gather": (_all_gather, list(group.ranks)),
         "broadcast": (_broadcast, group.root),
     }
-    if group.axes == ("pp",) and group.size > 1:
+    if group.own.spec.pipeline and group.size > 1:
         checks["send/recv"] = (_send_recv, group.prev)
     return checks
 

@@ -49,7 +49,7 @@ class Watch:
     """
 
     def __init__(self, folder: Path, limit: timedelta | None, number: int) -> None:
-        world = torch_private.world()
+        world = torch_private.default_group()
         self.folder = folder
         self.verdict: str | None = None
         self._limit = None if limit is None else limit.total_seconds()

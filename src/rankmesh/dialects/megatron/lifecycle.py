@@ -25,6 +25,8 @@ from rankmesh.dialects.megatron.state import in_a_world
 from rankmesh.dialects.megatron.ucc import prepare_environment
 from rankmesh.groups import torch_private
 from rankmesh.groups.connect import DEFAULT_TIMEOUT, connect
+from rankmesh.groups.live import LiveGroups
+from rankmesh.groups.world import World
 
 __all__ = ["destroy", "initialize", "set_timeouts"]
 
@@ -42,12 +44,15 @@ def initialize(names: dict[str, Any], request: Request) -> None:
             "received a second initialisation of a parallel state; a state is initialised once; call "
             "destroy_model_parallel() first, or make another ParallelState"
         )
-    world = torch_private.world()
+    world = torch_private.default_group()
     all_gloo = world.backend == "gloo" or world.dry
     plan = request.plan(world.size, all_gloo=all_gloo, name=state.plan_name)
     if request.pipeline_model_parallel_comm_backend == "ucc":
         prepare_environment()
-    state.live = connect(plan, timeout=min(DEFAULT_TIMEOUT, request.timeout))
+    if plan.fixed_world or world.rank in plan.mesh:
+        state.live = connect(plan, timeout=min(DEFAULT_TIMEOUT, request.timeout))
+    else:  # outside the part of the world that the state is for
+        state.live = LiveGroups(plan, World.current(), 0, {})
     state.sharded, state.experts_sharded = request.gtp_remat_size > 1, request.expert_gtp_remat_size > 1
     names.update(filled(state.live, request, all_gloo=all_gloo))
     names["_GLOBAL_MEMORY_BUFFER"] = GlobalMemoryBuffer()

@@ -90,6 +90,6 @@ def _gathers(
     if experts:
         specs.append(GroupSpec("expt_dp_ag", "edp", view="expert", overlap="all_gather", timeout=timeout))
         wanted["expt_dp_ag"] = sections.get("ep_dp")
-    plan = Plan(base.mesh, specs, world_size=base.world_size, name=name)
+    plan = Plan(base.mesh, specs, world_size=base.world_size if base.fixed_world else None, name=name)
     given = {kind: section for kind, section in wanted.items() if section}
     return with_nccl_config(plan, given) if given else plan

@@ -91,7 +91,9 @@ class Request:
             self._check_order(plan)
             sharp = self.sharp_enabled_group and sharp_kind(self.sharp_enabled_group)
             specs = [self._optioned(spec, sharp) for spec in (*plan.specs, *self._single(plan)) if self._wanted(spec)]
-            plan = Plan(plan.mesh, specs, world_size=world_size, name=name)
+            # A state over a part of the world is initialised by the ranks of that part, and by them alone.
+            part = plan.mesh.size < world_size
+            plan = Plan(plan.mesh, specs, world_size=None if part else world_size, name=name)
             return with_nccl_config(plan, sections) if (sections := self._sections(plan)) else plan
 
     # -- what is refused ------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def run(
     """
     started = time.perf_counter()
     limit, longest = time_limit(timeout), _longest(moves, budget)
-    world = torch_private.world()
+    world = torch_private.default_group()
     group = dist.group.WORLD if group is None else group
     ranks = dist.get_process_group_ranks(group)
     side = _Side(moves, tensors, into, world.rank)

@@ -1,0 +1,45 @@
+"""Claims: what one rank brings to a meeting. Ranks agree when their claims have one digest.
+
+>>> from rankmesh.layout.span import Span
+>>> one, other = (Claim(rank, 8, Span(0, 8), {"plan": "same"}) for rank in (0, 5))
+>>> one.digest == other.digest, one.circle, Claim(4, 8, Span(4, 4), {}).circle
+(True, 'all', '4-8')
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rankmesh.layout.span import Span
+
+__all__ = ["Claim"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one rank brings: its fields as plain data, and the ranks that have to bring the same."""
+
+    rank: int
+    world_size: int
+    span: Span
+    fields: Mapping[str, Any]
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of the fields: equal claims have equal digests."""
+        return hashlib.sha256(self.document.encode()).hexdigest()[:32]
+
+    @cached_property
+    def document(self) -> str:
+        """The fields as canonical JSON."""
+        return json.dumps(self.fields, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def circle(self) -> str:
+        """The ranks that meet, as part of a key: ``all`` of the world, or ``4-8`` for the ranks 4 to 7."""
+        return "all" if self.span.size == self.world_size else f"{self.span.offset}-{self.span.stop}"

@@ -1,0 +1,126 @@
+"""What meetings leave in the store, and what they find out in a large world."""
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+import rankmesh as rm
+from rankmesh.errors import AgreementError
+from rankmesh.groups.claim import Claim
+from rankmesh.groups.meeting import agree
+from rankmesh.groups.roll import Roll
+from rankmesh.groups.store import JobStore
+from rankmesh.layout.span import Span
+
+STORES = ("tcp", "tcp without libuv", "file")
+
+
+def _plan(number):
+    return rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp")], name=f"plan {number}")
+
+
+def _many(me):
+    """The keys in the store after ten, and after many more, plans were connected and closed."""
+    found = []
+    for rounds in (10, 90):
+        for number in range(rounds):
+            rm.connect(_plan(f"{rounds} {number}"), timeout=20).close()
+        me.meet(f"after {rounds}")
+        found.append(len([key for key in me.store.list_keys() if not key.startswith(("met/", "meet/"))]))
+        me.meet(f"counted {rounds}")
+    return found
+
+
+def test_nothing_stays_in_the_store(ranks):
+    """4 ranks, 100 plans connected and closed: as many keys as after ten."""
+    for ten, hundred in ranks(4, _many):
+        assert hundred == ten
+
+
+def _thousand(me):
+    store, before = dist.PrefixStore("own", me.store), None
+    for number in range(1000):
+        claim = Claim(me.rank, me.size, Span(0, me.size), {"plan": number})
+        meeting = agree(store, claim, timedelta(seconds=20))
+        meeting.complete(20, 20)
+        if number == 9:
+            me.meet("ten")
+            before = [key for key in me.store.list_keys() if "own/" in key]
+            me.meet("counted")
+    me.meet("thousand")
+    return before, [key for key in me.store.list_keys() if "own/" in key]
+
+
+def test_a_thousand_meetings_leave_what_ten_leave(ranks):
+    """2 ranks, 1,000 meetings of different plans: one key, the number of the next meeting."""
+    for ten, thousand in ranks(2, _thousand, world=None):
+        assert ten == thousand == ["own/rankmesh/job/all/turn"]
+
+
+def _after_failures(me):
+    store = dist.PrefixStore("own", me.store)
+    for number in range(3):
+        claim = Claim(me.rank, me.size, Span(0, me.size), {"plan": number, "own": me.rank})
+        me.error(AgreementError, agree, store, claim, timedelta(seconds=20))
+    claim = Claim(me.rank, me.size, Span(0, me.size), {"plan": "same"})
+    agree(store, claim, timedelta(seconds=20)).complete(20, 20)
+    me.meet("end")
+    return [key for key in me.store.list_keys() if "own/" in key]
+
+
+def test_what_failed_is_deleted_with_the_next_that_succeeds(ranks):
+    """3 ranks, three meetings at which all differ, then one at which they agree: nothing of the three stays."""
+    assert ranks(3, _after_failures, world=None) == [["own/rankmesh/job/all/turn"]] * 3
+
+
+def _store(kind, folder):
+    if kind == "file":
+        return dist.FileStore(str(folder / "store"), 1)
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=kind == "tcp")
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_roll_is_the_set_of_those_that_came(tmp_path, kind):
+    """No process, 200 ranks from 5 on: exactly one rank completes the roll, and who is absent is told."""
+    span = Span(5, 200)
+    roll = Roll(JobStore(_store(kind, tmp_path)), "roll", span)
+    order = sorted(range(5, 205), key=lambda rank: (rank * 7919) % 200)
+    assert not any(roll.come(rank) for rank in order[:-1])
+    assert roll.absent() == [order[-1]]
+    roll.go(order[0])
+    assert not roll.come(order[-1])
+    assert roll.absent() == [order[0]]
+    assert roll.come(order[0])
+    assert roll.absent() == []
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_values_that_are_there_are_read_together(tmp_path, kind):
+    """No process: the values of those keys that are there, whichever these are."""
+    store = JobStore(_store(kind, tmp_path))
+    for rank in (0, 3, 4, 9):
+        store.write(f"told/{rank}", {"rank": rank})
+    found = store.read_all([f"told/{rank}" for rank in range(10)])
+    assert found == {f"told/{rank}": {"rank": rank} for rank in (0, 3, 4, 9)}
+    assert store.read_all(["told/1"]) == {}
+
+
+def test_who_is_missing_in_a_large_world_is_found_soon(tmp_path):
+    """No process, 16,384 ranks of which three did not come: one rank finds them in the store, by name."""
+    size, missing = 16_384, [7, 8_000, 16_000]
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    claim = Claim(0, size, Span(0, size), {"plan": "same"})
+    roll = Roll(JobStore(store), "all/0/agree/roll", claim.span)
+    for block in range(-(-size // 62)):
+        came = sum(
+            1 << rank % 62 for rank in range(block * 62, min(size, block * 62 + 62)) if rank not in [0, *missing]
+        )
+        roll.store.count(f"{roll.key}/{block}", came)
+    roll.store.count(f"all/0/claim/{claim.digest}", size - 4)
+    started = time.perf_counter()
+    with pytest.raises(AgreementError) as caught:
+        agree(store, claim, timedelta(seconds=0.2))
+    assert caught.value.values["missing"] == missing
+    assert time.perf_counter() - started < 5, "a bound for a busy machine; docs/benchmarks.md has the figure"
