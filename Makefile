@@ -28,6 +28,9 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and pr
 test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS='-k mesh', JOBS=0)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
+test-hangs: $(VENV)/.installed-test  ## run every program that hangs, and the doctor on what it leaves (root: one needs a network of its own)
+	@HANGS=all $(BIN)/python -m pytest tests/hangs $(ARGS)
+
 lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@echo '== style: ruff check'
 	@$(BIN)/ruff check

@@ -36,9 +36,10 @@ from rankmesh.transfer import Transfer
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups, LiveJob, close_all
     from rankmesh.groups.connect import connect
-    from rankmesh.launch.world import LiveRank, init
+    from rankmesh.launch.world import LiveRank
     from rankmesh.proof.check import check
     from rankmesh.readers.source import read_plan as read
+    from rankmesh.watch.joined import init
 
 __all__ = [
     "AgreementError",
@@ -91,7 +92,7 @@ _LIVE = {
     "check": "rankmesh.proof.check",
     "close_all": "rankmesh.groups",
     "connect": "rankmesh.groups.connect",
-    "init": "rankmesh.launch.world",
+    "init": "rankmesh.watch.joined",
 }
 
 

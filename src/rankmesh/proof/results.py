@@ -24,6 +24,7 @@ from rankmesh.launch.started import Launch
 from rankmesh.launch.world import enter
 from rankmesh.plan.plan import Plan
 from rankmesh.proof.prove import prove
+from rankmesh.watch.joined import recorded
 
 __all__ = ["CheckResult", "Diary", "KindResult", "RankFailure", "collect", "next_group", "run_rank"]
 
@@ -91,7 +92,7 @@ def run_rank(plan: Plan, launch: Launch, backend: str | None, timeout: float, wr
 
     write({"event": "started"})
     try:
-        with enter(launch, backend, timeout) as me, connect(plan, timeout=timeout) as groups:
+        with recorded(enter(launch, backend, timeout)) as me, connect(plan, timeout=timeout) as groups:
             write({"event": "connected", "backend": me.backend, "seconds": groups.phases["all"]})
             for proof in prove(groups, str(me.device)):
                 write(

@@ -30,6 +30,7 @@ from rankmesh.doctor.words import report
 from rankmesh.errors import RecordingError
 from rankmesh.groups import torch_private
 from rankmesh.groups.limits import time_limit
+from rankmesh.groups.told import asked_of
 from rankmesh.watch import stacks
 from rankmesh.watch.posts import FolderPost, StorePost
 from rankmesh.watch.recorder import Recorder, packed, write
@@ -69,6 +70,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, daemon=True, name="rankmesh-watch")
         self._thread.start()
         atexit.register(self.close)
+        asked_of.append(self.ask)
 
     @property
     def _tick(self) -> float:
@@ -113,8 +115,12 @@ class Watch:
         if self._stop.is_set():
             return
         self._stop.set()
+        asked_of.remove(self.ask)
         self._thread.join(2 * self._grace)
         atexit.unregister(self.close)
+        if self._spoken:
+            # What hung is what counts, whatever became of it.
+            return
         try:
             self._leave(self._recorder.document("the end", ended=True))
         except (RuntimeError, OSError) as error:
