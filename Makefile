@@ -16,10 +16,10 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test test-hangs lint bench docs clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-8s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-10s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and prove its groups live on this machine
 	$(BIN)/rankmesh show '$(SPEC)'

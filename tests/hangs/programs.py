@@ -21,7 +21,10 @@ import rankmesh as rm
 
 @dataclass(frozen=True)
 class Hang:
-    """What is to be found of a program: ``spec`` is what the doctor is given."""
+    """What is to be found of a program: ``spec`` is what the doctor is given.
+
+    Where a rank is missed in several groups at once, ``group`` has each of them.
+    """
 
     size: int
     cause: str
@@ -86,7 +89,7 @@ def host_dies(rank):
     dist.all_reduce(ones(), group=groups["dp"].pg)
 
 
-@hangs(4, "dead", [2], "dp@tp0")
+@hangs(4, "dead", [2], "dp@tp0|tp@dp1")
 def is_stopped(rank):
     """Rank 2 is stopped, as by a debugger or a frozen cgroup."""
     groups = connected("tp=2,dp=2")
@@ -96,7 +99,7 @@ def is_stopped(rank):
     steps(groups)
 
 
-@hangs(4, "dead", [1], "tp@dp0")
+@hangs(4, "dead", [1], "tp@dp0|dp@tp1")
 def holds_the_interpreter(rank):
     """Rank 1 is in a call of C that holds the interpreter: nothing of its Python runs."""
     groups = connected("tp=2,dp=2")
@@ -117,7 +120,7 @@ def loads_slowly(rank):
     dist.all_reduce(ones(), group=groups["dp"].pg)
 
 
-@hangs(8, "late", [5], "tp@pp1,dp0")
+@hangs(8, "late", [5], "tp@pp1,dp0|dp@pp1,tp1|pp@dp0,tp1")
 def loops_in_python(rank):
     """Eight ranks: rank 5 is in an endless loop of Python."""
     groups = connected("tp=2,dp=2,pp=2")

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch._inductor.standalone_compile  # what names frames: loaded once, before the fork
 import torch.distributed as dist
 
 import rankmesh.groups

@@ -13,7 +13,9 @@ Neither is relied on: the store goes with rank 0, and a folder may be another on
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +24,9 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absen
 __all__ = ["FolderPost", "StorePost"]
 
 _Result = TypeVar("_Result")
+
+# Seconds that a store may take to answer.
+_PATIENT = 5.0
 
 
 class FolderPost:
@@ -79,14 +84,17 @@ class StorePost:
         self._gone = False
 
     def _ask(self, act: Callable[[], _Result], otherwise: _Result) -> _Result:
-        """What the store answers; once it does not, it is not asked again: each try would wait for its time limit."""
-        if self._gone:
-            return otherwise
-        try:
-            return act()
-        except RuntimeError:
-            self._gone = True
-            return otherwise
+        """What the store answers; once it does not, it is not asked again.
+
+        A thread asks: where the way to the store is cut, torch's client does not come back at its timeout.
+        """
+        answers: list[_Result] = []
+        if not self._gone:
+            asking = threading.Thread(target=_answer, args=(act, answers), daemon=True, name="rankmesh-watch-store")
+            asking.start()
+            asking.join(_PATIENT)
+            self._gone = not answers
+        return answers[0] if answers else otherwise
 
     def put(self, key: str, content: bytes = b"") -> None:
         """Leave word under a key."""
@@ -120,6 +128,11 @@ class StorePost:
         """Take away what this rank has left."""
         for key in self._keys:
             self._ask(lambda key=key: self._store.delete_key(key), None)  # type: ignore[misc]
+
+
+def _answer(act: Callable[[], _Result], answers: list[_Result]) -> None:
+    with suppress(RuntimeError):
+        answers.append(act())
 
 
 def _tried(act: Callable[[], _Result], otherwise: _Result) -> _Result:

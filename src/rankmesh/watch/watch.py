@@ -161,7 +161,7 @@ class Watch:
 
     def _overdue_by_record(self) -> str:
         now = time.time_ns()
-        active = json.loads(torch_private.recorded(active=True))
+        active = json.loads(torch_private.under_way())
         for entry in active.get("entries") or ():
             limit = self._limit or float(entry.get("timeout_ms") or 0) / 2000 or self._patience
             lasted = (now - int(entry["time_created_ns"])) / 1e9
@@ -190,6 +190,9 @@ class Watch:
         if self._claims(turn, spoke):
             self._gather(turn)
         self._hear(turn)
+        if not torch_private.frames_are_ready():
+            # Now that all is said there is time to load what names the frames.
+            self._leave(self._recorder.document(reason, self._mark, frames=True))
         # A rank that was slow to speak was sent SIGUSR1 for its stacks: that is answered.
         self._siblings.signalled()
         with self._told:
