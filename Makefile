@@ -16,7 +16,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-hangs lint bench docs clean
+.PHONY: help demo test test-hangs test-peers lint bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-10s %s\n", $$1, $$2 }'
@@ -28,8 +28,11 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and pr
 test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS='-k mesh', JOBS=0)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-test-hangs: $(VENV)/.installed-test  ## run every program that hangs, and the doctor on what it leaves (root: one needs a network of its own)
+test-hangs: $(VENV)/.installed-test  ## run every program that hangs, and the doctor on what it leaves (one needs root)
 	@HANGS=all $(BIN)/python -m pytest tests/hangs $(ARGS)
+
+test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, each release of it (ARGS='-k interface')
+	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load tests/peers $(ARGS)
 
 lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@echo '== style: ruff check'
@@ -67,6 +70,11 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) -e '.[test,docs,examples]'
 	$(PIP) --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)'
+	@touch $@
+
+# Each release of another system lies in a folder of its own, without its dependencies.
+$(VENV)/.installed-peers: $(VENV)/.installed-test tests/peers/fetch.py
+	$(BIN)/python -m tests.peers.fetch $(VENV)/peers
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

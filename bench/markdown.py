@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from bench.results import Results
 from bench.tables import Table, tables
 
-__all__ = ["markdown"]
+__all__ = ["METHODS", "markdown", "recorded_transfers"]
 
 
-def markdown(results: Results) -> str:
-    """A Markdown document with one table for each section."""
-    return "\n".join(_lines(results)) + "\n"
+def markdown(results: Results, transfers: Mapping[str, Any] | None = None) -> str:
+    """A Markdown document with one table for each section; ``transfers`` are the figures of `bench.transfers`."""
+    return "\n".join(_lines(results, transfers)) + "\n"
 
 
-def _lines(results: Results) -> Iterator[str]:
+def recorded_transfers() -> Mapping[str, Any] | None:
+    """The figures of `bench.transfers` beside this file, where there are any."""
+    path = Path(__file__).with_name("transfers.json")
+    if not path.is_file():
+        return None
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def _lines(results: Results, transfers: Mapping[str, Any] | None) -> Iterator[str]:
     machine, versions = results.machine, results.versions
     named = ", ".join(f"{name} {number}" for name, number in versions.items() if name != "rankmesh")
     yield "# Benchmarks"
@@ -36,7 +48,59 @@ def _lines(results: Results) -> Iterator[str]:
     yield "Store operations are keys set, asked for, waited for or added to; a TCP store may carry several in one"
     yield "message. A store operation of rankmesh is either its agreement (a fixed number a rank) or a communicator's."
     yield ""
-    yield "Made by `make bench` from `bench/results.json`; do not edit."
+    if transfers is not None:
+        yield from _transfers(transfers)
+    yield ""
+    yield "Made by `make bench` from `bench/results.json` and `bench/transfers.json`; do not edit."
+
+
+def _transfers(document: Mapping[str, Any]) -> Iterator[str]:
+    settings, machine, versions = document["settings"], document["machine"], document["versions"]
+    yield ""
+    yield "## Transfers"
+    yield ""
+    ranks, rounds, layers, width = (settings[name] for name in ("ranks", "rounds", "layers", "hidden"))
+    before, after = machine["load"]
+    yield f"One model moved from one layout to another by {ranks} gloo ranks of one machine, each method in turn in one"
+    yield f"world, {rounds} rounds; what is planned or connected once is not counted. {layers} layers of width {width},"
+    yield "float32. On the wire: what the loopback of a network namespace of their own carried, acknowledgements and"
+    yield "the store's messages included. Memory: the most that any rank grew by while it moved, beside its tensors;"
+    yield f"rankmesh's budget is {settings['budget'] >> 20} MiB. torch's checkpoint goes through files in memory."
+    yield f"{machine['cores']} cores, load {before:.1f} before and {after:.1f} after; torch {versions['torch']},"
+    yield f"megatron-core {versions['megatron-core']}. `python -m bench.transfers`"
+    for case in document["cases"].values():
+        yield ""
+        whole, planned, least = (_mib(case[name]) for name in ("whole", "bytes", "lower_bound"))
+        yield f"{case['title']}: {whole} MiB of weights, {planned} MiB planned to travel; {least} MiB must."
+        yield ""
+        yield _row(("by", "seconds", "times slower", "MiB on the wire", "MiB of memory"))
+        yield _row(["---"] * 5)
+        fastest = case["methods"]["rankmesh"]["seconds"][0]
+        for name, figures in case["methods"].items():
+            seconds = figures["seconds"]
+            yield _row(
+                (
+                    METHODS[name],
+                    f"{seconds[0]:.2f} ({seconds[1]:.2f} – {seconds[2]:.2f})",
+                    f"{seconds[0] / fastest:.1f}",
+                    _mib(figures["wire"][0]),
+                    _mib(figures["memory"][0]),
+                )
+            )
+
+
+METHODS = {
+    "rankmesh": "rankmesh",
+    "megatron": "Megatron-Core's resharding",
+    "gather": "gather and broadcast",
+    "full_tensor": "DTensor full_tensor, broadcast",
+    "redistribute": "DTensor redistribute",
+    "checkpoint": "torch's distributed checkpoint",
+}
+
+
+def _mib(count: float) -> str:
+    return f"{count / (1 << 20):.1f}"
 
 
 def _table(table: Table) -> Iterator[str]:

@@ -29,6 +29,7 @@ from rankmesh.errors import (
 )
 from rankmesh.extras import extra
 from rankmesh.layout import Group, Groups, Job, Mesh, Pick, Sharding, ends, first, last
+from rankmesh.placement import Placed, Traffic, place
 from rankmesh.plan import GroupSpec, Options, Plan, recipes
 from rankmesh.topology import Cluster
 from rankmesh.transfer import Transfer
@@ -36,6 +37,7 @@ from rankmesh.transfer import Transfer
 if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups, LiveJob, close_all
     from rankmesh.groups.connect import connect
+    from rankmesh.groups.discover import discover
     from rankmesh.launch.world import LiveRank
     from rankmesh.proof.check import check
     from rankmesh.readers.source import read_plan as read
@@ -60,12 +62,14 @@ __all__ = [
     "NotAMember",
     "Options",
     "Pick",
+    "Placed",
     "PlacementError",
     "Plan",
     "PlanError",
     "ProofError",
     "RankmeshError",
     "Sharding",
+    "Traffic",
     "Transfer",
     "TransferError",
     "UnknownAxis",
@@ -73,10 +77,12 @@ __all__ = [
     "check",
     "close_all",
     "connect",
+    "discover",
     "ends",
     "first",
     "init",
     "last",
+    "place",
     "read",
     "recipes",
 ]
@@ -92,6 +98,7 @@ _LIVE = {
     "check": "rankmesh.proof.check",
     "close_all": "rankmesh.groups",
     "connect": "rankmesh.groups.connect",
+    "discover": "rankmesh.groups.discover",
     "init": "rankmesh.watch.joined",
 }
 

@@ -5,6 +5,7 @@ pip install rankmesh                 plan: meshes, plans, recipes, presets, JSON
 pip install 'rankmesh[cli]'          the rankmesh command
 pip install 'rankmesh[configs]'      training configs and scripts as SPECs, YAML files
 pip install 'rankmesh[torch]'        live groups, the simulator, dialects, checks
+pip install 'rankmesh[files]'        checkpoints of safetensors, read under any layout
 pip install 'rankmesh[testing]'      the pytest plugin and the strategies
 ```
 

@@ -18,7 +18,7 @@ PACKAGES = (
     "rankmesh",
     *(
         f"rankmesh.{name}"
-        for name in ("errors", "layout", "topology", "plan", "groups", "viz", "sim", "testing", "transfer")
+        for name in ("errors", "layout", "topology", "placement", "plan", "groups", "viz", "sim", "testing", "transfer")
     ),
     *(f"rankmesh.plan.{name}" for name in ("recipes", "presets")),
     "rankmesh.readers",

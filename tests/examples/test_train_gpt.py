@@ -9,6 +9,7 @@ from examples.train_gpt.gpt.loop import GROUPS
 from tests.examples import plain_gpt
 from tests.examples.training import (
     TINY,
+    move,
     refused_checkpoints,
     resume,
     told_by,
@@ -122,10 +123,10 @@ def test_checkpoint_fits_every_layout(ranks, alone, tmp_path):
     ranks(4, train_and_save, "tp=2,pp=2", folder, 2, **LIMIT)
     first = ranks(2, train_and_save, "tp=2", folder, 2, **LIMIT)[0]
     assert difference(ranks(4, resume, "tp=2,pp=2", folder, **LIMIT)[0], alone()[2:]) < 1e-9
-    (tmp_path / "step-000004" / "checkpoint.json").unlink()
+    (tmp_path / "step-000004" / "rankmesh.json").unlink()
     rest = ranks(4, resume, "cp=2,dp=2,ep=2", folder, **LIMIT)[0]
     assert difference(first + rest, alone()) < 1e-9
-    (tmp_path / "step-000004" / "checkpoint.json").unlink()
+    (tmp_path / "step-000004" / "rankmesh.json").unlink()
     assert difference(ranks(1, resume, "", folder, **LIMIT)[0], alone()[2:]) < 1e-9
 
 
@@ -134,7 +135,14 @@ def test_refused_checkpoints(ranks, tmp_path):
     none, other, torn = ranks(1, refused_checkpoints, str(tmp_path))[0]
     assert "which holds no checkpoint" in none
     assert "ask for the same model" in other
-    assert "with 0 of 1 files and 0 of" in torn
+    assert "the checkpoint is torn; read another" in torn
+
+
+def test_state_moves_between_layouts_in_memory(ranks, alone):
+    """8 ranks: each step under another layout, the state moved in memory between them: the losses of one process."""
+    layouts = ["tp=2,pp=2,dp=2", "cp=2,dp=4,ep=4", "pp=4,dp=2,ep=2", "tp=2,cp=2,dp=2,ep=2"]
+    for told in ranks(8, move, layouts, **LIMIT):
+        assert difference(told, alone()) < 1e-9
 
 
 REFUSED = {

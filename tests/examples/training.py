@@ -62,6 +62,18 @@ def resume(me, layout, folder):
         return told
 
 
+def move(me, layouts):
+    """A step under each layout in turn, the state moved in memory between them."""
+    told, before = [], None
+    for index, layout in enumerate(layouts):
+        with trainer(me.size, layout) as here:
+            if before is not None:
+                here.take(index, *before)
+            told += told_by([here.step(index)])
+            before = here.state(), here.shardings
+    return told
+
+
 def refused_checkpoints(me, folder):
     """What is said to resuming from nothing, as another model, and from a checkpoint that has lost a file."""
     place = Path(folder)
@@ -71,7 +83,7 @@ def refused_checkpoints(me, folder):
         here.save(place, 1)
     with trainer(1, "", run=replace(TINY, shape=replace(SHAPE, layers=2))) as here:
         said.append(me.error(Refused, here.resume, place))
-    (place / "step-000001" / "rank-00000.pt").unlink()
+    (place / "step-000001" / "rank-00000.safetensors").unlink()
     with trainer(1, "") as here:
         said.append(me.error(Refused, here.resume, place))
     return [error["message"] for error in said]

@@ -24,8 +24,8 @@ def test_accelerate_is_a_row_major_mesh(sizes):
     plan = recipes.accelerate(**{"dp_shard": 1, **sizes})
     flattened = {
         "dp": ("dp_replicate", "dp_shard"),
-        "dp_shard_cp": ("dp_shard", "cp", "sp"),
-        "dp_cp": ("dp_replicate", "dp_shard", "cp", "sp"),
+        "dp_shard_cp": ("dp_shard", "cp"),
+        "dp_cp": ("dp_replicate", "dp_shard", "cp"),
     }
     wanted = {name: (name,) for name in order} | {
         name: axes for name, axes in flattened.items() if set(axes) & set(order)

@@ -2,11 +2,12 @@
 
 import random
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import rankmesh as rm
-from rankmesh import sim
+from rankmesh import PlanError, sim
 
 SHAPES = [(), (1,), (4,), (2, 3), (0,), (3, 1, 2)]
 TYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bfloat16]
@@ -150,3 +151,10 @@ def test_random_programs_are_those_of_gloo(ranks):
     seeds = list(range(40))
     simulated = [sim.run(program, layout(seed), seed, order=seed if seed % 2 else "deterministic") for seed in seeds]
     assert [list(each) for each in zip(*simulated, strict=True)] == ranks(4, _on_gloo, seeds, limit=60)
+
+
+@pytest.mark.parametrize("ranks", [16384, "tp=8,dp=2048"])
+def test_a_world_that_is_too_large_is_refused(ranks):
+    """More ranks than one process can run are refused at once, with what to do instead."""
+    with pytest.raises(PlanError, match=r"received 16384 ranks to simulate; .* up to 4096 are run; .*backend 'fake'"):
+        sim.run(print, ranks)

@@ -151,6 +151,25 @@ def test_examples(number):
     dist.all_reduce(total)
     assert total == 3 * number
 
+@pytest.mark.ranks("tp=3")
+@settings(max_examples=5, deadline=None)
+@given(number=st.integers(0, 9))
+def test_examples_on_groups(groups, number):
+    total = torch.tensor(number)
+    dist.all_reduce(total, group=groups["tp"].pg)
+    assert total == 3 * number
+
+@settings(max_examples=5, deadline=None)
+@given(number=st.integers(1, 3))
+def test_examples_of_worlds(ranks, number):
+    assert ranks(dist.get_rank, number) == list(range(number))
+
+@pytest.mark.ranks("tp=2")
+@settings(max_examples=50, deadline=None)
+@given(number=st.integers(0, 9))
+def test_one_rank_fails(groups, number):
+    assert number < 3 or groups["tp"].rank == 0
+
 @pytest.mark.ranks(2, timeout=0.3)
 def test_spins():
     while dist.get_rank():
@@ -166,12 +185,13 @@ def test_is_not_harmed():
 def test_orders_examples_and_spinning_ranks(run):
     """Random orders find what depends on the order, and say how to run it again; hypothesis works; spinning is told."""
     result = run(ORDERS)
-    result.assert_outcomes(passed=2, failed=2)
+    result.assert_outcomes(passed=4, failed=3)
     text = result.stdout.str()
+    assert "number=3" in text
     seed = re.search(r"--rankmesh-order=(\d+)", text)
     assert "rank 1 made no progress for 0.3 s" in text
     again = run(ORDERS, f"--rankmesh-order={seed[1]}", "-k", "depends")
-    again.assert_outcomes(failed=1, deselected=3)
+    again.assert_outcomes(failed=1, deselected=6)
 
 
 EXPECTED = (

@@ -21,5 +21,5 @@ def clusters(draw, most_hosts=6, most_devices=4):
         places = [(*place, f"{level}{unit}") for place, unit in zip(places, units, strict=True)]
     names = draw(st.permutations([f"node{number}" for number in range(8, 8 + count)]))
     devices = draw(st.lists(st.integers(1, most_devices), min_size=count, max_size=count))
-    levels = tuple(Level.unmeasured(name) for name in _NAMES[:depth])
+    levels = Level.all_unmeasured(_NAMES[:depth])
     return Cluster(levels, tuple(map(Host, names, devices, places)))

@@ -65,9 +65,7 @@ def test_the_string_of_the_design():
 
 def test_what_nothing_joins_is_joined_by_a_network():
     """Hosts, or racks, without a level around them are in one network, once."""
-    cluster = Cluster(
-        (Level.unmeasured("host"), Level.unmeasured("leaf")), (Host("a", 1, ("x",)), Host("b", 1, ("y",)))
-    )
+    cluster = Cluster(Level.all_unmeasured(["host", "leaf"]), (Host("a", 1, ("x",)), Host("b", 1, ("y",))))
     assert [level.name for level in cluster.levels] == ["host", "leaf", "network"]
     assert Cluster.from_dict(cluster.to_dict()) == cluster
     assert [host.devices for host in Cluster.of_nodes(8, 12).hosts] == [8, 4]

@@ -1,11 +1,18 @@
 """Transfers live: on gloo ranks and on simulated ones, every element arrives where the plan says."""
 
+import os
+import time
+
+import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from tests.transfer import live
 from tests.transfer.strategies import pairs
 
+import rankmesh as rm
 from rankmesh import sim
+from rankmesh.errors import AgreementError, PlanError, TransferError
 from rankmesh.transfer import Transfer
 
 
@@ -54,3 +61,150 @@ def _refit(me):
     left = sum(me.store.check([f"world/rankmesh/job/transfer/{dist.group.WORLD.group_name}/{g}/end"]) for g in range(2))
     del keys
     return bad, told.memory, run.itinerary_of.cache_info().misses, told.bytes_out, left
+
+
+def test_failures_are_named_on_every_rank(ranks):
+    """4 ranks, gloo, one world: a rank with a wrong tensor, one that differs, one that raises; then a good run."""
+    for rank, (wrong, differs, raises, good) in enumerate(ranks(4, _failures)):
+        assert wrong["kind"] == "TransferError"
+        assert wrong["ranks"] == [2]
+        assert (
+            "rank 2: received source '0.up' of torch.float64 [128, 64]; its shard is torch.float32" in wrong["message"]
+        )
+        assert differs["kind"] == "AgreementError"
+        assert differs["ranks"] == [1]
+        assert "rank 1 came with another budget than the other ranks" in differs["message"]
+        assert raises["kind"] == "TransferError"
+        assert raises["ranks"] == [3]
+        assert "rank 3: ValueError: the disk is full" in raises["message"]
+        assert max(one["seconds"] for one in (wrong, differs, raises)) < 5
+        sent = {move.name for move in _halves().of(rank).receives if move.source == 3}
+        assert set(raises["incomplete"]) >= sent
+        assert good == ([], True)
+
+
+def _halves():
+    """From which rank 3 sends to rank 2 alone."""
+    return Transfer(live.model(rm.Mesh(tp=2, dp=2)), live.model(rm.Mesh(tp=4)))
+
+
+def _failures(me):
+    moves = _halves()
+    tensors = live.shards(moves.source, me.rank)
+    into = moves.allocate(me.rank)
+    bad = tensors | {"0.up": tensors["0.up"].double()} if me.rank == 2 else tensors
+    wrong = me.error(TransferError, moves.run, bad, into)
+    differs = me.error(AgreementError, moves.run, tensors, into, budget=1 << (20 + (me.rank == 1)))
+    how = {"progress": _full} if me.rank == 3 else {}
+    raises = me.error(TransferError, moves.run, tensors, into, budget=1 << 14, **how)
+    assert into.incomplete == raises["incomplete"]
+    moves.run(tensors, into)
+    return wrong, differs, raises, (live.wrong(into, moves.target, me.rank), into.complete)
+
+
+def _full(received, total):
+    raise ValueError("the disk is full")
+
+
+def test_a_rank_that_dies_or_stops_is_named_within_the_timeout(outcomes):
+    """4 ranks, gloo, twice: one is killed, then one is stopped, between two rounds; the others name it."""
+    for how in ("dies", "stops"):
+        ended = outcomes(4, _lost, how, limit=25.0)
+        for rank in (0, 1, 3):
+            told = ended[rank].value
+            assert told is not None, ended[rank]
+            assert told["ranks"] == [2]
+            assert "rank 2 was lost" in told["message"]
+            assert told["seconds"] < 5 + 3
+            assert told["complete"] == (not told["incomplete"])
+        assert any(ended[rank].value["incomplete"] for rank in (0, 1, 3))
+
+
+def _lost(me, how):
+    moves = _halves()
+    into = moves.allocate(me.rank)
+    leave = (lambda *_: os._exit(1) if how == "dies" else time.sleep(10)) if me.rank == 2 else None
+    told = me.error(
+        TransferError, moves.run, live.shards(moves.source, me.rank), into, budget=1 << 14, timeout=5.0, progress=leave
+    )
+    return told | {"complete": into.complete}
+
+
+def test_a_rank_that_stays_away_is_missed(ranks):
+    """3 ranks, gloo: one never calls run; the others name it after the timeout."""
+    for rank, told in enumerate(ranks(3, _away)):
+        if rank != 1:
+            assert told["kind"] == "AgreementError"
+            assert "rank 1 did not come within 1 s" in told["message"]
+
+
+def _away(me):
+    both = {"w": rm.Sharding(rm.Mesh(dp=3), ("dp",), (6,))}
+    moves = Transfer(both, both)
+    told = None
+    if me.rank != 1:
+        tensors = live.shards(both, me.rank)
+        told = me.error(AgreementError, moves.run, tensors, moves.allocate(me.rank), timeout=1.0)
+    me.meet("all are through")
+    return told
+
+
+def test_a_group_of_its_own_ranks(ranks):
+    """4 ranks, gloo: a transfer between ranks 1 and 3 over a group of these two; one without rank 3 is refused."""
+    assert [value for value in ranks(4, _pair) if value is not None] == [([], "rank 1"), ([], "rank 3")]
+
+
+def _pair(me):
+    moves = Transfer(
+        {"w": rm.Sharding(rm.Mesh(dp=1, offset=1), (None,), (6,))},
+        {"w": rm.Sharding(rm.Mesh(dp=1, offset=3), (None,), (6,))},
+    )
+    group = dist.new_group([1, 3])
+    other = dist.new_group([0, 1])
+    if me.rank not in (1, 3):
+        if me.rank == 0:
+            me.error(TransferError, moves.run, {}, {}, group=other)
+        return None
+    if me.rank == 1:
+        told = me.error(TransferError, moves.run, live.shards(moves.source, 1), {}, group=other)
+        assert "received a group without rank 3" in told["message"]
+    _, into = _moved(moves, me.rank, group=group)
+    return live.wrong(into, moves.target, me.rank), f"rank {me.rank}"
+
+
+def test_strides_and_shared_memory():
+    """2 simulated ranks: tensors of any stride, and targets in the memory of sources: in place, and shifted by rows."""
+    source = {
+        "w": rm.Sharding(rm.Mesh(dp=2), (None, None), (6, 8)),
+        "v": rm.Sharding(rm.Mesh(dp=2), ("dp", None), (8, 4)),
+    }
+    target = {
+        "w": rm.Sharding(rm.Mesh(dp=2), (None, "dp"), (6, 8)),
+        "v": rm.Sharding(rm.Mesh(dp=2), (None, None), (8, 4)),
+    }
+    moves = Transfer(source, target)
+
+    def moved():
+        rank = dist.get_rank()
+        tensors = live.shards(source, rank)
+        turned = torch.empty(8, 6).T.copy_(tensors["w"])
+        shared = torch.empty(8, 4)
+        shared[4 - 4 * rank :][:4] = tensors["v"]  # where the other rank's rows will be
+        into = {"w": torch.empty(6, 16)[:, ::4], "v": shared}
+        moves.run({"w": turned, "v": shared[4 - 4 * rank :][:4]}, into)
+        in_place = turned[:, 4 * rank : 4 * rank + 4]
+        moves.run({"w": turned, "v": tensors["v"]}, {"w": in_place, "v": shared})
+        return live.wrong(into, target, rank), live.wrong({"w": in_place, "v": shared}, target, rank)
+
+    assert sim.run(moved, 2) == [([], []), ([], [])]
+
+
+def test_a_budget_that_holds_no_message():
+    """Two messages of 64 bytes for each peer are the least."""
+
+    def small():
+        moves = live.refit()
+        with pytest.raises(PlanError, match="give at least"):
+            moves.run({}, {}, 100)
+
+    sim.run(small, 2)

@@ -9,7 +9,7 @@ The experts are laid over the ranks of dp x cp, as Megatron-Core does it: ep tak
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -71,14 +71,17 @@ class Groups:
     tied: tuple[ProcessGroup, ...]  # first and last stage: two copies of the embedding
     model: tuple[ProcessGroup, ...]  # with shards: every dense weight once
     expert_model: tuple[ProcessGroup, ...]  # with expert_shards: every expert once
+    mesh: rm.Mesh  # where each weight lies: dense ones over tp and pp ...
+    expert_axes: tuple[str, str]  # ... experts over these: which experts, and which units of them ...
+    expert_view: str | None  # ... of this view
     replica: int  # which samples of a batch are this rank's ...
     replicas: int  # ... of how many shares
 
 
 @contextmanager
-def rankmesh(sizes: Sizes) -> Iterator[Groups]:
-    """The groups of Megatron-Core's plan, made by rankmesh."""
-    with rm.connect(rm.recipes.megatron(**asdict(sizes))) as groups:
+def rankmesh(sizes: Sizes, rank_map: Sequence[int] | None = None) -> Iterator[Groups]:
+    """The groups of Megatron-Core's plan, made by rankmesh, on ranks as a placement orders them."""
+    with rm.connect(rm.recipes.megatron(**asdict(sizes)).replace(rank_map=rank_map)) as groups:
         yield Groups(
             tp=groups["tp"].pg,
             cp=groups["cp"].pg,
@@ -91,6 +94,9 @@ def rankmesh(sizes: Sizes) -> Iterator[Groups]:
             tied=(groups["embd"].pg,) if "embd" in groups else (),
             model=(groups["mp"].pg,),
             expert_model=(groups["tp_ep_pp"].pg,),
+            mesh=groups.plan.mesh,
+            expert_axes=("ep", "etp"),
+            expert_view="expert",
             replica=groups["dp"].rank,
             replicas=groups["dp"].size,
         )

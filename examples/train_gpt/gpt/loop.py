@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+
+import rankmesh as rm
 
 from . import checkpoint, layout, peers, pipeline, text
 from .collectives import total
 from .layout import Groups, Sizes
 from .model import Shape, Stage
 from .optimizer import ShardedAdamW
+from .shardings import shardings
 from .weights import Weights
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -74,10 +79,38 @@ class Trainer:
         for index in range(start, self.run.steps):
             yield self.step(index)
 
+    @cached_property
+    def shardings(self) -> dict[str, rm.Sharding]:
+        """How every weight and its moments lie on this layout, those of other ranks too."""
+        return shardings(self.run.shape, self.groups, DTYPES[self.run.dtype])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """This rank's weights and moments."""
+        return {name: tensor for share in self.optimizer.shares for name, tensor in share.state().items()}
+
+    def empty(self) -> dict[str, torch.Tensor]:
+        """Tensors for the weights and moments of this rank."""
+        rank, like = dist.get_rank(), torch.empty((), dtype=DTYPES[self.run.dtype], device=self.device)
+        return {name: like.new_empty(s.of(rank).shape) for name, s in self.shardings.items() if s.holds(rank)}
+
+    def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from a state after so many steps."""
+        for share in self.optimizer.shares:
+            share.restore(step, state)
+
+    def take(self, step: int, state: Mapping[str, torch.Tensor], lying: Mapping[str, rm.Sharding]) -> None:
+        """Go on from the state of another layout, which all ranks move here in memory."""
+        into = self.empty()
+        rm.Transfer(lying, self.shardings).run(state, into)
+        self.restore(step, into)
+
     def save(self, folder: Path, step: int) -> None:
         """Write a checkpoint after so many steps."""
-        checkpoint.save(folder, step, self.run.shape, self.optimizer)
+        checkpoint.save(folder, step, self.run.shape, self.state(), self.shardings)
 
     def resume(self, folder: Path) -> int:
         """Read the newest checkpoint; how many steps were done."""
-        return checkpoint.load(folder, self.run.shape, self.optimizer)
+        into = self.empty()
+        step = checkpoint.load(folder, self.run.shape, into, self.shardings, self.groups)
+        self.restore(step, into)
+        return step

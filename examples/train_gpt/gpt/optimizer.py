@@ -11,6 +11,8 @@ Gradients are sums over the tokens of the whole batch, so no replica count divid
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -47,6 +49,28 @@ class Share:
         sizes = [piece.parameter.numel() for piece in self.pieces]
         parts = buffer.flatten()[: sum(sizes)].split(sizes)
         return [part.view(piece.parameter.shape) for part, piece in zip(parts, self.pieces, strict=True)]
+
+    def state(self) -> dict[str, Tensor]:
+        """Every weight with its moments, as this rank holds it; replicas hold moments in parts, and gather."""
+        kept = self.adam.state[self.own]
+        buffers = {"": self.values} | {f".{name}": gather(kept[name], self.replicas) for name in MOMENTS}
+        return {
+            f"{piece.name}{suffix}": view
+            for suffix, buffer in buffers.items()
+            for piece, view in zip(self.pieces, self.views(buffer), strict=True)
+        }
+
+    def restore(self, step: int, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state after so many steps."""
+        own = {}
+        for suffix in ("", *(f".{name}" for name in MOMENTS)):
+            buffer = torch.zeros_like(self.values) if suffix else self.values
+            for piece, view in zip(self.pieces, self.views(buffer), strict=True):
+                view.copy_(state[f"{piece.name}{suffix}"])
+            own[suffix[1:]] = buffer[self.replicas.rank()].clone()
+        del own[""]
+        kept = self.adam.state_dict() | {"state": {0: {"step": torch.tensor(float(step)), **own}}}
+        self.adam.load_state_dict(kept)
 
     def collect(self) -> Tensor:
         """Sum the gradients of this rank's part over the replicas; the square of their norm, each weight once."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -67,6 +68,9 @@ def _parallel_state(state: Any, sizes: Sizes) -> Iterator[Groups]:
             tied=(state.get_embedding_group(),) if is_end else (),
             model=(state.get_model_parallel_group(),),
             expert_model=(state.get_expert_tensor_model_pipeline_parallel_group(),),
+            mesh=rm.recipes.megatron(**asdict(sizes)).mesh,
+            expert_axes=("ep", "etp"),
+            expert_view="expert",
             replica=state.get_data_parallel_rank(),
             replicas=state.get_data_parallel_world_size(),
         )
@@ -109,6 +113,9 @@ def nanotron(sizes: Sizes) -> Iterator[Groups]:
             tied=(tied,) if here["pp"] in ends else (),
             model=(context.tp_pg, context.pp_pg),
             expert_model=(context.mp_pg,),
+            mesh=rm.Mesh(tp=sizes.tp, cp=sizes.cp, dp=len(dp), pp=sizes.pp, ep=sizes.ep),
+            expert_axes=("ep", "tp"),
+            expert_view=None,
             replica=here["ep"] * len(dp) + here["dp"],
             replicas=len(ep) * len(dp),
         )
@@ -139,6 +146,9 @@ def process_groups(sizes: Sizes) -> Iterator[Groups]:
             tied=(groups.pp_group,),
             model=(groups.tp_group, groups.pp_group),
             expert_model=(groups.tp_group, groups.pp_group),
+            mesh=rm.Mesh(tp=sizes.tp, dp=sizes.dp, pp=sizes.pp, ep=1),
+            expert_axes=("ep", "tp"),
+            expert_view=None,
             replica=groups.dp_rank,
             replicas=groups.dp_size,
         )

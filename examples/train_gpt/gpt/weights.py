@@ -26,7 +26,7 @@ Box = tuple[tuple[int, int], ...]
 class Piece:
     """The part of one weight that this rank holds: ``box`` is (start, stop) for each dimension of the whole.
 
-    ``counted``: of the ranks of one model that hold this box, this is the one whose copy counts.
+    ``counted``: of the ranks of one model that hold this box, this is the one whose copy counts in the norm.
     """
 
     name: str

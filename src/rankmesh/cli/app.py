@@ -8,7 +8,22 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh import __version__
-from rankmesh.cli import bench, check, diff, doctor, explain, groups, presets, show, transfer, where
+from rankmesh.cli import (
+    bench,
+    check,
+    cluster,
+    diff,
+    doctor,
+    explain,
+    groups,
+    measure,
+    place,
+    presets,
+    search,
+    show,
+    transfer,
+    where,
+)
 from rankmesh.cli.console import write
 from rankmesh.cli.exit_codes import EXIT_CODES
 from rankmesh.cli.options import Debug
@@ -75,5 +90,9 @@ _register(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
 )
+_register("cluster", cluster.command, cluster.EXAMPLES)
+_register("place", place.command, place.EXAMPLES)
+_register("search", search.command, search.EXAMPLES)
+_register("measure", measure.command, measure.EXAMPLES)
 _register("doctor", doctor.command, doctor.EXAMPLES)
 _register("presets", presets.command, presets.EXAMPLES)

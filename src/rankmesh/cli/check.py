@@ -17,9 +17,9 @@ import typer
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import error, note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, plan_of, tell
+from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, source_of, tell
 from rankmesh.cli.shell import Failed
-from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError
+from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, in_words
 from rankmesh.extras import extra
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NOBODY
@@ -28,7 +28,7 @@ from rankmesh.readers.source import Source
 if TYPE_CHECKING:
     from rankmesh.proof.results import CheckResult
 
-__all__ = ["EXAMPLES", "command"]
+__all__ = ["EXAMPLES", "command", "progress_bar", "source_in_job"]
 
 EXAMPLES = """\
 $ rankmesh check megatron:world=16,tp=2,cp=2,pp=2,ep=2
@@ -58,11 +58,11 @@ def command(
     if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
         raise typer.BadParameter(f"received {backend!r}; ranks are checked on gloo, nccl or cpu:gloo,cuda:nccl")
     launch = started_by()
-    source = _source(spec, world_size, variables, launch)
+    source = source_in_job(spec, world_size, variables, launch)
     plan = source.plan
     if launch.rank == 0:
         tell(source)
-    with _bar(f"proving {plan.world_size} ranks") as (progress, stop):
+    with progress_bar(f"proving {plan.world_size} ranks", "proofs") as (progress, stop):
 
         def show(result: CheckResult) -> None:
             stop()
@@ -85,15 +85,15 @@ def _check() -> Callable[..., CheckResult]:
     return check
 
 
-def _source(spec: str, world_size: int | None, variables: list[str] | None, launch: Launch) -> Source:
+def source_in_job(spec: str, world_size: int | None, variables: list[str] | None, launch: Launch) -> Source:
     """The plan that the user means; a SPEC that leaves the size of the world open gets that of the job."""
     try:
-        return plan_of(spec, world_size, variables)
+        return source_of(spec, world_size, variables)
     except RankmeshError:
         if world_size is not None or launch.launcher == NOBODY:
             raise
         with suppress(RankmeshError):
-            return plan_of(spec, launch.world_size, variables)
+            return source_of(spec, launch.world_size, variables)
         raise
 
 
@@ -109,7 +109,7 @@ def _show(result: CheckResult, json: dict[str, Any] | None) -> None:
 
 
 @contextmanager
-def _bar(title: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[], None]]]:
+def progress_bar(title: str, unit: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[], None]]]:
     """A progress bar on stderr: what tells it how far the ranks are, what ends it; silent without a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -118,7 +118,7 @@ def _bar(title: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[], 
         TextColumn(title),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("proofs"),
+        TextColumn(unit),
         TimeElapsedColumn(),
     )
     bar = Progress(
@@ -171,12 +171,10 @@ def _print(result: CheckResult) -> None:
 
 def _verdict(result: CheckResult) -> str:
     ranks = [failure.rank for failure in result.causes]
-    named = ", ".join(map(str, ranks[:_SHOWN])) + (" and more" if len(ranks) > _SHOWN else "")
-    rank, it = ("ranks", "the first") if len(ranks) > 1 else ("rank", "it")
-    first = result.causes[0]
+    it, first = "the first" if len(ranks) > 1 else "it", result.causes[0]
     if result.lost:
-        return f"received no proof from {rank} {named}: {it} {first.message}; look for its last words in the logs"
-    return f"received a failure on {rank} {named}: {first.kind}: {first.message}"
+        return f"received no proof from {in_words(ranks)}: {it} {first.message}; look for its last words in the logs"
+    return f"received a failure on {in_words(ranks)}: {first.kind}: {first.message}"
 
 
 def _count(number: int, word: str) -> str:

@@ -17,6 +17,7 @@ from rankmesh.errors import LayoutError
 from rankmesh.readers.source import Source, read
 
 __all__ = [
+    "CLUSTER_HELP",
     "LIMIT",
     "SPEC_HELP",
     "Cluster",
@@ -29,7 +30,7 @@ __all__ = [
     "WorldSize",
     "cluster_of",
     "config_of",
-    "plan_of",
+    "source_of",
     "tell",
 ]
 
@@ -65,14 +66,11 @@ WorldSize = Annotated[
         help="Ranks in the world: fills a * in SPEC, and is for a config that does not say.",
     ),
 ]
-Cluster = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CLUSTER",
-        help="The machine: host=8,nvlink=9,leaf=4 (innermost first, one size may be *), or a file: rankmesh cluster "
-        "--json, topology.conf, topology.yaml, {host: switch}, kubectl get nodes -o json, describe-instance-topology.",
-    ),
-]
+CLUSTER_HELP = (
+    "The machine: host=8,nvlink=9,leaf=4 (innermost first, one size may be *), or a file: rankmesh cluster --json, "
+    "topology.conf, topology.yaml, {host: switch}, kubectl get nodes -o json, describe-instance-topology."
+)
+Cluster = Annotated[str | None, typer.Option(metavar="CLUSTER", help=CLUSTER_HELP)]
 Variables = Annotated[
     list[str] | None,
     typer.Option(
@@ -88,12 +86,12 @@ Debug = Annotated[
 ]
 
 
-def plan_of(spec: str | Source, world_size: int | None = None, variables: Iterable[str] | None = None) -> Source:
+def source_of(spec: str | Source, world_size: int | None = None, variables: Iterable[str] | None = None) -> Source:
     """The plan that the user means, of a size that the command can list; a source that was read stays as it is.
 
     ``variables`` are words NAME=VALUE.
 
-    >>> plan_of("tp=2,dp=*", 8).plan.mesh
+    >>> source_of("tp=2,dp=*", 8).plan.mesh
     Mesh(tp=2, dp=4)
     """
     given = dict(map(_variable, variables or ()))
@@ -108,17 +106,18 @@ def plan_of(spec: str | Source, world_size: int | None = None, variables: Iterab
     return source
 
 
-def cluster_of(text: str | None, world_size: int, hosts: str | None = None) -> topology.Cluster | None:
+def cluster_of(
+    text: str, world_size: int, hosts: str | None = None, gpus_per_node: int | None = None
+) -> topology.Cluster:
     """The cluster that the user means; a string fills a ``*`` with what the world leaves.
 
     >>> str(cluster_of("host=2,leaf=*", 8))
     '8 devices, 4 hosts of 2, levels host leaf'
     """
-    if text is None:
-        return None
     if "=" in text and not Path(text).is_file():
-        return topology.Cluster.parse(text, world_size=world_size if "*" in text else None, hosts=hosts)
-    return topology.Cluster.read(text, hosts=hosts)
+        size = world_size if "*" in text and world_size else None
+        return topology.Cluster.parse(text, world_size=size, hosts=hosts)
+    return topology.Cluster.read(text, hosts=hosts, gpus_per_node=gpus_per_node)
 
 
 def _variable(word: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """accelerate's ``ParallelismConfig``: the mesh that it stands for, its groups, and the ``DeviceMesh`` that it asks for.
 
 ```
-dimension       dp_replicate  dp_shard  cp  sp  tp         first slowest, tp adjacent; only sizes above 1
+dimension       dp_replicate  dp_shard  cp  sp  tp         first slowest, tp adjacent; only sizes above 1 (the recipe)
 dp              x             x                            data loading
 dp_shard_cp                   x         x                  parameter shards
 dp_cp           x             x         x                  loss reduction
@@ -20,13 +20,13 @@ parallelism has its axis here; accelerate makes no mesh at all then and leaves t
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rankmesh.errors import PlanError
-from rankmesh.layout import Mesh
 from rankmesh.layout.axes import axis_size
-from rankmesh.plan import GroupSpec, Options, Plan
+from rankmesh.plan import Options, Plan, recipes
+from rankmesh.plan.recipes.accelerate import FLATTENED
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -35,13 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["device_mesh", "plan"]
 
-# First the slowest.
+# The sizes of a ParallelismConfig, first the slowest.
 _ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
-_FLATTENED = {
-    "dp": ("dp_replicate", "dp_shard"),
-    "dp_shard_cp": ("dp_shard", "cp"),
-    "dp_cp": ("dp_replicate", "dp_shard", "cp"),
-}
 
 
 def plan(config: object = None, *, options: Options | None = None, **sizes: int | None) -> Plan:
@@ -56,29 +51,24 @@ def plan(config: object = None, *, options: Options | None = None, **sizes: int 
     (Mesh(tp=2, dp_shard=2, dp_replicate=2), (0, 2, 4, 6))
     """
     all_sizes = _sizes(config, sizes)
-    _check(all_sizes)
-    active = {name: size for name, size in all_sizes.items() if size > 1}
-    mesh = Mesh(rank_map=None, **dict(reversed(active.items())))
-    specs = [GroupSpec(name) for name in active]
-    specs += [GroupSpec(name, joined) for name, joined in _joined(active).items()]
-    return Plan(mesh, specs, world_size=mesh.size, options=options)
+    if max(all_sizes.values()) == 1:
+        raise PlanError(
+            "received sizes that are all 1; accelerate makes no mesh then; "
+            "give dp_replicate_size, the number of processes, for plain data parallelism"
+        )
+    return recipes.accelerate(**all_sizes, options=options)
 
 
 def device_mesh(groups: LiveGroups, device_type: str | None = None) -> DeviceMesh:
     """The ``DeviceMesh`` of accelerate over the live groups of ``plan``, flattened dimensions too; no new group."""
     from rankmesh.groups import torch_private
 
-    axes = groups.plan.mesh.axes
-    made = groups.device_mesh(*reversed(axes), device_type=device_type)
-    for name, joined in _joined(axes).items():
-        torch_private.flatten(made, joined, name, groups[name].pg)
+    active = groups.plan.mesh.axes
+    made = groups.device_mesh(*reversed(active), device_type=device_type)
+    for name, axes in FLATTENED.items():
+        if joined := tuple(axis for axis in axes if axis in active):
+            torch_private.flatten(made, joined, name, groups[name].pg)
     return made
-
-
-def _joined(active: Container[str]) -> dict[str, tuple[str, ...]]:
-    """The flattened dimensions of these active ones, with the dimensions that each joins."""
-    joined = {name: tuple(axis for axis in axes if axis in active) for name, axes in _FLATTENED.items()}
-    return {name: axes for name, axes in joined.items() if axes}
 
 
 def _sizes(config: object, given: Mapping[str, int | None]) -> dict[str, int]:
@@ -111,26 +101,3 @@ def _size(name: str, size: int | None) -> int:
             received=text,
         )
     return int(text)
-
-
-def _check(sizes: Mapping[str, int]) -> None:
-    """Refuse what accelerate refuses."""
-    if sizes["cp"] > 1 and sizes["sp"] > 1:
-        raise PlanError(
-            f"received cp_size {sizes['cp']} and sp_size {sizes['sp']}; accelerate splits a sequence one way or the "
-            "other; make one of them 1",
-            cp=sizes["cp"],
-            sp=sizes["sp"],
-        )
-    if max(sizes["tp"], sizes["cp"]) > 1 and sizes["dp_replicate"] > 1 and sizes["dp_shard"] == 1:
-        raise PlanError(
-            f"received dp_replicate_size {sizes['dp_replicate']} and dp_shard_size 1 with tp_size {sizes['tp']} and "
-            f"cp_size {sizes['cp']}; accelerate does not put these over replicas that are not sharded; "
-            "use dp_shard_size instead of dp_replicate_size, or both",
-            dp_replicate=sizes["dp_replicate"],
-        )
-    if max(sizes.values()) == 1:
-        raise PlanError(
-            "received sizes that are all 1; accelerate makes no mesh then; "
-            "give dp_replicate_size, the number of processes, for plain data parallelism"
-        )

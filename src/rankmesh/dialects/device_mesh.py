@@ -122,7 +122,7 @@ def to_device_mesh(
 def _group_over(groups: LiveGroups, axes: tuple[str, ...], view: str | None) -> ProcessGroup:
     wanted = groups.plan.mesh.groups(axes, view=view)
     for name, kind in groups.plan.kinds.items():
-        if name in groups and kind.tile == wanted.tile:
+        if name in groups and kind.partition == wanted.partition:
             return groups[name].pg
     raise ConnectError(
         f"received {'-'.join(axes)} to flatten, but no group of the plan is along them; "

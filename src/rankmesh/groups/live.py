@@ -8,7 +8,7 @@ plan.of(rank) ── leaders ── process groups ── handles by name
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -19,9 +19,11 @@ from rankmesh.groups.blocks import block, kind_along
 from rankmesh.groups.handles import LiveGroup
 from rankmesh.groups.identify import described
 from rankmesh.groups.limits import time_limit
+from rankmesh.groups.measure import SIZES, measure
 from rankmesh.groups.naming import process_group_name
 from rankmesh.groups.report import Report, report_of
 from rankmesh.groups.warm import warm_up
+from rankmesh.placement.measured import Measurement
 from rankmesh.plan.own import OwnGroup
 from rankmesh.plan.plan import Plan
 
@@ -197,6 +199,23 @@ class LiveGroups(Mapping[str, LiveGroup]):
         """
         self._check_open()
         return warm_up(self, time_limit(timeout))
+
+    def measure(
+        self,
+        sizes: Iterable[int] = SIZES,
+        *,
+        kinds: Iterable[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        timeout: float | timedelta = 300.0,
+    ) -> Measurement:
+        """Time the collectives that each kind is for, with all groups of the kind at once and with one alone.
+
+        Every rank of the plan calls it, and gets the same measurement. ``sizes`` are bytes that a rank holds;
+        ``kinds`` are those measured, by default one of each that share process groups; ``progress`` is told how many
+        of how many cases are done; ``timeout`` is how long ranks wait for what the others tell, in seconds.
+        """
+        self._check_open()
+        return measure(self, sizes, kinds, progress, time_limit(timeout))
 
     def report(self) -> Report:
         """What exists, what is shared, the effective options, and what each phase cost."""

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.errors import ConnectError, PlanError
-from rankmesh.launch.started import started_by
+from rankmesh.launch.started import Launch, started_by
 from rankmesh.plan.plan import Plan
 from rankmesh.proof.results import CheckResult, Diary, collect, line, run_rank
 
-__all__ = ["LIMIT", "check_here"]
+__all__ = ["LIMIT", "Watcher", "begin", "check_here", "check_size", "start_ranks"]
 
 # Each rank is a process with about 35 threads and 100 descriptors.
 LIMIT = 256
@@ -43,27 +43,38 @@ def check_here(
 
     Raises ``PlanError`` for a world that is too large for one machine. Ranks that fail or die are in the result.
     """
-    size = plan.world_size
-    if size > LIMIT:
-        raise PlanError(
-            f"received a plan for {size} ranks to start on this machine; at most {LIMIT} are started; "
-            "run the same command inside a job of that size (torchrun or srun), or check a smaller layout",
-            world_size=size,
-            limit=LIMIT,
-        )
+    size = check_size(plan)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="rankmesh-check-") as folder:
         place = Path(folder)
-        watcher = _Watcher(place, size, sum(len(kind) * kind.size for kind in plan.kinds.values()), progress)
+        watcher = Watcher(place, size, sum(len(kind) * kind.size for kind in plan.kinds.values()), progress)
         with watcher:
-            stopped = _start(plan, place, backend, timeout)
+            stopped = start_ranks(plan, place, backend, timeout, _rank)
         diaries = {rank: _diary(place, rank) for rank in range(size)}
         _add_exits(diaries, stopped)
     return collect(plan, diaries, time.perf_counter() - started)
 
 
-def _start(plan: Plan, place: Path, backend: str | None, timeout: float) -> dict[int, str]:
-    """Run the ranks to their end; for each rank that the launcher saw fail, what it says."""
+def check_size(plan: Plan) -> int:
+    """How many ranks a plan starts on this machine; ``PlanError`` for more than one machine runs."""
+    size = plan.world_size
+    if size > LIMIT:
+        raise PlanError(
+            f"received a plan for {size} ranks to start on this machine; at most {LIMIT} are started; "
+            "run the same command inside a job of that size (torchrun or srun), or take a smaller layout",
+            world_size=size,
+            limit=LIMIT,
+        )
+    return size
+
+
+def start_ranks(
+    plan: Plan, place: Path, backend: str | None, timeout: float, work: Callable[[str, str, str | None, float], None]
+) -> dict[int, str]:
+    """Run ``work`` on ranks to their end; for each rank that the launcher saw fail, what it says.
+
+    ``work(plan as JSON, folder, backend, timeout)`` is called on each rank, and begins with ``begin``.
+    """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -82,7 +93,7 @@ def _start(plan: Plan, place: Path, backend: str | None, timeout: float) -> dict
     )
     try:
         with _quiet():
-            elastic_launch(config, _rank)(plan.to_json(), str(place), backend, timeout)
+            elastic_launch(config, work)(plan.to_json(), str(place), backend, timeout)
     except ChildFailedError as error:
         return {rank: _exit(failure) for rank, failure in error.failures.items()}
     return {}
@@ -107,20 +118,26 @@ def _exit(failure: Any) -> str:
 
 def _rank(text: str, folder: str, backend: str | None, timeout: float) -> None:
     """What each started rank does."""
+    place = Path(folder)
+    job = begin(place, timeout)
+    with (place / f"diary-{job.rank}").open("a", encoding="utf-8", buffering=1) as diary:
+        well = run_rank(Plan.from_json(text), job, backend, timeout, lambda event: _write(diary, event))
+    if not well:
+        _linger(place, job.rank, job.world_size, timeout)
+        raise SystemExit(1)
+
+
+def begin(place: Path, timeout: float) -> Launch:
+    """The first thing that a started rank does: it waits until all are forked, and then knows who it is."""
     import torch
 
     job = started_by()
     # The launcher's handlers came along with the fork; a rank that waits in a collective would never run them.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    place = Path(folder)
     _gate(place, job.rank, timeout)
     torch.set_num_threads(1)
-    with (place / f"diary-{job.rank}").open("a", encoding="utf-8", buffering=1) as diary:
-        well = run_rank(Plan.from_json(text), job, backend, timeout, lambda event: _write(diary, event))
-    if not well:
-        _linger(place, job.rank, job.world_size, timeout)
-        raise SystemExit(1)
+    return job
 
 
 def _write(diary: Any, event: dict[str, Any]) -> None:
@@ -164,15 +181,24 @@ def _add_exits(diaries: dict[int, Diary], stopped: dict[int, str]) -> None:
             diary.append({"event": "failed", "kind": "stopped", "message": message})
 
 
-class _Watcher(threading.Thread):
+class Watcher(threading.Thread):
     """Opens the gate when every rank is forked, and tells how far the ranks are."""
 
-    def __init__(self, place: Path, size: int, proofs: int, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(
+        self,
+        place: Path,
+        size: int,
+        proofs: int,
+        progress: Callable[[int, int], None] | None,
+        word: str = '"proved"',
+    ) -> None:
         super().__init__(daemon=True, name="rankmesh-check")
         self._place, self._size, self._proofs, self._progress = place, size, proofs, progress
+        self._word = word
         self._over = threading.Event()
 
     def run(self) -> None:
+        """Open the gate, then tell how far the ranks are until it is over."""
         while not self._over.wait(_POLL) and len(list(self._place.glob("forked-*"))) < self._size:
             continue
         (self._place / "go").touch()
@@ -181,10 +207,10 @@ class _Watcher(threading.Thread):
 
     def _tell(self) -> None:
         if self._progress is not None:
-            done = sum(path.read_text().count('"proved"') for path in self._place.glob("diary-*"))
+            done = sum(path.read_text().count(self._word) for path in self._place.glob("diary-*"))
             self._progress(done, self._proofs)
 
-    def __enter__(self) -> _Watcher:
+    def __enter__(self) -> Watcher:
         self.start()
         return self
 

@@ -44,13 +44,15 @@ MODES = ("sim", "gloo", "nccl")
 _OPTIONS = frozenset({"order", "orders", "timeout", "modules", "seed", "ranks_per_node"})
 
 
+class _NotOnRanks(AttributeError):
+    """A use of a rank's groups where there is no rank; hypothesis, which asks every value for hooks, sees none."""
+
+
 class _PerRank:
     """Stands for the value of the fixture `groups`, which each rank replaces by its own."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise pytest.UsageError(
+        raise _NotOnRanks(
             "received a use of the fixture 'groups' outside ranks; groups exist on ranks only; "
             "mark the test: @pytest.mark.ranks('tp=2,dp=2'), and use them in the test itself"
         )
@@ -79,8 +81,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse marked tests that would not run on ranks, and pass all the same."""
-    if item.get_closest_marker("ranks") is None:
+    """Refuse marked tests that would not run on ranks, and pass all the same, and `groups` where there is no layout."""
+    mark = item.get_closest_marker("ranks")
+    if "groups" in _own_fixtures(item) and (mark is None or (mark.args and isinstance(mark.args[0], int))):
+        raise pytest.UsageError(
+            "received the fixture 'groups' in a test without a layout; groups are cut from axes; "
+            "mark the test with its layout: @pytest.mark.ranks('tp=2,dp=2')"
+        )
+    if mark is None:
         return
     if not isinstance(item, pytest.Function) or issubclass(item.cls or object, unittest.TestCase):
         why = "unittest calls it itself; make it a function, or a method of a plain class"
@@ -172,9 +180,9 @@ def _this_rank() -> RankTest | None:
 
 
 def _size(spec: Any) -> int:
-    from rankmesh.sim.run import plan_of
+    from rankmesh.sim.run import cut_by
 
-    plan = plan_of(spec)
+    plan = cut_by(spec)
     return int(spec) if plan is None else plan.world_size
 
 
@@ -241,19 +249,20 @@ def _orders(config: pytest.Config, options: dict[str, Any]) -> list[Any]:
     return [first, *range(1, options.get("orders", 1))]
 
 
-@pytest.fixture
-def groups(request: pytest.FixtureRequest) -> Any:
+def _own_fixtures(item: pytest.Item) -> set[str]:
+    """The fixtures of a test that are this plugin's: another may have the same name in a project."""
+    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    return {name for name, found in definitions.items() if found and found[-1].func.__module__ == __name__}
+
+
+# Of the session, as what they give is the same for every test: a function's own would be refused with @given.
+@pytest.fixture(scope="session")
+def groups() -> Any:
     """The live groups of the rank on which a test with ``@pytest.mark.ranks("tp=2,dp=2")`` runs."""
-    mark = request.node.get_closest_marker("ranks")
-    if mark is None or (mark.args and isinstance(mark.args[0], int)):
-        raise pytest.UsageError(
-            "received the fixture 'groups' in a test without a layout; groups are cut from axes; "
-            "mark the test with its layout: @pytest.mark.ranks('tp=2,dp=2')"
-        )
     return _PER_RANK
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def ranks(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     """Run a function on ranks: ``ranks(function, 4, *args)``, or with a layout, whose groups are its first argument."""
     config = request.config

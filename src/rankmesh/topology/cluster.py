@@ -43,9 +43,9 @@ __all__ = ["Cluster", "Host", "Level"]
 SCHEMA = 1
 
 # Seconds and bytes/s of one device, before anything is measured: NVLink 4 of an H100 inside hosts and domains, a port
-# of 400 Gb/s for each device outside. Latencies are those of NCCL's own model (src/graph/tuning.cc, rings, simple).
-_INSIDE, _OUTSIDE = (3.4e-6, 450e9), (14e-6, 50e9)
-_KNOWN = {"host": _INSIDE, "nvlink": _INSIDE}
+# of 400 Gb/s for each device outside. Latencies are of the size of NCCL's own model, and grow outward, so that an inner
+# level is taken first where nothing else speaks for it.
+_INSIDE, _OUTSIDE, _OUTWARD = (3.4e-6, 450e9), (14e-6, 50e9), (0.6e-6, 4e-6)
 # The levels that join what a description leaves apart.
 _JOINING = ("network", "cluster", "everything")
 
@@ -78,10 +78,16 @@ class Level:
             _number(self.uplink, f"uplink of level {self.name!r}, in bytes/s")
 
     @classmethod
-    def unmeasured(cls, name: str, *, innermost: bool = False) -> Level:
-        """A level of which nothing is measured: NVLink inside hosts and domains, else a port for each device."""
-        latency, bandwidth = _KNOWN.get(name, _INSIDE if innermost else _OUTSIDE)
-        return cls(name, latency, bandwidth)
+    def unmeasured(cls, name: str, number: int) -> Level:
+        """Level ``number``, not measured: NVLink inside hosts and domains, else a port for each device."""
+        inside = number == 0 or name == "nvlink"
+        latency, bandwidth = _INSIDE if inside else _OUTSIDE
+        return cls(name, latency + (_OUTWARD[0] * number if inside else _OUTWARD[1] * (number - 1)), bandwidth)
+
+    @classmethod
+    def all_unmeasured(cls, names: Iterable[str]) -> tuple[Level, ...]:
+        """Levels of these names, innermost first."""
+        return tuple(cls.unmeasured(name, number) for number, name in enumerate(names))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; an uplink only where there is one."""
@@ -179,8 +185,7 @@ class Cluster:
             step *= sizes[level]
             for number, name in enumerate(sorted(listed, key=natural)):
                 places[name] = (*places[name], f"{level}{number // step}")
-        levels = (Level.unmeasured(first, innermost=True), *map(Level.unmeasured, outer))
-        return cls(levels, tuple(Host(name, sizes[first], places[name]) for name in listed))
+        return cls(Level.all_unmeasured(sizes), tuple(Host(name, sizes[first], places[name]) for name in listed))
 
     @classmethod
     def of_nodes(cls, gpus_per_node: int, world_size: int) -> Cluster:
@@ -193,7 +198,7 @@ class Cluster:
         world = integer(world_size, "world_size", least=1)
         starts = range(0, world, width)
         hosts = tuple(Host(f"node{number}", min(width, world - start)) for number, start in enumerate(starts))
-        return cls((Level.unmeasured("host"),), hosts)
+        return cls(Level.all_unmeasured(["host"]), hosts)
 
     @classmethod
     def read(
@@ -377,4 +382,4 @@ def _joined(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> tuple[tuple[L
         return levels, hosts
     name = next(name for name in _JOINING if name not in {level.name for level in levels})
     joined = tuple(replace(host, places=(*host.places, name)) for host in hosts)
-    return (*levels, Level.unmeasured(name)), joined
+    return (*levels, Level.unmeasured(name, len(levels))), joined

@@ -13,17 +13,37 @@ hosts:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from rankmesh.errors import ClusterError
+from rankmesh.extras import extra
 from rankmesh.topology.cluster import SCHEMA, Cluster, Host, Level
 from rankmesh.topology.names import host_list
 
-__all__ = ["cluster_of"]
+__all__ = ["cluster_of", "loaded"]
 
 _FORM = "a cluster has levels, each with a name, and hosts, each with a name and devices"
+
+
+def loaded(text: str) -> Any:
+    """The data of a JSON or YAML text; ``ValueError`` says in one line why it is neither. YAML needs an extra.
+
+    >>> loaded("levels: [{name: host}]") == loaded('{"levels": [{"name": "host"}]}')
+    True
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    with extra("configs"):
+        import yaml
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
 
 
 def cluster_of(data: Mapping[str, Any]) -> Cluster:
@@ -35,7 +55,7 @@ def cluster_of(data: Mapping[str, Any]) -> Cluster:
             schema=schema,
         )
     _known(data, {"schema", "levels", "hosts", "rank_map"}, "a cluster")
-    levels = tuple(_level(row, number == 0) for number, row in enumerate(_rows(data, "levels")))
+    levels = tuple(_level(row, number) for number, row in enumerate(_rows(data, "levels")))
     names = [level.name for level in levels]
     hosts = tuple(host for row in _rows(data, "hosts") for host in _hosts(row, names))
     rank_map = data.get("rank_map")
@@ -52,9 +72,9 @@ def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _level(row: Mapping[str, Any], innermost: bool) -> Level:
+def _level(row: Mapping[str, Any], number: int) -> Level:
     _known(row, {"name", "latency", "bandwidth", "uplink"}, f"level {row.get('name')!r}")
-    level = Level.unmeasured(row.get("name", ""), innermost=innermost)
+    level = Level.unmeasured(row.get("name", ""), number)
     return replace(level, **{key: row[key] for key in ("latency", "bandwidth", "uplink") if row.get(key) is not None})
 
 

@@ -49,7 +49,7 @@ class Machine:
             notes.append(f"{len(silent)} hosts do not say how many devices they have; {_DEVICES} are taken")
         usual = _DEVICES if gpus_per_node is None else gpus_per_node
         made = [Host(name, usual if site.devices is None else site.devices, site.places) for name, site in chosen]
-        levels = (Level.unmeasured("host"), *map(Level.unmeasured, self.levels))
+        levels = Level.all_unmeasured(("host", *self.levels))
         try:
             return Cluster(levels, tuple(made), notes=tuple(notes))
         except ClusterError as error:

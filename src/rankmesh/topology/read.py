@@ -14,18 +14,15 @@ What is wrong with it is told with the path and, where it contradicts itself, th
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rankmesh.errors import ClusterError, RankmeshError
 from rankmesh.topology.clouds import is_nodes, read_aws, read_nodes, read_switches
 from rankmesh.topology.cluster import Cluster, Host
-from rankmesh.topology.document import cluster_of
+from rankmesh.topology.document import cluster_of, loaded
 from rankmesh.topology.machine import Machine
 from rankmesh.topology.names import host_list
 from rankmesh.topology.slurm import is_conf, read_conf, read_yaml
@@ -71,14 +68,9 @@ def _text(path: Path) -> str:
 
 def _data(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        why = " ".join(str(error).split())
-        raise ClusterError(f"received a file that is neither JSON nor YAML ({why}); {_FORMS}") from error
+        return loaded(text)
+    except ValueError as error:
+        raise ClusterError(f"received a file that is neither JSON nor YAML ({error}); {_FORMS}") from error
 
 
 def _machine(text: str, data: Any) -> Machine:

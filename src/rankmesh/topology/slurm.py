@@ -224,7 +224,7 @@ def slurm_job(environment: Mapping[str, str], machine: Machine | None = None) ->
             hosts=names,
         )
     if machine is None:
-        hosts, levels = tuple(map(Host, names, tasks)), (Level.unmeasured("host"),)
+        hosts, levels = tuple(map(Host, names, tasks)), Level.all_unmeasured(["host"])
         return Cluster(levels, hosts, _dealt(environment, tasks))
     found = machine.cluster(names, 1)
     counts = dict(zip(names, tasks, strict=True))

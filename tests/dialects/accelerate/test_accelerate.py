@@ -97,9 +97,9 @@ def test_eight_ranks(ranks, sizes, communicators):
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"cp_size": 2, "sp_size": 2}, "received cp_size 2 and sp_size 2"),
-        ({"dp_replicate_size": 2, "tp_size": 2}, "not put these over replicas that are not sharded"),
-        ({"dp_replicate_size": 2, "cp_size": 2}, "not put these over replicas that are not sharded"),
+        ({"cp_size": 2, "sp_size": 2}, "received cp 2 with sp 2"),
+        ({"dp_replicate_size": 2, "tp_size": 2}, "with shards, not with replicas alone"),
+        ({"dp_replicate_size": 2, "cp_size": 2}, "with shards, not with replicas alone"),
         ({}, "sizes that are all 1"),
         ({"tp_size": 0}, "received 0 as size of axis 'tp'"),
         ({"tp_size": 2.0}, "received 2.0 as size of axis 'tp'"),

@@ -18,6 +18,7 @@ PRISTINE = {
     if name.startswith("_") and not name.startswith("__") and not callable(value)
 }
 GLOBALS = sorted(PRISTINE.keys() - {"_GLOBAL_MEMORY_BUFFER"})
+TAKES = peer.initialize_model_parallel.__code__.co_varnames[: peer.initialize_model_parallel.__code__.co_argcount]
 FLAGS = {
     "check_initialized": (True, False),
     "with_context_parallel": (False, True),
@@ -28,6 +29,8 @@ FLAGS = {
     "ignore_virtual": (True, False),
     "vp_stage": (None, 0, 1, 2),
     "group_size": (2, 3, 4, 8),
+    "with_gtp_remat": (True, False),
+    "with_egtp_remat": (True, False),
 }
 
 
@@ -100,7 +103,9 @@ PRISTINE_CREATE = peer.create_group
 
 def start_peer(arguments):
     """Initialise the peer from its first state; the error that it raises, or None."""
-    vars(peer).update(PRISTINE | {"_HYBRID_DP_CP_GROUPS": {}})
+    vars(peer).update(PRISTINE)
+    if "_HYBRID_DP_CP_GROUPS" in PRISTINE:
+        peer._HYBRID_DP_CP_GROUPS = {}
     peer.create_group = lambda ranks, **options: without_gloo(ranks=ranks, **options)
     try:
         peer.initialize_model_parallel(**arguments)

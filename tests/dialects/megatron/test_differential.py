@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("megatron.core.parallel_state")
 
-PER_PROCESS = 310
+PER_PROCESS = 160
 PROCESSES = 2
 LARGEST = 24
 
@@ -114,12 +114,13 @@ def _compare(me, count):
                     wrong.append(f"{case}: ours raised {mine!r}")
             else:
                 built += 1
-                wrong += [f"{case}: {text}" for text in _differences(both)]
+                wrong += [f"{case}: {text}" for text in differences(both)]
             both.ours.destroy_model_parallel()
     return {"built": built, "refused": refused, "stricter": stricter, "wrong": wrong[:12]}
 
 
-def _differences(both):
+def differences(both):
+    """What the two answer otherwise, to every question and in every global."""
     for (name, flags), ours, theirs in zip(
         both.QUESTIONS, both.answers(both.ours), both.answers(both.peer), strict=True
     ):
@@ -134,10 +135,10 @@ def _differences(both):
 
 
 def test_random_configurations_equal_megatron_core(ranks):
-    """620 configurations, up to 2 ranks of each: every getter with every flag, every global, every refusal."""
+    """320 configurations, up to 2 ranks of each: every getter with every flag, every global, every refusal."""
     told = ranks(PROCESSES, _compare, PER_PROCESS, world=None, limit=100)
     wrong = [text for part in told for text in part["wrong"]]
     if wrong:
         pytest.fail("\n".join(wrong), pytrace=False)
-    assert sum(part["built"] for part in told) >= 500
-    assert sum(part["refused"] for part in told) >= 60
+    assert sum(part["built"] for part in told) >= 250
+    assert sum(part["refused"] for part in told) >= 30

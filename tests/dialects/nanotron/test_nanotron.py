@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.dialects import dry, leaks
 
-from rankmesh.dialects.nanotron import ParallelContext
+from rankmesh.dialects.nanotron import ParallelContext, ParallelContext04
 from rankmesh.errors import ConnectError, LayoutError, NotInitialized, SizesError
 from rankmesh.groups import torch_private
 
@@ -285,3 +285,22 @@ def _usual(me, world):
 def test_hosts_without_a_launcher(ranks, world, local):
     """Dry worlds without LOCAL_WORLD_SIZE: one host up to 8 ranks, hosts of 8 above, as nanotron has it."""
     assert ranks(1, _usual, world, world=None) == [[local, list(range(world - local, world))]]
+
+
+def _release_0_4(me):
+    with ParallelContext04(2, 2, 1, 2, "gloo") as context:
+        return [
+            context.world_rank_matrix.shape,
+            context.get_3d_ranks(me.rank),
+            context.expert_pg is context.ep_pg,
+            dry.members(context.expert_pg),
+        ]
+
+
+def test_release_0_4(ranks):
+    """8 ranks: the fourth parameter is expert parallelism, the matrix has four dimensions, places are three."""
+    for rank, (shape, place, same, members) in enumerate(ranks(8, _release_0_4)):
+        assert shape == (2, 2, 1, 2)
+        assert place == (rank // 2 % 2, 0, rank % 2)
+        assert same
+        assert members == [rank % 4, rank % 4 + 4]

@@ -3,11 +3,12 @@
 ```
 mesh           tp sp cp dp_shard dp_replicate     adjacent first
   dp           = dp_replicate x dp_shard          data loading
-  dp_shard_cp  = dp_shard x cp x sp               parameter shards
-  dp_cp        = dp_replicate x dp_shard x cp x sp    loss
+  dp_shard_cp  = dp_shard x cp                    parameter shards
+  dp_cp        = dp_replicate x dp_shard x cp     loss
 ```
 
-Source: ``accelerate.parallelism_config``; versions before ``sp`` existed have the same names without it.
+The flattened groups leave ``sp`` out, as Accelerate's do: DeepSpeed shards over these ranks by groups of its own.
+Source: ``accelerate.parallelism_config`` of Accelerate 1.15.0.
 
 >>> plan = accelerate(16, dp_replicate=2, dp_shard=2, cp=2, tp=2)
 >>> list(plan.kinds), plan.groups("dp_shard_cp").of(5).ranks
@@ -23,12 +24,13 @@ from rankmesh.plan.plan import Plan
 from rankmesh.plan.recipes.sizes import world_and_dp
 from rankmesh.plan.spec import GroupSpec
 
-__all__ = ["accelerate"]
+__all__ = ["FLATTENED", "accelerate"]
 
-_FLATTENED = {
+# The names of joined axes, with the axes that each joins where they are larger than one.
+FLATTENED = {
     "dp": ("dp_replicate", "dp_shard"),
-    "dp_shard_cp": ("dp_shard", "cp", "sp"),
-    "dp_cp": ("dp_replicate", "dp_shard", "cp", "sp"),
+    "dp_shard_cp": ("dp_shard", "cp"),
+    "dp_cp": ("dp_replicate", "dp_shard", "cp"),
 }
 
 
@@ -63,7 +65,7 @@ def accelerate(
     sizes = {"tp": tp, "sp": sp, "cp": cp, "dp_shard": shard, "dp_replicate": dp_replicate}
     kept = {name: size for name, size in sizes.items() if size > 1} or {"dp_replicate": 1}
     specs = [GroupSpec(name) for name in reversed(kept)]
-    for name, axes in _FLATTENED.items():
+    for name, axes in FLATTENED.items():
         present = [axis for axis in axes if axis in kept]
         specs += [GroupSpec(name, present)] if present else []
     return Plan(Mesh.of(kept), specs, world_size=world, options=options)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from rankmesh.topology import Cluster
+    from rankmesh.transfer.live.bridge import Bridge
     from rankmesh.transfer.live.run import Moved
 
 __all__ = ["Transfer"]
@@ -180,6 +181,22 @@ class Transfer:
         with extra("torch"):
             from rankmesh.transfer.live.run import run
         return run(self, tensors, into, budget, group=group, timeout=timeout, progress=progress)
+
+    def bridge(
+        self,
+        budget: int = BUDGET,
+        *,
+        group: ProcessGroup | None = None,
+        timeout: float | timedelta = 300.0,
+        device: Any = None,
+    ) -> Bridge:
+        """The transfer as a function that gradients go back through: activations between two meshes of a job.
+
+        Every rank of ``group`` makes it and calls it, as it calls ``run``. See `rankmesh.transfer.live.bridge`.
+        """
+        with extra("torch"):
+            from rankmesh.transfer.live.bridge import Bridge
+        return Bridge(self, budget, group=group, timeout=timeout, device=device)
 
     def allocate(self, rank: int, *, device: Any = None) -> dict[str, Any]:
         """Empty tensors of a rank's target shards, by name: what ``into`` may be."""

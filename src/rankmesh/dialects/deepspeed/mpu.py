@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankmesh.dialects.deepspeed.grid import Grid
 from rankmesh.errors import PlanError
 from rankmesh.groups.handles import LiveGroup
 from rankmesh.groups.held import Held, refusing_sizes, world_size
@@ -58,7 +59,7 @@ def plan(
     return Plan(Mesh(tp=tp, sp=sp, dp=data, pp=pp), specs, world_size=world, options=options)
 
 
-class Mpu:
+class Mpu(Grid):
     """The model-parallel unit over live groups of the kinds ``tp sp dp pp sp_dp mp``, whatever mesh they are of.
 
     ``Mpu(groups)`` uses groups that someone else owns; ``Mpu.connect`` makes them, and ``close`` destroys these.

@@ -1,0 +1,224 @@
+"""A cluster on one machine: hosts are network namespaces with names and limited links, racks are bridges with a trunk.
+
+```
+netns node1 ── veth, tbf ── bridge rack0 ── veth, tbf (trunk) ── bridge rack1 ── veth, tbf ── netns node10
+```
+
+Ranks are forked into their namespaces from a process that has loaded torch once. It takes root; whatever was made is
+removed in the end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import secrets
+import shutil
+import subprocess
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankmesh.topology import Cluster, natural
+
+__all__ = ["Emulated", "emulated", "problem"]
+
+_NEW_UTS, _NEW_NET = 0x04000000, 0x40000000
+_PORT = 29431
+
+
+def _do(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, text=True, timeout=30)  # noqa: S603  - iproute2
+
+
+def problem() -> str | None:
+    """Why hosts cannot be emulated here, None where they can."""
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"{tool} is missing (iproute2)"
+    name = f"rankmesh-try-{os.getpid()}"
+    try:
+        _do("ip", "netns", "add", name)
+        _do("ip", "-n", name, "link", "add", "x", "type", "veth", "peer", "name", "y")
+        _do(
+            "tc",
+            "-n",
+            name,
+            "qdisc",
+            "add",
+            "dev",
+            "x",
+            "root",
+            "tbf",
+            "rate",
+            "1mbit",
+            "burst",
+            "32kb",
+            "latency",
+            "50ms",
+        )
+    except (subprocess.SubprocessError, OSError) as error:
+        return f"network namespaces with limited links are not permitted ({getattr(error, 'stderr', None) or error})"
+    finally:
+        with suppress(subprocess.SubprocessError, OSError):
+            _do("ip", "netns", "del", name)
+    return None
+
+
+@dataclass
+class Emulated:
+    """A cluster that is there: ``racks`` of host names, ``ranks`` on each host, link and trunk in Mbit/s."""
+
+    racks: Sequence[Sequence[str]]
+    ranks: int
+    link: int
+    trunk: int | None
+    run: str = field(default_factory=lambda: f"rm{secrets.token_hex(2)}")
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All hosts in natural order, in which ranks fill them."""
+        return tuple(sorted((host for rack in self.racks for host in rack), key=natural))
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.hosts) * self.ranks
+
+    @property
+    def cluster(self) -> Cluster:
+        """The same as rankmesh knows it, not measured yet."""
+        levels = ["host", "leaf"] if self.trunk is None else ["host", "leaf", "spine"]
+        rack = {host: f"rack{number}" for number, names in enumerate(self.racks) for host in names}
+        tops = {} if self.trunk is None else {"spine": "spine"}
+        hosts = [{"name": host, "devices": self.ranks, "leaf": rack[host], **tops} for host in self.hosts]
+        return Cluster.from_dict({"levels": [{"name": name} for name in levels], "hosts": hosts})
+
+    def space(self, host: str) -> str:
+        """The namespace of a host."""
+        return f"{self.run}-{host}"
+
+    def address(self, host: str) -> str:
+        """The address of a host."""
+        return f"10.77.0.{self.hosts.index(host) + 1}"
+
+    def build(self) -> None:
+        """Make the namespaces, the links and the bridges."""
+        switch = f"{self.run}-switch"
+        _do("ip", "netns", "add", switch)
+        for number, rack in enumerate(self.racks):
+            bridge = f"rack{number}"
+            _do("ip", "-n", switch, "link", "add", bridge, "type", "bridge")
+            _do("ip", "-n", switch, "link", "set", bridge, "up")
+            for host in rack:
+                self._join(switch, bridge, host)
+        if self.trunk is not None:
+            _do("ip", "-n", switch, "link", "add", "trunk0", "type", "veth", "peer", "name", "trunk1")
+            for number in (0, 1):
+                _do("ip", "-n", switch, "link", "set", f"trunk{number}", "master", f"rack{number}", "up")
+                self._limit(switch, f"trunk{number}", self.trunk)
+
+    def _join(self, switch: str, bridge: str, host: str) -> None:
+        space, port = self.space(host), f"p{self.hosts.index(host)}"
+        _do("ip", "netns", "add", space)
+        _do("ip", "link", "add", "eth0", "netns", space, "type", "veth", "peer", "name", port, "netns", switch)
+        _do("ip", "-n", space, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+        for link in ("lo", "eth0"):
+            _do("ip", "-n", space, "link", "set", link, "up")
+        _do("ip", "-n", switch, "link", "set", port, "master", bridge, "up")
+        self._limit(space, "eth0", self.link)
+        self._limit(switch, port, self.link)
+
+    def _limit(self, space: str, link: str, rate: int) -> None:
+        limit = ("rate", f"{rate}mbit", "burst", "64kb", "latency", "50ms")
+        _do("tc", "-n", space, "qdisc", "replace", "dev", link, "root", "tbf", *limit)
+
+    def set_link(self, host: str, rate: int) -> None:
+        """Give one host's link another rate, both ways."""
+        self._limit(self.space(host), "eth0", rate)
+        self._limit(f"{self.run}-switch", f"p{self.hosts.index(host)}", rate)
+
+    def remove(self) -> None:
+        """Leave nothing behind."""
+        for space in (*map(self.space, self.hosts), f"{self.run}-switch"):
+            with suppress(subprocess.SubprocessError):
+                _do("ip", "netns", "del", space)
+
+    def on_ranks(self, work: Callable[..., Any], *arguments: Any, limit: float = 600.0) -> list[Any]:
+        """What ``work(*arguments)`` returns on each rank of an initialised world; an error of one is raised here."""
+        forks = multiprocessing.get_context("fork")
+        pipes, ranks = [], []
+        for rank in range(self.size):
+            ours, theirs = forks.Pipe(duplex=False)
+            process = forks.Process(target=self._rank, args=(rank, theirs, work, arguments), daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            ranks.append(process)
+        try:
+            return [self._result(rank, pipe, limit) for rank, pipe in enumerate(pipes)]
+        finally:
+            for process in ranks:
+                process.join(5)
+                process.kill()
+                process.join()
+
+    def _result(self, rank: int, pipe: Any, limit: float) -> Any:
+        if not pipe.poll(limit):
+            raise RuntimeError(f"rank {rank} of the emulated cluster said nothing within {limit:g} s")
+        try:
+            well, value = pipe.recv()
+        except EOFError:
+            raise RuntimeError(f"rank {rank} of the emulated cluster died") from None
+        if not well:
+            raise RuntimeError(f"rank {rank} of the emulated cluster failed:\n{value}")
+        return value
+
+    def _rank(self, rank: int, pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            import torch
+
+            import rankmesh as rm
+
+            _enter(self.space(self.hosts[rank // self.ranks]), self.hosts[rank // self.ranks])
+            torch.set_num_threads(1)
+            os.environ.update(
+                RANK=str(rank),
+                WORLD_SIZE=str(self.size),
+                LOCAL_RANK=str(rank % self.ranks),
+                LOCAL_WORLD_SIZE=str(self.ranks),
+                MASTER_ADDR=self.address(self.hosts[0]),
+                MASTER_PORT=str(_PORT),
+                GLOO_SOCKET_IFNAME="eth0",
+            )
+            with rm.init("gloo", timeout=120):
+                value = work(*arguments)
+            pipe.send((True, value))
+        except BaseException:  # noqa: BLE001  - whatever ends a rank is told to the process that started it
+            pipe.send((False, traceback.format_exc()))
+
+
+def _enter(space: str, name: str) -> None:
+    """Move this process into a namespace, and give its host a name."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/var/run/netns/{space}", "rb") as file:  # noqa: PTH123  - a descriptor is what the call takes
+        if libc.setns(file.fileno(), _NEW_NET) or libc.unshare(_NEW_UTS):
+            raise OSError(ctypes.get_errno(), f"cannot enter {space}")
+    if libc.sethostname(name.encode(), len(name)):
+        raise OSError(ctypes.get_errno(), f"cannot call this host {name}")
+
+
+@contextmanager
+def emulated(
+    racks: Sequence[Sequence[str]], *, ranks: int = 2, link: int = 200, trunk: int | None = None
+) -> Iterator[Emulated]:
+    """A cluster while this lasts."""
+    made = Emulated(racks, ranks, link, trunk)
+    try:
+        made.build()
+        yield made
+    finally:
+        made.remove()

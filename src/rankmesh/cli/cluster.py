@@ -1,0 +1,170 @@
+"""``rankmesh cluster``: the machine, from a file, from the launcher, or from the ranks of this job."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankmesh.cli.columns import Column, print_columns
+from rankmesh.cli.console import note, out, write, write_json
+from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.cli.options import Debug, Json, cluster_of
+from rankmesh.cli.shell import Failed
+from rankmesh.errors import AgreementError, ClusterError, ConnectError, MissingExtra
+from rankmesh.extras import extra
+from rankmesh.launch.started import Launch, started_by
+from rankmesh.topology import Cluster
+from rankmesh.topology.read import machine_of
+from rankmesh.topology.slurm import slurm_job
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["EXAMPLES", "command", "described", "print_cluster"]
+
+EXAMPLES = """\
+$ rankmesh cluster host=8,nvlink=9,leaf=4
+$ rankmesh cluster topology.conf --hosts 'node[1-4]' --gpus-per-node 8 --json
+$ kubectl get nodes -o json > nodes.json; rankmesh cluster nodes.json
+$ srun rankmesh cluster
+$ torchrun --nproc-per-node 8 -m rankmesh cluster --json > cluster.json
+"""
+
+_SHOWN = 32
+
+
+def described(
+    text: str | None, *, hosts: str | None = None, gpus_per_node: int | None = None, world_size: int | None = None
+) -> Cluster:
+    """The cluster of a string or a file; of None, what this process's Slurm job says.
+
+    A topology file inside a Slurm job is read for the hosts of the job. Raises ``ClusterError``.
+    """
+    if text is None:
+        return slurm_job(os.environ)
+    if "=" in text or hosts is not None or gpus_per_node is not None or "SLURM_JOB_NODELIST" not in os.environ:
+        return cluster_of(text, world_size or 0, hosts, gpus_per_node)
+    with suppress(ClusterError):
+        from pathlib import Path
+
+        return slurm_job(os.environ, machine_of(Path(text)))
+    return cluster_of(text, world_size or 0, hosts, gpus_per_node)
+
+
+def command(
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CLUSTER]",
+            help="host=8,nvlink=9,leaf=4, or a file: our own JSON or YAML, topology.conf, topology.yaml, nodes of "
+            "kubectl, AWS's instance topology, {host: switch}. Without: the ranks of this job say where they are.",
+        ),
+    ] = None,
+    hosts: Annotated[
+        str | None, typer.Option(metavar="LIST", help="The job's hosts in its launcher's order: node[1-4,7].")
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", "-g", min=1, metavar="N", help="Where a file does not say it.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", "-t", min=1.0, metavar="SECONDS", help="How long ranks wait for each other.")
+    ] = 60.0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show the cluster: its levels, its hosts in natural order, and which ranks are where."""
+    launch = started_by()
+    if file is None and launch.world_size > 1:
+        found = _asked(launch, timeout)
+        if launch.rank:
+            return
+    elif file is None and "SLURM_JOB_NODELIST" not in os.environ:
+        raise ClusterError(
+            "received no cluster, and this process is in no job that says one; give a string (host=8,leaf=4) or a "
+            "file, or run the command on the ranks of a job (srun, torchrun)"
+        )
+    else:
+        found = described(file, hosts=hosts, gpus_per_node=gpus_per_node)
+    for text in found.notes:
+        note(f"note: {text}")
+    if json:
+        write_json(found.to_dict())
+    else:
+        print_cluster(out(), found)
+
+
+def _asked(launch: Launch, timeout: float) -> Cluster:
+    """The cluster as the ranks of this job find it; where there is no torch, as Slurm says it."""
+    try:
+        with extra("torch"):
+            import rankmesh as rm
+
+            find, init = rm.discover, rm.init
+    except MissingExtra:
+        if launch.launcher != "slurm":
+            raise
+        return slurm_job(os.environ)
+    import warnings
+
+    try:
+        with warnings.catch_warnings(), init("gloo", timeout=timeout):
+            warnings.simplefilter("ignore")  # the notes are told as notes
+            return find(timeout=timeout)
+    except (AgreementError, ConnectError) as problem:
+        raise Failed(str(problem), ExitCode.LOST_RANKS) from problem
+
+
+def print_cluster(console: Console, cluster: Cluster) -> None:
+    """Print the size, the levels with what they cost, and the hosts with their units and ranks."""
+    write(str(cluster))
+    write("")
+    levels = cluster.levels
+    uplinks = [level.uplink for level in levels]
+    units = [len(set(row.tolist())) for row in cluster.units]
+    columns = [
+        Column("level", [level.name for level in levels], style="bold"),
+        Column("units", [f"{count:,}" for count in units], right=True),
+        Column("latency", [f"{level.latency * 1e6:.3g} µs" for level in levels], right=True),
+        Column("bandwidth", [_speed(level.bandwidth) for level in levels], right=True),
+    ]
+    if any(uplinks):
+        columns.append(Column("uplink", ["" if each is None else _speed(each) for each in uplinks], right=True))
+    print_columns(console, columns)
+    write("")
+    print_columns(console, _hosts(cluster))
+    if len(cluster.hosts) > _SHOWN:
+        write(f"and {len(cluster.hosts) - _SHOWN:,} more hosts; --json lists them")
+
+
+def _hosts(cluster: Cluster) -> list[Column]:
+    hosts, start, ranks = cluster.hosts[:_SHOWN], 0, []
+    for host in hosts:
+        ranks.append(_range(cluster.ranks[start : start + host.devices].tolist()))
+        start += host.devices
+    places: list[Column] = [
+        Column(level.name, [host.places[number] for host in hosts]) for number, level in enumerate(cluster.levels[1:])
+    ]
+    return [
+        Column("host", [host.name for host in hosts], style="bold"),
+        Column("devices", [f"{host.devices:,}" for host in hosts], right=True),
+        *places,
+        Column("ranks", ranks, fit=True),
+    ]
+
+
+def _range(ranks: list[int]) -> str:
+    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]} to {ranks[-1]}"
+    return ", ".join(map(str, ranks))
+
+
+def _speed(value: float) -> str:
+    """Bytes/s as GB/s or MB/s.
+
+    >>> _speed(4.5e11), _speed(2.5e7)
+    ('450 GB/s', '25 MB/s')
+    """
+    return f"{value / 1e9:.4g} GB/s" if value >= 1e9 else f"{value / 1e6:.4g} MB/s"

@@ -1,0 +1,164 @@
+"""``rankmesh measure``: what every kind of group takes on real ranks, all of its groups at once; slow hosts by name."""
+
+from __future__ import annotations
+
+import json as jsons
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankmesh.cli.check import progress_bar, source_in_job
+from rankmesh.cli.cluster import described
+from rankmesh.cli.columns import Column, print_columns
+from rankmesh.cli.complete import group_names
+from rankmesh.cli.console import note, out, write, write_json
+from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, tell
+from rankmesh.cli.shell import Failed
+from rankmesh.errors import AgreementError, ConnectError
+from rankmesh.extras import extra
+from rankmesh.launch.started import started_by
+from rankmesh.placement.measured import Measurement, calibrated
+from rankmesh.placement.words import duration
+from rankmesh.plan.plan import Plan
+from rankmesh.topology import Cluster
+
+__all__ = ["EXAMPLES", "command", "sizes_of"]
+
+EXAMPLES = """\
+$ rankmesh measure tp=2,dp=2 --sizes 4KiB,1MiB
+$ srun rankmesh measure plan.json --json > measured.json
+$ torchrun --nproc-per-node 8 -m rankmesh measure tp=8 --svg tp.svg
+$ srun rankmesh measure 'tp=8,dp=*' --cluster cluster.json --save measured-cluster.json
+"""
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def sizes_of(text: str) -> tuple[int, ...]:
+    """Bytes as people write them.
+
+    >>> sizes_of("4KiB, 1MB,7")
+    (4096, 1000000, 7)
+    """
+    found = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"([0-9]{1,12})\s*([A-Za-z]*)", item)
+        if match is None or match[2].upper() not in _UNITS or int(match[1]) == 0:
+            raise typer.BadParameter(f"received --sizes {item!r}; a size is 4096, 4KiB or 1MB")
+        found.append(int(match[1]) * _UNITS[match[2].upper()])
+    return tuple(found)
+
+
+def command(
+    spec: Spec,
+    sizes: Annotated[
+        str, typer.Option(metavar="LIST", help="Bytes that a rank holds: 4KiB,1MiB.")
+    ] = "4KiB,256KiB,4MiB",
+    groups: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only these kinds (tp,pp); may be repeated.", autocompletion=group_names),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", "-c", metavar="CLUSTER", help=f"With --save. {CLUSTER_HELP}")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the cluster with its levels as measured: place takes it.")
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw bus bandwidth over size.")] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", "-b", metavar="NAME", help="gloo or nccl; default: nccl if each rank has a GPU."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", "-t", min=1.0, metavar="SECONDS", help="How long ranks wait for each other.")
+    ] = 120.0,
+    world_size: WorldSize = None,
+    variables: Variables = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time the collectives of every kind of group on real processes; name slow groups and slow hosts."""
+    launch = started_by()
+    source = source_in_job(spec, world_size, variables, launch)
+    kinds = [name for names in groups or () for name in names.split(",")] or None
+    if launch.rank == 0:
+        tell(source)
+    with progress_bar(f"measuring {source.plan.world_size} ranks", "cases") as (progress, stop):
+        try:
+            found = _measure()(
+                source.plan, sizes=sizes_of(sizes), kinds=kinds, backend=backend, timeout=timeout, progress=progress
+            )
+        except (AgreementError, ConnectError) as problem:
+            raise Failed(str(problem), ExitCode.LOST_RANKS) from problem
+        stop()
+    if launch.rank:
+        return
+    if save is not None:
+        machine = _machine(cluster, found, source.plan)
+        _write(save, jsons.dumps(calibrated(machine, source.plan, found).to_dict(), indent=2) + "\n")
+    if svg is not None:
+        from rankmesh.viz.curves import curves
+
+        _write(svg, curves(found))
+    if json:
+        write_json(found.to_dict())
+    else:
+        _print(found)
+
+
+def _measure() -> Callable[..., Measurement]:
+    with extra("torch"):
+        from rankmesh.proof.measure import measure
+    return measure
+
+
+def _machine(text: str | None, found: Measurement, plan: Plan) -> Cluster:
+    """The cluster to calibrate: as it is given, else the hosts as the ranks call them."""
+    if text is not None:
+        return described(text, world_size=plan.world_size)
+    from rankmesh.topology.met import Witness, met
+
+    return met([Witness(rank, host, "", rank) for rank, host in enumerate(found.hosts)])
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise Failed(f"cannot write {path}: {problem.strerror}", ExitCode.USAGE) from problem
+    note(f"wrote {path}")
+
+
+def _print(found: Measurement) -> None:
+    rows = found.rows
+    columns = [
+        Column("group", [row.name for row in rows], style="bold"),
+        Column("collective", [row.collective for row in rows]),
+        Column("bytes", [f"{row.bytes:,}" for row in rows], right=True),
+        Column("at once", [duration(row.seconds) for row in rows], right=True),
+        Column("alone", [duration(row.alone) for row in rows], right=True),
+        Column("algbw", [_speed(row.algbw) for row in rows], right=True),
+        Column("busbw", [_speed(row.busbw) for row in rows], right=True),
+        Column("slowest group", [_group(row.slowest.ranks, found) for row in rows], fit=True),
+    ]
+    print_columns(out(), columns)
+    write("")
+    slow = found.slow_hosts
+    write(f"slow hosts: {', '.join(slow)}" if slow else "no host stands out")
+
+
+def _group(ranks: Sequence[int], found: Measurement) -> str:
+    listed = ", ".join(map(str, ranks[:4])) + (", …" if len(ranks) > 4 else "")
+    hosts = found.hosts_of(ranks)
+    return f"[{listed}] on {', '.join(hosts[:3])}{' …' if len(hosts) > 3 else ''}"
+
+
+def _speed(value: float) -> str:
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g} B/s"

@@ -1,0 +1,145 @@
+"""``rankmesh place``: the rank order of a layout that costs least on a cluster, and what it saves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankmesh.cli.cluster import described
+from rankmesh.cli.columns import Column, print_columns
+from rankmesh.cli.console import note, out, write, write_json
+from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, source_of, tell
+from rankmesh.cli.shell import Failed
+from rankmesh.placement import Placed, Traffic, place
+from rankmesh.placement.words import duration, report
+from rankmesh.readers.source import Source
+
+__all__ = ["EXAMPLES", "command", "placed", "within_of"]
+
+EXAMPLES = """\
+$ rankmesh place dp=4,tp=8 --cluster host=8,leaf=4 --within tp=host
+$ rankmesh place megatron:world=288,tp=8,ep=9 --cluster host=8,nvlink=9,leaf=4 --within tp=host,ep=nvlink --json
+$ rankmesh place plan.json --cluster cluster.json --traffic traffic.json --save placed.json
+"""
+
+
+def placed(
+    spec: str | Source,
+    cluster: str,
+    *,
+    within: str = "",
+    traffic: str | Path | None = None,
+    hosts: str | None = None,
+    gpus_per_node: int | None = None,
+    world_size: int | None = None,
+    backend: str = "nccl",
+) -> Placed:
+    """The placement of a SPEC on a cluster that is a string or a file.
+
+    >>> placed("dp=2,tp=2", "host=2,leaf=2", within="tp=host").order
+    'tp-dp'
+    """
+    plan = source_of(spec, world_size).plan
+    machine = described(cluster, hosts=hosts, gpus_per_node=gpus_per_node, world_size=plan.world_size)
+    sent = None if traffic is None else Traffic.read(traffic)
+    return place(plan, machine, within=within_of(within), traffic=sent, backend=backend)
+
+
+def within_of(text: str) -> dict[str, str]:
+    """``tp=host,ep=nvlink`` as a mapping.
+
+    >>> within_of("tp=host, ep=nvlink")
+    {'tp': 'host', 'ep': 'nvlink'}
+    """
+    found = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        kind, equals, level = (part.strip() for part in item.partition("="))
+        if not equals or not kind or not level:
+            raise typer.BadParameter(f"received --within {item!r}; it is a kind and a level, such as tp=host")
+        found[kind] = level
+    return found
+
+
+def command(
+    spec: Spec,
+    cluster: Annotated[str, typer.Option("--cluster", "-c", metavar="CLUSTER", help=CLUSTER_HELP)],
+    within: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND=LEVEL", help="Keep every group of a kind inside a level (tp=host); may be repeated."
+        ),
+    ] = None,
+    traffic: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What a step sends: {kind: [{collective, bytes, times}]}.")
+    ] = None,
+    hosts: Annotated[
+        str | None, typer.Option(metavar="LIST", help="The job's hosts in its launcher's order: node[1-4,7].")
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", "-g", min=1, metavar="N", help="Where a file does not say it.")
+    ] = None,
+    backend: Annotated[
+        str, typer.Option("--backend", "-b", metavar="NAME", help="nccl or gloo: how collectives are done.")
+    ] = "nccl",
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan with its rank map, which is a SPEC.")
+    ] = None,
+    world_size: WorldSize = None,
+    variables: Variables = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find the rank order of a layout that costs least on a cluster; show before, after, and why."""
+    source = source_of(spec, world_size, variables)
+    tell(source)
+    found = placed(
+        source,
+        cluster,
+        within=",".join(within or ()),
+        traffic=traffic,
+        hosts=hosts,
+        gpus_per_node=gpus_per_node,
+        world_size=world_size,
+        backend=backend,
+    )
+    if save is not None:
+        try:
+            save.write_text(found.plan.to_json() + "\n", encoding="utf-8")
+        except OSError as problem:
+            raise Failed(f"cannot write {save}: {problem.strerror}", ExitCode.USAGE) from problem
+        note(f"wrote {save}")
+    if json:
+        for text in found.notes:
+            note(f"note: {text}")
+        write_json(found.to_dict())
+    else:
+        _print(found)
+
+
+def _print(found: Placed) -> None:
+    first, *rest = report(found).splitlines()
+    notes = [line for line in rest if line.startswith("note: ")]
+    write(first)
+    write(rest[0])
+    write("")
+    kinds = sorted(found.kinds, key=lambda kind: kind.cost - kind.before)
+    columns = [
+        Column("group", [kind.name for kind in kinds], style="bold"),
+        Column("within, before", [kind.level_before for kind in kinds]),
+        Column("after", [kind.level for kind in kinds]),
+        Column("before", [duration(kind.before) for kind in kinds], right=True),
+        Column("after", [duration(kind.cost) for kind in kinds], right=True),
+        Column("asked", [f"within {found.within[kind.name]}" if kind.name in found.within else "" for kind in kinds]),
+    ]
+    print_columns(out(), columns if found.within else columns[:-1])
+    write("")
+    size = len(found.rank_map)
+    shown = ", ".join(map(str, found.rank_map[:32])) + (f", ... {size:,} ranks; --json lists them" if size > 32 else "")
+    same = list(found.rank_map) == list(range(found.rank_map[0] if size else 0, size))
+    write("rank map: as the ranks are" if same else f"rank map: {shown}")
+    write(next(line for line in rest if line.startswith("the least of")))
+    for line in notes:
+        note(line)

@@ -1,0 +1,211 @@
+"""Cost: seconds that the collectives of a step take, by latency and bandwidth (the α–β model of Hockney, 1994).
+
+```
+one collective of n ranks, b bytes a rank                        steps (each α)     bytes V over each hop (β)
+all-reduce      ring   reduce-scatter, then all-gather            2 (n − 1)          2 b (n − 1) / n
+                tree   nccl takes it where it is quicker          2 ⌈log₂ n⌉         2 b
+all-gather      ring                                              n − 1              b (n − 1)
+reduce-scatter  ring   (gloo: an all-reduce)                      n − 1              b (n − 1) / n
+broadcast       ring   (gloo: a binomial tree, one after another) n − 1              b
+all-to-all      every member to every other at once               1                  b (n − 1) / n, by level
+send/recv, ring member to next                                    1                  b
+
+seconds = steps · α(l) + max( V / bandwidth(l),  over all units u:  V · edges(u) / uplink(u) )
+```
+
+``l`` is the slowest level that a hop of any group of the kind crosses. ``edges(u)`` counts the hops of *all* groups of
+the kind that leave a unit (a host, a rack) at once, as in a step: its uplink is shared by them. NCCL orders a ring so
+that each host is entered and left once; gloo takes the members in the order of the group.
+
+What this leaves out: kinds overlap neither with each other nor with computation; nothing is congested but uplinks; all
+devices of a level are alike; protocols, channels, and in-network reduction. Formulas: Thakur, Rabenseifner and Gropp,
+"Optimization of Collective Communication Operations in MPICH" (2005); nccl-tests, doc/PERFORMANCE.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, log2
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankmesh.errors import PlacementError
+from rankmesh.layout.strided import IntArray
+from rankmesh.placement.traffic import Message
+from rankmesh.topology import Cluster, Level, hops
+
+__all__ = ["BACKENDS", "Lay", "Machine", "seconds", "steps_and_volume"]
+
+FloatArray = npt.NDArray[np.float64]
+BACKENDS = ("nccl", "gloo")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices that are placed on, in nested order, and their units at each level: ``(levels, devices)``."""
+
+    levels: tuple[Level, ...]
+    units: IntArray
+
+    @classmethod
+    def of(cls, cluster: Cluster, ranks: IntArray) -> Machine:
+        """The devices of these ranks; ``units[:, i]`` belongs to ``ranks[i]``."""
+        return cls(cluster.levels, cluster.units[:, ranks].astype(np.int32))
+
+
+class Lay:
+    """How the groups of one kind lie on a machine under each of several placements.
+
+    ``groups`` are positions ``(groups, size)``, ``devices`` the device of each position ``(placements, positions)``.
+    What is asked for is counted for each placement.
+    """
+
+    def __init__(self, groups: IntArray, machine: Machine, devices: IntArray, *, backend: str) -> None:
+        self.size, self.many, self.machine, self.backend = groups.shape[1], len(devices), machine, backend
+        self._placed = devices.astype(np.int32)[:, groups]
+        self._units: dict[int, IntArray] = {}
+        self._counted: dict[tuple[str, int], IntArray] = {}
+
+    def units(self, level: int) -> IntArray:
+        """The unit of each member at a level, ``(placements, groups, size)``."""
+        if level not in self._units:
+            self._units[level] = self.machine.units[level][self._placed]
+        return self._units[level]
+
+    @cached_property
+    def widest(self) -> IntArray:
+        """The outermost level that a group needs, which is also the slowest that a hop of its ring crosses."""
+        found = np.zeros(self.many, dtype=np.int64)
+        for level in range(len(self.machine.levels) - 1 if self.size > 1 else 0):
+            units = self.units(level)
+            apart = (units[..., 1:] != units[..., :-1]).any(axis=(1, 2))
+            if not apart.any():
+                break
+            found += apart
+        return found
+
+    def edges(self, hops: str, level: int) -> IntArray:
+        """The most hops of all groups that leave one unit of a level.
+
+        ``ring``: as the backend orders it; ``loop``: from member to next, and last to first; ``chain``: not closed.
+        """
+        name = "around" if hops == "ring" and self.backend == "nccl" else "loop" if hops == "ring" else hops
+        return self._count(name, level)
+
+    def pairs(self, level: int) -> IntArray:
+        """The most (member, peer) pairs of all groups that leave one unit of a level."""
+        return self._count("pairs", level)
+
+    def beyond(self, level: int) -> IntArray:
+        """The most peers that one member has outside of its unit at a level."""
+        return self._count("beyond", level)
+
+    def _count(self, what: str, level: int) -> IntArray:
+        if not (self.widest > level).any():
+            return np.zeros(self.many, dtype=np.int64)
+        if (what, level) not in self._counted:
+            count = _leaving if what in ("loop", "chain") else _in_runs
+            self._counted[what, level] = count(self.units(level), what, int(self.machine.units[level].max()) + 1)
+        return self._counted[what, level]
+
+
+def _leaving(units: IntArray, what: str, count: int) -> IntArray:
+    """The most hops, in the order of the members, that leave one unit."""
+    start, end = hops(units) if what == "loop" else (units[..., :-1], units[..., 1:])
+    left = np.nonzero(start != end)
+    return _busiest(left[0] * count + start[left], None, len(units), count)
+
+
+def _in_runs(units: IntArray, what: str, count: int) -> IntArray:
+    """The same of sorted members, where each unit is one run: entered and left once, whatever its length."""
+    many, groups, size = units.shape
+    ordered = np.sort(units, axis=-1).reshape(-1, size)
+    first = np.ones(ordered.shape, dtype=np.bool_)
+    first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    starts = np.flatnonzero(first)
+    members = np.diff(starts, append=ordered.size)
+    row = starts // (size * groups)
+    outside = size - members
+    if what == "beyond":
+        most = np.zeros(many, dtype=np.int64)
+        np.maximum.at(most, row, outside)
+        return most
+    weight = members * outside if what == "pairs" else outside > 0
+    return _busiest(row * count + ordered.reshape(-1)[starts], weight, many, count)
+
+
+def _busiest(owner: IntArray, weight: npt.NDArray[Any] | None, many: int, count: int) -> IntArray:
+    """For each placement the largest sum of weights of one unit."""
+    sums = np.bincount(owner, weights=weight, minlength=many * count).reshape(many, count)
+    most: IntArray = sums.max(axis=1).astype(np.int64)
+    return most
+
+
+def seconds(messages: Iterable[Message], lying: Lay, levels: Sequence[Level], *, backend: str = "nccl") -> FloatArray:
+    """The seconds of a step that a kind takes under each placement; 0 for groups of one rank."""
+    if backend not in BACKENDS:
+        raise PlacementError(f"received backend {backend!r}; costs are known for nccl and gloo", received=backend)
+    total = np.zeros(lying.many)
+    if lying.size > 1:
+        for message in messages:
+            total += message.times * _one(message.collective, message.bytes, lying, levels, backend)
+    return total
+
+
+def steps_and_volume(collective: str, ranks: int, size: float, backend: str) -> tuple[float, float]:
+    """The row of the table: how many latencies, and how many bytes go over each hop; over each pair of an all-to-all.
+
+    >>> steps_and_volume("all-reduce", 4, 8.0, "gloo")
+    (6, 12.0)
+    """
+    n = ranks
+    if collective == "all-reduce" or (collective == "reduce-scatter" and backend == "gloo"):
+        return 2 * (n - 1), 2 * size * (n - 1) / n
+    if collective == "all-gather":
+        return n - 1, size * (n - 1)
+    if collective == "reduce-scatter":
+        return n - 1, size * (n - 1) / n
+    if collective == "broadcast":
+        rounds = ceil(log2(n))
+        return (rounds, rounds * size) if backend == "gloo" else (n - 1, size)
+    return 1, size / n if collective == "all-to-all" else size
+
+
+# Which hops a collective takes: the backend's ring, if it is not said here.
+_HOPS = {"send/recv": "chain", "ring": "loop"}
+
+
+def _one(collective: str, size: float, lying: Lay, levels: Sequence[Level], backend: str) -> FloatArray:
+    steps, volume = steps_and_volume(collective, lying.size, size, backend)
+    if collective == "all-to-all":
+        return _all_to_all(volume, lying, levels)
+    found = _over(lying, levels, steps, volume, _HOPS.get(collective, "ring"))
+    if collective == "all-reduce" and backend == "nccl":
+        return np.minimum(found, _over(lying, levels, 2 * ceil(log2(lying.size)), 2 * size, "ring"))
+    return found
+
+
+def _over(lying: Lay, levels: Sequence[Level], steps: float, volume: float, hops: str) -> FloatArray:
+    """``steps`` latencies and ``volume`` bytes over each hop, uplinks shared by all groups."""
+    latency = np.array([level.latency for level in levels])[lying.widest]
+    time = volume / np.minimum.accumulate([level.bandwidth for level in levels])[lying.widest]
+    for number, level in enumerate(levels[1:]):
+        if level.uplink is not None:
+            time = np.maximum(time, volume * lying.edges(hops, number) / level.uplink)
+    whole: FloatArray = steps * latency + time
+    return whole
+
+
+def _all_to_all(part: float, lying: Lay, levels: Sequence[Level]) -> FloatArray:
+    """Each member sends a part to each other one: by its own links, and by the uplinks that all share."""
+    latency = np.array([level.latency for level in levels])[lying.widest]
+    time: FloatArray = np.full(lying.many, part * (lying.size - 1) / levels[0].bandwidth)
+    for number, level in enumerate(levels[1:]):
+        time = np.maximum(time, part * lying.beyond(number) / level.bandwidth)
+        if level.uplink is not None:
+            time = np.maximum(time, part * lying.pairs(number) / level.uplink)
+    return latency + time

@@ -1,0 +1,254 @@
+"""Measured: what live groups took, in the words of nccl-tests; the slow hosts; and a cluster calibrated by it.
+
+```
+size S of nccl-tests    all-reduce, reduce-scatter, all-to-all: what a rank holds      all-gather: n times that
+algorithm bandwidth     S / seconds
+bus bandwidth           all-reduce 2 (n − 1) / n,  all-gather, reduce-scatter, all-to-all (n − 1) / n,  send/recv 1
+```
+
+Each collective is taken with all groups of a kind *at once*, as in a step, and with one group alone. A group is as slow
+as its slowest member. Source: nccl-tests, doc/PERFORMANCE.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rankmesh.placement.cost import Lay, Machine, steps_and_volume
+from rankmesh.plan.plan import Plan
+from rankmesh.topology import Cluster, Level
+from rankmesh.topology import hops as hops_of
+
+__all__ = ["HOP", "GroupTime", "Measured", "Measurement", "calibrated", "measurement", "slow_hosts"]
+
+# A group counts as slow from so many times the quicker ones of its kind; a host when nearly all of its groups are.
+_SLOW, _MOST = 1.4, 0.9
+# Links count as shared when all devices at once get less than this part of what each gets alone.
+_FREE = 0.8
+# What ranks call the time that the message of the member before took to come: a pair of ranks, no group of the plan.
+HOP = "hop"
+_FACTORS = {"all-reduce": 2.0, "broadcast": 0.0}
+
+
+@dataclass(frozen=True)
+class GroupTime:
+    """One group: its members, seconds with all groups of its kind at once, and alone (None: not taken alone)."""
+
+    ranks: tuple[int, ...]
+    together: float
+    alone: float | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One collective of one kind at one size: ``bytes`` that a rank holds, all groups in the plan's order."""
+
+    name: str
+    collective: str
+    bytes: int
+    groups: tuple[GroupTime, ...]
+
+    @property
+    def size(self) -> int:
+        """Ranks of a group."""
+        return len(self.groups[0].ranks)
+
+    @property
+    def seconds(self) -> float:
+        """The slowest group, all of them at once: what a step waits for."""
+        return max(group.together for group in self.groups)
+
+    @property
+    def alone(self) -> float:
+        """The slowest of the groups that were taken alone."""
+        return max(group.alone for group in self.groups if group.alone is not None)
+
+    @property
+    def slowest(self) -> GroupTime:
+        """The group that took longest."""
+        return max(self.groups, key=lambda group: group.together)
+
+    @property
+    def algbw(self) -> float:
+        """Algorithm bandwidth, bytes/s, of all groups at once."""
+        return self.bytes * (self.size if self.collective == "all-gather" else 1) / self.seconds
+
+    @property
+    def busbw(self) -> float:
+        """Bus bandwidth, bytes/s, of all groups at once."""
+        if self.collective in ("send/recv", "ring", "broadcast"):
+            return self.algbw
+        return self.algbw * _FACTORS.get(self.collective, 1.0) * (self.size - 1) / self.size
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All that was measured: the host of each rank, a row for each kind, collective and size, and the hops of rings."""
+
+    hosts: tuple[str, ...]
+    backend: str
+    rows: tuple[Measured, ...]
+    hops: tuple[Measured, ...] = ()
+
+    @property
+    def largest(self) -> tuple[Measured, ...]:
+        """The rows of the largest size of each kind and collective, hops too: there links count, not latencies."""
+        last = {(row.name, row.collective): row for row in sorted((*self.rows, *self.hops), key=lambda row: row.bytes)}
+        return tuple(last.values())
+
+    def latency(self, name: str, collective: str) -> float:
+        """Seconds of the smallest size of one kind and collective, all groups at once."""
+        rows = [row for row in self.rows if (row.name, row.collective) == (name, collective)]
+        return min(rows, key=lambda row: row.bytes).seconds
+
+    @property
+    def slow_hosts(self) -> tuple[str, ...]:
+        """The hosts that the slow groups share."""
+        return slow_hosts(self)
+
+    def hosts_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        """The hosts of these ranks, each once."""
+        return tuple(dict.fromkeys(self.hosts[rank] for rank in ranks))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``rankmesh measure --json`` prints."""
+        return {
+            "backend": self.backend,
+            "kinds": [
+                {
+                    "name": row.name,
+                    "collective": row.collective,
+                    "bytes": row.bytes,
+                    "seconds": row.seconds,
+                    "alone": row.alone,
+                    "latency": self.latency(row.name, row.collective),
+                    "algbw": row.algbw,
+                    "busbw": row.busbw,
+                    "slowest": {"ranks": list(row.slowest.ranks), "hosts": list(self.hosts_of(row.slowest.ranks))},
+                }
+                for row in self.rows
+            ],
+            "slow_hosts": list(self.slow_hosts),
+        }
+
+
+def measurement(plan: Plan, hosts: Sequence[str], backend: str, said: Mapping[int, Any]) -> Measurement:
+    """The measurement of what each rank said, in rows of kind, collective, bytes, seconds at once, alone or None."""
+    times: dict[tuple[str, str, int], dict[int, tuple[float, float | None]]] = {}
+    for rank, rows in said.items():
+        for name, collective, size, together, alone in rows:
+            times.setdefault((name, collective, size), {})[rank] = together, alone
+    order = {name: number for number, name in enumerate(plan.kinds)}
+    keys = sorted(times, key=lambda key: (order[key[0]], key[1], key[2]))
+    rows = tuple(_row(plan, *key, times[key]) for key in keys if key[1] != HOP)
+    hops = tuple(_hops(plan, *key, times[key]) for key in keys if key[1] == HOP)
+    return Measurement(tuple(hosts), backend, rows, hops)
+
+
+def _hops(
+    plan: Plan, name: str, collective: str, size: int, times: Mapping[int, tuple[float, float | None]]
+) -> Measured:
+    start, end = hops_of(plan.groups(name).array)
+    pairs = zip(start.reshape(-1).tolist(), end.reshape(-1).tolist(), strict=True)
+    return Measured(name, collective, size, tuple(GroupTime(pair, times[pair[1]][0], None) for pair in pairs))
+
+
+def _row(
+    plan: Plan, name: str, collective: str, size: int, times: Mapping[int, tuple[float, float | None]]
+) -> Measured:
+    groups = []
+    for ranks in plan.groups(name).tolist():
+        together = [times[rank][0] for rank in ranks]
+        alone = [found for rank in ranks if (found := times[rank][1]) is not None]
+        groups.append(GroupTime(tuple(ranks), max(together), max(alone) if alone else None))
+    return Measured(name, collective, size, tuple(groups))
+
+
+def slow_hosts(measured: Measurement) -> tuple[str, ...]:
+    """The hosts nearly all of whose groups are slow, among those on several hosts or among those on one.
+
+    A group, or a hop from one member to the next, is slow against the quicker ones of its kind at the largest size.
+    """
+    slow: dict[tuple[str, bool], list[bool]] = {}
+    for row in measured.largest:
+        found = [(measured.hosts_of(group.ranks), group.alone or group.together) for group in row.groups]
+        for inside in (True, False):
+            alike = [(hosts, seconds) for hosts, seconds in found if (len(hosts) == 1) == inside]
+            if len({frozenset(hosts) for hosts, _ in alike}) < 2:
+                continue
+            quick = float(np.quantile([seconds for _, seconds in alike], 0.25, method="lower"))
+            for hosts, seconds in alike:
+                for host in hosts:
+                    slow.setdefault((host, inside), []).append(seconds > _SLOW * quick)
+    named = {host for (host, _), flags in slow.items() if np.mean(flags) >= _MOST}
+    return tuple(host for host in dict.fromkeys(measured.hosts) if host in named)
+
+
+def calibrated(cluster: Cluster, plan: Plan, measured: Measurement) -> Cluster:
+    """The cluster with the latency, bandwidth and uplink of each level that was measured; others stay as they were.
+
+    Of each level: ``latency`` by the smallest messages of groups that end there, ``bandwidth`` the most that one
+    device sent, ``uplink`` the most that all groups at once sent through one unit below, where that is less than their
+    devices could send.
+    """
+    seen = [_Seen.of(cluster, plan, row, measured.backend) for row in measured.rows if row.size > 1]
+    return cluster.with_levels(
+        _level(level, number, [each for each in seen if each.widest == number])
+        for number, level in enumerate(cluster.levels)
+    )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One row on the cluster: steps, bytes over each hop, and the hops that share one unit's uplink at each level."""
+
+    widest: int
+    steps: float
+    volume: float
+    together: float
+    alone: float
+    edges: tuple[int, ...]
+
+    @classmethod
+    def of(cls, cluster: Cluster, plan: Plan, row: Measured, backend: str) -> _Seen:
+        span = plan.mesh.span
+        machine = Machine.of(cluster, np.arange(span.offset, span.stop))
+        groups = np.array([group.ranks for group in row.groups]) - span.offset
+        lying = Lay(groups, machine, np.arange(span.size)[None], backend=backend)
+        steps, volume = steps_and_volume(row.collective, row.size, row.bytes, backend)
+        return cls(
+            int(lying.widest[0]),
+            steps,
+            volume,
+            row.seconds,
+            row.alone,
+            tuple(_edges(lying, row.collective, level) for level in range(len(cluster.levels) - 1)),
+        )
+
+    def rate(self, seconds: float, latency: float) -> float:
+        """Bytes/s over one hop, with the latencies taken off: at most half of the time."""
+        return self.volume / max(seconds - self.steps * latency, seconds / 2)
+
+
+def _edges(lying: Lay, collective: str, level: int) -> int:
+    if collective == "all-to-all":
+        return int(lying.pairs(level)[0])
+    return int(lying.edges({"send/recv": "chain", "ring": "loop"}.get(collective, "ring"), level)[0])
+
+
+def _level(level: Level, number: int, seen: Sequence[_Seen]) -> Level:
+    if not seen:
+        return level
+    least = min(each.volume for each in seen)
+    latency = min(each.alone / each.steps for each in seen if each.volume <= 2 * least)
+    large = [each for each in seen if 4 * each.volume >= max(other.volume for other in seen)]
+    bandwidth = max(each.rate(each.alone, latency) for each in large)
+    found = replace(level, latency=latency, bandwidth=bandwidth, uplink=None)
+    shared = [(each.edges[number - 1], each.rate(each.together, latency)) for each in large if number]
+    most = max((edges * rate for edges, rate in shared), default=0.0)
+    crowd = max((edges for edges, _ in shared), default=0)
+    return replace(found, uplink=most) if crowd > 1 and most < _FREE * crowd * found.bandwidth else found

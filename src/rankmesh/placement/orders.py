@@ -1,0 +1,166 @@
+"""Orders: in which order positions of a mesh take the devices of a cluster, uneven ones included.
+
+```
+mesh tp=2,dp=4       factors tp, dp         order tp-dp   positions 0 1 2 3 4 5 6 7   onto devices in nested order
+                                            order dp-tp   positions 0 2 4 6 1 3 5 7
+view ep=2,edp=4      cuts dp in two         factors tp, dp/2, dp/2: ep may go anywhere, too
+```
+
+An order is a list of factors, the first on neighbouring devices; its blocks (the products of its first factors) are
+kept inside hosts and racks as far as they go: a host of 6 takes one block of 4, what is left of it is joined to others.
+
+>>> mesh_factors(Mesh(tp=2, dp=4).with_view("expert", ep=4, edp=2))
+(Factor(axis='tp', size=2, stride=1), Factor(axis='dp', size=2, stride=2), Factor(axis='dp', size=2, stride=4))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import mul
+
+import numpy as np
+
+from rankmesh.layout.mesh import Mesh
+from rankmesh.layout.strided import IntArray, Strided
+from rankmesh.placement.cost import Machine
+
+__all__ = ["Factor", "Filler", "labelings", "mesh_factors", "positions_in", "primes", "words"]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A part of an axis: ``size`` positions ``stride`` apart."""
+
+    axis: str
+    size: int
+    stride: int
+
+
+def mesh_factors(mesh: Mesh) -> tuple[Factor, ...]:
+    """The axes of a mesh, cut where an axis of a view ends inside of them; axes of size 1 are left out."""
+    cuts = sorted({stride for layout in (mesh, *mesh.views.values()) for stride in layout.strides.values()})
+    factors = []
+    for axis, size in mesh.axes.items():
+        start, end = mesh.strides[axis], mesh.strides[axis] * size
+        edges = [start]
+        for cut in cuts:
+            if edges[-1] < cut < end and cut % edges[-1] == 0 and end % cut == 0:
+                edges.append(cut)
+        edges.append(end)
+        factors += [Factor(axis, stop // begin, begin) for begin, stop in pairwise(edges)]
+    return tuple(factor for factor in factors if factor.size > 1)
+
+
+def primes(factors: Sequence[Factor]) -> tuple[Factor, ...]:
+    """The same factors cut into prime sizes, so that half of an axis may stay inside a host."""
+    found = []
+    for factor in factors:
+        left, stride, prime = factor.size, factor.stride, 2
+        while left > 1:
+            if prime * prime > left:
+                prime = left
+            if left % prime == 0:
+                found.append(Factor(factor.axis, prime, stride))
+                left, stride = left // prime, stride * prime
+            else:
+                prime += 1
+    return tuple(found)
+
+
+def positions_in(order: Sequence[Factor]) -> IntArray:
+    """All positions of the mesh in the order of its factors, the first fastest."""
+    return Strided(tuple((factor.size, factor.stride) for factor in order)).values()
+
+
+def words(mesh: Mesh, device: IntArray) -> str:
+    """The order of the axes that a placement comes to: those with neighbours on near devices first.
+
+    >>> words(Mesh(tp=2, dp=2), np.array([0, 2, 1, 3]))
+    'dp-tp'
+    """
+    far = {}
+    for number, (axis, size) in enumerate(mesh.axes.items()):
+        apart = np.abs(np.diff(device.reshape(tuple(mesh.axes.values()), order="F"), axis=number))
+        far[axis] = (float(apart.mean()) if size > 1 else float("inf"), number)
+    return "-".join(sorted(far, key=lambda axis: far[axis]))
+
+
+class Filler:
+    """The devices of a machine in the order in which blocks fill them; remembered, as many orders ask alike."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._known: dict[tuple[int, ...], IntArray] = {}
+        self._largest = [int(np.bincount(units).max()) for units in machine.units]
+
+    def devices(self, sizes: Sequence[int]) -> IntArray:
+        """The devices in order for blocks of these nested sizes (each divides the next)."""
+        blocks = tuple(max([1, *(size for size in sizes if size <= most)]) for most in self._largest)
+        if blocks not in self._known:
+            self._known[blocks] = self._fill(blocks)
+        return self._known[blocks]
+
+    def place(self, positions: IntArray, sizes: Sequence[int]) -> IntArray:
+        """The device of each position, when positions in this order take the devices."""
+        devices = np.empty(len(positions), dtype=np.int64)
+        devices[positions] = self.devices(sizes)
+        return devices
+
+    def of(self, order: Sequence[Factor]) -> IntArray:
+        """The device of each position under an order of factors."""
+        return self.place(positions_in(order), list(accumulate((factor.size for factor in order), mul)))
+
+    def _fill(self, blocks: tuple[int, ...]) -> IntArray:
+        """From the hosts outward: whole blocks first, then what is left of each unit, joined to blocks again."""
+        units = self._machine.units
+        if all(np.all(np.bincount(row)[np.unique(row)] % block == 0) for row, block in zip(units, blocks, strict=True)):
+            return np.arange(units.shape[1])
+        parts: dict[int, tuple[list[int], list[int]]] = {}
+        for device, unit in enumerate(units[0].tolist()):
+            parts.setdefault(unit, ([], []))[0].append(device)
+        parts = {unit: _cut(whole, rest, blocks[0]) for unit, (whole, rest) in parts.items()}
+        for level in range(1, len(units)):
+            around: dict[int, tuple[list[int], list[int]]] = {}
+            for whole, rest in parts.values():
+                unit = int(units[level][(whole or rest)[0]])
+                kept = around.setdefault(unit, ([], []))
+                kept[0].extend(whole)
+                kept[1].extend(rest)
+            parts = {unit: _cut(whole, rest, blocks[level]) for unit, (whole, rest) in around.items()}
+        return np.array([device for whole, rest in parts.values() for device in (*whole, *rest)], dtype=np.int64)
+
+
+def _cut(whole: list[int], rest: list[int], block: int) -> tuple[list[int], list[int]]:
+    devices = [*whole, *rest]
+    end = len(devices) // block * block
+    return devices[:end], devices[end:]
+
+
+def labelings(counts: Sequence[int], most: int) -> IntArray | None:
+    """Every way to give ``counts[h]`` positions to each host ``h``; None if there are more than ``most``.
+
+    >>> labelings((1, 2), 10).tolist()
+    [[0, 1, 1], [1, 0, 1], [1, 1, 0]]
+    """
+    ways, total = 1, 0
+    for count in counts:
+        for chosen in range(1, count + 1):
+            total += 1
+            ways = ways * total // chosen
+            if ways > most * 64:
+                return None
+    if ways > most:
+        return None
+    return np.array(list(_labelings(list(counts), [])), dtype=np.int64)
+
+
+def _labelings(left: list[int], given: list[int]) -> Iterator[list[int]]:
+    if not any(left):
+        yield list(given)
+    for host, count in enumerate(left):
+        if count:
+            left[host] -= 1
+            yield from _labelings(left, [*given, host])
+            left[host] += 1

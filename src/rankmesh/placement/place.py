@@ -1,0 +1,316 @@
+"""Place: the rank order of a plan that costs least on a cluster, within constraints.
+
+```
+plan + cluster + traffic ── candidates ── cost of each ── the cheapest that meets the constraints
+                            the order given; every order of the axes; where few devices allow it, every placement;
+                            from the best, steps that move one factor of an axis elsewhere
+```
+
+A placement permutes ranks and nothing else. On small clusters the answer is the least of all permutations; on large
+ones it is the least of those that were tried. The launcher's order stays where nothing is cheaper.
+
+>>> from rankmesh.plan import recipes
+>>> cluster = Cluster.parse("host=2,leaf=2", hosts="node10,node9")
+>>> traffic = {"tp": [{"collective": "all-reduce", "bytes": 1e6}]}
+>>> placed = place(recipes.axes(Mesh(dp=2, tp=2)), cluster, traffic=traffic)
+>>> placed.order, placed.rank_map, placed.cost < placed.before
+('tp-dp', (2, 0, 3, 1), True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from math import factorial
+from typing import Any
+
+import numpy as np
+
+from rankmesh.errors import PlacementError
+from rankmesh.layout.mesh import Mesh
+from rankmesh.layout.strided import IntArray
+from rankmesh.placement.cost import FloatArray, Lay, Machine, seconds
+from rankmesh.placement.orders import Factor, Filler, labelings, mesh_factors, primes, words
+from rankmesh.placement.traffic import Traffic
+from rankmesh.placement.usual import usual
+from rankmesh.placement.within import Bound, bounds, check_room, packing
+from rankmesh.plan.plan import Plan
+from rankmesh.topology import Cluster
+
+__all__ = ["Costing", "KindCost", "Placed", "place"]
+
+# Up to so many ways to deal positions to hosts, all of them are tried.
+_EXACT = 50_000
+# Up to so many orders of factors are tried; and how much work (positions looked at) goes into moving factors about.
+_ORDERS, _WORK = 720, 5_000_000
+_PIECE = 2_000_000
+_SAME = 1 + 1e-9
+
+Order = tuple[Factor, ...]
+
+
+@dataclass(frozen=True)
+class KindCost:
+    """One kind: the innermost level that holds each of its groups, and its seconds a step, after and before."""
+
+    name: str
+    level: str
+    cost: float
+    before: float
+    level_before: str
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement: ``plan`` with its ``rank_map``, seconds a step of communication after and before, and why."""
+
+    plan: Plan
+    order: str
+    rank_map: tuple[int, ...]
+    cost: float
+    before: float
+    kinds: tuple[KindCost, ...]
+    within: Mapping[str, str]
+    exact: bool
+    tried: int
+    cluster: Cluster = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``rankmesh place --json`` prints."""
+        kinds = [{"name": k.name, "level": k.level, "cost": k.cost, "before": k.before, "level_before": k.level_before}
+                 for k in self.kinds]  # fmt: skip
+        return {
+            "order": self.order,
+            "rank_map": list(self.rank_map),
+            "cost": self.cost,
+            "before": self.before,
+            "kinds": kinds,
+            "within": dict(self.within),
+            "exact": self.exact,
+            "tried": self.tried,
+        }
+
+    def report(self) -> str:
+        """Before, after and why, in words."""
+        from rankmesh.placement.words import report
+
+        return report(self)
+
+
+class Costing:
+    """What placements of one plan cost: devices ``(placements, positions)`` in, seconds out."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, IntArray],
+        machine: Machine,
+        traffic: Traffic,
+        found: Sequence[Bound] = (),
+        *,
+        backend: str = "nccl",
+    ) -> None:
+        self.machine, self.backend = machine, backend
+        self._kinds = {name: (groups[name], traffic[name]) for name in traffic if groups[name].shape[1] > 1}
+        self._bounds = found
+        self.tried = 0
+
+    def dearest_first(self, devices: IntArray) -> None:
+        """Count the kinds that cost most under a placement first, so that a bad one is known for it soon."""
+        names = sorted(self._kinds, key=lambda name: -float(self.kind(name, devices[None])[0]))
+        self._kinds = {name: self._kinds[name] for name in names}
+
+    def kind(self, name: str, devices: IntArray) -> FloatArray:
+        """Seconds of one kind under each placement."""
+        groups, messages = self._kinds[name]
+        lying = Lay(groups, self.machine, devices, backend=self.backend)
+        return seconds(messages, lying, self.machine.levels, backend=self.backend)
+
+    def costs(self, devices: IntArray, limit: float = np.inf) -> FloatArray:
+        """Seconds of all kinds under each placement; infinite where a constraint is not met.
+
+        Beyond the ``limit`` a cost need not be counted to its end.
+        """
+        step = max(1, _PIECE // devices.shape[1])
+        pieces = [self._costs(devices[start : start + step], limit) for start in range(0, len(devices), step)]
+        self.tried += len(devices)
+        return np.concatenate(pieces)
+
+    def _costs(self, devices: IntArray, limit: float) -> FloatArray:
+        total = np.where(self._broken(devices), np.inf, 0.0)
+        for name in self._kinds:
+            if (total > limit * _SAME).all():
+                break
+            total += self.kind(name, devices)
+        return total
+
+    def _broken(self, devices: IntArray) -> Any:
+        broken = np.zeros(len(devices), dtype=np.bool_)
+        for bound in self._bounds:
+            units = self.machine.units[bound.level][devices[:, bound.groups]]
+            broken |= (units != units[..., :1]).any(axis=(1, 2))
+        return broken
+
+
+def place(
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    within: Mapping[str, str] | None = None,
+    traffic: Traffic | Mapping[str, Any] | None = None,
+    backend: str = "nccl",
+    exact: bool = True,
+) -> Placed:
+    """The placement of a plan on a cluster that costs least; the plan's own rank map is the launcher's order.
+
+    ``within``   the level that each group of a kind must stay inside, by name: ``{"tp": "host"}``
+    ``traffic``  what a step sends in each kind; without, that of a usual transformer on the same axes
+    ``backend``  nccl or gloo: how the collectives are done
+    ``exact``    whether all placements are tried where the cluster is small enough
+
+    Raises ``PlacementError`` for a constraint that cannot be met, with the group, the hosts, and sizes that would do,
+    and for traffic of kinds that the plan has not; ``ClusterError`` for a cluster with fewer devices than ranks.
+    """
+    known = {name: groups.array - plan.mesh.offset for name, groups in plan.replace(rank_map=None).kinds.items()}
+    sent, notes = _traffic(plan, known, traffic)
+    found = bounds(plan, cluster, within or {}, known)
+    ranks, machine, given = _devices(plan, cluster)
+    check_room(plan, cluster, found, machine)
+    costing = Costing(known, machine, sent, found, backend=backend)
+    best, whole = _search(plan.mesh, costing, Filler(machine), found, given, exact)
+    rank_map = tuple(ranks[best].tolist())
+    kinds = tuple(
+        _kind(name, known[name], costing, sent, best, given) for name in plan.kinds if name in {*sent, *(within or {})}
+    )
+    return Placed(
+        plan=plan.replace(rank_map=rank_map),
+        order=words(plan.mesh, best),
+        rank_map=rank_map,
+        cost=sum(kind.cost for kind in kinds),
+        before=sum(kind.before for kind in kinds),
+        kinds=kinds,
+        within=dict(within or {}),
+        exact=whole,
+        tried=costing.tried,
+        cluster=cluster,
+        notes=(*cluster.notes, *notes),
+    )
+
+
+def _traffic(
+    plan: Plan, known: Mapping[str, IntArray], traffic: Traffic | Mapping[str, Any] | None
+) -> tuple[Traffic, tuple[str, ...]]:
+    if traffic is None:
+        return usual(plan)
+    sent = traffic if isinstance(traffic, Traffic) else Traffic(traffic)
+    for name in sent:
+        if name not in known:
+            raise PlacementError(
+                f"received traffic of {name!r}; this plan has the kinds {', '.join(known)}; name one of them", kind=name
+            )
+    return sent, ()
+
+
+def _devices(plan: Plan, cluster: Cluster) -> tuple[IntArray, Machine, IntArray]:
+    """The ranks of the plan in nested order of their devices, the machine that these are, and the order given."""
+    span = plan.mesh.span
+    ranks = np.arange(span.offset, span.stop)
+    cluster.hosts_of(ranks)
+    place_of = np.empty(cluster.size, dtype=np.int64)
+    place_of[cluster.ranks] = np.arange(cluster.size)
+    nested = ranks[np.lexsort((place_of[ranks], *cluster.units[:, ranks]))]
+    device_of = np.empty(span.size, dtype=np.int64)
+    device_of[nested - span.offset] = np.arange(span.size)
+    given = device_of[span.ranks(np.arange(span.size)) - span.offset]
+    return nested, Machine.of(cluster, nested), given
+
+
+def _search(
+    mesh: Mesh, costing: Costing, filler: Filler, found: Sequence[Bound], given: IntArray, exact: bool
+) -> tuple[IntArray, bool]:
+    """The cheapest devices, and whether they are the least of all placements."""
+    costing.dearest_first(given)
+    hosts = costing.machine.units[0]
+    starts = np.flatnonzero(np.diff(hosts, prepend=-1))
+    labels = labelings(np.diff(starts, append=len(hosts)).tolist(), _EXACT) if exact else None
+    orders = _orders(mesh_factors(mesh))
+    by_order = _evaluated(costing, filler, orders)
+    steps = 0 if labels is not None or not exact else max(0, int(_WORK / mesh.size) - len(orders))
+    best, cost = _moved(costing, filler, orders, by_order, steps)
+    others = [given] + ([filler.place(*packing(found, costing.machine, mesh.size))] if found else [])
+    other, less = _least(costing, np.stack(others))
+    if not cost * _SAME < less:
+        best, cost = other, less
+    if labels is not None:
+        # Devices of one host are alike: positions take them in order.
+        other, less = _least(costing, np.argsort(np.argsort(labels, axis=1, kind="stable"), axis=1))
+        best, cost = (other, less) if less * _SAME < cost else (best, cost)
+    if not np.isfinite(cost):
+        raise _unmet(costing, found)
+    return best, labels is not None
+
+
+def _unmet(costing: Costing, found: Sequence[Bound]) -> PlacementError:
+    listed = ", ".join(f"{bound.kind} within {costing.machine.levels[bound.level].name}" for bound in found)
+    return PlacementError(
+        f"received constraints ({listed}) that none of the {costing.tried:,} placements tried meets; loosen one",
+        kinds=tuple(bound.kind for bound in found),
+    )
+
+
+def _evaluated(costing: Costing, filler: Filler, orders: Sequence[Order], limit: float = np.inf) -> FloatArray:
+    """The cost of each order, one after the other; of those that are no better than the best so far, a part of it."""
+    found: list[float] = []
+    for order in orders:
+        found.append(float(costing.costs(filler.of(order)[None], min(found, default=limit))[0]))
+    return np.array(found)
+
+
+def _least(costing: Costing, devices: IntArray) -> tuple[IntArray, float]:
+    """The first of the placements that costs least: one that comes earlier is kept where nothing is gained."""
+    costs = costing.costs(devices)
+    least = float(costs.min())
+    chosen = int(np.argmax(costs <= least * _SAME))
+    return devices[chosen], float(costs[chosen])
+
+
+def _orders(factors: Sequence[Factor]) -> list[Order]:
+    """Every order of the factors, as they stand first; of too many, these and the reverse."""
+    if factorial(len(factors)) <= _ORDERS:
+        return list(permutations(factors))
+    return [tuple(factors), tuple(reversed(factors))]
+
+
+def _moved(
+    costing: Costing, filler: Filler, orders: Sequence[Order], costs: FloatArray, steps: int
+) -> tuple[IntArray, float]:
+    """The best order; from there, moves of one prime part of an axis at a time, while they help and steps are left."""
+    chosen = int(np.argmax(costs <= float(costs.min()) * _SAME))
+    order, cost = orders[chosen], float(costs[chosen])
+    parts = primes(order)
+    while steps > 0:
+        moves = list(dict.fromkeys(_moves(parts)))[:steps]
+        steps -= max(1, len(moves))
+        after = _evaluated(costing, filler, moves, cost) if moves else costs
+        if not moves or not float(after.min()) * _SAME < cost:
+            break
+        parts = order = moves[int(after.argmin())]
+        cost = float(after.min())
+    return filler.of(order), cost
+
+
+def _moves(order: Sequence[Factor]) -> Iterator[Order]:
+    for start in range(len(order)):
+        rest = [*order[:start], *order[start + 1 :]]
+        for end in range(len(order)):
+            if end != start:
+                yield (*rest[:end], order[start], *rest[end:])
+
+
+def _kind(name: str, groups: IntArray, costing: Costing, sent: Traffic, best: IntArray, given: IntArray) -> KindCost:
+    both = np.stack([best, given])
+    lying = Lay(groups, costing.machine, both, backend=costing.backend)
+    after, before = seconds(sent.get(name, ()), lying, costing.machine.levels, backend=costing.backend).tolist()
+    level, was = (costing.machine.levels[int(number)].name for number in lying.widest)
+    return KindCost(name, level, after, before, was)

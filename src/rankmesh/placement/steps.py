@@ -1,0 +1,201 @@
+"""The traffic of one training step of a transformer, kind by kind: bytes that a rank holds, times a step.
+
+```
+T = sequences of a microbatch · sequence / cp        H = T · hidden · activation bytes     m = passes of a replica
+R = T · top                                          K = 2 · T · keys / tp · activation     L = layers of the stage
+
+tensor parallel (Shoeybi et al. 2019, section 3)     all-reduce H      · 4 m a dense layer, 2 m for one with experts
+  first stage, last stage                            all-reduce H · m  (embedding; output), T · scalar · 3 m (loss)
+with sequence parallelism (Korthikanti et al. 2022)  all-gather H/tp   · 6 m a dense layer, 3 m one with experts
+                                                     reduce-scatter H  · 4 m, 2 m
+context: all-gather (Llama 3, section 3.3.2)         all-gather K · L m, reduce-scatter K cp · L m
+context: ring (Liu et al. 2023)                      ring K · (3 cp − 2) L m:  cp − 1 forward, 2 cp − 1 backward
+context: all-to-all (Jacobs et al. 2023, Ulysses)    all-to-all (q + 2 k) and q of T/tp · 2 L m
+pipeline, 1F1B (Narayanan et al. 2021)               send/recv H (sequence parallel: H/tp) · m forward, m backward
+  interleaved in v chunks                            the same · v, of which the last stage's go round to the first
+data: all-reduce                                     all-reduce P · gradient
+data: sharded optimizer (ZeRO-1)                     reduce-scatter n ⌈P/n⌉ · gradient, all-gather ⌈P/n⌉ · weight
+data: fsdp (ZeRO-3)                                  the same · m, and all-gather twice: forward and backward
+experts (Lepikhin et al. 2020)                       all-to-all R · hidden · 4 m, 8 bytes · experts · m of counts
+  split over etp                                     all-reduce R · hidden · 2 m
+tied embedding                                       all-reduce V/tp · hidden · gradient, first and last stage
+clipping, loss                                       all-reduce of one scalar each
+```
+
+``R`` is what a router that favours no expert sends. A kind gets the traffic of the stage that sends most of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from rankmesh.placement.model import Training, Transformer
+from rankmesh.placement.traffic import Message, Traffic
+from rankmesh.plan.plan import Plan
+
+__all__ = ["Roles", "parameters", "stage_traffic", "step_traffic"]
+
+# Which kind of a plan has a role: the first of these names that the plan has.
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "pp": ("pp",),
+    "ep": ("ep",),
+    "etp": ("ep_tp", "etp"),
+    "shards": ("intra_dp_cp", "fsdp", "dp_shard_cp", "dp_cp", "dp"),
+    "expert_shards": ("intra_ep_dp", "efsdp", "ep_dp", "edp"),
+    "tied": ("embd",),
+    "model": ("mp",),
+    "expert_model": ("tp_ep_pp",),
+    "loss": ("dp_cp", "loss", "dp"),
+}
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The kind of a plan for each role, and its size; 1 where the plan has none."""
+
+    names: Mapping[str, str]
+    sizes: Mapping[str, int]
+    replicas: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> Roles:
+        """The roles that the kinds of a plan have, by their names."""
+        names = {role: next((name for name in known if name in plan.kinds), "") for role, known in _NAMES.items()}
+        sizes = {role: plan.groups(name).size if name else 1 for role, name in names.items()}
+        replicas = max(1, plan.mesh.size // (sizes["tp"] * sizes["cp"] * sizes["pp"]))
+        return cls(names, sizes, replicas)
+
+
+class _Step:
+    """The messages of one stage as they are added."""
+
+    def __init__(self, model: Transformer, training: Training, roles: Roles, stage: int) -> None:
+        self.model, self.training, self.roles, self.stage = model, training, roles, stage
+        self.found: dict[str, list[Message]] = {}
+        size = roles.sizes
+        self.tp, self.cp, self.pp, self.etp = size["tp"], size["cp"], size["pp"], size["etp"]
+        self.first, self.last = stage == 0, stage == self.pp - 1
+        self.passes = training.passes(roles.replicas)
+        self.tokens = training.microbatch * training.sequence / self.cp
+        self.whole = self.tokens * model.hidden * training.activation
+        each = model.layers / self.pp
+        self.layers = each
+        self.experts = model.expert_layers(stage * each, (stage + 1) * each)
+
+    def add(self, role: str, collective: str, size: float, times: float = 1) -> None:
+        if self.roles.sizes[role] > 1 and size > 0 and times > 0:
+            exact = int(size) if float(size).is_integer() else size
+            often = int(times) if float(times).is_integer() else times
+            self.found.setdefault(self.roles.names[role], []).append(Message(collective, exact, often))
+
+    def tensor(self) -> None:
+        dense, passes, whole = self.layers - self.experts, self.passes, self.whole
+        blocks = 2 * dense + self.experts  # attention, and feed-forward where it is no expert
+        if self.training.sequence_parallel:
+            ends = self.first + self.last
+            self.add("tp", "all-gather", whole / self.tp, (3 * blocks + self.first + 2 * self.last) * passes)
+            self.add("tp", "reduce-scatter", whole, (2 * blocks + ends) * passes)
+        else:
+            self.add("tp", "all-reduce", whole, (2 * blocks + self.first + self.last) * passes)
+        if self.last:
+            self.add("tp", "all-reduce", self.tokens * self.training.scalar, 3 * passes)
+
+    def context(self) -> None:
+        model, times = self.model, self.layers * self.passes
+        unit = self.tokens / self.tp * self.training.activation
+        keys = 2 * unit * model.keys
+        if self.training.context == "all-gather":
+            self.add("cp", "all-gather", keys, times)
+            self.add("cp", "reduce-scatter", keys * self.cp, times)
+        elif self.training.context == "ring":
+            self.add("cp", "ring", keys, (3 * self.cp - 2) * times)
+        else:
+            self.add("cp", "all-to-all", unit * (model.queries + 2 * model.keys), 2 * times)
+            self.add("cp", "all-to-all", unit * model.queries, 2 * times)
+
+    def pipeline(self) -> None:
+        size = self.whole / (self.tp if self.training.sequence_parallel else 1)
+        self.add("pp", "ring", size, 2 * (self.training.chunks - 1) * self.passes)
+        self.add("pp", "send/recv", size, ((not self.first) + (not self.last)) * self.passes)
+
+    def expert(self) -> None:
+        model, times = self.model, self.experts * self.passes
+        split = self.tp if self.training.sequence_parallel else 1
+        rows = self.tokens * model.top / split * model.hidden * self.training.activation
+        self.add("ep", "all-to-all", rows, 4 * times)
+        self.add("ep", "all-to-all", 8 * model.experts, times)
+        if self.training.sequence_parallel:
+            self.add("etp", "all-gather", rows, 2 * times)
+            self.add("etp", "reduce-scatter", rows * self.etp, 2 * times)
+        else:
+            self.add("etp", "all-reduce", rows, 2 * times)
+
+    def data(self) -> None:
+        dense, experts = parameters(self.model, self.roles, self.stage)
+        for role, count in (("shards", dense), ("expert_shards", experts)):
+            self._gradients(role, count)
+
+    def _gradients(self, role: str, count: float) -> None:
+        training, ranks = self.training, self.roles.sizes[role]
+        if training.data == "all-reduce":
+            self.add(role, "all-reduce", count * training.gradient)
+            return
+        each, passes = ceil(count / ranks), self.passes if training.data == "fsdp" else 1
+        gathers = 2 if training.data == "fsdp" else 1
+        self.add(role, "reduce-scatter", ranks * each * training.gradient, passes)
+        self.add(role, "all-gather", each * training.parameter, gathers * passes)
+
+    def rest(self) -> None:
+        scalar = self.training.scalar
+        if self.model.tied and (self.first or self.last) and self.pp > 1:
+            self.add("tied", "all-reduce", self.model.vocabulary / self.tp * self.model.hidden * self.training.gradient)
+        norms = ("shards", "model", *(("expert_shards", "expert_model") if self.model.experts else ()))
+        for role in (*norms, "loss", "pp"):
+            self.add(role, "all-reduce", scalar)
+
+
+def parameters(model: Transformer, roles: Roles, stage: int) -> tuple[float, float]:
+    """The parameters of one rank on a stage: those that all replicas hold, and those of its experts."""
+    tp, pp, ep, etp = (roles.sizes[role] for role in ("tp", "pp", "ep", "etp"))
+    each = model.layers / pp
+    experts = model.expert_layers(stage * each, (stage + 1) * each)
+    split = each * model.attention + (each - experts) * model.matrices * model.hidden * model.units
+    split += experts * model.shared
+    table = model.vocabulary * model.hidden
+    ends = (stage == 0) + (stage == pp - 1)
+    split += table * (min(ends, 1) if model.tied else ends)
+    whole = each * 2 * model.hidden + experts * model.experts * model.hidden + (stage == pp - 1) * model.hidden
+    return split / tp + whole, experts * model.experts / ep * model.expert / etp
+
+
+def stage_traffic(plan: Plan, model: Transformer, training: Training, stage: int) -> Traffic:
+    """What a rank of one pipeline stage sends in a step; see the table above."""
+    step = _Step(model, training, Roles.of(plan), stage)
+    for part in (step.tensor, step.context, step.pipeline, step.expert, step.data, step.rest):
+        part()
+    return Traffic(step.found)
+
+
+def step_traffic(plan: Plan, model: Transformer, training: Training) -> Traffic:
+    """The traffic of a step: of each kind that of the stage that sends most of it, as the others wait for it.
+
+    >>> from rankmesh.plan import recipes
+    >>> model = Transformer(layers=2, hidden=8, heads=2, units=32, vocabulary=16)
+    >>> plan = recipes.megatron(world_size=4, tp=2)
+    >>> step_traffic(plan, model, Training(batch=2, sequence=4))["tp"][0]
+    Message(collective='all-reduce', bytes=64, times=10)
+    """
+    most: dict[str, tuple[Message, ...]] = {}
+    for stage in sorted({0, Roles.of(plan).sizes["pp"] // 2, Roles.of(plan).sizes["pp"] - 1}):
+        for name, messages in stage_traffic(plan, model, training, stage).items():
+            if _bytes(messages) > _bytes(most.get(name, ())):
+                most[name] = messages
+    return Traffic({name: most[name] for name in plan.kinds if name in most})
+
+
+def _bytes(messages: tuple[Message, ...]) -> float:
+    return sum(message.bytes * message.times for message in messages)

@@ -1,0 +1,141 @@
+"""Traffic: what a step sends in each kind of group.
+
+```
+{"tp": [{"collective": "all-reduce", "bytes": 1048576, "times": 4}], "pp": [{"collective": "send/recv", "bytes": 4096}]}
+
+collective       bytes: what a rank holds before the call
+all-reduce       its tensor                      n ranks hold n tensors of one size
+all-gather       its part                        of n parts
+reduce-scatter   its whole tensor                n parts of it go to n ranks
+all-to-all       all that it gives away          n parts, one of which it keeps
+broadcast        the tensor
+send/recv        one message to the next member; the last one sends to nobody (a pipeline)
+ring             one message to the next member, the last one to the first (ring attention)
+```
+
+>>> traffic = Traffic({"tp": [{"collective": "all_reduce", "bytes": 8, "times": 2}]})
+>>> traffic["tp"], traffic.to_dict()
+((Message(collective='all-reduce', bytes=8, times=2),), {'tp': [{'collective': 'all-reduce', 'bytes': 8, 'times': 2}]})
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from rankmesh.errors import PlacementError
+from rankmesh.topology.document import loaded
+
+__all__ = ["COLLECTIVES", "Message", "Traffic"]
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send/recv", "ring")
+_FORM = 'a traffic file is {"tp": [{"collective": "all-reduce", "bytes": 1048576, "times": 4}]}'
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective of a kind: the bytes that a rank holds, and how often a step."""
+
+    collective: str
+    bytes: float
+    times: float = 1
+
+    def __post_init__(self) -> None:
+        name = str(self.collective).replace("_", "-")
+        if name not in COLLECTIVES:
+            raise PlacementError(
+                f"received collective {self.collective!r}; it is one of {', '.join(COLLECTIVES)}; name one of them",
+                received=self.collective,
+            )
+        for what, value in (("bytes", self.bytes), ("times", self.times)):
+            if not _is_amount(value):
+                raise PlacementError(
+                    f"received {value!r} as {what} of {name}; it is a number of at least 0", received=value
+                )
+        object.__setattr__(self, "collective", name)
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0
+
+
+class Traffic(Mapping[str, tuple[Message, ...]]):
+    """The messages of each kind by name; frozen, hashable. A kind that is not named sends nothing."""
+
+    __slots__ = ("_kinds",)
+
+    _kinds: dict[str, tuple[Message, ...]]
+
+    def __init__(self, kinds: Mapping[str, Iterable[Message | Mapping[str, Any]]]) -> None:
+        if not isinstance(kinds, Mapping):
+            raise PlacementError(f"received {str(kinds)[:80]!r} as traffic; {_FORM}", received=kinds)
+        object.__setattr__(self, "_kinds", {str(name): tuple(_messages(name, rows)) for name, rows in kinds.items()})
+
+    @classmethod
+    def read(cls, path: str | Path) -> Traffic:
+        """The traffic of a YAML or JSON file; ``PlacementError`` says what is wrong with it."""
+        try:
+            data = loaded(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            why = " ".join(str(error).split())
+            raise PlacementError(
+                f"received traffic file {str(path)!r}, which cannot be read ({why}); {_FORM}"
+            ) from error
+        try:
+            return cls(data)
+        except PlacementError as error:
+            raise PlacementError(f"{path}: {error}", **error.values) from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: the document of a traffic file."""
+        return {name: [asdict(message) for message in messages] for name, messages in self._kinds.items()}
+
+    def scaled(self, factor: float) -> Traffic:
+        """The same with every number of bytes times ``factor``."""
+        return Traffic(
+            {
+                name: [Message(each.collective, each.bytes * factor, each.times) for each in messages]
+                for name, messages in self._kinds.items()
+            }
+        )
+
+    def __getitem__(self, name: str) -> tuple[Message, ...]:
+        return self._kinds[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kinds)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.to_dict(), sort_keys=True))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"received a new value for {name!r}; traffic is frozen; make another one")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Traffic, (self.to_dict(),)
+
+    def __repr__(self) -> str:
+        return f"Traffic({self.to_dict()})"
+
+
+def _messages(name: object, rows: object) -> Iterator[Message]:
+    if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
+        raise PlacementError(f"received {str(rows)[:80]!r} as traffic of {name!r}; {_FORM}", kind=name)
+    for row in rows:
+        if isinstance(row, Message):
+            yield row
+            continue
+        if not isinstance(row, Mapping) or not {"collective", "bytes"} <= row.keys() <= {
+            "collective",
+            "bytes",
+            "times",
+        }:
+            raise PlacementError(f"received {str(row)[:80]!r} as traffic of {name!r}; {_FORM}", kind=name)
+        yield Message(**row)

@@ -1,0 +1,118 @@
+"""Constraints: a kind of group within a level, whether a cluster can hold it, and which sizes it could.
+
+```
+within tp host       hosts of 8 8 6, tp=4      8 = 4 + 4    8 = 4 + 4    6 = 4 + 2 left over: refused, tp=2 would do
+```
+
+Kinds that must stay within one level, and share ranks, stay there together: tp and cp within a host put tp x cp in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+
+from rankmesh.errors import PlacementError
+from rankmesh.layout.strided import IntArray
+from rankmesh.placement.cost import Machine
+from rankmesh.plan.plan import Plan
+from rankmesh.topology import Cluster
+
+__all__ = ["Bound", "bounds", "check_room", "joined", "packing"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One constraint: the groups of ``kind``, positions ``(groups, size)``, inside units of level number ``level``."""
+
+    kind: str
+    level: int
+    groups: IntArray
+
+
+def bounds(
+    plan: Plan, cluster: Cluster, within: Mapping[str, str], groups: Mapping[str, IntArray]
+) -> tuple[Bound, ...]:
+    """The constraints by name of kind, checked against plan and cluster; innermost level first."""
+    if not isinstance(within, Mapping):
+        raise PlacementError(f"received {within!r} as within; it is kinds with their level, such as {{'tp': 'host'}}")
+    for kind in within:
+        if kind not in groups:
+            raise PlacementError(
+                f"received within {kind!r}; this plan has the kinds {', '.join(groups)}; name one of them", kind=kind
+            )
+    found = [Bound(kind, cluster.level(level), groups[kind]) for kind, level in within.items()]
+    return tuple(sorted(found, key=lambda bound: bound.level))
+
+
+def joined(found: Sequence[Bound], level: int, size: int) -> IntArray:
+    """The positions that must share a unit of a level, by number: the smallest position of each such set."""
+    label = np.arange(size)
+    lists = [bound.groups for bound in found if bound.level <= level and bound.groups.shape[1] > 1]
+    while True:
+        before = label.copy()
+        for groups in lists:
+            least = label[groups].min(axis=1)
+            np.minimum.at(label, groups, np.broadcast_to(least[:, None], groups.shape))
+        label = label[label]
+        if np.array_equal(label, before):
+            return label
+
+
+def packing(found: Sequence[Bound], machine: Machine, size: int) -> tuple[IntArray, tuple[int, ...]]:
+    """The positions in an order that keeps joined ones next to each other, and the sizes of the joined sets."""
+    keys = [joined(found, level, size) for level in sorted({bound.level for bound in found})]
+    order = np.lexsort((np.arange(size), *keys))
+    sizes = [int(np.bincount(key).max()) for key in keys]
+    return order, tuple(sizes)
+
+
+def check_room(plan: Plan, cluster: Cluster, found: Sequence[Bound], machine: Machine) -> None:
+    """Refuse a constraint that no placement can meet, with the group, the hosts, and the sizes that would do."""
+    size = machine.units.shape[1]
+    for bound in found:
+        label = joined(found, bound.level, size)
+        counts = np.bincount(label, minlength=size)
+        sets = counts[counts > 0]
+        largest = int(sets.max())
+        units = np.bincount(machine.units[bound.level])
+        room = units[units > 0]
+        if len(set(sets.tolist())) > 1 and largest <= int(room.max()):
+            continue  # sets of several sizes: whether they fit together is tried, not computed
+        spare = [unit for unit, devices in enumerate(units) if devices % largest or (0 < devices < largest)]
+        if spare:
+            raise _refused(plan, cluster, bound, largest, spare, units)
+
+
+def _refused(
+    plan: Plan, cluster: Cluster, bound: Bound, largest: int, spare: Sequence[int], units: IntArray
+) -> PlacementError:
+    level = cluster.levels[bound.level].name
+    size = bound.groups.shape[1]
+    names = _unit_names(cluster, bound.level)
+    shown = ", ".join(f"{names[unit]} ({units[unit]})" for unit in spare[:4]) + (" ..." if len(spare) > 4 else "")
+    common = gcd(*(int(devices) for devices in units if devices))
+    others = largest // size
+    sizes = tuple(each for each in range(1, common + 1) if common % (each * others) == 0)
+    nearest = sizes[-3:] if size > sizes[-1] else sizes if sizes else ()
+    together = f", in sets of {largest} with what must be there too" if others > 1 else ""
+    group = tuple(int(position) + plan.mesh.offset for position in bound.groups[0])
+    remedy = f"sizes of {bound.kind} that would fit: {', '.join(map(str, nearest))}" if sizes else "loosen a constraint"
+    return PlacementError(
+        f"received {bound.kind} within {level}, groups of {size} ranks such as {list(group[:8])}{together}; these "
+        f"cannot fill {level} {shown}, whose devices {largest} does not divide; {remedy}",
+        kind=bound.kind,
+        level=level,
+        group=group,
+        hosts=tuple(names[unit] for unit in spare),
+        sizes=sizes,
+    )
+
+
+def _unit_names(cluster: Cluster, level: int) -> list[str]:
+    if level == 0:
+        return [host.name for host in cluster.hosts]
+    return list(dict.fromkeys(host.places[level - 1] for host in cluster.hosts))

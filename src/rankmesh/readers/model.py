@@ -1,0 +1,178 @@
+"""A transformer and how it is trained, from what people have: a Megatron script, Hugging Face's config.json, a preset.
+
+```
+config.json                     hidden_size, num_hidden_layers, num_key_value_heads, intermediate_size, num_experts, ...
+train.sh                        --hidden-size, --num-layers, --group-query-attention, --ffn-hidden-size, --swiglu, ...
+                                and the batch: --global-batch-size, --micro-batch-size, --seq-length
+model.yaml, model.json          the fields of rankmesh.placement.Transformer and Training by their names
+llama3-405b                     the model of a preset whose numbers were published
+```
+
+>>> model, training = read_model("llama3-8b")
+>>> model.hidden, model.units, training
+(4096, 14336, {})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rankmesh.errors import PlacementError
+from rankmesh.placement.model import Training, Transformer
+from rankmesh.readers.launch import read_run
+from rankmesh.readers.megatron import FLAGS
+from rankmesh.topology.document import loaded
+
+__all__ = ["MODELS", "read_model"]
+
+_LLAMA = {"gated": True, "tied": False, "kv_heads": 8, "vocabulary": 128256}
+# Source: The Llama 3 Herd of Models (2024), table 3; Mixtral of Experts (2024), table 1; Mistral's config of 8x22B.
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "llama3-8b": {"layers": 32, "hidden": 4096, "heads": 32, "units": 14336, **_LLAMA},
+    "llama3-70b": {"layers": 80, "hidden": 8192, "heads": 64, "units": 28672, **_LLAMA},
+    "llama3-405b": {"layers": 126, "hidden": 16384, "heads": 128, "units": 53248, **_LLAMA},
+    "mixtral-8x7b": {
+        "layers": 32,
+        "hidden": 4096,
+        "heads": 32,
+        "units": 14336,
+        "kv_heads": 8,
+        "vocabulary": 32000,
+        "gated": True,
+        "tied": False,
+        "experts": 8,
+        "top": 2,
+    },
+    "mixtral-8x22b": {
+        "layers": 56,
+        "hidden": 6144,
+        "heads": 48,
+        "units": 16384,
+        "kv_heads": 8,
+        "vocabulary": 32768,
+        "gated": True,
+        "tied": False,
+        "experts": 8,
+        "top": 2,
+    },
+}
+
+# A field, and the names that config.json has for it; the first that is there counts.
+_HUGGING_FACE: Mapping[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer"),
+    "hidden": ("hidden_size", "n_embd"),
+    "heads": ("num_attention_heads", "n_head"),
+    "kv_heads": ("num_key_value_heads",),
+    "width": ("head_dim",),
+    "units": ("intermediate_size", "n_inner", "ffn_dim"),
+    "vocabulary": ("vocab_size",),
+    "tied": ("tie_word_embeddings",),
+    "experts": ("num_local_experts", "n_routed_experts", "num_experts"),
+    "top": ("num_experts_per_tok",),
+    "expert_units": ("moe_intermediate_size",),
+}
+_MEGATRON: Mapping[str, str] = {
+    "--num-layers": "layers",
+    "--hidden-size": "hidden",
+    "--num-attention-heads": "heads",
+    "--num-query-groups": "kv_heads",
+    "--kv-channels": "width",
+    "--ffn-hidden-size": "units",
+    "--vocab-size": "vocabulary",
+    "--padded-vocab-size": "vocabulary",
+    "--num-experts": "experts",
+    "--moe-router-topk": "top",
+    "--moe-ffn-hidden-size": "expert_units",
+    "--moe-layer-freq": "expert_every",
+    "--moe-shared-expert-intermediate-size": "shared_units",
+    "--global-batch-size": "batch",
+    "--micro-batch-size": "microbatch",
+    "--seq-length": "sequence",
+}
+
+
+def read_model(text: str) -> tuple[Transformer, dict[str, Any]]:
+    """The model that a path or a name means, and what the file says of its training, as fields of ``Training``.
+
+    Raises ``PlacementError`` for a file that is none, and for one that lacks a number.
+    """
+    if text in MODELS:
+        return Transformer(**MODELS[text]), {}
+    path = Path(text)
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlacementError(
+            f"received model {text!r}, which cannot be read ({error}); give a Megatron script, Hugging Face's "
+            f"config.json, a file of Transformer's fields, or one of {', '.join(MODELS)}",
+            received=text,
+        ) from error
+    values = _values(content, text)
+    names = {field.name for field in fields(Transformer)}
+    missing = [name for name in ("layers", "hidden", "heads", "vocabulary") if name not in values]
+    if missing:
+        raise PlacementError(
+            f"{text}: received a model without {', '.join(missing)}; these numbers make its traffic; add them",
+            missing=tuple(missing),
+        )
+    values.setdefault("units", 4 * values["hidden"])
+    model = Transformer(**{name: value for name, value in values.items() if name in names})
+    known = {field.name for field in fields(Training)}
+    return model, {name: value for name, value in values.items() if name in known}
+
+
+def _values(content: str, path: str) -> dict[str, Any]:
+    if path.endswith((".sh", ".slurm", ".sbatch", ".args")) or content.startswith("#!"):
+        return _megatron(content, path)
+    try:
+        data = loaded(content)
+    except ValueError as error:
+        raise PlacementError(f"{path}: received a model that is neither JSON nor YAML ({error})") from error
+    if not isinstance(data, Mapping):
+        raise PlacementError(f"{path}: received {str(data)[:60]!r}; a model is a mapping of names to numbers")
+    if "model_type" in data or "hidden_size" in data or "n_embd" in data:
+        return _hugging_face(data)
+    known = {field.name for kind in (Transformer, Training) for field in fields(kind)}
+    for name in data:
+        if name not in known:
+            raise PlacementError(f"{path}: received {name!r}; known are {', '.join(sorted(known))}", received=name)
+    return dict(data)
+
+
+def _hugging_face(data: Mapping[str, Any]) -> dict[str, Any]:
+    found = {
+        field: next(data[name] for name in names if data.get(name) is not None)
+        for field, names in _HUGGING_FACE.items()
+        if any(data.get(name) is not None for name in names)
+    }
+    activation = str(data.get("hidden_act", data.get("activation_function", "")))
+    found["gated"] = "silu" in activation or "swiglu" in activation
+    found.setdefault("tied", data.get("model_type") == "gpt2")
+    shared = data.get("n_shared_experts")
+    if shared and "expert_units" in found:
+        found["shared_units"] = shared * found["expert_units"]
+    return found
+
+
+def _megatron(content: str, path: str) -> dict[str, Any]:
+    run = read_run(content, path, FLAGS)
+    if run is None:
+        raise PlacementError(f"{path}: received a script that starts no training; give the one that runs torchrun")
+    found: dict[str, Any] = {"tied": True, "data": "all-reduce"}
+    switches = {str(entry.path[-1]) for entry in run.arguments}
+    for entry in run.arguments:
+        field = _MEGATRON.get(str(entry.path[-1]))
+        value = entry.value[0] if isinstance(entry.value, list) and entry.value else entry.value
+        if field is not None and str(value).isdecimal():
+            found[field] = int(str(value))
+    found["gated"] = "--swiglu" in switches
+    found["tied"] = "--untie-embeddings-and-output-weights" not in switches
+    found["sequence_parallel"] = "--sequence-parallel" in switches
+    if "--use-distributed-optimizer" in switches:
+        found["data"] = "sharded"
+    if "--group-query-attention" not in switches:
+        found.pop("kv_heads", None)
+    return found

@@ -1,0 +1,89 @@
+"""DTensors as shardings: their mesh and their placements.
+
+```
+mesh (dp, tp), placements            cut of a tensor of two dimensions
+[Shard(0), Replicate()]              ("dp", None)
+[Replicate(), Shard(1)]              (None, "tp")
+[Shard(0), Shard(0)]                 ("dp-tp", None)           dp cuts first
+[_StridedShard(0), Shard(0)]         ("tp-dp", None)           tp cuts first: FSDP2 over tensor parallelism
+```
+
+Where ranks have different tensors (stages), each knows its own: put them together before planning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from rankmesh.errors import LayoutError
+from rankmesh.layout.mesh import Mesh
+from rankmesh.layout.sharding import Sharding
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["mesh_of", "sharding_of", "shardings"]
+
+
+def shardings(tensors: Mapping[str, DTensor]) -> dict[str, Sharding]:
+    """The sharding of each DTensor, by name. Raises ``LayoutError`` for partial ones, and meshes with holes."""
+    return {name: sharding_of(tensor) for name, tensor in tensors.items()}
+
+
+def sharding_of(tensor: DTensor) -> Sharding:
+    """How one DTensor lies: its global shape on its mesh."""
+    mesh, names = mesh_of(tensor.device_mesh), _names(tensor.device_mesh)
+    cuts: list[list[str]] = [[] for _ in tensor.shape]
+    # From the last mesh dimension to the first: a plain shard cuts before those behind it, a strided one after some.
+    for name, placement in reversed(list(zip(names, tensor.placements, strict=True))):
+        if isinstance(placement, Replicate):
+            continue
+        dim = _dim(placement, len(tensor.shape))
+        cuts[dim].insert(_place(cuts[dim], mesh, placement), name)
+    return Sharding(mesh, tuple("-".join(axes) or None for axes in cuts), tuple(tensor.shape), str(tensor.dtype))
+
+
+def mesh_of(device_mesh: DeviceMesh) -> Mesh:
+    """The mesh of a DeviceMesh, whose last dimension is adjacent; its ranks must have no holes between them."""
+    ranks = device_mesh.mesh.flatten().tolist()
+    offset = min(ranks)
+    if sorted(ranks) != list(range(offset, offset + len(ranks))):
+        raise LayoutError(
+            f"received a DeviceMesh of ranks {ranks[:8]}; a mesh covers ranks that follow each other; state the "
+            "sharding on a mesh of all of them, and say where on it this one is: Sharding(mesh, ..., at={'pp': 1})",
+            ranks=tuple(ranks),
+        )
+    sizes = dict(zip(_names(device_mesh)[::-1], device_mesh.mesh.shape[::-1], strict=True))
+    return Mesh(offset=offset, rank_map=ranks, **sizes)
+
+
+def _names(device_mesh: DeviceMesh) -> Sequence[str]:
+    return device_mesh.mesh_dim_names or tuple(f"dim{number}" for number in range(device_mesh.ndim))
+
+
+def _dim(placement: Any, dimensions: int) -> int:
+    dim = getattr(placement, "dim", None)
+    if not isinstance(dim, int) or (not isinstance(placement, Shard) and not hasattr(placement, "split_factor")):
+        raise LayoutError(
+            f"received placement {placement}; a sharding says where each element is: Shard or Replicate; "
+            "redistribute the DTensor first",
+            placement=placement,
+        )
+    return dim % dimensions
+
+
+def _place(axes: Sequence[str], mesh: Mesh, placement: Any) -> int:
+    """Behind how many of the axes that were placed a placement cuts: those that its split factor counts."""
+    factor, passed = getattr(placement, "split_factor", 1), 1
+    for place in range(len(axes) + 1):
+        if passed == factor:
+            return place
+        passed *= mesh.axes[axes[place]] if place < len(axes) else 1
+    raise LayoutError(
+        f"received placement {placement}, whose split factor is no product of the axes behind it ({', '.join(axes)}); "
+        "redistribute the DTensor to plain shards first",
+        placement=placement,
+    )

@@ -1,0 +1,99 @@
+import json
+
+import pytest
+
+import rankmesh as rm
+
+TREE = "SwitchName=s1 Nodes=node[1-2]\nSwitchName=s2 Nodes=node[3-4]\nSwitchName=top Switches=s[1-2]\n"
+
+
+def _refused(rankmesh, code, *words):
+    ran = rankmesh(*words)
+    assert ran.code == code
+    return ran.err
+
+
+def test_cluster_of_a_string(rankmesh) -> None:
+    """Levels and hosts for people, and the document of the design for programs, which is a file again."""
+    shown = rankmesh("cluster", "host=2,leaf=2,spine=2")
+    assert "8 devices, 4 hosts of 2, levels host leaf spine" in shown.out
+    data = json.loads(rankmesh("cluster", "host=2,leaf=2,spine=2", "--json").out)
+    assert [set(level) for level in data["levels"]] == [{"name", "latency", "bandwidth"}] * 3
+    assert data["hosts"][3] == {"name": "node3", "devices": 2, "leaf": "leaf1", "spine": "spine0"}
+    assert rm.Cluster.from_dict(data) == rm.Cluster.parse("host=2,leaf=2,spine=2")
+
+
+def test_cluster_of_a_file(rankmesh, tmp_path, monkeypatch) -> None:
+    """A topology file, some of its hosts; what nobody says is noted; inside a Slurm job its own hosts are taken."""
+    (tmp_path / "topology.conf").write_text(TREE)
+    path = tmp_path / "topology.conf"
+    ran = rankmesh("cluster", path, "--hosts", "node3,node[1-2]", "--json")
+    assert [host["name"] for host in json.loads(ran.out)["hosts"]] == ["node1", "node2", "node3"]
+    assert "8 are taken" in ran.err
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[2-3]")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "4(x2)")
+    assert "8 devices, 2 hosts of 4" in rankmesh("cluster", path).out
+    assert "8 devices, 2 hosts of 4, levels host network" in rankmesh("cluster").out
+
+
+def test_no_cluster_is_refused(rankmesh) -> None:
+    """Without a file and without a job there is no cluster to show; a file that is none says where it goes wrong."""
+    assert "give a string (host=8,leaf=4)" in _refused(rankmesh, 3, "cluster")
+    assert "cannot be read" in _refused(rankmesh, 3, "cluster", "none.yaml")
+
+
+def test_place(rankmesh, tmp_path) -> None:
+    """The keys of the design; the constraint is met; the saved plan is a SPEC with the rank map."""
+    (tmp_path / "traffic.json").write_text('{"tp": [{"collective": "all-reduce", "bytes": 1048576, "times": 4}]}')
+    saved = tmp_path / "placed.json"
+    words = ("place", "dp=4,tp=2", "-c", "host=2,leaf=2,spine=2", "--within", "tp=host")
+    ran = rankmesh(*words, "--traffic", tmp_path / "traffic.json", "--save", saved, "--json")
+    data = json.loads(ran.out)
+    assert {"order", "rank_map", "cost", "before", "kinds", "within"} <= set(data)
+    assert (data["order"], data["rank_map"], data["within"]) == ("tp-dp", [0, 2, 4, 6, 1, 3, 5, 7], {"tp": "host"})
+    assert {"name", "level", "cost", "before"} <= set(data["kinds"][0])
+    assert data["cost"] < data["before"]
+    assert rm.Plan.from_json(saved.read_text()).groups("tp").tolist()[0] == [0, 1]
+    shown = rankmesh(*words)
+    assert "tp-dp on 8 devices" in shown.out
+    assert "predicted, not measured" in shown.out
+    assert "usual transformer" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--within", "tp"), 2, "a kind and a level"),
+        (("--within", "tp=rack"), 3, "this cluster has the levels"),
+        (("--within", "dp=host"), 3, "would fit: 1, 2"),
+        (("--traffic", "none.json"), 3, "cannot be read"),
+        (("--backend", "mpi"), 3, "nccl and gloo"),
+    ],
+)
+def test_place_refuses(rankmesh, words, code, said) -> None:
+    """What cannot be placed is one line, with what would do."""
+    assert said in _refused(rankmesh, code, "place", "dp=4,tp=2", "-c", "host=2,leaf=2,spine=2", *words)
+
+
+def test_search(rankmesh, tmp_path) -> None:
+    """A ranked table, quickest first, of layouts that fit; honest words; a model that fits nowhere is refused."""
+    config = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4}
+    config |= {"intermediate_size": 4096, "vocab_size": 32000, "hidden_act": "silu"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ("search", "--world", 8, "-c", "host=4,leaf=2", "--model", tmp_path / "config.json")
+    ran = rankmesh(*words, "--batch", 32, "--sequence", 1024, "--json")
+    found = json.loads(ran.out)["layouts"]
+    assert "predicted, not measured" in ran.err
+    steps = [each["step"] for each in found]
+    assert steps == sorted(steps)
+    assert all(each["tp"] * each["cp"] * each["pp"] * each["dp"] == 8 for each in found)
+    assert "tp  cp  pp  dp" in rankmesh(*words, "--batch", 32, "--sequence", 1024).out
+    assert "no layout fits" in _refused(rankmesh, 3, *words, "--batch", 32, "--sequence", 1024, "--memory", 0.1)
+    assert "without batch and sequence" in _refused(rankmesh, 2, *words)
+
+
+def test_show_on_a_cluster(rankmesh) -> None:
+    """show --cluster says the level that holds the groups of each kind."""
+    data = json.loads(rankmesh("show", "tp=2,dp=4", "--cluster", "host=2,leaf=2,spine=*", "--json").out)
+    assert [kind["level"] for kind in data["kinds"]] == ["host", "spine"]
+    assert "level" in rankmesh("show", "tp=2,dp=4", "--cluster", "host=2,leaf=2,spine=*").out

@@ -1,0 +1,83 @@
+import os
+import re
+import warnings
+
+import pytest
+import torch.distributed as dist
+from tests.groups.test_complete import Counting
+
+import rankmesh as rm
+from rankmesh.errors import ConnectError
+from rankmesh.groups import discover as room
+from rankmesh.groups.discover import witness
+from rankmesh.sim import run
+
+
+def _hosts(rank):
+    """What srun would say on two hosts, named so that string order is wrong, dealt in turn."""
+    return {"SLURMD_NODENAME": f"node{(9, 10)[rank % 2]}", "LOCAL_RANK": str(rank // 2)}
+
+
+def _found(me):
+    os.environ.update(_hosts(me.rank))
+    before = me.store.num_keys()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = [rm.discover(), rm.discover()]
+    dist.barrier()
+    return found[0].to_dict(), found[0] == found[1], me.store.num_keys() - before, len(told)
+
+
+def test_ranks_find_their_cluster(ranks):
+    """4 processes on what call themselves two hosts: one cluster on every rank, natural order, no key left."""
+    outcomes = ranks(4, _found)
+    assert all(outcome[:3] == (outcomes[0][0], True, 0) for outcome in outcomes)
+    assert [host["name"] for host in outcomes[0][0]["hosts"]] == ["node9", "node10"]
+    assert outcomes[0][0]["rank_map"] == [0, 2, 1, 3]
+    assert [outcome[3] for outcome in outcomes] == [2, 0, 0, 0]
+
+
+def test_store_operations_do_not_grow(monkeypatch):
+    """8 and 64 simulated ranks: five store operations each, six more for the last to come and the last to leave."""
+    real = room.default_group
+
+    def counted():
+        here = real()
+        store = Counting(here.store)
+        stores.append(store)
+        return here.__class__(**{**{name: getattr(here, name) for name in here.__dataclass_fields__}, "store": store})
+
+    monkeypatch.setattr(room, "default_group", counted)
+    for size in (8, 64):
+        stores: list[Counting] = []
+        run(rm.discover, size, timeout=60)
+        calls = sorted(store.calls for store in stores)
+        assert calls[:-2] == [5] * (size - 2)
+        assert sum(calls) == 5 * size + 2 + 4
+
+
+def test_outside_of_a_world():
+    """Without an initialised world there is nobody to ask."""
+    with pytest.raises(ConnectError, match="init"):
+        rm.discover()
+
+
+def _missing(me):
+    if me.rank == 3:
+        return None
+    return me.error(ConnectError, rm.discover, timeout=1.0)["message"]
+
+
+def test_a_rank_that_does_not_come(ranks):
+    """4 processes, one of which never asks: the others are told how many came."""
+    told = [message for message in ranks(4, _missing) if message]
+    assert len(told) == 3
+    assert all(re.search(r"3 of 4 ranks came to discover", message) for message in told)
+
+
+def test_what_slurm_says_of_the_network():
+    """The address of a host in Slurm's tree, without the host; an address that does not fit its pattern is none."""
+    address = {"SLURM_TOPOLOGY_ADDR": "spine.leaf1.node1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
+    assert witness(0, address).switches == ("spine", "leaf1")
+    assert witness(0, {**address, "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}).switches == ()
+    assert witness(5, {"SLURM_LOCALID": "1"}).slot == 1

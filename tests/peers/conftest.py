@@ -1,0 +1,40 @@
+"""The tests of ``make test-peers``: others' own code, several releases of it, beside the drop-ins and recipes.
+
+Each release lies in a folder of its own, ``$RANKMESH_PEERS/NAME-VERSION``, which ``fetch.py`` filled. A test that
+compares with one has it first on its path, in a process that has loaded none: a rank, or a program of its own.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def pytest_ignore_collect():
+    """``make test`` has not fetched the others; these tests are for ``make test-peers``."""
+    return True if "RANKMESH_PEERS" not in os.environ else None
+
+
+@pytest.fixture
+def asked_beside():
+    """Run a module of these tests as a program with one release on its path; what it printed."""
+
+    def run(module, peer, *arguments, limit=200):
+        environment = {**os.environ, "PYTHONPATH": f"{peer}:{REPOSITORY}", "PYTHONWARNINGS": "ignore"}
+        done = subprocess.run(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            env=environment,
+            check=False,
+            cwd=REPOSITORY,
+        )
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-4000:]
+        return done.stdout
+
+    return run

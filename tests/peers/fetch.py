@@ -1,0 +1,60 @@
+"""Fetch the others' releases from the package index, each into a folder: ``python -m tests.peers.fetch DIR``.
+
+Without their dependencies: what is compared is arithmetic of ranks and groups, and its imports are few.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+# Every release of megatron-core from the oldest that the drop-ins follow to the newest.
+MEGATRON = ("0.14.0", "0.15.0", "0.15.1", "0.15.2", "0.15.3", "0.16.0", "0.16.1", "0.17.0", "0.17.1", "0.18.0",
+            "0.18.2", "0.19.0", "0.19.2")  # fmt: skip
+OTHERS = {
+    "accelerate": "1.15.0",
+    "deepspeed": "0.19.8",
+    "nanotron": "0.4",
+    "sglang": "0.5.23",
+    "torchtitan": "0.3.0",
+    "vllm": "0.33.0",
+}
+RELEASES = (*(("megatron-core", version) for version in MEGATRON), *OTHERS.items())
+
+# Of a wheel of hundreds of megabytes, what is compared.
+KEPT = {"vllm": "vllm/distributed", "sglang": "sglang/srt"}
+
+# A source release that asks this environment's torch how to be built, and is told to build no kernels.
+BUILT = {"deepspeed": ("--no-build-isolation",)}
+
+
+def folder(name, version=None, root=None):
+    """Where a release lies; the only one, where there is one of a name."""
+    version = version or OTHERS[name]
+    return Path(root or os.environ["RANKMESH_PEERS"]).resolve() / f"{name}-{version}"
+
+
+def fetch(name, version, root):
+    """Install one release without its dependencies; one that is there stays."""
+    place = folder(name, version, root)
+    if place.exists():
+        return
+    unfinished = place.with_suffix(".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    # A release may say that it wants a newer Python than this one: what is compared runs on each.
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+           "--ignore-requires-python", "--no-compile", "--target", str(unfinished)]  # fmt: skip
+    subprocess.run([*pip, *BUILT.get(name, ()), f"{name}=={version}"], check=True, timeout=600)
+    if name in KEPT:
+        shutil.move(unfinished / KEPT[name], unfinished / "kept")
+        whole, unfinished = unfinished, unfinished.with_suffix(".kept")
+        (unfinished / KEPT[name]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(whole / "kept", unfinished / KEPT[name])
+        shutil.rmtree(whole)
+    unfinished.rename(place)
+
+
+if __name__ == "__main__":
+    for wanted in RELEASES:
+        fetch(*wanted, sys.argv[1])

@@ -1,0 +1,20 @@
+"""Each release's own functions, groups, globals and refusals beside the drop-in as of that release."""
+
+import json
+
+import pytest
+from tests.peers.fetch import folder
+
+COUNT = 60
+
+
+@pytest.mark.parametrize("version", ["0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.2"])
+def test_random_configurations_equal_the_release(asked_beside, version):
+    """60 configurations, a rank of each: every getter with every flag, every global, every refusal."""
+    printed = asked_beside("tests.peers.megatron_beside", folder("megatron-core", version), COUNT, 7)
+    found = json.loads(printed.splitlines()[-1])
+    assert found["version"].startswith(version)
+    if found["wrong"]:
+        pytest.fail("\n".join(found["wrong"]), pytrace=False)
+    assert found["built"] >= COUNT // 3
+    assert found["pieces"] >= (8 if version >= "0.19" else 0)

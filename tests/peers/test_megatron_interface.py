@@ -1,0 +1,118 @@
+"""Names, parameters and defaults of the Megatron drop-ins, beside those that stand in each release's files."""
+
+import ast
+import inspect
+
+import pytest
+from tests.peers.fetch import MEGATRON, folder
+
+from rankmesh.dialects.megatron import ParallelState, hyper_comm_grid, process_groups_config
+from rankmesh.dialects.megatron.releases import follow, follow_collections, parse
+
+RELEASES = pytest.mark.parametrize("version", MEGATRON)
+
+
+def source(version, module):
+    """The statements of one of Megatron's files."""
+    return ast.parse((folder("megatron-core", version) / f"megatron/core/{module}.py").read_text(encoding="utf-8")).body
+
+
+def parameters(function):
+    """Parameters of a definition with their defaults, as text: the kind of each, and whether it has one."""
+    spec = function.args
+    padded = [None] * (len(spec.args) - len(spec.defaults)) + list(spec.defaults)
+    listed = [(arg.arg, text(default)) for arg, default in zip(spec.args, padded, strict=True)]
+    keywords = [(arg.arg, text(default)) for arg, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]
+    return listed, keywords
+
+
+def text(default):
+    """A default as it is written; None for a parameter without one."""
+    return None if default is None else repr(ast.literal_eval(default))
+
+
+def own_parameters(function):
+    """The same of a function of ours."""
+    given = inspect.signature(function).parameters.values()
+    as_text = [
+        (item.kind, (item.name, None if item.default is item.empty else repr(item.default)))
+        for item in given
+        if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL)
+    ]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return [one for kind, one in as_text if kind != keyword], [one for kind, one in as_text if kind == keyword]
+
+
+def check(name, theirs, ours):
+    """Ours takes what theirs takes, in that order; what it takes beside comes after, and may be left out."""
+    (listed, keywords), (own, own_keywords) = parameters(theirs), own_parameters(ours)
+    assert own[: len(listed)] == listed, name
+    assert set(keywords) <= {*own_keywords, *own[len(listed) :]}, name
+    assert all(default is not None for _, default in (*own[len(listed) :], *own_keywords)), name
+
+
+def state_of(version):
+    """A parallel state as of a release."""
+    state = ParallelState("as of a release")
+    follow(state, parse(version))
+    return state
+
+
+@RELEASES
+def test_functions(version):
+    """Each function and class of the release's parallel_state, and none that it has not."""
+    state = state_of(version)
+    theirs = {node.name: node for node in source(version, "parallel_state") if hasattr(node, "name")}
+    for name, node in theirs.items():
+        if isinstance(node, ast.FunctionDef):
+            check(name, node, getattr(state, name))
+        for method in getattr(node, "body", ()) if isinstance(node, ast.ClassDef) else ():
+            if isinstance(method, ast.FunctionDef):
+                check(f"{name}.{method.name}", method, getattr(getattr(state, name), method.name))
+    assert state.rankmesh_state.functions.keys() - theirs.keys() == {"get_data_parallel_global_ranks"}  # ours alone
+
+
+@RELEASES
+def test_globals(version):
+    """Each global of the release, with its first value; no group of a later release."""
+    state = state_of(version)
+    values = {}
+    for node in source(version, "parallel_state"):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id[0] == "_":
+            values[node.targets[0].id] = ast.literal_eval(node.value)
+    assert {name: getattr(state, name) for name in values} == values
+    groups = {name for name in vars(state) if name.startswith("_") and "GROUP" in name and name.isupper()}
+    assert groups <= values.keys()
+
+
+@RELEASES
+def test_collections(version):
+    """The classes of the release's process_groups_config, their fields in order, and what their methods take."""
+    try:
+        follow_collections(process_groups_config, parse(version))
+        for node in source(version, "process_groups_config"):
+            if isinstance(node, ast.FunctionDef):
+                check(node.name, node, getattr(process_groups_config, node.name))
+            if isinstance(node, ast.ClassDef) and node.name != "ProcessGroupHelperMeta":
+                ours = getattr(process_groups_config, node.name)
+                fields = [part.target.id for part in node.body if isinstance(part, ast.AnnAssign)]
+                assert list(ours.__dataclass_fields__) == fields, node.name
+                for method in node.body:
+                    if isinstance(method, ast.FunctionDef) and not method.name.startswith("__"):
+                        found = inspect.getattr_static(ours, method.name)
+                        check(f"{node.name}.{method.name}", method, getattr(found, "__func__", found))
+    finally:
+        follow_collections(process_groups_config, None)
+
+
+@RELEASES
+def test_grids(version):
+    """What the methods of the release's HyperCommGrid take."""
+    (grid,) = (node for node in source(version, "hyper_comm_grid") if getattr(node, "name", "") == "HyperCommGrid")
+    for method in grid.body:
+        if isinstance(method, ast.FunctionDef) and method.name not in WITHIN:
+            check(method.name, method, getattr(hyper_comm_grid.HyperCommGrid, method.name))
+
+
+# How Megatron's own methods part their work; none of its code, and none of its tests, calls them.
+WITHIN = {"_canonical_pg_key_and_enum_view", "_is_base_pg_key", "_order_dims_for_view", "_resolve_view"}

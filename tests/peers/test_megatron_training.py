@@ -1,0 +1,36 @@
+"""Megatron's own GPT, DDP and optimizer on gloo ranks, over each release's own modules and then over the drop-ins."""
+
+import importlib
+import sys
+
+import pytest
+from tests.peers.fetch import folder
+
+DENSE = {"tensor_model_parallel_size": 2}
+LAYOUTS = {
+    "dense": (DENSE, {}),
+    "sequence parallel": (DENSE, {"sequence_parallel": True}),
+    "interleaved": ({"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}, {}),
+    "experts": ({"expert_model_parallel_size": 2}, {"experts": 4}),
+    "distributed optimizer": ({}, {"sharded": True}),
+    "optimizer instances": ({"num_distributed_optimizer_instances": 2}, {"sharded": True}),
+}
+
+
+def _train(me, peer):
+    """Every layout over Megatron's own modules, then over ours, in one process."""
+    sys.path.insert(0, peer)
+    training = importlib.import_module("tests.peers.megatron_training")
+    return training.on_both(LAYOUTS)
+
+
+@pytest.mark.parametrize("version", ["0.14.0", "0.16.1", "0.19.2"])
+def test_gpt_trains_as_on_megatrons_own_groups(ranks, version):
+    """4 ranks, 3 steps of each layout: losses, gradient norms and parameters are equal, bit for bit."""
+    told = ranks(4, _train, str(folder("megatron-core", version)), limit=280, timeout=120.0)
+    for rank, part in enumerate(told):
+        assert part["used"]
+        for name in LAYOUTS:
+            assert part["ours"][name] == part["theirs"][name], (name, rank)
+            assert part["ours"][name]["steps"] == 3
+    assert all(any(part["ours"][name]["losses"] for part in told) for name in LAYOUTS)

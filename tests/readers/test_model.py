@@ -1,0 +1,71 @@
+import json
+
+import pytest
+
+from rankmesh.errors import PlacementError
+from rankmesh.placement import Training, Transformer
+from rankmesh.readers.model import MODELS, read_model
+
+SCRIPT = """\
+#!/bin/bash
+ARGS="--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --group-query-attention --num-query-groups 8"
+torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2 $ARGS --ffn-hidden-size 14336 --swiglu \\
+  --untie-embeddings-and-output-weights --vocab-size 128256 --seq-length 8192 --global-batch-size 512 \\
+  --micro-batch-size 2 --sequence-parallel --use-distributed-optimizer
+"""
+CONFIG = {
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "hidden_act": "silu",
+}  # fmt: skip
+
+
+def test_three_ways_to_say_one_model(tmp_path):
+    """A Megatron script, a config.json and a name give one transformer; the script says the batch, too."""
+    (tmp_path / "train.sh").write_text(SCRIPT)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    model, training = read_model(str(tmp_path / "train.sh"))
+    assert model == read_model(str(tmp_path / "config.json"))[0] == read_model("llama3-8b")[0]
+    how = Training(**training)
+    assert (how.batch, how.microbatch, how.sequence, how.sequence_parallel, how.data) == (512, 2, 8192, True, "sharded")
+
+
+def test_experts_of_a_config(tmp_path):
+    """Experts, shared ones and their units have other names in every model."""
+    config = {**CONFIG, "n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408,
+              "n_shared_experts": 2}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model, _ = read_model(str(tmp_path / "config.json"))
+    assert (model.experts, model.top, model.expert_units, model.shared_units) == (64, 6, 1408, 2816)
+
+
+def test_published_sizes():
+    """The models by name have the number of parameters that their names say."""
+    billions = {
+        "llama3-8b": 8.0,
+        "llama3-70b": 70.6,
+        "llama3-405b": 405.9,
+        "mixtral-8x7b": 46.7,
+        "mixtral-8x22b": 140.6,
+    }
+    for name, values in MODELS.items():
+        assert Transformer(**values).parameters / 1e9 == pytest.approx(billions[name], rel=0.005)
+    assert Transformer(**MODELS["mixtral-8x7b"]).active / 1e9 == pytest.approx(12.9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("[1]", "a mapping of names"),
+        ("a: [", "neither JSON nor YAML"),
+        ("layers: 2", "without hidden, heads, vocabulary"),
+        ("layer: 2", "received 'layer'; known are"),
+        ("#!/bin/bash\necho\n", "starts no training"),
+    ],
+)
+def test_models_that_are_none(tmp_path, text, match):
+    """A file that describes no model says what it lacks."""
+    (tmp_path / "model").write_text(text)
+    with pytest.raises(PlacementError, match=match):
+        read_model(str(tmp_path / "model"))
+    with pytest.raises(PlacementError, match="cannot be read"):
+        read_model(str(tmp_path / "none"))

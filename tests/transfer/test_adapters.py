@@ -1,0 +1,192 @@
+"""Adapters: shardings that others' tensors state, against what their ranks really hold."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.transfer import brute, live
+
+import rankmesh as rm
+from rankmesh import sim
+from rankmesh.errors import LayoutError
+from rankmesh.transfer.adapters import dtensors, huggingface, megatron, vllm
+
+CONFIG = {
+    "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "num_hidden_layers": 3, "vocab_size": 100, "model_type": "qwen2",
+}  # fmt: skip
+
+
+def _placed(shape, placements):
+    """Whether each rank's DTensor holds what its sharding says."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 3), mesh_dim_names=("dp", "tp"))
+    whole = torch.arange(torch.Size(shape).numel()).reshape(shape).float()
+    placed = distribute_tensor(whole, mesh, placements)
+    sharding = dtensors.sharding_of(placed)
+    expected = torch.tensor(brute.local(sharding, dist.get_rank())).float()
+    return torch.equal(placed.to_local(), expected.reshape(placed.to_local().shape)), sharding.cut
+
+
+def test_dtensors_of_any_placement():
+    """6 simulated ranks: shards of either axis or both, even and uneven, on one dimension or two."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    cases = [
+        ((12, 4), [Shard(0), Replicate()], ("dp", None)),
+        ((7, 5), [Replicate(), Shard(1)], (None, "tp")),
+        ((7, 5), [Shard(1), Shard(0)], ("tp", "dp")),
+        ((12, 4), [Shard(0), Shard(0)], ("dp-tp", None)),
+        ((7, 2), [Shard(0), Shard(-2)], ("dp-tp", None)),
+    ]
+    for shape, placements, cut in cases:
+        assert sim.run(_placed, 6, shape, placements) == [(True, cut)] * 6
+
+
+def _fully_sharded():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 6))
+    whole = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    made = dtensors.shardings(dict(model.named_parameters()))
+    good = {}
+    for name, tensor in model.named_parameters():
+        numbers = torch.from_numpy(brute.local(made[name], dist.get_rank()))
+        good[name] = torch.equal(tensor.to_local(), whole[name].reshape(-1)[numbers])
+    return good, {name: sharding.cut for name, sharding in made.items()}
+
+
+def test_fsdp_over_tensor_parallelism(ranks):
+    """4 ranks, gloo: FSDP2's strided shards are cut by tp first, then by dp."""
+    for good, cuts in ranks(4, _fully_sharded_here):
+        assert all(good.values()), good
+        assert cuts["0.weight"] == ["tp-dp", None]
+        assert cuts["1.weight"] == ["dp", "tp"]
+
+
+def _fully_sharded_here(me):
+    return _fully_sharded()
+
+
+def test_partial_dtensors_and_meshes_with_holes_are_refused():
+    """Elements that are sums are nowhere; a mesh of ranks 0 and 2 is part of another."""
+    with pytest.raises(LayoutError, match="received placement"):
+        dtensors._dim(SimpleNamespace(), 2)
+    holes = SimpleNamespace(mesh=torch.tensor([0, 2]), mesh_dim_names=("dp",), ndim=1)
+    with pytest.raises(LayoutError, match=r"ranks \[0, 2\]; a mesh covers ranks that follow each other"):
+        dtensors.mesh_of(holes)
+
+
+def _parameter(*shape, **attributes):
+    parameter = torch.nn.Parameter(torch.empty(shape))
+    for name, value in attributes.items():
+        setattr(parameter, name, value)
+    return parameter
+
+
+def test_megatrons_parameters():
+    """8 ranks of tp=2, ep=2, pp=2: strides, padding, experts, tied tables and copies, from attributes alone."""
+    mesh = rm.recipes.megatron(tp=2, dp=2, pp=2, ep=2, etp=1).mesh
+    cut = {"tensor_model_parallel": True, "partition_stride": 1}
+    every = []
+    for rank in range(8):
+        own = mesh.coordinate(rank)
+        mine = {
+            f"layers.{own['pp']}.fc1.weight": _parameter(8, 6, **{**cut, "partition_dim": 0, "partition_stride": 2}),
+            f"layers.{own['pp']}.proj.weight": _parameter(6, 3, **cut, partition_dim=1),
+            f"layers.{own['pp']}.norm.weight": _parameter(6),
+            f"experts.{mesh.coordinate(rank, view='expert')['ep']}.weight": _parameter(4, 6, allreduce=False),
+            "word_embeddings.weight": _parameter(64, 6, **cut, partition_dim=0),
+        }
+        every.append(megatron.described(mine.items(), mesh, rank, vocabulary=100))
+    every = json.loads(json.dumps(every))
+    made = megatron.shardings(every, mesh)
+    f = "float32"
+    assert made["layers.1.fc1.weight"] == rm.Sharding(mesh, ("tp", None), (16, 6), f, {"pp": 1}, parts={0: (8, 8)})
+    assert made["layers.0.proj.weight"] == rm.Sharding(mesh, (None, "tp"), (6, 6), f, {"pp": 0})
+    assert made["layers.0.norm.weight"] == rm.Sharding(mesh, (None,), (6,), f, {"pp": 0})
+    assert made["experts.1.weight"] == rm.Sharding(mesh, (None, None), (4, 6), f, {"ep": 1}, "expert")
+    assert made["word_embeddings.weight"] == rm.Sharding(mesh, ("tp", None), (100, 6), f, padded={0: 128})
+    every[3]["layers.0.norm.weight"]["shape"] = [7]
+    with pytest.raises(LayoutError, match="one name is one tensor"):
+        megatron.shardings(every, mesh)
+
+
+def test_a_plan_of_transformers():
+    """Column- and row-parallel weights and biases; a style that is not known is refused."""
+    made = huggingface.shardings(huggingface.shapes(CONFIG), rm.Mesh(tp=2, dp=2))
+    cuts = {name.partition("layers.0.")[2] or name: sharding.cut for name, sharding in made.items()}
+    assert cuts["self_attn.q_proj.weight"] == ("tp", None)
+    assert cuts["self_attn.q_proj.bias"] == ("tp",)
+    assert cuts["mlp.down_proj.weight"] == (None, "tp")
+    assert cuts["model.norm.weight"] == (None,)
+    other = {"model.layers.*.mlp.*": "colwise_rep", "lm_head": "colwise_gather_output"}
+    made = huggingface.shardings(huggingface.shapes(CONFIG), rm.Mesh(tp=2), other)
+    assert made["lm_head.weight"].cut == ("tp", None)
+    assert made["model.layers.1.self_attn.q_proj.weight"].cut == (None, None)
+    with pytest.raises(LayoutError, match="received style 'diagonal'"):
+        huggingface.shardings(huggingface.shapes(CONFIG), rm.Mesh(tp=2), {"lm_head": "diagonal"})
+
+
+def test_from_a_trainer_into_vllms_own_parameters():
+    """8 simulated ranks: TP2·DP4 to vLLM's TP4·PP2, into fused, padded parameters; key-value heads on two ranks."""
+    source = huggingface.shardings(huggingface.shapes(CONFIG), rm.Mesh(tp=2, dp=4), dtype="float32")
+    plan = rm.recipes.vllm(tp=4, pp=2)
+    target = vllm.shardings(CONFIG, plan.mesh, dtype="float32")
+    moves = rm.Transfer(source, target)
+    whole = live.shards({name: rm.Sharding(rm.Mesh(dp=1), None, s.shape) for name, s in source.items()}, 0)
+
+    def refit():
+        rank = dist.get_rank()
+        own = plan.mesh.coordinate(rank)
+        layers = range(2) if own["pp"] == 0 else range(2, 3)
+        parameters = {"model.embed_tokens.weight": torch.zeros(32, 16)} if own["pp"] == 0 else {}
+        parameters |= {"lm_head.weight": torch.zeros(32, 16), "model.norm.weight": torch.zeros(16)} if own["pp"] else {}
+        for layer in layers:
+            block = f"model.layers.{layer}"
+            parameters |= {
+                f"{block}.self_attn.qkv_proj.weight": torch.zeros(4 + 2 + 2, 16),
+                f"{block}.self_attn.qkv_proj.bias": torch.zeros(4 + 2 + 2),
+                f"{block}.self_attn.o_proj.weight": torch.zeros(16, 4),
+                f"{block}.mlp.gate_up_proj.weight": torch.zeros(12, 16),
+                f"{block}.mlp.down_proj.weight": torch.zeros(16, 6),
+                f"{block}.input_layernorm.weight": torch.zeros(16),
+                f"{block}.post_attention_layernorm.weight": torch.zeros(16),
+            }
+        moves.run(live.shards(source, rank), vllm.views(parameters, target, rank))
+        return parameters
+
+    for rank, parameters in enumerate(sim.run(refit, 8)):
+        tp, layer = rank % 4, 0 if rank < 4 else 2
+        attention = f"model.layers.{layer}.self_attn"
+        q, k, v = (whole[f"{attention}.{part}_proj.weight"] for part in "qkv")
+        fused = torch.cat([q.chunk(4)[tp], k.chunk(2)[tp // 2], v.chunk(2)[tp // 2]])
+        assert torch.equal(parameters[f"{attention}.qkv_proj.weight"], fused)
+        gate, up = (whole[f"model.layers.{layer}.mlp.{part}_proj.weight"] for part in ("gate", "up"))
+        fused = torch.cat([gate.chunk(4)[tp], up.chunk(4)[tp]])
+        assert torch.equal(parameters[f"model.layers.{layer}.mlp.gate_up_proj.weight"], fused)
+        name = "lm_head.weight" if rank > 3 else "model.embed_tokens.weight"
+        padded = torch.cat([whole[name], torch.zeros(28, 16)])
+        assert torch.equal(parameters[name], padded.chunk(4)[tp])
+
+
+def test_stages_and_heads_of_vllm():
+    """What is left of the layers goes before the last stage; heads that tp does not fit are refused."""
+    assert [vllm.stages(layers, 4) for layers in (8, 9, 10, 11)] == [
+        [2, 2, 2, 2],
+        [2, 2, 3, 2],
+        [2, 3, 3, 2],
+        [3, 3, 3, 2],
+    ]
+    with pytest.raises(LayoutError, match="tp divides the heads"):
+        vllm.shardings(CONFIG, rm.Mesh(tp=3))
