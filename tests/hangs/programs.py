@@ -282,7 +282,7 @@ def loses_the_network(rank):
 # -- groups that others made ---------------------------------------------------------------------------------------
 
 
-@hangs(8, "late", [6], "tp@pp1,cp0,dp1", spec="megatron:world=8,tp=2,pp=2")
+@hangs(8, "late", [6], "tp@pp1,dp1,cp0", spec="megatron:world=8,tp=2,pp=2")
 def megatron_core(rank):
     """Eight ranks, megatron-core's own groups: rank 6 never comes to its tensor-parallel reduction."""
     from megatron.core import parallel_state

@@ -14,11 +14,15 @@ show, groups, explain, diff, presets      one file each; show_text and diff_text
 
 import os
 import sys
+import time
 
 from rankmesh.cli.bash_words import answered
 from rankmesh.cli.exit_codes import ExitCode
 
-__all__ = ["main"]
+__all__ = ["STARTED", "main"]
+
+# When the command began: what it loads is a part of the time that it takes.
+STARTED = time.perf_counter()
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,6 +75,13 @@ __all__ = [
 ]
 
 KNOWN_VERSIONS = ("2.13",)
+
+if ".".join(torch.__version__.split(".")[:2]) not in KNOWN_VERSIONS:
+    warnings.warn(
+        f"torch {torch.__version__} is installed; rankmesh was tried on {' and '.join(KNOWN_VERSIONS)}, and uses parts "
+        "of torch.distributed that other releases may have changed; run rankmesh check on a small layout first",
+        stacklevel=2,
+    )
 
 # Set while threads of this process are ranks: makes their process groups, and gives None on other threads.
 make_on_thread: Callable[..., Any] | None = None
