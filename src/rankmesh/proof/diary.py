@@ -25,6 +25,7 @@ from rankmesh.launch.started import Launch
 from rankmesh.launch.world import enter
 from rankmesh.plan.plan import Plan
 from rankmesh.proof.prove import prove
+from rankmesh.watch.joined import recorded
 
 __all__ = ["Diary", "Write", "ended", "line", "next_group", "run_rank", "where_it_was"]
 
@@ -45,7 +46,7 @@ def run_rank(plan: Plan, launch: Launch, backend: str | None, timeout: float, wr
 
     write({"event": "started"})
     try:
-        with enter(launch, backend, timeout) as me:
+        with recorded(enter(launch, backend, timeout)) as me:
             write({"event": "joined", "backend": me.backend})
             with connect(plan, timeout=timeout) as groups:
                 write({"event": "connected", "seconds": groups.phases["all"]})
