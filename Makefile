@@ -35,7 +35,7 @@ test-launchers: $(VENV)/.installed-launchers  ## run under a real Slurm, Open MP
 	@RANKMESH_LAUNCHERS=1 $(BIN)/python -m pytest -n 0 tests/launchers $(ARGS)
 
 test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, each release of it (ARGS='-k interface')
-	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load tests/peers $(ARGS)
+	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load --timeout 400 tests/peers $(ARGS)
 
 lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@echo '== style: ruff check'

@@ -14,15 +14,14 @@ show, groups, explain, diff, presets      one file each; show_text and diff_text
 
 import os
 import sys
-import time
 
 from rankmesh.cli.bash_words import answered
 from rankmesh.cli.exit_codes import ExitCode
 
-__all__ = ["STARTED", "main"]
+# Imported before anything large, as it takes the time.
+from rankmesh.cli.started import STARTED  # noqa: F401
 
-# When the command began: what it loads is a part of the time that it takes.
-STARTED = time.perf_counter()
+__all__ = ["main"]
 
 
 def main() -> None:
