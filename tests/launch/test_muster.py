@@ -1,5 +1,6 @@
 """The muster of ranks, here threads of one process over one store: who differs, who comes twice, who is missing."""
 
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,6 +12,8 @@ from torch.distributed import HashStore
 from rankmesh import AgreementError, ConnectError
 from rankmesh.launch.devices import Offer
 from rankmesh.launch.muster import muster
+from rankmesh.launch.started import Launch
+from rankmesh.launch.store import open_store
 
 
 def _offer(rank, size=3, **more):
@@ -71,3 +74,16 @@ def test_a_backend_that_one_rank_cannot_serve():
     """NCCL is asked for, and one of three has no GPU: all are refused, and told which."""
     errors, _ = _all([_offer(rank, asked="nccl", device=None if rank == 1 else "gpu", why="none") for rank in range(3)])
     assert all("rank 1 on host1 has no GPU of its own" in str(error) for error in errors)
+
+
+def test_a_store_that_accepts_and_says_nothing():
+    """A meeting place whose process is stopped: an error soon after the timeout, where torch's client tries on."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        launch = Launch("environment", 1, 2, address="127.0.0.1", port=silent.getsockname()[1])
+        started = time.monotonic()
+        with pytest.raises(ConnectError, match="no store could be reached at") as error:
+            open_store(launch, timedelta(seconds=0.5))
+    assert time.monotonic() - started < 5
+    assert error.value.missing == (0,)

@@ -102,7 +102,7 @@ def _missing(keys: Store, own: Offer, timeout: timedelta) -> Choice:
     absent = tuple(sorted(set(range(own.size)) - set(here)))
     return Choice(
         None,
-        f"waited {timeout.total_seconds():g} s for {in_words(absent)}, which did not come ({len(here)} of {own.size} "
+        f"waited {timeout.total_seconds():.3g} s for {in_words(absent)}, which did not come ({len(here)} of {own.size} "
         "did); look at the logs of the missing ranks, and whether they were started",
         absent,
     )

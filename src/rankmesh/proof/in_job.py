@@ -92,7 +92,7 @@ def check_in_job(
 
 def is_stuck() -> bool:
     """Whether a check has left a thread in a call that does not come back; this process can still end itself."""
-    return any(thread.name == _WORKER for thread in threading.enumerate())
+    return any(thread.name in (_WORKER, "rankmesh-notices", "rankmesh-store") for thread in threading.enumerate())
 
 
 def _reports(notices: Notices, launch: Launch, diary: Diary, timeout: float, told_to_end: threading.Event) -> bool:
