@@ -16,10 +16,10 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-peers lint bench docs clean
+.PHONY: help demo test test-hangs test-launchers test-peers lint bench bench-cluster docs clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-10s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-14s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and prove its groups live on this machine
 	$(BIN)/rankmesh show '$(SPEC)'
@@ -28,8 +28,14 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and pr
 test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS='-k mesh', JOBS=0)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
+test-hangs: $(VENV)/.installed-test  ## run every program that hangs, and the doctor on what it leaves (one needs root)
+	@HANGS=all $(BIN)/python -m pytest tests/hangs $(ARGS)
+
+test-launchers: $(VENV)/.installed-launchers  ## run under a real Slurm, Open MPI, MPICH, Ray and torchrun (root: it installs them)
+	@RANKMESH_LAUNCHERS=1 $(BIN)/python -m pytest -n 0 tests/launchers $(ARGS)
+
 test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, each release of it (ARGS='-k interface')
-	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load tests/peers $(ARGS)
+	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load --timeout 400 tests/peers $(ARGS)
 
 lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@echo '== style: ruff check'
@@ -45,6 +51,10 @@ lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 
 bench: $(VENV)/.installed-test  ## measure against the peers; writes bench/results.json, docs/benchmarks.md (ARGS='--rounds 3')
 	$(BIN)/python -m bench --json bench/results.json --markdown docs/benchmarks.md $(ARGS)
+
+bench-cluster: $(VENV)/.installed-test  ## placement, predicted and measured on emulated clusters (root); bench/cluster.json, docs
+	$(BIN)/python -m bench.cluster
+	$(BIN)/python -m bench --from bench/results.json --markdown docs/benchmarks.md
 
 docs: $(VENV)/.installed-docs  ## build the documentation into build/docs; a warning is an error
 	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --keep-going --quiet docs build/docs
@@ -67,6 +77,15 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) -e '.[test,docs,examples]'
 	$(PIP) --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)'
+	@touch $@
+
+# The system's programs each time: a stamp in .venv knows nothing of them.
+.PHONY: launchers
+launchers:
+	@tests/launchers/install.sh
+
+$(VENV)/.installed-launchers: launchers $(VENV)/.installed-test
+	$(PIP) -e '.[launchers]'
 	@touch $@
 
 # Each release of another system lies in a folder of its own, without its dependencies.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bench.results import Comparison, Results
     from bench.suite import Settings
 
-__all__ = ["EXAMPLES", "bench", "command", "main"]
+__all__ = ["EXAMPLES", "bench", "command", "run"]
 
 EXAMPLES = """\
 $ python -m bench --quick
@@ -183,13 +183,13 @@ def _read(path: Path) -> Results:
     return results_from(data)
 
 
-def main() -> None:
-    """Run the benchmarks on ``sys.argv`` and exit with one of ``rankmesh.cli.exit_codes``."""
+def run(words: Sequence[str]) -> int:
+    """The exit status of the benchmarks with these words: one of ``rankmesh.cli.exit_codes``."""
     app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
     settings = {"help_option_names": ["-h", "--help"]}
     app.command(context_settings=settings, epilog=f"[bold]Examples[/]\n{EXAMPLES.rstrip()}")(command)
-    sys.exit(outcome(lambda: app(prog_name="python -m bench", standalone_mode=False)))
+    return outcome(lambda: app(list(words), prog_name="python -m bench", standalone_mode=False))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(sys.argv[1:]))

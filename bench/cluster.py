@@ -13,9 +13,10 @@ predicted from that, and run; the placement that ``rm.place`` chooses is among t
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 from statistics import median
@@ -42,7 +43,9 @@ TRAFFIC = Traffic(
         "pp": [{"collective": "send/recv", "bytes": 256 * 2**10, "times": 2}],
     }
 )
-SIZES = (4 * 2**10, 1024 * 2**10)
+SIZES = (4 * 2**10, 512 * 2**10)
+# A slow link shows in messages of this size.
+SLOW = (256 * 2**10,)
 # Costs that differ by less than this part are tied, predicted or measured.
 TIE = 0.05
 RESULTS = Path(__file__).with_name("cluster.json")
@@ -97,9 +100,9 @@ def _steps(cases: Mapping[str, tuple[int, ...]], rounds: int) -> dict[str, float
     return {name: median(found) for name, found in times.items()}
 
 
-def _measured() -> Measurement:
+def _measured(sizes: Sequence[int]) -> Measurement:
     with rm.connect(plan_of()) as groups:
-        return groups.measure(SIZES)
+        return groups.measure(sizes)
 
 
 def kendall(left: Sequence[float], right: Sequence[float]) -> float:
@@ -121,7 +124,7 @@ def kendall(left: Sequence[float], right: Sequence[float]) -> float:
 def study(there: Emulated, rounds: int) -> dict[str, Any]:
     """Everything that is measured on one emulated cluster."""
     cases = placements(there.size, there.hosts, there.ranks)
-    seen: Measurement = there.on_ranks(_measured)[0]
+    seen: Measurement = there.on_ranks(_measured, SIZES)[0]
     cluster = calibrated(there.cluster, plan_of(), seen)
     predicted = {
         name: place(plan_of(rank_map), cluster, traffic=TRAFFIC, backend="gloo").before
@@ -151,19 +154,28 @@ def slow_host(there: Emulated, host: str, rate: int) -> dict[str, Any]:
     """One host's link slowed: what ``measure`` says."""
     there.set_link(host, rate)
     try:
-        seen: Measurement = there.on_ranks(_measured)[0]
+        seen: Measurement = there.on_ranks(_measured, SLOW)[0]
     finally:
         there.set_link(host, there.link)
     return {"slowed": host, "rate": rate, "named": list(seen.slow_hosts)}
 
 
-def _trained(rank_map: tuple[int, ...], steps: int) -> tuple[list[float], float]:
+def _load_example() -> None:
+    """What the example and its optimizer import, once for all ranks that are forked from here."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "train_gpt"))
+    from gpt import loop  # noqa: F401
+
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    torch.optim.AdamW([weight]).step()
+
+
+def _trained(rank_map: tuple[int, ...], steps: int) -> tuple[list[float], float]:
     from gpt.layout import Sizes, rankmesh
     from gpt.loop import Run, Trainer
     from gpt.model import Shape
 
-    shape = Shape(layers=2, hidden=128, heads=4, experts=0, sequence=128, batch=8)
+    shape = Shape(layers=2, hidden=128, heads=4, experts=0, sequence=64, batch=4, microbatches=1)
     with rankmesh(Sizes(**MESH), rank_map) as groups:
         trainer = Trainer(Run(shape, steps=steps + 1), groups, torch.device("cpu"))
         losses = [trainer.step(0).loss]
@@ -177,28 +189,40 @@ def _trained(rank_map: tuple[int, ...], steps: int) -> tuple[list[float], float]
 def train(there: Emulated, cases: Mapping[str, Sequence[int]], steps: int) -> dict[str, Any]:
     """Seconds a step and losses of the example under each placement."""
     found = {}
+    _load_example()
     for name, rank_map in cases.items():
         ranks = there.on_ranks(_trained, tuple(rank_map), steps)
         found[name] = {"seconds": max(seconds for _, seconds in ranks), "losses": ranks[0][0]}
     return found
 
 
-def main(rounds: int = 3, steps: int = 5) -> dict[str, Any]:
-    """Run all of it and write ``bench/cluster.json``."""
+def main(rounds: int = 3, steps: int = 5, tell: Callable[[str], object] = sys.stderr.write) -> dict[str, Any]:
+    """All of it, as data; ``tell`` hears how far it is."""
     why = problem()
     if why is not None:
         raise SystemExit(f"error: {why}")
+    started = time.perf_counter()
+    # A launcher that ends this must not leave namespaces behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+
+    def done(what: str, found: object) -> None:
+        tell(f"{time.perf_counter() - started:5.0f} s  {what}: {json.dumps(found)}\n")
+
     results: dict[str, Any] = {"link": LINK, "trunk": TRUNK, "traffic": TRAFFIC.to_dict(), "mesh": MESH, "tie": TIE}
     with emulated([tuple(host for rack in RACKS for host in rack)], link=LINK) as there:
         results["flat"] = study(there, rounds)
+        done("flat", results["flat"])
         results["slow"] = [slow_host(there, host, LINK // 2) for host in there.hosts]
+        done("slow", results["slow"])
     with emulated(RACKS, link=LINK, trunk=TRUNK) as there:
         results["racks"] = found = study(there, rounds)
+        done("racks", found)
         worst = max(found["measured"], key=found["measured"].get)
         maps = found["rank_maps"]
         results["train"] = train(
             there, {worst: maps[worst], "torchrun": maps["torchrun"], "placed": maps["placed"]}, steps
         )
+        done("train", results["train"])
     both = [results[name] for name in ("flat", "racks")]
     pairs = [(each["predicted"][name], each["measured"][name]) for each in both for name in each["measured"]]
     results["kendall"] = kendall([pair[0] for pair in pairs], [pair[1] for pair in pairs])

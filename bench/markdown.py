@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.cluster_text import cluster_section
 from bench.results import Results
 from bench.tables import Table, tables
 
@@ -52,6 +53,7 @@ def _lines(results: Results, transfers: Mapping[str, Any] | None) -> Iterator[st
         yield from _transfers(transfers)
     yield ""
     yield "Made by `make bench` from `bench/results.json` and `bench/transfers.json`; do not edit."
+    yield from cluster_section()
 
 
 def _transfers(document: Mapping[str, Any]) -> Iterator[str]:

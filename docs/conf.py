@@ -41,4 +41,7 @@ nitpick_ignore_regex = [
     # The type of a default that is given back as it is, and the live world, which nobody makes by hand.
     (r"py:class", r"rankmesh\..*\._Default"),
     (r"py:class", r"rankmesh\.groups\.torch_private\.World"),
+    # Values of the inside that a public one holds.
+    (r"py:class", r"(rankmesh\.groups\.)?torch_private\.Making"),
+    (r"py:class", r"rankmesh\.doctor\.(history\.History|waits\.Waits)"),
 ]

@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from rankmesh.groups import LiveGroup, LiveGroups, LiveJob, close_all
     from rankmesh.groups.connect import connect
     from rankmesh.groups.discover import discover
-    from rankmesh.launch.world import LiveRank, init
+    from rankmesh.launch.world import LiveRank
     from rankmesh.proof.check import check
     from rankmesh.readers.source import read_plan as read
+    from rankmesh.watch.joined import init
 
 __all__ = [
     "AgreementError",
@@ -98,7 +99,7 @@ _LIVE = {
     "close_all": "rankmesh.groups",
     "connect": "rankmesh.groups.connect",
     "discover": "rankmesh.groups.discover",
-    "init": "rankmesh.launch.world",
+    "init": "rankmesh.watch.joined",
 }
 
 

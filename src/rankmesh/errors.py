@@ -33,7 +33,7 @@ dpp ('tp', 'dp')
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 __all__ = [
@@ -56,14 +56,15 @@ __all__ = [
     "UnknownGroup",
     "first_line",
     "in_words",
+    "listed",
 ]
 
 # What is meant by several names in one.
 _AXES = "axes are joined by hyphens: '{0}'"
 _KINDS = "a kind along several axes has a spec of its own, such as GroupSpec('{1}', axes='{0}')"
 
-# How many ranks a message lists, and how long a line it quotes.
-_RANKS, _CHARACTERS = 8, 200
+# How many ranks a message lists, of all and of the members of one group, and how long a line it quotes.
+_RANKS, _MEMBERS, _CHARACTERS = 8, 16, 200
 
 
 class RankmeshError(Exception):
@@ -216,10 +217,20 @@ def in_words(ranks: Iterable[int]) -> str:
     >>> in_words([3]), in_words([2, 0, 1])
     ('rank 3', 'ranks 0, 1, 2')
     """
-    listed = sorted(ranks)
-    shown = ", ".join(map(str, listed[:_RANKS]))
-    more = f" and {len(listed) - _RANKS} more" if len(listed) > _RANKS else ""
-    return f"rank {shown}" if len(listed) == 1 else f"ranks {shown}{more}"
+    ascending = sorted(ranks)
+    shown = ", ".join(map(str, ascending[:_RANKS]))
+    more = f" and {len(ascending) - _RANKS} more" if len(ascending) > _RANKS else ""
+    return f"rank {shown}" if len(ascending) == 1 else f"ranks {shown}{more}"
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """The members of a group for a message, in their order, the first of many.
+
+    >>> listed((0, 4)), listed(range(18))
+    ('[0, 4]', '[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15] and 2 more')
+    """
+    more = f" and {len(ranks) - _MEMBERS} more" if len(ranks) > _MEMBERS else ""
+    return f"{list(ranks[:_MEMBERS])}{more}"
 
 
 def first_line(error: BaseException) -> str:

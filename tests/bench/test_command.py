@@ -6,20 +6,22 @@ import sys
 
 import pytest
 
+from bench.__main__ import run
+
 pytest.importorskip("torch.distributed")
 
 KEYS = {"built", "used", "descriptors", "threads", "added_descriptors", "added_threads", "groups", "store_operations"}
 LIMIT = 90
 
 
-def bench(*words, check=True):
+def bench(*words):
     """Run the command in a fresh interpreter."""
     return subprocess.run(
         [sys.executable, "-m", "bench", *map(str, words)],
         capture_output=True,
         text=True,
         timeout=LIMIT,
-        check=check,
+        check=True,
     )
 
 
@@ -83,13 +85,13 @@ def test_progress_is_told_on_stderr(quick):
     assert len([line for line in quick[2].splitlines() if line.startswith("live, 8 ranks")]) == 4
 
 
-def test_figures_are_shown_again_without_measuring(quick, tmp_path):
+def test_figures_are_shown_again_without_measuring(quick, tmp_path, capsys):
     """--from reads the figures back; the document that it writes is the same."""
     figures, document, _ = quick
     (tmp_path / "results.json").write_text(json.dumps(figures), encoding="utf-8")
-    done = bench("--from", tmp_path / "results.json", "--markdown", tmp_path / "again.md")
+    assert run(["--from", str(tmp_path / "results.json"), "--markdown", str(tmp_path / "again.md")]) == 0
     assert (tmp_path / "again.md").read_text(encoding="utf-8") == document
-    assert "Live groups" in done.stdout
+    assert "Live groups" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -103,17 +105,16 @@ def test_figures_are_shown_again_without_measuring(quick, tmp_path):
         (("--from", __file__), "no readable JSON", 3),
     ],
 )
-def test_bad_words_are_refused(words, says, code):
+def test_bad_words_are_refused(words, says, code, capsys):
     """Sizes that the layout does not divide, unknown sections and unreadable files are one line each."""
-    done = bench(*words, check=False)
-    assert done.returncode == code
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert run(words) == code
+    told = capsys.readouterr().err
+    assert says in told
+    assert told.count("\n") == 1
 
 
-def test_figures_of_another_shape_are_refused(tmp_path):
+def test_figures_of_another_shape_are_refused(tmp_path, capsys):
     """JSON that is no result of ours is named as such."""
     (tmp_path / "other.json").write_text('{"comparisons": [{}]}', encoding="utf-8")
-    done = bench("--from", tmp_path / "other.json", check=False)
-    assert done.returncode == 3
-    assert "lack a field" in done.stderr
+    assert run(["--from", str(tmp_path / "other.json")]) == 3
+    assert "lack a field" in capsys.readouterr().err

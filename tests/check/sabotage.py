@@ -6,7 +6,7 @@ import sys
 from rankmesh.cli import main
 from rankmesh.errors import ProofError
 from rankmesh.groups import live
-from rankmesh.proof import results as check
+from rankmesh.proof import diary as check
 
 VICTIM = 3
 SPEC = "megatron:world=8,tp=2,pp=2"

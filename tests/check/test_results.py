@@ -22,6 +22,6 @@ def test_the_rank_that_failed_first_is_the_cause():
     plan = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp")])
     closed = [{"event": "failed", "kind": "RuntimeError", "message": "Connection closed by peer"}]
     wrong = [{"event": "failed", "kind": "TypeError", "message": "wrong"}]
-    result = collect(plan, {0: closed, 1: closed, 2: [{"event": "done"}], 3: wrong}, 1.0)
-    assert [failure.rank for failure in result.failures] == [3, 0, 1]
-    assert [failure.rank for failure in result.causes] == [3]
+    result = collect(plan, {0: closed, 1: closed, 2: [{"event": "done"}], 3: wrong}, 1.0, {})
+    assert [failure.rank for failure in result.failures] == [3]
+    assert [failure.rank for failure in result.followed] == [0, 1]

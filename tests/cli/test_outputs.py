@@ -64,18 +64,13 @@ def test_one_refused_output_does_not_lose_the_others(rankmesh, tmp_path) -> None
     )
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_without_lines(process, encoding: str) -> None:
-    """Where the encoding has no lines and dots, something like them is printed, help and errors included."""
-    ran = process("show", "megatron:world=16,tp=2", PYTHONIOENCODING=encoding)
+def test_a_terminal_without_lines(process) -> None:
+    """Where the encoding has no lines and dots, something like them is printed; the help is printed, too."""
+    ran = process("explain", "tp=2,dp=2", "3", PYTHONIOENCODING="ascii")
     assert (ran.code, ran.err) == (0, "")
-    assert "group" in ran.out
-    assert "-----" in ran.out
-    assert process("show", "--help", PYTHONIOENCODING=encoding).code == 0
-    assert (
-        process("explain", "tp=2,dp=2", "3", PYTHONIOENCODING="ascii").out.splitlines()[1]
-        == "  3 = 0 + tp 1*1 + dp 1*2"
-    )
+    assert "  3 = 0 + tp 1*1 + dp 1*2\n" in ran.out
+    assert "-----" in process("show", "megatron:world=16,tp=2", PYTHONIOENCODING="latin-1").out
+    assert process("show", "--help", PYTHONIOENCODING="ascii").code == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")

@@ -91,7 +91,7 @@ def test_show_of_131072_ranks_costs_little_more_than_of_128(process) -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    pairs = [(seconds(LARGE), seconds("megatron:world=128,tp=2,pp=2,ep=2")) for _ in range(3)]
+    pairs = [(seconds(LARGE), seconds("megatron:world=128,tp=2,pp=2,ep=2")) for _ in range(2)]
     assert min(large for large, _ in pairs) < 2 * max(small for _, small in pairs)
 
 

@@ -20,7 +20,9 @@ def _hosts(rank):
 
 def _found(me):
     os.environ.update(_hosts(me.rank))
+    dist.barrier()
     before = me.store.num_keys()
+    dist.barrier()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         found = [rm.discover(), rm.discover()]

@@ -1,4 +1,6 @@
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -63,3 +65,16 @@ def test_the_search_finds_them_where_they_are():
     """The same search does find the private calls of the files that may have them."""
     for path in ALLOWED:
         assert private_uses((SOURCES / path).read_text(encoding="utf-8")), path
+
+
+def test_a_torch_that_is_not_known_is_told_once():
+    """On another release the import says which were tried, once, and goes on."""
+    program = (
+        "import torch; torch.__version__ = '2.99.0'\n"
+        "import rankmesh.groups, rankmesh.groups.connect, rankmesh.sim\n"
+        "print('went on')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "went on\n")
+    assert done.stderr.count("torch 2.99.0 is installed") == 1
+    assert " and ".join(torch_private.KNOWN_VERSIONS) in done.stderr

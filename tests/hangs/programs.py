@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 
@@ -20,7 +21,10 @@ import rankmesh as rm
 
 @dataclass(frozen=True)
 class Hang:
-    """What is to be found of a program: ``spec`` is what the doctor is given."""
+    """What is to be found of a program: ``spec`` is what the doctor is given.
+
+    Where a rank is missed in several groups at once, ``group`` has each of them.
+    """
 
     size: int
     cause: str
@@ -85,7 +89,7 @@ def host_dies(rank):
     dist.all_reduce(ones(), group=groups["dp"].pg)
 
 
-@hangs(4, "dead", [2], "dp@tp0")
+@hangs(4, "dead", [2], "dp@tp0|tp@dp1")
 def is_stopped(rank):
     """Rank 2 is stopped, as by a debugger or a frozen cgroup."""
     groups = connected("tp=2,dp=2")
@@ -95,7 +99,7 @@ def is_stopped(rank):
     steps(groups)
 
 
-@hangs(4, "dead", [1], "tp@dp0")
+@hangs(4, "dead", [1], "tp@dp0|dp@tp1")
 def holds_the_interpreter(rank):
     """Rank 1 is in a call of C that holds the interpreter: nothing of its Python runs."""
     groups = connected("tp=2,dp=2")
@@ -116,7 +120,7 @@ def loads_slowly(rank):
     dist.all_reduce(ones(), group=groups["dp"].pg)
 
 
-@hangs(8, "late", [5], "tp@pp1,dp0")
+@hangs(8, "late", [5], "tp@pp1,dp0|dp@pp1,tp1|pp@dp0,tp1")
 def loops_in_python(rank):
     """Eight ranks: rank 5 is in an endless loop of Python."""
     groups = connected("tp=2,dp=2,pp=2")
@@ -126,7 +130,7 @@ def loops_in_python(rank):
     steps(groups)
 
 
-@hangs(8, "late", [0], "pp@dp0,tp0", operation="recv")
+@hangs(8, "late", [0], "tp@pp0")
 def pipeline_starves(rank):
     """Eight ranks, four stages: the first one never sends, and each waits for the one before."""
     groups = connected("tp=2,pp=4", "tp", "pp")
@@ -158,9 +162,9 @@ def returns_early(rank):
     steps(groups, 4 if rank == 2 else 5)
 
 
-@hangs(4, "absent", [0, 3], "world")
+@hangs(4, "crosswise", [0, 1], "pp")
 def ties_embeddings_in_the_world(rank):
-    """Four stages: the middle ones have no embedding group, and reduce over the world, where the ends never come."""
+    """Four stages: the middle ones have no embedding group, and reduce over the world, which the ends never join."""
     mesh = rm.Mesh(pp=4)
     groups = rm.connect(rm.Plan(mesh, [rm.GroupSpec("pp"), rm.GroupSpec("embd", "pp", pick=rm.ends)]))
     dist.all_reduce(ones(), group=groups["pp"].pg)
@@ -217,10 +221,10 @@ def another_root(rank):
 
 @hangs(4, "order", [2], "world")
 def another_order(rank):
-    """Rank 2 reduces two gradients of different sizes in the other order."""
+    """Rank 2 starts its broadcast before its reduction, the others after it."""
     steps(connected("tp=2,dp=2"))
-    sizes = (8192, 8) if rank == 2 else (8, 8192)
-    works = [dist.all_reduce(ones(size), async_op=True) for size in sizes]
+    starts = [lambda: dist.all_reduce(ones(), async_op=True), lambda: dist.broadcast(ones(), 0, async_op=True)]
+    works = [start() for start in (reversed(starts) if rank == 2 else starts)]
     for work in works:
         work.wait()
     dist.barrier()
@@ -260,10 +264,25 @@ def both_receive(rank):
     dist.all_reduce(ones(), group=groups["tp"].pg)
 
 
+# -- a network that is gone ----------------------------------------------------------------------------------------
+
+
+@hangs(4, "stuck", [0, 1, 2, 3], "world")
+def loses_the_network(rank):
+    """All ranks enter a reduction, over a network that is gone: this runs in a network namespace of its own."""
+    steps(connected("tp=2,dp=2"))
+    dist.barrier()
+    time.sleep(3)
+    if rank == 0:
+        subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
+    time.sleep(1)
+    dist.all_reduce(ones())
+
+
 # -- groups that others made ---------------------------------------------------------------------------------------
 
 
-@hangs(8, "late", [6], "tp@pp1,cp0,dp1", spec="megatron:world=8,tp=2,pp=2")
+@hangs(8, "late", [6], "tp@pp1,dp1,cp0", spec="megatron:world=8,tp=2,pp=2")
 def megatron_core(rank):
     """Eight ranks, megatron-core's own groups: rank 6 never comes to its tensor-parallel reduction."""
     from megatron.core import parallel_state
@@ -277,12 +296,12 @@ def megatron_core(rank):
         dist.all_reduce(ones(), group=tensor)
 
 
-@hangs(8, "absent", [7], "dp@pp1,tp1", spec="nanotron:world=8,tp=2,pp=2,dp=2")
+@hangs(8, "absent", [7], "dp@ep0,pp1,cp0,tp1", spec="nanotron:world=8,tp=2,pp=2,dp=2")
 def nanotron(rank):
     """Eight ranks, groups made as nanotron's ParallelContext makes them: rank 7 skips a reduction."""
     from nanotron.parallel import ParallelContext
 
-    os.environ["WORLD_SIZE"] = "8"
+    os.environ |= {"WORLD_SIZE": "8", "RANK": str(rank)}
     ParallelContext.set_device = lambda self: None  # it has a GPU for each rank
     context = ParallelContext(tensor_parallel_size=2, pipeline_parallel_size=2, data_parallel_size=2)
     for step in range(3):

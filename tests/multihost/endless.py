@@ -3,7 +3,7 @@
 import sys
 
 from rankmesh.cli import main
-from rankmesh.proof import results as check
+from rankmesh.proof import diary as check
 from rankmesh.proof.prove import prove_group
 
 prove = check.prove

@@ -55,7 +55,7 @@ def test_every_group_across_two_hosts_is_proved(torchrun):
 @pytest.mark.parametrize(
     ("killed", "words"),
     [
-        (1, ["error: received no proof from ranks 2, 3: the first was not heard of again after it had proved a group"]),
+        (1, ["error: received no proof from ranks 2, 3: the first does not answer after it had proved a group"]),
         (0, ["error: rank 2: nothing was heard of rank 0", "error: rank 3: nothing was heard of rank 0"]),
     ],
 )

@@ -76,6 +76,22 @@ def batches(state):
         yield torch.randint(VOCABULARY, (2, LENGTH + 1), generator=place)
 
 
+def norms_over_parts_of_a_sequence():
+    """Norms of torch's where Megatron wants Apex's: their weights say that each rank saw a part of the sequence."""
+    norm = megatron("transformer.torch_norm").WrappedTorchNorm
+    make = norm.__new__
+
+    def made(cls, config, *given, **named):
+        parts, config.sequence_parallel = config.sequence_parallel, False
+        layer = make(cls, config, *given, **named)
+        config.sequence_parallel = parts
+        for weight in layer.parameters():
+            weight.sequence_parallel = parts
+        return layer
+
+    norm.__new__ = made
+
+
 def train(state, layout, *, sharded=False, experts=None, sequence_parallel=False):
     """Three steps; losses on the last stage, gradient norms, and a sum of all parameters at the end."""
     torch.manual_seed(5)
@@ -134,6 +150,7 @@ def on_both(layouts):
     torch.cuda.get_device_capability = lambda *_: (8, 0)
     torch.cuda.Stream = torch.cuda.stream = lambda *_, **__: contextlib.nullcontext()
     torch.cuda.current_stream = lambda *_: Mock()
+    norms_over_parts_of_a_sequence()
     own = megatron("parallel_state")
     theirs = {name: train(own, layout, **how) for name, (layout, how) in layouts.items()}
     install()

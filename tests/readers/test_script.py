@@ -458,7 +458,7 @@ STATEMENT = st.one_of(
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
 @given(st.lists(STATEMENT, max_size=5), st.lists(WORD, min_size=1, max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_words_become_what_bash_makes_of_them(statements, words):
     """Whatever the reader gives a text to is what bash makes of the same assignments and words."""
     program = "\n".join(["N=9", *statements, "program " + " ".join(words)])

@@ -18,6 +18,9 @@ import sys
 from rankmesh.cli.bash_words import answered
 from rankmesh.cli.exit_codes import ExitCode
 
+# Imported before anything large, as it takes the time.
+from rankmesh.cli.started import STARTED  # noqa: F401
+
 __all__ = ["main"]
 
 

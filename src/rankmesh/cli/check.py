@@ -6,6 +6,7 @@ the job's ranks runs it, and rank 0 prints the table.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,9 +18,10 @@ import typer
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import error, note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, plan_of, tell
+from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, source_of, tell
 from rankmesh.cli.shell import Failed
-from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError
+from rankmesh.cli.started import STARTED
+from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, in_words
 from rankmesh.extras import extra
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NOBODY
@@ -69,14 +71,27 @@ def command(
             _show(result, config_of(source) if json else None)
 
         try:
-            result = _check()(plan, backend=backend, timeout=timeout, progress=progress, show=show)
+            result = _check()(plan, backend=backend, timeout=timeout, since=STARTED, progress=progress, show=show)
         except (AgreementError, ConnectError) as problem:
-            raise Failed(str(problem), ExitCode.LOST_RANKS) from problem
+            raise _failed(str(problem), ExitCode.LOST_RANKS) from problem
         except ProofError as problem:
-            raise Failed(str(problem), ExitCode.UNPROVED) from problem
+            raise _failed(str(problem), ExitCode.UNPROVED) from problem
     if not result.ok:
         # The rank that reports has said why; all end with the same status.
-        raise Failed("", ExitCode.LOST_RANKS if result.lost else ExitCode.UNPROVED)
+        raise _failed("", ExitCode.LOST_RANKS if result.lost else ExitCode.UNPROVED)
+
+
+def _failed(message: str, code: ExitCode) -> Failed:
+    """The end of a check that failed; at once where a thread hangs in a call, on which the interpreter would wait."""
+    from rankmesh.proof.in_job import is_stuck
+
+    if is_stuck():
+        if message:
+            error(message)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return Failed(message, code)
 
 
 def _check() -> Callable[..., CheckResult]:
@@ -88,12 +103,12 @@ def _check() -> Callable[..., CheckResult]:
 def source_in_job(spec: str, world_size: int | None, variables: list[str] | None, launch: Launch) -> Source:
     """The plan that the user means; a SPEC that leaves the size of the world open gets that of the job."""
     try:
-        return plan_of(spec, world_size, variables)
+        return source_of(spec, world_size, variables)
     except RankmeshError:
         if world_size is not None or launch.launcher == NOBODY:
             raise
         with suppress(RankmeshError):
-            return plan_of(spec, launch.world_size, variables)
+            return source_of(spec, launch.world_size, variables)
         raise
 
 
@@ -167,16 +182,16 @@ def _print(result: CheckResult) -> None:
         note(f"rank {failure.rank}{at}: {failure.kind}: {failure.message}")
     if len(result.failures) > _SHOWN:
         note(f"and {len(result.failures) - _SHOWN} more ranks; --json lists them")
+    if result.followed:
+        note(f"{_count(len(result.followed), 'rank')} failed because of that; --json lists what they saw")
 
 
 def _verdict(result: CheckResult) -> str:
-    ranks = [failure.rank for failure in result.causes]
-    named = ", ".join(map(str, ranks[:_SHOWN])) + (" and more" if len(ranks) > _SHOWN else "")
-    rank, it = ("ranks", "the first") if len(ranks) > 1 else ("rank", "it")
-    first = result.causes[0]
+    ranks = [failure.rank for failure in result.failures]
+    it, first = "the first" if len(ranks) > 1 else "it", result.failures[0]
     if result.lost:
-        return f"received no proof from {rank} {named}: {it} {first.message}; look for its last words in the logs"
-    return f"received a failure on {rank} {named}: {first.kind}: {first.message}"
+        return f"received no proof from {in_words(ranks)}: {it} {first.message}; look for its last words in the logs"
+    return f"received a failure on {in_words(ranks)}: {first.kind}: {first.message}"
 
 
 def _count(number: int, word: str) -> str:

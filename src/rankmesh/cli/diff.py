@@ -15,7 +15,7 @@ from rankmesh.cli.complete import spec_names
 from rankmesh.cli.console import note, out, write_json
 from rankmesh.cli.diff_text import print_difference
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, plan_of, tell
+from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, source_of, tell
 from rankmesh.plan.difference import Difference, difference
 from rankmesh.readers.source import Source
 
@@ -45,7 +45,7 @@ def compared(
     left: str | Source, right: str | Source, *, world_size: int | None = None, examples: int = 3, members: int = 8
 ) -> Difference:
     """The difference of two specs."""
-    ours, theirs = plan_of(left, world_size), plan_of(right, world_size)
+    ours, theirs = source_of(left, world_size), source_of(right, world_size)
     return difference(ours.plan, theirs.plan, examples=examples, members=members)
 
 
@@ -63,7 +63,7 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Compare two layouts rank by rank: axes, kinds, groups, options. Exits with 1 when they differ."""
-    sources = plan_of(left, world_size), plan_of(right, world_size)
+    sources = source_of(left, world_size), source_of(right, world_size)
     tell(*sources)
     found = compared(*sources, examples=examples)
     if json:

@@ -9,7 +9,7 @@ import typer
 
 from rankmesh.cli.console import note, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, plan_of, tell
+from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, source_of, tell
 from rankmesh.cli.shell import Failed
 from rankmesh.doctor import Diagnosis
 from rankmesh.doctor import doctor as diagnosed
@@ -44,7 +44,7 @@ _Html = Annotated[
 
 def doctor(folder: str | Path, spec: str | Source | None = None, *, world_size: int | None = None) -> Diagnosis:
     """What hangs, by the recordings in a folder; a SPEC tells the groups by kind and coordinate."""
-    return diagnosed(folder, None if spec is None else plan_of(spec, world_size).plan)
+    return diagnosed(folder, None if spec is None else source_of(spec, world_size).plan)
 
 
 def command(
@@ -56,7 +56,7 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Say what hangs: the rank, the group and the call that everyone waits for, by the recordings of the ranks."""
-    source = None if spec is None else plan_of(spec, world_size)
+    source = None if spec is None else source_of(spec, world_size)
     if source is not None:
         tell(source)
     found = doctor(folder, source)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from rankmesh.cli.console import write, write_json
-from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, plan_of, tell
+from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, source_of, tell
 from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "command", "described", "explained"]
@@ -27,12 +27,12 @@ rank 3 of 4: tp=1, dp=1
 
 def explained(spec: str | Source, rank: int, *, world_size: int | None = None) -> str:
     """One rank in words."""
-    return plan_of(spec, world_size).plan.explain(rank)
+    return source_of(spec, world_size).plan.explain(rank)
 
 
 def described(spec: str | Source, rank: int, *, world_size: int | None = None) -> dict[str, object]:
     """What ``explained`` says, as plain data."""
-    return plan_of(spec, world_size).plan.describe(rank)
+    return source_of(spec, world_size).plan.describe(rank)
 
 
 def command(
@@ -44,7 +44,7 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Explain one rank: where it sits, which groups it is in, who its neighbours are, and why."""
-    source = plan_of(spec, world_size, variables)
+    source = source_of(spec, world_size, variables)
     tell(source)
     if json:
         write_json({**described(source, rank), **config_of(source)})

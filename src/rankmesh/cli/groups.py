@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from rankmesh.cli.console import write, write_json
-from rankmesh.cli.options import Debug, GroupName, Json, Spec, Variables, WorldSize, config_of, plan_of, tell
+from rankmesh.cli.options import Debug, GroupName, Json, Spec, Variables, WorldSize, config_of, source_of, tell
 from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "KindGroups", "command", "kind_groups"]
@@ -44,7 +44,7 @@ class KindGroups:
 
 def kind_groups(spec: str | Source, name: str, *, rank: int | None = None, world_size: int | None = None) -> KindGroups:
     """All groups of a kind, or the one that ``rank`` is in (``NotAMember`` if it is in none)."""
-    plan = plan_of(spec, world_size).plan
+    plan = source_of(spec, world_size).plan
     kind, groups = plan.spec(name), plan.groups(name)
     listed = groups.tolist() if rank is None else [list(groups.of(rank))]
     first = 0 if rank is None else groups.index_of(rank)
@@ -64,7 +64,7 @@ def command(
     debug: Debug = False,
 ) -> None:
     """List the groups of one kind: number and ranks, one group a line."""
-    source = plan_of(spec, world_size, variables)
+    source = source_of(spec, world_size, variables)
     tell(source)
     found = kind_groups(source, name, rank=rank)
     if json:

@@ -30,7 +30,7 @@ __all__ = [
     "WorldSize",
     "cluster_of",
     "config_of",
-    "plan_of",
+    "source_of",
     "tell",
 ]
 
@@ -86,12 +86,12 @@ Debug = Annotated[
 ]
 
 
-def plan_of(spec: str | Source, world_size: int | None = None, variables: Iterable[str] | None = None) -> Source:
+def source_of(spec: str | Source, world_size: int | None = None, variables: Iterable[str] | None = None) -> Source:
     """The plan that the user means, of a size that the command can list; a source that was read stays as it is.
 
     ``variables`` are words NAME=VALUE.
 
-    >>> plan_of("tp=2,dp=*", 8).plan.mesh
+    >>> source_of("tp=2,dp=*", 8).plan.mesh
     Mesh(tp=2, dp=4)
     """
     given = dict(map(_variable, variables or ()))

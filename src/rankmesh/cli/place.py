@@ -11,7 +11,7 @@ from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, plan_of, tell
+from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, source_of, tell
 from rankmesh.cli.shell import Failed
 from rankmesh.placement import Placed, Traffic, place
 from rankmesh.placement.words import duration, report
@@ -42,7 +42,7 @@ def placed(
     >>> placed("dp=2,tp=2", "host=2,leaf=2", within="tp=host").order
     'tp-dp'
     """
-    plan = plan_of(spec, world_size).plan
+    plan = source_of(spec, world_size).plan
     machine = described(cluster, hosts=hosts, gpus_per_node=gpus_per_node, world_size=plan.world_size)
     sent = None if traffic is None else Traffic.read(traffic)
     return place(plan, machine, within=within_of(within), traffic=sent, backend=backend)
@@ -93,7 +93,7 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Find the rank order of a layout that costs least on a cluster; show before, after, and why."""
-    source = plan_of(spec, world_size, variables)
+    source = source_of(spec, world_size, variables)
     tell(source)
     found = placed(
         source,

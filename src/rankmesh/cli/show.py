@@ -23,7 +23,7 @@ from rankmesh.cli.options import (
     WorldSize,
     cluster_of,
     config_of,
-    plan_of,
+    source_of,
     tell,
 )
 from rankmesh.cli.outputs import Output, check_stdout, deliver
@@ -84,7 +84,7 @@ def shown(
     kinds: Sequence[str] | None = None,
 ) -> Overview:
     """The overview of a spec; ``kinds`` keeps the rows of these kinds of group."""
-    source = plan_of(spec, world_size)
+    source = source_of(spec, world_size)
     machine = None if cluster is None else cluster_of(cluster, source.plan.world_size)
     return overview(source, cluster=machine, gpus_per_node=gpus_per_node, members=members, kinds=kinds)
 
@@ -121,7 +121,7 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Show a layout: axes, strides, every kind of group, who shares a communicator, what crosses nodes."""
-    source = plan_of(spec, world_size, variables)
+    source = source_of(spec, world_size, variables)
     tell(source)
     kinds = [name for names in groups or () for name in names.split(",")]
     machine = None if cluster is None else cluster_of(cluster, source.plan.world_size)

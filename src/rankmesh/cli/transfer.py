@@ -19,7 +19,7 @@ import typer
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.complete import spec_names
 from rankmesh.cli.console import out, write_json
-from rankmesh.cli.options import SPEC_HELP, Cluster, Debug, Json, WorldSize, cluster_of, plan_of, tell
+from rankmesh.cli.options import SPEC_HELP, Cluster, Debug, Json, WorldSize, cluster_of, source_of, tell
 from rankmesh.cli.shell import save
 from rankmesh.errors import LayoutError
 from rankmesh.layout.mesh import Mesh
@@ -51,7 +51,7 @@ def planned(
     world_size: int | None = None,
 ) -> Transfer:
     """The transfer of a tensors file between two specs; ``offset`` is the first rank of the target."""
-    ours, theirs = plan_of(source, world_size).plan.mesh, plan_of(target, world_size).plan.mesh
+    ours, theirs = source_of(source, world_size).plan.mesh, source_of(target, world_size).plan.mesh
     if offset is not None:
         theirs = _shifted(theirs, offset)
     machine = None if cluster is None else cluster_of(cluster, max(ours.span.stop, theirs.span.stop))
@@ -98,7 +98,7 @@ def command(
     Each element that a rank needs comes from itself where it has it, else from one of the nearest that have it, and the
     busiest sender sends as little as it can.
     """
-    sources = plan_of(source, world_size), plan_of(target, world_size)
+    sources = source_of(source, world_size), source_of(target, world_size)
     tell(*sources)
     moves = planned(*sources, tensors, offset=offset, cluster=cluster)
     if svg is not None:

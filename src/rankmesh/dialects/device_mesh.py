@@ -51,6 +51,14 @@ def plan_of(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None, opti
             shape=sizes,
         )
     ranks = device_mesh.mesh.flatten().tolist()
+    if len(ranks) != max(ranks) - min(ranks) + 1:
+        raise LayoutError(
+            f"received a DeviceMesh of the ranks {ranks[:16]} along {tuple(given)}, which leave some out: a slice of a "
+            f"larger mesh; a layout covers the ranks from its first to its last; give the root mesh that it was "
+            "taken from",
+            names=tuple(given),
+            ranks=tuple(ranks),
+        )
     axes = {axis_name(name): size for name, size in zip(axis_names(given), sizes, strict=True)}
     mesh = Mesh(offset=min(ranks), rank_map=ranks, **dict(reversed(axes.items())))
     world = dist.get_world_size() if dist.is_initialized() else mesh.span.stop
@@ -110,22 +118,34 @@ def to_device_mesh(
 ) -> DeviceMesh:
     """A ``DeviceMesh`` over axes that have groups, first the slowest as torch has it; None named: all of the mesh.
 
+    An axis may be a kind of the plan along several axes, by its name: ``zero`` along dp and cp.
     ``flattened`` maps a name to the dimensions that it joins (torch's ``_flatten``); the plan has a group over them.
     """
     names = axes or tuple(groups.plan.mesh.view(view).axes)[::-1]
     device_mesh = groups.device_mesh(*names, view=view, device_type=device_type)
     for name, joined in (flattened or {}).items():
-        torch_private.flatten(device_mesh, tuple(joined), name, _group_over(groups, tuple(joined), view))
+        torch_private.flatten(device_mesh, tuple(joined), name, _group_over(groups, name, tuple(joined), view))
     return device_mesh
 
 
-def _group_over(groups: LiveGroups, axes: tuple[str, ...], view: str | None) -> ProcessGroup:
-    wanted = groups.plan.mesh.groups(axes, view=view)
-    for name, kind in groups.plan.kinds.items():
-        if name in groups and kind.tile == wanted.tile:
-            return groups[name].pg
-    raise ConnectError(
-        f"received {'-'.join(axes)} to flatten, but no group of the plan is along them; "
-        f"add GroupSpec({'_'.join(axes)!r}, {'-'.join(axes)!r}) to the plan",
-        axes=axes,
-    )
+def _group_over(groups: LiveGroups, name: str, axes: tuple[str, ...], view: str | None) -> ProcessGroup:
+    """The group along these axes: the one of that name, else the only; what is ambiguous is refused."""
+    plan = groups.plan
+    wanted = plan.mesh.groups(axes, view=view).partition
+    found = [kind for kind in plan.kinds if kind in groups and plan.groups(kind).partition == wanted]
+    if name in found:
+        return groups[name].pg
+    if not found:
+        raise ConnectError(
+            f"received {'-'.join(axes)} to flatten, but no group of the plan is along them; "
+            f"add GroupSpec({name!r}, {'-'.join(axes)!r}) to the plan",
+            axes=axes,
+        )
+    if len({groups[kind].own.leader for kind in found}) > 1:
+        raise ConnectError(
+            f"received {'-'.join(axes)} to flatten as {name!r}; the groups {', '.join(found)} are all along them, each "
+            "with a process group of its own, and none has that name; flatten under the name of one of them",
+            axes=axes,
+            found=tuple(found),
+        )
+    return groups[found[0]].pg

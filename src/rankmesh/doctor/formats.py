@@ -73,7 +73,8 @@ def unpacked(file: BinaryIO) -> bytes:
 def parsed(data: bytes) -> object:
     """The plain data of a text or a pickle; ``pickle.UnpicklingError`` where it asks for more than plain data."""
     if data[:1] == b"\x80":
-        return _Plain(io.BytesIO(data)).load()
+        # Buffered, or each opcode would be a read of its own.
+        return _Plain(io.BufferedReader(io.BytesIO(data))).load()
     if not data.lstrip()[:1] == b"{":
         raise RecordingError("is neither JSON nor a pickle")
     return json.loads(data)

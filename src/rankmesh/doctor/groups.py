@@ -11,6 +11,7 @@ mesh_dp       mesh_dp         [0, 2]     dp   dp@tp0    mesh_dp   mesh_dp [0, 2]
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ __all__ = ["KnownGroup", "known_groups"]
 
 _DEFAULT = "default_pg"
 _SHOWN = 8
+# Our names, whose description has no coordinate where a kind spans the whole mesh.
+_OURS = re.compile(r".+/\d+/[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +108,7 @@ class _Namer:
         if fitting:
             chosen = next((own for own in fitting if own.name == kind), fitting[0])
             return KnownGroup(group.name, chosen.name, str(chosen), members)
-        if "@" in group.desc:
+        if "@" in group.desc or _OURS.fullmatch(group.name):
             return KnownGroup(group.name, kind, desc, members)
         if kind in ("", "undefined"):
             return KnownGroup(group.name, "group", f"group of {_listed(members)}", members)

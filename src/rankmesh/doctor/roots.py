@@ -36,19 +36,24 @@ def roots(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) ->
 
 
 def _never_came(history: History, waits: Waits) -> Iterator[Cause]:
-    """Dead, absent and late ranks: each is told at the call in which most wait for it."""
+    """Dead, absent and late ranks: each is told at the call in which most wait for it, or first did."""
     worst: dict[int, Turn] = {}
     for turn in waits.turns:
         for rank in turn.missing:
             if not waits.of_rank.get(rank):
                 known = worst.get(rank)
-                if known is None or len(turn.waiting) > len(known.waiting):
+                if known is None or _before(turn, known):
                     worst[rank] = turn
     together: dict[tuple[str, Turn], list[int]] = {}
     for rank, turn in sorted(worst.items()):
         together.setdefault((_why(history, rank, turn), turn), []).append(rank)
     for (why, turn), ranks in together.items():
         yield _cause(history, why, ranks, turn, _EVIDENCE[why](history, ranks, turn))
+
+
+def _before(turn: Turn, known: Turn) -> bool:
+    """Whether more ranks wait in a turn than in another one, or for longer."""
+    return (-len(turn.waiting), turn.since) < (-len(known.waiting), known.since)
 
 
 def _why(history: History, rank: int, turn: Turn) -> str:

@@ -33,6 +33,7 @@ class Turn:
     missing: tuple[int, ...]
     numbered: bool = True
     site: str = ""
+    since: int = 2**63 - 1
 
     @property
     def words(self) -> str:
@@ -86,7 +87,14 @@ def _turns(history: History, group: KnownGroup, waiting: dict[int, list[int]]) -
         missing = tuple(rank for rank, seen in last.items() if seen is not None and seen < number)
         signature = history.signature(group, ranks[0], number)
         operation = signature.operation if signature else ""
-        yield Turn(group, number, operation, tuple(sorted(ranks)), missing)
+        since = min(_created(history, group, rank, number) for rank in ranks)
+        yield Turn(group, number, operation, tuple(sorted(ranks)), missing, since=since)
+
+
+def _created(history: History, group: KnownGroup, rank: int, number: int) -> int:
+    """When a rank made a call, in nanoseconds."""
+    track = history.tracks[group][rank]
+    return int(history.recordings[rank].created[track.rows[track.at(number)]])
 
 
 def _behind(history: History) -> Iterator[Turn]:

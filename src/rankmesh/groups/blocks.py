@@ -51,7 +51,7 @@ def kind_along(plan: Plan, axis: str, view: str | None, own: Container[str]) -> 
 def _along(plan: Plan, kind: str, axis: str, view: str | None) -> bool:
     """Whether a kind is what an axis says: the groups along that axis, or, for a name that is no axis, its own."""
     try:
-        return plan.groups(kind).tile == plan.mesh.groups(axis, view=view).tile
+        return plan.groups(kind).partition == plan.mesh.groups(axis, view=view).partition
     except RankmeshError:
         return kind == axis and plan.spec(kind).pick is None
 

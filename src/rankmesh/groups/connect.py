@@ -16,6 +16,7 @@ from typing import overload
 from rankmesh.errors import PlanError, UnknownAxis
 from rankmesh.groups.limits import time_limit
 from rankmesh.groups.live import LiveGroups
+from rankmesh.groups.told import with_verdict
 from rankmesh.groups.world import World
 from rankmesh.layout.mesh import Mesh
 from rankmesh.plan import recipes
@@ -86,11 +87,12 @@ def connect(
     plans or one never arrives. A failed connect leaves nothing behind.
     """
     limit = time_limit(timeout)
-    if isinstance(plan, Mapping):
-        return LiveJob(World.current().connect(_plans(plan), limit))
-    checked = None if isinstance(plan, str) else _plan(plan, 0)
-    world = World.current()
-    return world.connect({"": checked or _plan(plan, world.default.size)}, limit)[""]
+    with with_verdict("connect"):
+        if isinstance(plan, Mapping):
+            return LiveJob(World.current().connect(_plans(plan), limit))
+        checked = None if isinstance(plan, str) else _plan(plan, 0)
+        world = World.current()
+        return world.connect({"": checked or _plan(plan, world.default.size)}, limit)[""]
 
 
 def _plans(given: Mapping[str, PlanLike]) -> dict[str, Plan]:

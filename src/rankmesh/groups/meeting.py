@@ -52,6 +52,7 @@ class Meeting:
         self._place = f"{claim.circle}/{turn}"
         self._disagreement = Disagreement(store, claim, turn)
         self._making = Phase(store, f"{self._place}/make", claim.span, claim.rank)
+        self._heard = False
 
     # -- agree --------------------------------------------------------------------------------------------------
 
@@ -122,6 +123,7 @@ class Meeting:
                 verdict = self._say(GO)
             else:
                 verdict = self._making.hear(seconds) or self._not_through(within, 0.0, None)
+            self._heard = True
             self._go_on_or_raise(verdict)
             self.leave()
 
@@ -132,6 +134,8 @@ class Meeting:
         this rank waited for members in vain, and the others know which rank was lost, or gave up before it.
         """
         verdict = None
+        if self._heard:  # what ends this rank is what all ranks were told
+            return
         with suppress(RuntimeError):
             if getattr(error, "in_vain", False):
                 verdict = self._not_through(within, max(seconds, 0.0), error)

@@ -17,7 +17,9 @@ ranks, and connects every pair of members at once. The pieces that it is made of
 from __future__ import annotations
 
 import os
+import sys
 import time
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,6 +58,7 @@ __all__ = [
     "device_mesh",
     "finished",
     "flatten",
+    "frames_are_ready",
     "is_registered",
     "make_on_thread",
     "nccl_options",
@@ -68,9 +71,17 @@ __all__ = [
     "registries",
     "set_timeout",
     "symmetric_memory",
+    "under_way",
 ]
 
 KNOWN_VERSIONS = ("2.13",)
+
+if ".".join(torch.__version__.split(".")[:2]) not in KNOWN_VERSIONS:
+    warnings.warn(
+        f"torch {torch.__version__} is installed; rankmesh was tried on {' and '.join(KNOWN_VERSIONS)}, and uses parts "
+        "of torch.distributed that other releases may have changed; run rankmesh check on a small layout first",
+        stacklevel=2,
+    )
 
 # Set while threads of this process are ranks: makes their process groups, and gives None on other threads.
 make_on_thread: Callable[..., Any] | None = None
@@ -431,11 +442,19 @@ def registries() -> dict[str, int]:
     return sizes | {"group_count": c10d._world.group_count}
 
 
-def recorded(*, active: bool = False) -> bytes:
-    """What torch's flight recorder has kept, as its pickle with frames; ``active``: unfinished calls alone, as JSON."""
-    if active:
-        return c10d_native._dump_fr_trace_json(True, True)  # type: ignore[attr-defined,no-any-return]
-    return c10d_native._dump_fr_trace(True, True, False)  # type: ignore[attr-defined,no-any-return]
+def recorded(*, frames: bool = True) -> bytes:
+    """What torch's flight recorder has kept, as its pickle."""
+    return c10d_native._dump_fr_trace(True, frames, False)  # type: ignore[attr-defined,no-any-return]
+
+
+def under_way() -> bytes:
+    """The unfinished calls that it has kept, as JSON."""
+    return c10d_native._dump_fr_trace_json(True, True)  # type: ignore[attr-defined,no-any-return]
+
+
+def frames_are_ready() -> bool:
+    """Whether frames can be had at once: to name them torch loads its compiler first, which takes seconds."""
+    return "torch._inductor.standalone_compile" in sys.modules
 
 
 def registered(known: Collection[str] = ()) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from rankmesh.errors import ConnectError, first_line
 from rankmesh.groups.handles import LiveGroup
+from rankmesh.groups.told import with_verdict
 
 __all__ = ["warm_up"]
 
@@ -27,7 +28,8 @@ def warm_up(groups: Mapping[str, LiveGroup], timeout: timedelta) -> dict[str, fl
     for name, group in groups.items():
         if group.size > 1 and (group.own.leader == name or group.own.spec.pipeline):
             started = time.perf_counter()
-            _use(group, timeout)
+            with with_verdict(f"warm_up of {group.own}"):
+                _use(group, timeout)
             seconds[name] = time.perf_counter() - started
     return seconds
 
@@ -44,6 +46,7 @@ def _use(group: LiveGroup, timeout: timedelta) -> None:
             f"are {list(group.ranks[:16])}; look at the logs of the members for the one that is not there",
             group=group.name,
             ranks=group.ranks,
+            late=True,
         ) from error
 
 

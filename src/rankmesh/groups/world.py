@@ -44,7 +44,7 @@ _worlds: WeakKeyDictionary[torch.distributed.ProcessGroup, World] = WeakKeyDicti
 class World:
     """The world of this process: its default group, and everything that rankmesh has made in it.
 
-    ``rank``, ``size``, ``store``, ``backend``, ``timeout`` and ``bound_device`` are those of the default group.
+    ``default`` has what torch says of the default group: rank, size, store, backend, timeout, and the bound device.
     """
 
     def __init__(self, default: torch_private.DefaultGroup) -> None:

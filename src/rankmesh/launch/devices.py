@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from rankmesh.errors import in_words
 
-__all__ = ["Choice", "Offer", "choose", "offer"]
+__all__ = ["Choice", "Offer", "choose", "offer", "pick"]
 
 
 @dataclass(frozen=True)

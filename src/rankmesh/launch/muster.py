@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
 
@@ -44,12 +43,13 @@ def muster(store: Store, prefix: str, own: Offer, timeout: timedelta, serves: bo
     """
     keys = PrefixStore(prefix, store)
     with _answering(own):
+        keys.add("came", 1)
         known = keys.add(f"claim/{own.rank}", 1)
         keys.set(f"offer/{own.rank}" + ("" if known == 1 else "/twice"), json.dumps(asdict(own)))
         if known > 1:
-            _decide(keys, _twice(keys, own))
+            _decide(keys, lambda: _twice(keys, own))
         elif keys.add("arrived", 1) == own.size:
-            _decide(keys, choose(_offers(keys, range(own.size))))
+            _decide(keys, lambda: choose(_offers(keys, range(own.size))))
         choice = _chosen(keys, own, timeout)
     _forget(keys, own, choice, serves)
     if choice.backend is None:
@@ -72,37 +72,37 @@ def _answering(own: Offer) -> Iterator[None]:
         ) from error
 
 
-def _decide(keys: Store, choice: Choice) -> None:
-    """Write a choice, if it is the first: only the first counts."""
+def _decide(keys: Store, decision: Callable[[], Choice]) -> None:
+    """Make and write a choice, if it is the first: until it is written no rank goes on and takes back its offer."""
     if keys.add("decided", 1) == 1:
-        keys.set("choice", json.dumps(asdict(choice)))
+        keys.set("choice", json.dumps(asdict(decision())))
 
 
 def _chosen(keys: Store, own: Offer, timeout: timedelta) -> Choice:
     try:
         keys.wait(["choice"], timeout)
     except RuntimeError as error:
-        if "timeout" not in str(error).lower():
+        if "timeout" not in first_line(error).lower():
             raise
-        _decide(keys, _missing(keys, own, timeout))
+        _decide(keys, lambda: _missing(keys, own, timeout))
         keys.wait(["choice"], timedelta(seconds=_PATIENCE))
     data = json.loads(keys.get("choice"))
     return Choice(data["backend"], data["why"], tuple(data["ranks"]))
 
 
-def _offers(keys: Store, ranks: Any) -> list[Offer]:
+def _offers(keys: Store, ranks: Iterable[int]) -> list[Offer]:
     return [Offer(**json.loads(text)) for text in keys.multi_get([f"offer/{rank}" for rank in ranks])]
 
 
 def _missing(keys: Store, own: Offer, timeout: timedelta) -> Choice:
     here = [rank for rank in range(own.size) if keys.check([f"offer/{rank}"])]
-    differing = choose(_offers(keys, here))
-    if len({one.size for one in _offers(keys, here)}) > 1:
-        return differing
+    offers = _offers(keys, here)
+    if len({one.size for one in offers}) > 1:
+        return choose(offers)
     absent = tuple(sorted(set(range(own.size)) - set(here)))
     return Choice(
         None,
-        f"waited {timeout.total_seconds():g} s for {in_words(absent)}, which did not come ({len(here)} of {own.size} "
+        f"waited {timeout.total_seconds():.3g} s for {in_words(absent)}, which did not come ({len(here)} of {own.size} "
         "did); look at the logs of the missing ranks, and whether they were started",
         absent,
     )
@@ -126,13 +126,13 @@ def _forget(keys: Store, own: Offer, choice: Choice, serves: bool) -> None:
         for key in (f"claim/{own.rank}", f"offer/{own.rank}"):
             keys.delete_key(key)
         if keys.add("read", 1) == own.size:
-            for key in ("arrived", "decided", "choice", "read"):
+            for key in ("came", "arrived", "decided", "choice", "read"):
                 keys.delete_key(key)
         elif serves and choice.backend is None:
-            _await_readers(keys, own.size)
+            _await_readers(keys)
 
 
-def _await_readers(keys: Store, size: int) -> None:
+def _await_readers(keys: Store) -> None:
     end = time.monotonic() + _PATIENCE
-    while time.monotonic() < end and keys.check(["read"]) and keys.add("read", 0) < min(keys.add("arrived", 0), size):
+    while time.monotonic() < end and keys.check(["read"]) and keys.add("read", 0) < keys.add("came", 0):
         time.sleep(_LOOK)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -28,7 +29,7 @@ from rankmesh.launch.started import Launch
 __all__ = ["is_served", "open_store"]
 
 _MPI = ("openmpi", "mpich", "intelmpi", "pals", "flux", "jsrun", "pmix", "slurm")
-_KNOCK, _PAUSE = 2.0, 0.1
+_KNOCK, _PAUSE, _MOMENT = 2.0, 0.1, 1.0
 
 
 def is_served() -> bool:
@@ -63,10 +64,26 @@ def _connect(launch: Launch, timeout: timedelta) -> TCPStore:
 
 
 def _opened(launch: Launch, address: str, port: int, serves: bool, timeout: timedelta) -> TCPStore:
-    try:
-        return TCPStore(address, port, is_master=serves, timeout=timeout, wait_for_workers=False, multi_tenant=serves)
-    except RuntimeError as error:
-        raise _unreachable(launch, first_line(error)) from error
+    """The store, or ``ConnectError`` in time: torch's client tries for minutes where one accepts and says nothing."""
+    found: list[TCPStore] = []
+    problems: list[RuntimeError] = []
+
+    def open_it() -> None:
+        try:
+            found.append(
+                TCPStore(address, port, is_master=serves, timeout=timeout, wait_for_workers=False, multi_tenant=serves)
+            )
+        except RuntimeError as error:
+            problems.append(error)
+
+    opening = threading.Thread(target=open_it, daemon=True, name="rankmesh-store")
+    opening.start()
+    opening.join(timeout.total_seconds() + _MOMENT)
+    if found:
+        return found[0]
+    if problems:
+        raise _unreachable(launch, first_line(problems[0])) from problems[0]
+    raise _unreachable(launch, "it accepts, and says nothing")
 
 
 def _unreachable(launch: Launch, why: str) -> ConnectError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -43,6 +44,7 @@ class LiveRank:
     """This process as a rank of an initialised world: a context manager that leaves it.
 
     ``device`` is where this rank's tensors live, a GPU on every rank or on none; ``why`` says how that was chosen.
+    ``before_leaving`` is called first when the world is left, the last one first.
     """
 
     rank: int
@@ -55,11 +57,14 @@ class LiveRank:
     backend: str
     why: str
     launch: Launch = field(repr=False)
+    before_leaving: list[Callable[[], None]] = field(default_factory=list, repr=False)
     _store: Store | None = field(default=None, repr=False)
     _farewell: str = field(default="", repr=False)
 
     def close(self) -> None:
         """Leave the world: the default group is destroyed where ``init`` made it; calling it again is nothing."""
+        while self.before_leaving:
+            self.before_leaving.pop()()
         store, self._store = self._store, None
         if store is None:
             return

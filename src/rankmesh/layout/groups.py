@@ -306,8 +306,8 @@ class Groups(Sequence[Group]):
         return None if self.level is None else self._locate(rank)[1]
 
     @property
-    def tile(self) -> tuple[object, ...]:
-        """What makes two kinds the same groups on every rank: equal tiles cut a span in one way only."""
+    def partition(self) -> tuple[object, ...]:
+        """What makes two kinds the same groups on every rank: equal partitions cut a span in one way only."""
         coalesced = self.members.coalesced()
         members: object = coalesced
         if self.level is not None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING
 
-from rankmesh.errors import LayoutError
+from rankmesh.errors import LayoutError, listed
 from rankmesh.layout.axes import axis_name, axis_names, axis_size, find
 
 if TYPE_CHECKING:
@@ -64,14 +64,10 @@ def _prove_equal(mesh: Mesh, view: Mesh, name: str, axis: str) -> None:
     if ours.members.coalesced() != theirs.members.coalesced():
         raise LayoutError(
             f"received view {name!r} with sharing of {axis!r}, but its groups differ: the mesh has "
-            f"{_start(ours.tolist()[0])}, the view has {_start(theirs.tolist()[0])}; give {axis!r} one size and one "
+            f"{listed(ours[0])}, the view has {listed(theirs[0])}; give {axis!r} one size and one "
             "stride in both, or leave it out of shared",
             view=name,
             axis=axis,
             mesh_groups=ours,
             view_groups=theirs,
         )
-
-
-def _start(ranks: list[int]) -> str:
-    return str(ranks) if len(ranks) <= 8 else f"[{', '.join(map(str, ranks[:8]))}, ...]"

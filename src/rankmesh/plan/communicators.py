@@ -109,7 +109,7 @@ def _leaders(plan: Plan, name: str, groups: Groups, options: Options) -> IntArra
 
 def _same(one: Groups, other: Groups) -> IntArray:
     """Which groups of ``other`` are groups of ``one``, in the same order; shape ``(len(other),)``."""
-    if one.tile == other.tile:
+    if one.partition == other.partition:
         return np.ones(len(other), dtype=np.bool_)
     if not any(groups.picked or groups.level for groups in (one, other)):
         return np.zeros(len(other), dtype=np.bool_)  # two patterns that tile a span have all groups equal, or none
@@ -144,7 +144,7 @@ def _unshared(plan: Plan) -> Iterator[Unshared]:
     leaders = [plan.spec(names[0]) for names in plan.sharing]
     for number, spec in enumerate(leaders):
         groups = plan.groups(spec.name)
-        twins = (other for other in leaders[:number] if plan.groups(other.name).tile == groups.tile)
+        twins = (other for other in leaders[:number] if plan.groups(other.name).partition == groups.partition)
         if groups.size > 1 and (twin := next(twins, None)) is not None:
             yield Unshared(spec.name, twin.name, _why(spec.options, twin.options))
 

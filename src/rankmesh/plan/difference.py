@@ -129,7 +129,7 @@ def difference(left: Plan, right: Plan, *, examples: int = 3, members: int = 8) 
 
 def _differs(left: Groups, right: Groups, world: int) -> BoolArray:
     """For each rank of the world whether it sees another group; bool, shape ``(world,)``."""
-    if left.tile == right.tile:
+    if left.partition == right.partition:
         return np.zeros(world, dtype=np.bool_)
     ours, theirs = _rows(left, world), _rows(right, world)
     absent = (ours < 0) & (theirs < 0)
@@ -186,5 +186,5 @@ def _pairs(mesh: Mesh, view: str | None) -> dict[str, tuple[int, int]]:
 def _only(plan: Plan, other: Plan) -> Iterator[OnlyKind]:
     for name, groups in plan.kinds.items():
         if name not in other.kinds:
-            twins = (twin for twin, others in other.kinds.items() if others.tile == groups.tile)
+            twins = (twin for twin, others in other.kinds.items() if others.partition == groups.partition)
             yield OnlyKind(name, tuple(twins))

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar, overload
 
-from rankmesh.errors import NotAMember, UnknownGroup
+from rankmesh.errors import NotAMember, UnknownGroup, listed
 from rankmesh.layout.groups import Group, Groups
 from rankmesh.plan.options import Options
 from rankmesh.plan.sharing import leaders
@@ -27,8 +27,6 @@ from rankmesh.plan.spec import GroupSpec
 __all__ = ["OwnGroup", "OwnGroups"]
 
 _Default = TypeVar("_Default")
-
-_SHOWN = 16
 
 
 @dataclass(frozen=True)
@@ -93,8 +91,8 @@ class OwnGroups(Mapping[str, OwnGroup]):
 
     def __init__(self, rank: int, kinds: Iterable[tuple[GroupSpec, Groups]]) -> None:
         self.rank = rank
-        listed = tuple(kinds)
-        member = [(spec, groups, groups.of(rank)) for spec, groups in listed if groups.has(rank)]
+        given = tuple(kinds)
+        member = [(spec, groups, groups.of(rank)) for spec, groups in given if groups.has(rank)]
         leader = leaders((spec.name, group, spec.options) for spec, _, group in member)
         self._groups = {
             spec.name: OwnGroup(
@@ -107,7 +105,7 @@ class OwnGroups(Mapping[str, OwnGroup]):
             )
             for spec, groups, group in member
         }
-        self._elsewhere = {spec.name: groups for spec, groups in listed if spec.name not in self._groups}
+        self._elsewhere = {spec.name: groups for spec, groups in given if spec.name not in self._groups}
 
     def __getitem__(self, name: str) -> OwnGroup:
         try:
@@ -137,8 +135,7 @@ class OwnGroups(Mapping[str, OwnGroup]):
             where = f"the plan covers ranks {groups.span.offset} to {groups.span.stop - 1}"
         else:
             members = groups[groups.index_of(self.rank)]
-            more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
-            where = f"its members here are {list(members[:_SHOWN])}{more}"
+            where = f"its members here are {listed(members)}"
         return NotAMember(
             f"received group {name!r} on rank {self.rank}; {where}; "
             f"ask on one of them, or test with {name!r} in groups",

@@ -59,6 +59,6 @@ def kinds_that_share(kinds: Iterable[tuple[str, Groups, Options]]) -> list[tuple
     """
     classes: dict[object, list[str]] = {}
     for name, groups, options in kinds:
-        key = (name,) if options.share is False else (groups.tile, options)
+        key = (name,) if options.share is False else (groups.partition, options)
         classes.setdefault(key, []).append(name)
     return [tuple(names) for names in classes.values()]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from rankmesh.errors import PlanError
+from rankmesh.errors import PlanError, listed
 from rankmesh.layout.axes import AxesLike, axis_names, integer
 from rankmesh.layout.groups import Groups
 from rankmesh.layout.mesh import Mesh
@@ -134,8 +134,8 @@ class GroupSpec:
                 ranks = tuple(dict.fromkeys(self.pick(group.ranks)))
                 if ranks != tuple(group[position] for position in chosen):
                     raise PlanError(
-                        f"received a pick for group {self.name!r} that chose {list(ranks)} of {list(group)[:16]} but "
-                        f"positions {list(chosen)} of {list(range(whole.size))[:16]}; a pick chooses by position, "
+                        f"received a pick for group {self.name!r} that chose {listed(ranks)} of {listed(group)} but "
+                        f"positions {listed(chosen)} of {listed(range(whole.size))}; a pick chooses by position, "
                         "the same in every group; write it with indices into the ranks that it is given",
                         group=self.name,
                         positions=chosen,

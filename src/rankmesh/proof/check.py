@@ -20,6 +20,7 @@ def check(
     *,
     backend: str | None = None,
     timeout: float = 60.0,
+    since: float | None = None,
     progress: Callable[[int, int], None] | None = None,
     show: Callable[[CheckResult], None] | None = None,
 ) -> CheckResult:
@@ -27,7 +28,8 @@ def check(
 
     Inside a job every rank calls it, and gets the result; started by nobody it starts the ranks itself, on this
     machine. ``timeout`` is how long ranks wait for each other, in seconds; ``progress`` is told how many of how many
-    proofs are done; ``show`` gets the result on the one process that speaks to people.
+    proofs are done; ``show`` gets the result on the one process that speaks to people. ``since`` is when the clock of
+    the whole check began (``time.perf_counter()``), without it that is now.
 
     Raises ``PlanError`` for a plan of another size than the job, or too large for one machine; ``ConnectError`` when
     the ranks of a job cannot meet. Ranks that fail or die are in the result.
@@ -41,8 +43,8 @@ def check(
     launch = started_by()
     if not runs_alone(launch):
         shown = progress if launch.rank == 0 else None
-        return check_in_job(plan, launch, backend=backend, timeout=timeout, progress=shown, show=show)
-    result = check_here(plan, backend=backend, timeout=timeout, progress=progress)
+        return check_in_job(plan, launch, backend=backend, timeout=timeout, since=since, progress=shown, show=show)
+    result = check_here(plan, backend=backend, timeout=timeout, since=since, progress=progress)
     if show is not None:
         show(result)
     return result

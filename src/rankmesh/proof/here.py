@@ -1,35 +1,30 @@
-"""Launch: ranks on this machine, started by torchrun's own launcher.
+"""Check here: ranks that are started on this machine, and who of them is to blame.
 
-torch is imported once and the ranks are forked from this process, so sixteen start in a second. A fork copies the
-locks of the other threads as they are at that moment, and the launcher's store has a thread that takes the resolver's
-lock whenever a rank connects; so no rank touches the network before all of them are forked (the *gate*).
+```
+gone without a last word                                                lost, at once
+a rank failed, or no rank has done anything for the timeout             roll call: who does not beat is lost
+```
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import os
-import signal
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rankmesh.errors import ConnectError, PlanError
-from rankmesh.launch.started import Launch, started_by
 from rankmesh.plan.plan import Plan
-from rankmesh.proof.results import CheckResult, Diary, collect, line, run_rank
+from rankmesh.proof.diary import Diary, ended, line, run_rank
+from rankmesh.proof.lifelines import BEAT, Lifelines
+from rankmesh.proof.ranks import POLL, Watcher, begin, check_size, start_ranks
+from rankmesh.proof.results import CheckResult, collect
 
-__all__ = ["LIMIT", "Watcher", "begin", "check_here", "check_size", "start_ranks"]
+__all__ = ["check_here"]
 
-# Each rank is a process with about 35 threads and 100 descriptors.
-LIMIT = 256
-
-_POLL = 0.02
+# How long a rank may take to answer the roll, and how much longer than they may wait ranks are let wait.
+_ROLL, _MORE = 3.0, 1.0
 
 
 def check_here(
@@ -37,6 +32,7 @@ def check_here(
     *,
     backend: str | None = None,
     timeout: float = 60.0,
+    since: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CheckResult:
     """Check a plan on ranks of this machine; ``progress`` is told how many of how many proofs are done.
@@ -44,113 +40,37 @@ def check_here(
     Raises ``PlanError`` for a world that is too large for one machine. Ranks that fail or die are in the result.
     """
     size = check_size(plan)
-    started = time.perf_counter()
+    started = time.perf_counter() if since is None else since
+    lifelines = Lifelines(size)
+
+    def work(text: str, folder: str, backend: str | None, timeout: float) -> None:
+        _rank(text, Path(folder), backend, timeout, lifelines)
+
     with tempfile.TemporaryDirectory(prefix="rankmesh-check-") as folder:
         place = Path(folder)
-        watcher = Watcher(place, size, sum(len(kind) * kind.size for kind in plan.kinds.values()), progress)
-        with watcher:
-            stopped = start_ranks(plan, place, backend, timeout, _rank)
+        proofs = sum(len(kind) * kind.size for kind in plan.kinds.values())
+        with _Judge(place, lifelines, timeout, proofs, progress) as judge:
+            unseen = start_ranks(plan, place, backend, timeout, work)
         diaries = {rank: _diary(place, rank) for rank in range(size)}
-        _add_exits(diaries, stopped)
-    return collect(plan, diaries, time.perf_counter() - started)
+    return collect(plan, diaries, time.perf_counter() - started, judge.lost or unseen)
 
 
-def check_size(plan: Plan) -> int:
-    """How many ranks a plan starts on this machine; ``PlanError`` for more than one machine runs."""
-    size = plan.world_size
-    if size > LIMIT:
-        raise PlanError(
-            f"received a plan for {size} ranks to start on this machine; at most {LIMIT} are started; "
-            "run the same command inside a job of that size (torchrun or srun), or take a smaller layout",
-            world_size=size,
-            limit=LIMIT,
-        )
-    return size
+# -- in a rank ------------------------------------------------------------------------------------------------------
 
 
-def start_ranks(
-    plan: Plan, place: Path, backend: str | None, timeout: float, work: Callable[[str, str, str | None, float], None]
-) -> dict[int, str]:
-    """Run ``work`` on ranks to their end; for each rank that the launcher saw fail, what it says.
-
-    ``work(plan as JSON, folder, backend, timeout)`` is called on each rank, and begins with ``begin``.
-    """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=plan.world_size,
-        run_id=f"rankmesh-check-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        start_method="fork",
-        max_restarts=0,
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(log_dir=str(place / "logs"), redirects=Std.ALL),
-    )
-    try:
-        with _quiet():
-            elastic_launch(config, work)(plan.to_json(), str(place), backend, timeout)
-    except ChildFailedError as error:
-        return {rank: _exit(failure) for rank, failure in error.failures.items()}
-    return {}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No words from the launcher: what its ranks did is in their diaries, and it would print tracebacks."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL if not os.environ.get("RANKMESH_DEBUG") else level)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-def _exit(failure: Any) -> str:
-    name = failure.signal_name()
-    return f"was ended by {name}" if name and name != "<N/A>" else f"ended with status {failure.exitcode}"
-
-
-def _rank(text: str, folder: str, backend: str | None, timeout: float) -> None:
+def _rank(text: str, place: Path, backend: str | None, timeout: float, lifelines: Lifelines) -> None:
     """What each started rank does."""
-    place = Path(folder)
-    job = begin(place, timeout)
-    with (place / f"diary-{job.rank}").open("a", encoding="utf-8", buffering=1) as diary:
-        well = run_rank(Plan.from_json(text), job, backend, timeout, lambda event: _write(diary, event))
+    lifelines.hold()
+    launch = begin(place)
+    with (place / f"diary-{launch.rank}").open("a", encoding="utf-8", buffering=1) as diary:
+        well = run_rank(Plan.from_json(text), launch, backend, timeout, lambda event: _write(diary, event))
     if not well:
-        _linger(place, job.rank, job.world_size, timeout)
+        _linger(place, launch.rank, launch.world_size, timeout)
         raise SystemExit(1)
-
-
-def begin(place: Path, timeout: float) -> Launch:
-    """The first thing that a started rank does: it waits until all are forked, and then knows who it is."""
-    import torch
-
-    job = started_by()
-    # The launcher's handlers came along with the fork; a rank that waits in a collective would never run them.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _gate(place, job.rank, timeout)
-    torch.set_num_threads(1)
-    return job
 
 
 def _write(diary: Any, event: dict[str, Any]) -> None:
     diary.write(line(event))
-
-
-def _gate(place: Path, rank: int, timeout: float) -> None:
-    (place / f"forked-{rank}").touch()
-    end = time.monotonic() + timeout
-    while not (place / "go").exists():
-        if time.monotonic() > end:
-            raise ConnectError(f"rank {rank} waited {timeout:g} s for the other ranks to be started")
-        time.sleep(_POLL)
 
 
 def _linger(place: Path, rank: int, size: int, timeout: float) -> None:
@@ -158,7 +78,7 @@ def _linger(place: Path, rank: int, size: int, timeout: float) -> None:
     (place / f"ended-{rank}").touch()
     end = time.monotonic() + min(timeout, 2.0)
     while time.monotonic() < end and len(list(place.glob("ended-*"))) < size:
-        time.sleep(_POLL)
+        time.sleep(POLL)
 
 
 def _diary(place: Path, rank: int) -> Diary:
@@ -169,52 +89,91 @@ def _diary(place: Path, rank: int) -> Diary:
     return [json.loads(text) for text in lines if text.endswith("}")]
 
 
-def _add_exits(diaries: dict[int, Diary], stopped: dict[int, str]) -> None:
-    """Ranks that the launcher saw die say so, ranks that it stopped then say so too; others keep their words."""
-    for rank, diary in diaries.items():
-        if any(event["event"] in ("failed", "done") for event in diary):
-            continue
-        if rank in stopped and "SIGTERM" not in stopped[rank]:
-            diary.append({"event": "failed", "kind": "lost", "message": stopped[rank]})
-        elif stopped:
-            message = "was stopped by the launcher, because another rank had failed"
-            diary.append({"event": "failed", "kind": "stopped", "message": message})
+# -- in the parent --------------------------------------------------------------------------------------------------
 
 
-class Watcher(threading.Thread):
-    """Opens the gate when every rank is forked, and tells how far the ranks are."""
+class _Judge(Watcher):
+    """A watcher that finds out who is lost."""
 
     def __init__(
         self,
         place: Path,
-        size: int,
+        lifelines: Lifelines,
+        timeout: float,
         proofs: int,
         progress: Callable[[int, int], None] | None,
-        word: str = '"proved"',
     ) -> None:
-        super().__init__(daemon=True, name="rankmesh-check")
-        self._place, self._size, self._proofs, self._progress = place, size, proofs, progress
-        self._word = word
-        self._over = threading.Event()
+        super().__init__(place, lifelines.size, self._tell)
+        self._lifelines, self._timeout = lifelines, timeout
+        self._proofs, self._progress = proofs, progress
+        self._written, self._moved = 0, 0.0
+        self._stuck = False
+        self.lost: dict[int, str] = {}
 
-    def run(self) -> None:
-        """Open the gate, then tell how far the ranks are until it is over."""
-        while not self._over.wait(_POLL) and len(list(self._place.glob("forked-*"))) < self._size:
-            continue
-        (self._place / "go").touch()
-        while not self._over.wait(0.1):
-            self._tell()
+    def watch(self) -> None:
+        """Look at the ranks until they have ended, or it is known who is to blame; then end them."""
+        self._lifelines.forked(self.processes)
+        self._moved, looked = time.monotonic(), 0.0
+        while not (self.over.is_set() or self.lost or self._stuck):
+            self._lifelines.listen(POLL)
+            self._judge_gone()
+            if time.monotonic() - looked > 2 * BEAT:
+                looked = time.monotonic()
+                self._look()
+        if self.lost or self._stuck:
+            self.end_all()
+
+    def end_all(self) -> None:
+        """Kill the ranks; those that were never forked are lost."""
+        if len(self.processes) < self.size:
+            self.lost = {rank: "did not start" for rank in range(self.size) if rank not in self.processes}
+        super().end_all()
+
+    def _look(self) -> None:
+        """How far the ranks are; a roll call where one has failed, or all of them stand still."""
+        diaries = self._diaries()
+        self._tell()
+        if sum(map(len, diaries.values())) != self._written:
+            self._written, self._moved = sum(map(len, diaries.values())), time.monotonic()
+        failed = any(diary and diary[-1]["event"] == "failed" for diary in diaries.values())
+        still = time.monotonic() - self._moved > self._timeout + _MORE
+        if failed or still:
+            self._call_the_roll()
+            self._stuck = still
+
+    def _call_the_roll(self) -> None:
+        called = time.monotonic()
+        while time.monotonic() - called < _ROLL and not self.over.is_set():
+            self._lifelines.listen(POLL)
+        self._judge_gone()
+        for rank in self._lifelines.silent_since(called):
+            self.lost.setdefault(rank, "does not answer")
+
+    def _judge_gone(self) -> None:
+        """Who is gone without a last word is lost; but not who was ended because another one had ended."""
+        others = False
+        for rank, how in self._lifelines.gone.items():
+            diary = _diary(self.place, rank)
+            followed = how is None or (others and how == "was ended by SIGTERM")
+            if not followed and not ended(diary):
+                self.lost.setdefault(rank, str(how))
+            others = others or not diary or diary[-1]["event"] != "done"
+
+    def _diaries(self) -> dict[int, Diary]:
+        return {rank: _diary(self.place, rank) for rank in range(self.size)}
 
     def _tell(self) -> None:
         if self._progress is not None:
-            done = sum(path.read_text().count(self._word) for path in self._place.glob("diary-*"))
+            done = sum(event["event"] == "proved" for diary in self._diaries().values() for event in diary)
             self._progress(done, self._proofs)
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> _Judge:
         self.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._over.set()
-        self.join()
-        self._tell()
+        super().__exit__(*exception)
+        if not (self.lost or self._stuck) and len(self.processes) == self.size:
+            self._lifelines.listen(0)
+            self._judge_gone()
+        self._lifelines.close()

@@ -17,7 +17,7 @@ from rankmesh.launch.world import enter
 from rankmesh.placement.measured import Measurement
 from rankmesh.plan.plan import Plan
 from rankmesh.proof.check import runs_alone
-from rankmesh.proof.here import Watcher, begin, check_size, start_ranks
+from rankmesh.proof.ranks import Watcher, begin, check_size, start_ranks
 
 __all__ = ["measure"]
 
@@ -73,7 +73,7 @@ def _here(
     with tempfile.TemporaryDirectory(prefix="rankmesh-measure-") as folder:
         place = Path(folder)
         (place / "asked").write_text(json.dumps([sizes, kinds]), encoding="utf-8")
-        with Watcher(place, size, 0, None if progress is None else _told(place, progress), '"measured"'):
+        with Watcher(place, size, None if progress is None else _told(place, progress)):
             stopped = start_ranks(plan, place, backend, timeout, _rank)
         if stopped or not (place / "found").exists():
             said = [path.read_text(encoding="utf-8") for path in sorted(place.glob("failed-*"))]
@@ -83,10 +83,10 @@ def _here(
     return found
 
 
-def _told(place: Path, progress: Progress) -> Progress:
-    """How far the first rank is, as it writes it down: what the watcher counts is nothing here."""
+def _told(place: Path, progress: Progress) -> Callable[[], None]:
+    """How far the first rank is, as it writes it down."""
 
-    def tell(_done: int, _total: int) -> None:
+    def tell() -> None:
         lines = (place / "far").read_text(encoding="utf-8").split() if (place / "far").exists() else []
         if len(lines) >= 2:
             progress(int(lines[-2]), int(lines[-1]))
@@ -97,7 +97,7 @@ def _told(place: Path, progress: Progress) -> Progress:
 def _rank(text: str, folder: str, backend: str | None, timeout: float) -> None:
     """What each started rank does."""
     place = Path(folder)
-    job = begin(place, timeout)
+    job = begin(place)
     sizes, kinds = json.loads((place / "asked").read_text(encoding="utf-8"))
 
     def far(done: int, total: int) -> None:

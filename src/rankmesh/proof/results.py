@@ -1,41 +1,31 @@
-"""Check: every group of a plan built and proved, by the ranks of this job or by ranks started on this machine.
-
-Each rank writes a *diary*, one JSON line an event, where the one that shows the table can read it: a folder when the
-ranks are started here, the job's store inside a job. A rank that dies leaves its diary at the group where it was.
+"""What a check found out: every kind of group, and the ranks that are to blame.
 
 ```
-{"event": "connected", "seconds": 0.12}
-{"event": "proved", "group": "tp", "operations": ["all-reduce", ...], "seconds": 0.01}
-{"event": "failed", "kind": "ProofError", "message": "..."}
-{"event": "done"}
+a rank that died, or does not answer      lost          alone to blame; what the others then saw follows from it
+a wrong answer                            ProofError    to blame before the errors that it caused on others
+an error of rankmesh, any other error     its name
+a closed connection, a launcher's signal  -             follows from what happened on another rank
 ```
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rankmesh.groups.connect import connect
-from rankmesh.launch.started import Launch
-from rankmesh.launch.world import enter
 from rankmesh.plan.plan import Plan
-from rankmesh.proof.prove import prove
+from rankmesh.proof.diary import Diary, ended, next_group, where_it_was
 
-__all__ = ["CheckResult", "Diary", "KindResult", "RankFailure", "collect", "next_group", "run_rank"]
-
-Diary = list[dict[str, Any]]
-Write = Callable[[dict[str, Any]], None]
+__all__ = ["CheckResult", "KindResult", "RankFailure", "collect"]
 
 
 @dataclass(frozen=True)
 class RankFailure:
     """What went wrong on one rank: ``kind`` is the error's name.
 
-    ``lost`` is a rank that died without a word, ``stopped`` one that the launcher ended because another had failed.
+    ``lost`` is a rank that died or does not answer, ``stuck`` one that answers and comes no further, ``stopped`` one
+    that was ended because another had failed.
     """
 
     rank: int
@@ -60,14 +50,18 @@ class KindResult:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of a check: every kind, and every rank that failed."""
+    """The outcome of a check: every kind, the ranks that are to blame, and those that failed because of them.
+
+    ``connect`` is the seconds that the slowest rank took to connect, ``seconds`` those of the whole check.
+    """
 
     world_size: int
     backend: str
     kinds: tuple[KindResult, ...]
     failures: tuple[RankFailure, ...]
+    followed: tuple[RankFailure, ...] = ()
     connect: float = 0.0
-    seconds: float = field(default=0.0)
+    seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -75,64 +69,30 @@ class CheckResult:
         return not self.failures and all(kind.ranks == kind.expected for kind in self.kinds)
 
     @property
-    def causes(self) -> tuple[RankFailure, ...]:
-        """The failures that come first: ranks that died, else wrong answers, else the errors that follow."""
-        return tuple(failure for failure in self.failures if _order(failure)[0] == _order(self.failures[0])[0])
-
-    @property
     def lost(self) -> tuple[int, ...]:
-        """The ranks that died or were not heard of."""
+        """The ranks that died or do not answer."""
         return tuple(failure.rank for failure in self.failures if failure.kind == "lost")
 
 
-def run_rank(plan: Plan, launch: Launch, backend: str | None, timeout: float, write: Write) -> bool:
-    """Check this rank: initialise, connect, prove each group, and write the diary; whether all went well."""
-    import torch.distributed as dist
+def collect(plan: Plan, diaries: Mapping[int, Diary], seconds: float, lost: Mapping[int, str]) -> CheckResult:
+    """The result that the diaries of all ranks tell, and what is known of those that are ``lost``.
 
-    write({"event": "started"})
-    try:
-        with enter(launch, backend, timeout) as me, connect(plan, timeout=timeout) as groups:
-            write({"event": "connected", "backend": me.backend, "seconds": groups.phases["all"]})
-            for proof in prove(groups, str(me.device)):
-                write(
-                    {
-                        "event": "proved",
-                        "group": proof.name,
-                        "operations": proof.operations,
-                        "seconds": proof.seconds,
-                    }
-                )
-            # A rank that leaves early would close connections on which a slower one still waits.
-            dist.barrier()
-    except Exception as error:  # noqa: BLE001  - whatever ends a rank is in its diary, for the one that reports
-        message = _first_line(error)
-        write({"event": "failed", "kind": type(error).__name__, "message": message[:500]})
-        return False
-    write({"event": "done"})
-    return True
-
-
-def _first_line(error: Exception) -> str:
-    """What an error says, without the place in torch's sources that its network errors begin with."""
-    line = (str(error).strip().splitlines() or [""])[0]
-    return re.sub(r"^\[/\S+:\d+\] ", "", line)
-
-
-def collect(plan: Plan, diaries: Mapping[int, Diary], seconds: float) -> CheckResult:
-    """The result that the diaries of all ranks tell."""
-    world = range(plan.world_size)
+    Others without a last word were stopped because of what happened elsewhere; where nothing did, they are stuck.
+    """
     proved: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in plan.kinds}
-    for rank in world:
-        for event in diaries.get(rank, ()):
-            if event["event"] == "proved":
-                proved[event["group"]][rank] = event
-    connected = [event for rank in world for event in diaries.get(rank, ()) if event["event"] == "connected"]
+    every = [(rank, event) for rank in range(plan.world_size) for event in diaries.get(rank, ())]
+    for rank, event in every:
+        if event["event"] == "proved":
+            proved[event["group"]][rank] = event
+    failures = sorted(_failures(plan, diaries, lost), key=_order)
+    blamed = tuple(failure for failure in failures if _order(failure)[0] == _order(failures[0])[0])
     return CheckResult(
         world_size=plan.world_size,
-        backend=connected[0]["backend"] if connected else "none",
+        backend=next((event["backend"] for _, event in every if event["event"] == "joined"), "none"),
         kinds=tuple(_kind(plan, name, found) for name, found in proved.items()),
-        failures=tuple(sorted(_failures(plan, diaries), key=_order)),
-        connect=max((event["seconds"] for event in connected), default=0.0),
+        failures=blamed,
+        followed=tuple(failures[len(blamed) :]),
+        connect=max((event["seconds"] for _, event in every if event["event"] == "connected"), default=0.0),
         seconds=seconds,
     )
 
@@ -153,16 +113,22 @@ def _kind(plan: Plan, name: str, found: Mapping[int, Mapping[str, Any]]) -> Kind
     )
 
 
-def _failures(plan: Plan, diaries: Mapping[int, Diary]) -> Iterable[RankFailure]:
+def _failures(plan: Plan, diaries: Mapping[int, Diary], lost: Mapping[int, str]) -> list[RankFailure]:
+    found = []
+    nowhere = not lost and not any(diary and diary[-1]["event"] == "failed" for diary in diaries.values())
     for rank in range(plan.world_size):
         diary = diaries.get(rank, [])
-        if diary and diary[-1]["event"] == "done":
-            continue
-        failed = next((event for event in diary if event["event"] == "failed"), None)
-        if failed is not None:
-            yield RankFailure(rank, failed["kind"], failed["message"], next_group(plan, rank, diary))
+        at = next_group(plan, rank, diary)
+        if ended(diary):
+            if diary[-1]["event"] == "failed":
+                found.append(RankFailure(rank, diary[-1]["kind"], diary[-1]["message"], at))
+        elif rank in lost:
+            found.append(RankFailure(rank, "lost", f"{lost[rank]}{where_it_was(diary)}", at))
+        elif nowhere:
+            found.append(RankFailure(rank, "stuck", f"came no further{where_it_was(diary)}", at))
         else:
-            yield RankFailure(rank, "lost", _last_words(diary), next_group(plan, rank, diary))
+            found.append(RankFailure(rank, "stopped", "was stopped, because another rank had failed", at))
+    return found
 
 
 _CAUSES = ("lost", "ProofError", "AgreementError", "ConnectError", "PlanError")
@@ -174,25 +140,3 @@ def _order(failure: RankFailure) -> tuple[int, int]:
     """Causes before consequences: a rank whose peer died sees a closed connection."""
     kinds = (*_CAUSES, "any other", *_CONSEQUENCES)
     return kinds.index(failure.kind if failure.kind in kinds else "any other"), failure.rank
-
-
-def _last_words(diary: Diary) -> str:
-    if not diary:
-        return "was not heard of; it did not start, or died before it began"
-    return f"was not heard of again after it had {_PAST.get(diary[-1]['event'], diary[-1]['event'])}"
-
-
-_PAST = {"started": "started", "connected": "connected", "proved": "proved a group"}
-
-
-def next_group(plan: Plan, rank: int, diary: Diary) -> str | None:
-    """The group that the rank was at: the first of its own that it has not proved."""
-    done = {event["group"] for event in diary if event["event"] == "proved"}
-    if not any(event["event"] == "connected" for event in diary):
-        return None
-    return next((name for name in plan.of(rank) if name not in done), None)
-
-
-def line(event: Mapping[str, Any]) -> str:
-    """One diary line."""
-    return json.dumps(event) + "\n"

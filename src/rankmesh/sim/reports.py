@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from rankmesh.errors import in_words, listed
 from rankmesh.sim.failures import DivergenceError
-from rankmesh.sim.rooms import Complaint, Meeting, Ticket
+from rankmesh.sim.rooms import Collective, Complaint, Ticket
 
 __all__ = ["divergence", "mismatch", "stuck", "unmatched"]
 
@@ -52,11 +53,11 @@ def _body(complaint: Complaint) -> str:
     return f"group {complaint.room}: {complaint.text}\n{_table(lines)}"
 
 
-def mismatch(meeting: Meeting, difference: str, doing: Callable[[int], str]) -> str:
+def mismatch(collective: Collective, difference: str, doing: Callable[[int], str]) -> str:
     """Calls that differ, while some members have not come."""
-    lines = {call.rank: f"{call}    {call.site}" for call in meeting.calls}
-    lines |= {rank: doing(rank) for rank in meeting.absent}
-    return f"group {meeting.room}: {difference}\n{_table(lines)}"
+    lines = {call.rank: f"{call}    {call.site}" for call in collective.calls}
+    lines |= {rank: doing(rank) for rank in collective.absent}
+    return f"group {collective.room}: {difference}\n{_table(lines)}"
 
 
 def stuck(tickets: Mapping[int, Ticket], doing: Callable[[int], str]) -> str:
@@ -72,8 +73,7 @@ def stuck(tickets: Mapping[int, Ticket], doing: Callable[[int], str]) -> str:
 def _for_whom(ranks: list[int]) -> str:
     if not ranks:
         return ", for anybody"
-    listed = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
-    return f", for rank{'s' if len(ranks) > 1 else ''} {listed}"
+    return f", for {in_words(ranks)}"
 
 
 def _same_members(tickets: Mapping[int, Ticket]) -> str:
@@ -84,9 +84,9 @@ def _same_members(tickets: Mapping[int, Ticket]) -> str:
             names.setdefault(ticket.room.ranks, set()).add(ticket.room.name)
     for ranks, several in names.items():
         if len(several) > 1:
-            listed = " and ".join(sorted(map(repr, several))[:4])
+            called = " and ".join(sorted(map(repr, several))[:4])
             return (
-                f"\nthe ranks {list(ranks)[:16]} have one group under the names {listed}: "
+                f"\nthe ranks {listed(ranks)} have one group under the names {called}: "
                 "the order in which groups are made differs between ranks"
             )
     return ""

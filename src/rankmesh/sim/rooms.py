@@ -2,12 +2,12 @@
 
 ```
 member 0   all_reduce ─┐
-member 1   all_reduce ─┼─ meeting 0: equal calls, computed when the last one comes
+member 1   all_reduce ─┼─ collective 0: equal calls, computed when the last one comes
 member 2   all_reduce ─┘
 member 0   send to 1 ──── recv of member 1: a pair, matched in the order of their posting, by tag
 ```
 
-The n-th collective of each member is one meeting. A meeting whose calls differ fails for all of its members as soon as
+The n-th call of each member is one collective. A collective whose calls differ fails for all of its members as soon as
 all have come, or nobody can run; so does one that some member never joins. A room in which something failed stays shut.
 """
 
@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rankmesh.doctor.calls import difference
+from rankmesh.errors import first_line, listed
 from rankmesh.sim.calls import Call
 from rankmesh.sim.compute import compute, fit
 
-__all__ = ["Complaint", "Meeting", "Room", "Ticket"]
+__all__ = ["Collective", "Complaint", "Room", "Ticket"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Ticket:
 
     room: Room
     call: Call
-    meeting: Meeting | None = None
+    collective: Collective | None = None
     peer: int | None = None
     tag: int = 0
     settled: bool = False
@@ -50,13 +51,13 @@ class Ticket:
     @property
     def awaited(self) -> list[int]:
         """The global ranks whose calls are missing; empty for a receive from anybody."""
-        if self.meeting is not None:
-            return self.meeting.absent
+        if self.collective is not None:
+            return self.collective.absent
         return [] if self.peer is None else [self.room.ranks[self.peer]]
 
 
 @dataclass(eq=False)
-class Meeting:
+class Collective:
     """The n-th collective of a room."""
 
     room: Room
@@ -88,37 +89,36 @@ class Room:
         self.name, self.ranks, self.label = name, tuple(ranks), label
         self.complaint: Complaint | None = None
         self._settled = settled
-        self._meetings: dict[int, Meeting] = {}
+        self._collectives: dict[int, Collective] = {}
         self._next = [0] * len(self.ranks)
         self._posts: list[Ticket] = []
 
     def __str__(self) -> str:
-        members = list(self.ranks)
-        return f"{self.label} of ranks {members if len(members) <= 16 else f'{members[:16]} and more'}"
+        return f"{self.label} of ranks {listed(self.ranks)}"
 
     def join(self, call: Call) -> Ticket:
-        """A collective call: into the meeting whose turn it is for this member."""
+        """A collective call: to the one whose turn it is for this member."""
         number = self._next[call.position]
         self._next[call.position] += 1
-        meeting = self._meetings.setdefault(number, Meeting(self, number))
-        ticket = meeting.tickets[call.position] = Ticket(self, call, meeting=meeting)
-        if len(meeting.tickets) == len(self.ranks):
-            del self._meetings[number]
-            self._hold(meeting)
+        collective = self._collectives.setdefault(number, Collective(self, number))
+        ticket = collective.tickets[call.position] = Ticket(self, call, collective=collective)
+        if len(collective.tickets) == len(self.ranks):
+            del self._collectives[number]
+            self._hold(collective)
         return ticket
 
-    def _hold(self, meeting: Meeting) -> None:
-        difference = meeting.difference()
+    def _hold(self, collective: Collective) -> None:
+        difference = collective.difference()
         if difference is not None:
-            self.fail([*meeting.tickets.values()], "mismatch", difference)
+            self.fail([*collective.tickets.values()], "mismatch", difference)
             return
         try:
-            compute(meeting.calls)
+            compute(collective.calls)
         except (RuntimeError, TypeError, StopIteration) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self.fail([*meeting.tickets.values()], "refused", f"these tensors cannot be computed ({reason})")
+            why = f"these tensors cannot be computed ({first_line(error)})"
+            self.fail([*collective.tickets.values()], "refused", why)
             return
-        for ticket in meeting.tickets.values():
+        for ticket in collective.tickets.values():
             self.settle(ticket)
 
     def settle(self, ticket: Ticket, complaint: Complaint | None = None) -> None:
@@ -137,15 +137,16 @@ class Room:
     @property
     def open(self) -> list[Ticket]:
         """Calls that have not met yet."""
-        return [ticket for meeting in self._meetings.values() for ticket in meeting.tickets.values()] + self._posts
+        joined = [ticket for collective in self._collectives.values() for ticket in collective.tickets.values()]
+        return joined + self._posts
 
     def forget(self, tickets: Sequence[Ticket]) -> None:
         """Take open calls out of the room."""
         gone = {id(ticket) for ticket in tickets}
         self._posts = [ticket for ticket in self._posts if id(ticket) not in gone]
-        for number, meeting in list(self._meetings.items()):
-            if any(id(ticket) in gone for ticket in meeting.tickets.values()):
-                del self._meetings[number]
+        for number, collective in list(self._collectives.items()):
+            if any(id(ticket) in gone for ticket in collective.tickets.values()):
+                del self._collectives[number]
 
     # -- point to point -----------------------------------------------------------------------------------------
 

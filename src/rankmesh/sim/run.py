@@ -27,14 +27,13 @@ from typing import Any
 
 import torch
 
-from rankmesh.errors import PlanError
+from rankmesh.errors import PlanError, first_line, in_words
 from rankmesh.groups import torch_threads
 from rankmesh.groups.connect import connect
 from rankmesh.layout.axes import integer
 from rankmesh.layout.mesh import Mesh
-from rankmesh.plan import recipes
 from rankmesh.plan.plan import Plan
-from rankmesh.readers import source
+from rankmesh.readers.source import read_plan
 from rankmesh.sim.baton import Abandoned, Order
 from rankmesh.sim.calls import raise_site
 from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed
@@ -43,13 +42,13 @@ from rankmesh.sim.process import Environment, Globals, NumpyNumbers, Process, Ra
 from rankmesh.sim.simulation import Seat, Simulation
 from rankmesh.sim.watch import watch
 
-__all__ = ["LIMIT", "plan_of", "run"]
+__all__ = ["LIMIT", "cut_by", "run"]
 
 Ranks = int | str | Mesh | Plan
 
 # 4,096 ranks that meet once take 7 s and 2.2 GB; 8,192 took 39 s and 7.5 GB.
 LIMIT = 4096
-# Ranks, and failures that differ, in one message.
+# Failures that differ, in one message.
 _SHOWN = 16
 
 
@@ -82,7 +81,7 @@ def run(
     Raises ``RanksFailed``, whose cause is the first failure. Ranks that cannot go on get a ``DivergenceError``.
     """
     __tracebackhide__ = True  # in a report of pytest: the failure of the rank tells where it was
-    plan = plan_of(ranks)
+    plan = cut_by(ranks)
     size = integer(ranks, "ranks", least=1) if plan is None else plan.world_size
     if size > LIMIT:
         raise PlanError(
@@ -104,10 +103,10 @@ def run(
     simulation = Simulation(size, order, backend, process)
     outcome = _Outcome()
     threads_before = torch.get_num_threads()
-    job = _Job(function, args, plan, simulation, outcome, initialise)
+    program = _Program(function, args, plan, simulation, outcome, initialise)
     with hooks.held(), torch_threads.registries_by_thread():
         try:
-            watch(simulation, [_thread(job, rank) for rank in range(size)], timeout, outcome.failures)
+            watch(simulation, [_thread(program, rank) for rank in range(size)], timeout, outcome.failures)
         finally:
             torch.set_num_threads(threads_before)
     for rank, error in simulation.left_over().items():
@@ -119,14 +118,10 @@ def run(
     return [outcome.values[rank] for rank in range(size)]
 
 
-def plan_of(ranks: Ranks) -> Plan | None:
+def cut_by(ranks: Ranks) -> Plan | None:
     """The plan that these ranks are cut by; None for a plain number of them."""
-    if isinstance(ranks, Plan):
-        return ranks
-    if isinstance(ranks, Mesh):
-        return recipes.axes(ranks)
-    if isinstance(ranks, str):
-        return source.read(ranks).plan
+    if isinstance(ranks, Plan | Mesh | str):
+        return read_plan(ranks)
     if isinstance(ranks, bool) or not isinstance(ranks, int):
         raise PlanError(
             f"received {ranks!r} as ranks; give a number of ranks, a SPEC, a Mesh or a Plan", received=ranks
@@ -143,7 +138,7 @@ class _Outcome:
 
 
 @dataclass
-class _Job:
+class _Program:
     """What every rank does."""
 
     function: Callable[..., Any]
@@ -181,18 +176,17 @@ class _Job:
             return self.function(*self.args) if live is None else self.function(live, *self.args)
 
 
-def _thread(job: _Job, rank: int) -> threading.Thread:
+def _thread(program: _Program, rank: int) -> threading.Thread:
     def body() -> None:
         with suppress(Abandoned):  # raised once more while the rank was ending
-            job.rank(rank)
+            program.rank(rank)
 
     return threading.Thread(target=body, name=f"rank {rank}", daemon=True)
 
 
 def _sentence(error: BaseException) -> str:
-    first = (str(error).strip().splitlines() or [""])[0][:160]
-    site = raise_site(error)
-    return f"{type(error).__name__}{': ' if first else ''}{first}{f', at {site}' if site else ''}"
+    kind, first, site = type(error).__name__, first_line(error), raise_site(error)
+    return (kind if first == kind else f"{kind}: {first}") + (f", at {site}" if site else "")
 
 
 def _failed(outcome: _Outcome, size: int) -> RanksFailed:
@@ -204,15 +198,10 @@ def _failed(outcome: _Outcome, size: int) -> RanksFailed:
     cause = outcome.failures[min(first)]
     site = raise_site(cause)
     where = "" if site is None or isinstance(cause, DivergenceError | HungRank) else f"\n  at {site}"
-    lines = [f"{_named(first)} of {size} failed: {kind.__name__}: {text}{where}"]
+    lines = [f"{in_words(first)} of {size} failed: {kind.__name__}: {text}{where}"]
     for (kind, _), ranks in [*alike.items()][1:_SHOWN]:
         follows = issubclass(kind, DivergenceError | HungRank)
-        lines.append(f"then {_named(ranks)}: {kind.__name__ if follows else _sentence(outcome.failures[ranks[0]])}")
+        lines.append(f"then {in_words(ranks)}: {kind.__name__ if follows else _sentence(outcome.failures[ranks[0]])}")
     error = RanksFailed("\n".join(lines), failures=dict(outcome.failures), returned=dict(outcome.values))
     error.__cause__ = cause
     return error
-
-
-def _named(ranks: Sequence[int]) -> str:
-    listed = ", ".join(map(str, sorted(ranks)[:_SHOWN])) + (" ..." if len(ranks) > _SHOWN else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"

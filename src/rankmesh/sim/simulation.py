@@ -168,11 +168,11 @@ class Simulation:
         """Nobody can run: what differs is told first, else who waits for whom."""
         tickets = {rank: wait.what for rank, wait in waiting.items() if isinstance(wait.what, Ticket)}
         for ticket in tickets.values():
-            difference = ticket.meeting and ticket.meeting.difference()
-            if ticket.meeting and difference:
-                room, posted = ticket.room, list(ticket.meeting.tickets.values())
+            difference = ticket.collective and ticket.collective.difference()
+            if ticket.collective and difference:
+                room, posted = ticket.room, list(ticket.collective.tickets.values())
                 room.forget(posted)
-                room.fail(posted, "mismatch", mismatch(ticket.meeting, difference, self.doing))
+                room.fail(posted, "mismatch", mismatch(ticket.collective, difference, self.doing))
                 return
         text = stuck(tickets, self.doing)
         for ticket in tickets.values():

@@ -180,9 +180,9 @@ def _this_rank() -> RankTest | None:
 
 
 def _size(spec: Any) -> int:
-    from rankmesh.sim.run import plan_of
+    from rankmesh.sim.run import cut_by
 
-    plan = plan_of(spec)
+    plan = cut_by(spec)
     return int(spec) if plan is None else plan.world_size
 
 

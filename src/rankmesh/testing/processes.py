@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankmesh.sim.run import plan_of
+from rankmesh.sim.run import cut_by
 from rankmesh.testing.rank_process import Place, rank_function, rank_test
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def run_function(
 ) -> list[Any]:
     """Run a function on each rank; what each returned. It and its arguments must be reachable from another process."""
     __tracebackhide__ = True
-    plan = plan_of(spec)
+    plan = cut_by(spec)
     size = spec if plan is None else plan.world_size
     _check_devices(backend, size)
     name = function.__qualname__

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from rankmesh.groups.connect import connect
 from rankmesh.launch.table import torchrun_variables
 from rankmesh.sim.calls import users_trace
-from rankmesh.sim.run import plan_of
+from rankmesh.sim.run import cut_by
 
 __all__ = ["Place", "RankTest", "current", "rank_function", "rank_test"]
 
@@ -94,7 +94,7 @@ def _world(place: Place, name: str) -> Iterator[None]:
 
 def _call(function: Callable[..., Any], spec: Any, args: Sequence[Any]) -> Any:
     __tracebackhide__ = True
-    plan = plan_of(spec)
+    plan = cut_by(spec)
     if plan is None:
         return function(*args)
     with connect(plan) as groups:

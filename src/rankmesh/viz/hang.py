@@ -123,7 +123,7 @@ def _row(
     top = place * _ROW + 2
     style = f'fill="{_COLOURS["cause"]}" font-weight="600"' if rank in guilty else 'fill="#57606a"'
     parts = [f'<text x="0" y="{top + 11}" {style}>rank {rank}</text>']
-    ends = [start for _, start, _ in calls[1:]] + [float(_WIDTH)]
+    ends = [*(start for _, start, _ in calls[1:]), float(_WIDTH)][: len(calls)]
     for (number, start, done), end in zip(calls, ends, strict=True):
         colour = "cause" if (rank, number) in named else "done" if done else "open"
         width = max(3.0, min(end - start - 1, 40.0)) if done else max(3.0, _WIDTH - start)

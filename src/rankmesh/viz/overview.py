@@ -199,7 +199,7 @@ def _layout(mesh: Mesh, view: str | None) -> LayoutRow:
 
 
 def _shared(mesh: Mesh, view: str, axis: str) -> bool:
-    return axis in mesh.axes and mesh.groups(axis).tile == mesh.groups(axis, view=view).tile
+    return axis in mesh.axes and mesh.groups(axis).partition == mesh.groups(axis, view=view).partition
 
 
 def _kind(
@@ -232,7 +232,7 @@ def _part(spec: GroupSpec) -> str | None:
 
 
 def _stride(groups: Groups) -> str:
-    pattern = groups.tile[1]
+    pattern = groups.partition[1]
     if groups.picked is None:
         return str(pattern) if isinstance(pattern, Strided) else "uneven"
     if groups.level is not None:

@@ -13,7 +13,9 @@ Neither is relied on: the store goes with rank 0, and a folder may be another on
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +24,9 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absen
 __all__ = ["FolderPost", "StorePost"]
 
 _Result = TypeVar("_Result")
+
+# Seconds that a store may take to answer.
+_PATIENT = 5.0
 
 
 class FolderPost:
@@ -76,39 +81,58 @@ class StorePost:
     def __init__(self, store: Any, token: str) -> None:
         self._store = PrefixStore(f"rankmesh/watch/{token}", store)
         self._keys: set[str] = set()
+        self._gone = False
+
+    def _ask(self, act: Callable[[], _Result], otherwise: _Result) -> _Result:
+        """What the store answers; once it does not, it is not asked again.
+
+        A thread asks: where the way to the store is cut, torch's client does not come back at its timeout.
+        """
+        answers: list[_Result] = []
+        if not self._gone:
+            asking = threading.Thread(target=_answer, args=(act, answers), daemon=True, name="rankmesh-watch-store")
+            asking.start()
+            asking.join(_PATIENT)
+            self._gone = not answers
+        return answers[0] if answers else otherwise
 
     def put(self, key: str, content: bytes = b"") -> None:
         """Leave word under a key."""
         self._keys.add(key)
-        _tried(lambda: self._store.set(key, content), None)  # type: ignore[arg-type]  # bytes are taken as they are
+        self._ask(lambda: self._store.set(key, content), None)  # type: ignore[arg-type]  # bytes are taken as they are
 
     def get(self, key: str) -> bytes | None:
         """The word under a key, None where there is none."""
-        return _tried(lambda: self._store.get(key) if self._store.check([key]) else None, None)
+        return self._ask(lambda: self._store.get(key) if self._store.check([key]) else None, None)
 
     def has(self, key: str) -> bool:
         """Whether there is word under a key."""
-        return _tried(lambda: bool(self._store.check([key])), False)
+        return self._ask(lambda: bool(self._store.check([key])), False)
 
     def join(self, key: str, rank: int) -> None:
         """Be one of those who have left word under a key."""
         self.put(f"{key}/{rank}")
         self._keys.add(f"{key}/count")
-        _tried(lambda: self._store.add(f"{key}/count", 1), 0)
+        self._ask(lambda: self._store.add(f"{key}/count", 1), 0)
 
     def count(self, key: str) -> int:
         """How many have joined."""
-        return _tried(lambda: int(self._store.add(f"{key}/count", 0)), 0)
+        return self._ask(lambda: int(self._store.add(f"{key}/count", 0)), 0)
 
     def claim(self, key: str) -> bool | None:
         """Whether this rank is the first to claim a key; None where that cannot be known."""
         self._keys.add(key)
-        return _tried(lambda: self._store.add(key, 1) == 1, None)
+        return self._ask(lambda: self._store.add(key, 1) == 1, None)
 
     def clear(self) -> None:
         """Take away what this rank has left."""
         for key in self._keys:
-            _tried(lambda key=key: self._store.delete_key(key), None)  # type: ignore[misc]
+            self._ask(lambda key=key: self._store.delete_key(key), None)  # type: ignore[misc]
+
+
+def _answer(act: Callable[[], _Result], answers: list[_Result]) -> None:
+    with suppress(RuntimeError):
+        answers.append(act())
 
 
 def _tried(act: Callable[[], _Result], otherwise: _Result) -> _Result:

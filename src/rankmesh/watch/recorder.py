@@ -58,10 +58,15 @@ class Recorder:
         """Learn of the groups that were made since the last look."""
         self._groups |= torch_private.registered(self._groups)
 
-    def document(self, reason: str, mark: tuple[int, int] | None = None, *, ended: bool = False) -> dict[str, Any]:
-        """The recording as plain data; ``mark`` is where the program stood before (``stacks.in_call``)."""
+    def document(
+        self, reason: str, mark: tuple[int, int] | None = None, *, ended: bool = False, frames: bool | None = None
+    ) -> dict[str, Any]:
+        """The recording as plain data; ``mark`` is where the program stood before (``stacks.in_call``).
+
+        ``frames`` are given when they can be had at once, unless they are asked for.
+        """
         self.look()
-        data = parsed(torch_private.recorded())
+        data = parsed(torch_private.recorded(frames=torch_private.frames_are_ready() if frames is None else frames))
         kept: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {}
         table: dict[str, int] = {}
         entries = [_entry(entry, table) for entry in kept.get("entries", [])]

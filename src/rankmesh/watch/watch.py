@@ -30,6 +30,7 @@ from rankmesh.doctor.words import report
 from rankmesh.errors import RecordingError
 from rankmesh.groups import torch_private
 from rankmesh.groups.limits import time_limit
+from rankmesh.groups.told import asked_of
 from rankmesh.watch import stacks
 from rankmesh.watch.posts import FolderPost, StorePost
 from rankmesh.watch.recorder import Recorder, packed, write
@@ -69,6 +70,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, daemon=True, name="rankmesh-watch")
         self._thread.start()
         atexit.register(self.close)
+        asked_of.append(self.ask)
 
     @property
     def _tick(self) -> float:
@@ -113,8 +115,12 @@ class Watch:
         if self._stop.is_set():
             return
         self._stop.set()
+        asked_of.remove(self.ask)
         self._thread.join(2 * self._grace)
         atexit.unregister(self.close)
+        if self._spoken:
+            # What hung is what counts, whatever became of it.
+            return
         try:
             self._leave(self._recorder.document("the end", ended=True))
         except (RuntimeError, OSError) as error:
@@ -155,7 +161,7 @@ class Watch:
 
     def _overdue_by_record(self) -> str:
         now = time.time_ns()
-        active = json.loads(torch_private.recorded(active=True))
+        active = json.loads(torch_private.under_way())
         for entry in active.get("entries") or ():
             limit = self._limit or float(entry.get("timeout_ms") or 0) / 2000 or self._patience
             lasted = (now - int(entry["time_created_ns"])) / 1e9
@@ -184,6 +190,9 @@ class Watch:
         if self._claims(turn, spoke):
             self._gather(turn)
         self._hear(turn)
+        if not torch_private.frames_are_ready():
+            # Now that all is said there is time to load what names the frames.
+            self._leave(self._recorder.document(reason, self._mark, frames=True))
         # A rank that was slow to speak was sent SIGUSR1 for its stacks: that is answered.
         self._siblings.signalled()
         with self._told:

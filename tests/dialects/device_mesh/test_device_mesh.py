@@ -152,7 +152,7 @@ def test_meshes_that_are_no_plan(ranks):
     for rank, (unnamed, short, part, (total, names)) in enumerate(ranks(4, _unusable)):
         assert "received a DeviceMesh of 2 dimensions with the names None" in unnamed
         assert "with the names ('dp',)" in short
-        assert "it must list each of" in part
+        assert "give the root mesh that it was taken from" in part
         assert (total, names) == (1 if rank < 2 else 5, ["tp", "dp"])
 
 
@@ -206,3 +206,25 @@ def test_axes_by_default_are_the_whole_mesh(ranks, axes):
 def _axes(me, axes):
     with rm.connect(rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])) as groups:
         return list(to_device_mesh(groups, *axes).mesh_dim_names)
+
+
+def _named(me):
+    specs = [rm.GroupSpec("slow", "dp-cp", timeout=600, share=False), rm.GroupSpec("zero", "dp-cp", share=False)]
+    specs += [rm.GroupSpec(name) for name in ("dp", "cp", "tp")]
+    with rm.connect(rm.Plan(rm.Mesh(tp=2, cp=2, dp=2), specs)) as groups:
+        mesh = to_device_mesh(groups, "dp", "cp", "tp", flattened={"zero": ("dp", "cp")})
+        along = to_device_mesh(groups, "zero", "tp")
+        doubtful = me.error(ConnectError, to_device_mesh, groups, flattened={"dp_cp": ("dp", "cp")})["message"]
+        return [
+            mesh["zero"].get_group() is groups["zero"].pg,
+            along["zero"].get_group() is groups["zero"].pg,
+            along.mesh.shape == (4, 2),
+            doubtful,
+        ]
+
+
+def test_groups_are_taken_by_name(ranks):
+    """8 ranks: of two groups with the same members the one that is named; where none is, both are named to choose."""
+    for *found, doubtful in ranks(8, _named):
+        assert found == [True] * 3
+        assert "the groups slow, zero are all along them" in doubtful

@@ -50,9 +50,6 @@ _TORCHS_OWN = dist.new_subgroups_by_enumeration
 # The release of Megatron-Core in whose place this module stands, set by install(); None: it stands for itself.
 RELEASE: tuple[int, int] | None = None
 
-# How often a plan was connected in this process: two grids of one shape have groups of their own.
-_uses: dict[str, int] = {}
-
 
 class HyperCommGrid:
     """Process groups over named dimensions of ranks ``rank_offset`` to ``rank_offset + size - 1``.
@@ -137,9 +134,7 @@ class HyperCommGrid:
     def _create(self, dims: list[str], key: Key, view: str | None, options: dict[str, Any]) -> Any:
         description = options.pop("group_desc", None)
         spec = GroupSpec("pg", dims, view=view, **options_for(self.backend, options))
-        once = Plan(self._mesh, [spec], world_size=self._world_size)
-        _uses[once.digest] = _uses.get(once.digest, 0) + 1
-        plan = Plan(self._mesh, [spec], world_size=self._world_size, name=f"hyper_comm_grid/{_uses[once.digest]}")
+        plan = Plan(self._mesh, [spec], world_size=self._world_size, name="hyper_comm_grid")
         live = connect(plan)
         self._live[key] = live
         if "pg" not in live:

@@ -76,7 +76,7 @@ def all_gather(
     state = names["rankmesh_state"]
     if state.live is None:
         raise NotInitialized("received no parallel state to add groups to; call initialize_model_parallel() first")
-    name = f"{state.live.plan.name}/all_gather/{len(state.added)}"
+    name = f"{state.live.plan.name}/all_gather"
     live = connect(_gathers(state.live.plan, name, experts, timeout, sections))
     state.added.append(live)
     return live["dp_cp_ag"].pg, live["expt_dp_ag"].pg if experts else None

@@ -30,6 +30,7 @@ from rankmesh.groups import torch_private
 from rankmesh.groups.alone import alone
 from rankmesh.groups.held import Held, refusing_sizes
 from rankmesh.groups.live import LiveGroups
+from rankmesh.launch.devices import pick
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import NOBODY
 from rankmesh.launch.world import LiveRank, enter
@@ -161,9 +162,9 @@ class ParallelContext:
     # -- places -------------------------------------------------------------------------------------------------
 
     def set_device(self) -> None:
-        """Make the device of ``LOCAL_RANK`` the current one, where there are CUDA devices."""
+        """Make the device of this rank's number on its host the current one, where there are CUDA devices."""
         if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(pick(torch.cuda.device_count(), started_by().local_rank)[0] or 0)
 
     def get_local_ranks(self, world_rank: int) -> dict[str, int]:
         """The position of a global rank along each axis, in ``parallel_order``."""
@@ -237,10 +238,12 @@ def _check_backend(asked: str, world: torch_private.DefaultGroup) -> None:
 
 
 def _local_world_size(world_size: int) -> int:
-    """How many ranks each host has: ``LOCAL_WORLD_SIZE``, else all ranks up to 8 for each host."""
+    """How many ranks each host has: ``LOCAL_WORLD_SIZE``, what the launcher says, else all ranks up to 8 a host."""
     text = os.environ.get("LOCAL_WORLD_SIZE")
     if text is None:
-        return min(world_size, _USUAL_HOST)
+        told = started_by()
+        here = told.local_world_size if told.world_size == world_size else None
+        return here or min(world_size, _USUAL_HOST)
     if not text.isdecimal():
         raise SizesError(
             f"received LOCAL_WORLD_SIZE={text!r} in the environment; it is the number of ranks of each host; "

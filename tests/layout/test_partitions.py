@@ -19,7 +19,7 @@ def factorisations(total):
 
 
 def every_kind():
-    """(tile, groups as a sorted list of tuples) of each kind, whole and at each level of each hierarchy."""
+    """(partition, groups as a sorted list of tuples) of each kind, whole and at each level of each hierarchy."""
     for sizes in FACTORISATIONS:
         mesh = Mesh(**dict(zip("abcd", sizes, strict=False)))
         for count in range(len(sizes) + 1):
@@ -27,7 +27,7 @@ def every_kind():
                 whole = mesh.groups(axes, ordered=True)
                 levels = [(w, i) for w in factorisations(whole.size) for i in range(len(w))]
                 for kind in (whole, *(whole.level_of(*level) for level in levels)):
-                    yield kind.tile, tuple(sorted(map(tuple, kind.tolist())))
+                    yield kind.partition, tuple(sorted(map(tuple, kind.tolist())))
 
 
 def is_one_pattern(groups):
@@ -36,11 +36,11 @@ def is_one_pattern(groups):
 
 
 def test_tiles():
-    """Equal tiles are the same groups, and the same groups of one pattern have equal tiles."""
-    groups_of, tiles_of = defaultdict(set), defaultdict(set)
-    for tile, groups in every_kind():
-        groups_of[tile].add(groups)
-        tiles_of[groups].add(tile)
-    assert len(tiles_of) > 100
+    """Equal partitions are the same groups, and the same groups of one pattern have equal partitions."""
+    groups_of, partitions_of = defaultdict(set), defaultdict(set)
+    for partition, groups in every_kind():
+        groups_of[partition].add(groups)
+        partitions_of[groups].add(partition)
+    assert len(partitions_of) > 100
     assert all(len(groups) == 1 for groups in groups_of.values())
-    assert all(len(tiles) == 1 for groups, tiles in tiles_of.items() if is_one_pattern(groups))
+    assert all(len(partitions) == 1 for groups, partitions in partitions_of.items() if is_one_pattern(groups))

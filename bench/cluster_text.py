@@ -1,0 +1,60 @@
+"""The section of docs/benchmarks.md on placement, from ``bench/cluster.json`` alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["cluster_section"]
+
+_RESULTS = Path(__file__).with_name("cluster.json")
+
+
+def cluster_section(path: Path = _RESULTS) -> Iterator[str]:
+    """The lines of the section; none where nothing was measured."""
+    if path.exists():
+        yield from _lines(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    sizes = ", ".join(f"{axis} {size}" for axis, size in found["mesh"].items())
+    yield from ("", "## Placement on emulated clusters", "")
+    yield (
+        f"Four hosts of two gloo ranks ({sizes}) as network namespaces on two shared cores, links of {found['link']} "
+        f"Mbit/s; flat, and in racks of two with a trunk of {found['trunk']} Mbit/s between them. Hosts are node1, "
+        "node2, node10, node11: torchrun orders them as strings. The cluster is measured (`rankmesh measure`) and "
+        "calibrated, each order of the axes is predicted from that, then run; medians of rounds that take turns."
+    )
+    yield from ("", "| cluster | placement | predicted | measured |", "| --- | --- | --- | --- |")
+    for name in ("flat", "racks"):
+        measured = found[name]["measured"]
+        for placement in sorted(measured, key=measured.__getitem__):
+            predicted = found[name]["predicted"][placement]
+            yield f"| {name} | {placement} | {predicted * 1e3:.0f} ms | {measured[placement] * 1e3:.0f} ms |"
+    yield ""
+    yield (
+        f"Kendall's rank correlation of prediction and measurement, values within {found['tie']:.0%} of each other "
+        f"being tied: {found['flat']['kendall']:.2f} flat, {found['racks']['kendall']:.2f} in racks, "
+        f"{found['kendall']:.2f} over all. What `rm.place` chose is "
+        + " and ".join(f"{max(0.0, found[name]['placed']['over_best']):.1%} ({name})" for name in ("flat", "racks"))
+        + " above the best that was measured; in racks torchrun's order takes "
+        f"{found['racks']['torchrun_over_placed']:.2f} times as long."
+    )
+    yield ""
+    halved = ", ".join(f"{each['slowed']}: {' '.join(each['named']) or 'none'}" for each in found["slow"])
+    yield f"One host's link at half its rate, and the slow hosts that `measure` names: {halved}."
+    yield ""
+    yield from _training(found.get("train", {}))
+    yield "Made by `make bench-cluster` from `bench/cluster.json`; do not edit."
+
+
+def _training(rows: Mapping[str, Any]) -> Iterator[str]:
+    if not rows:
+        return
+    same = len({tuple(round(loss, 4) for loss in row["losses"]) for row in rows.values()}) == 1
+    each = ", ".join(f"{row['seconds'] * 1e3:.0f} ms under {name}" for name, row in rows.items())
+    losses = "the same losses to 1e-4" if same else "losses that differ"
+    yield f"A step of `examples/train_gpt` in racks: {each}; {losses}."
+    yield ""

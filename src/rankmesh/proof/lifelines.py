@@ -1,0 +1,110 @@
+"""Lifelines: how a process knows of the ranks that it forked whether they are alive, stopped or gone.
+
+```
+rank    writes a beat into its pipe, five times a second, from a thread of its own
+parent  a beat       alive, even while the rank waits in a collective
+        silence      stopped, or thrashing
+        the end      gone: the system closes the pipe, in the order in which ranks die
+```
+
+A rank that ends on its own account says so in its diary before. How it ended is looked at without taking it from
+whoever waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from rankmesh.launch.started import started_by
+
+__all__ = ["BEAT", "Lifelines"]
+
+BEAT = 0.2
+
+
+@dataclass
+class Lifelines:
+    """The pipes of so many ranks; made before they are forked."""
+
+    size: int
+    pipes: list[tuple[int, int]] = field(default_factory=list)
+    beats: dict[int, float] = field(default_factory=dict)
+    gone: dict[int, str | None] = field(default_factory=dict)
+    processes: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pipes = [os.pipe() for _ in range(self.size)]
+        self._selector = selectors.DefaultSelector()
+        for rank, (reader, _) in enumerate(self.pipes):
+            os.set_blocking(reader, False)
+            self._selector.register(reader, selectors.EVENT_READ, rank)
+
+    # -- in a rank ----------------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """This process is one of the ranks: let go of the others' pipes, and beat from now on."""
+        mine = self.pipes[started_by().rank][1]
+        for end in (end for pipe in self.pipes for end in pipe if end != mine):
+            os.close(end)
+        os.set_blocking(mine, False)
+        threading.Thread(target=_beat, args=(mine,), daemon=True, name="rankmesh-beat").start()
+
+    # -- in the parent ------------------------------------------------------------------------------------------
+
+    def forked(self, processes: Mapping[int, int]) -> None:
+        """All ranks are there, as these processes: from now on a pipe ends when its rank does."""
+        self.processes = dict(processes)
+        self.beats = dict.fromkeys(processes, time.monotonic())
+        for _, writer in self.pipes:
+            os.close(writer)
+
+    def listen(self, seconds: float) -> None:
+        """Take what comes until then: beats, and ends."""
+        for key, _ in self._selector.select(seconds):
+            with suppress(BlockingIOError):
+                if os.read(key.fd, 4096):
+                    self.beats[key.data] = time.monotonic()
+                else:
+                    self._selector.unregister(key.fd)
+                    self.gone[key.data] = _how(self.processes[key.data])
+
+    def silent_since(self, moment: float) -> list[int]:
+        """The ranks that are there and have not beaten since."""
+        return [rank for rank, beat in self.beats.items() if rank not in self.gone and beat < moment]
+
+    def close(self) -> None:
+        """Let go of every pipe."""
+        self._selector.close()
+        for reader, writer in self.pipes:
+            os.close(reader)
+            if not self.processes:
+                os.close(writer)
+
+
+def _beat(end: int) -> None:
+    while True:
+        try:
+            os.write(end, b".")
+        except BlockingIOError:  # the parent is slow to read: what is in the pipe says the same
+            pass
+        except OSError:
+            return
+        time.sleep(BEAT)
+
+
+def _how(process: int) -> str | None:
+    """How a child ended, left for its parent to be waited for; None where the parent was faster."""
+    try:
+        seen = os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if seen is None or seen.si_code == os.CLD_EXITED:
+        return None if seen is None else f"ended with status {seen.si_status}"
+    return f"was ended by {signal.Signals(seen.si_status).name}"

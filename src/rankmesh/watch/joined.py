@@ -1,0 +1,53 @@
+"""A world that is recorded from its beginning: ``rm.init(record=True)``, or ``RANKMESH_RECORD=DIR``."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+from rankmesh.launch import world
+from rankmesh.launch.world import LiveRank
+from rankmesh.watch.recorder import prepare
+from rankmesh.watch.watch import start
+
+__all__ = ["init", "recorded"]
+
+
+def init(
+    backend: str | None = None,
+    *,
+    timeout: float | timedelta | None = None,
+    record: bool | str | os.PathLike[str] = False,
+) -> LiveRank:
+    """Join the world that this process's launcher started, or be a world of one; called by every rank.
+
+    Without ``backend`` it is NCCL where every rank has a GPU of its own, else gloo, on all ranks alike. ``timeout``
+    (seconds, or a timedelta) is how long ranks wait for each other here and in the world's collectives; without it
+    that is 300 s here, and torch's own default there. Where a world is initialised already, as in Ray's workers, it is
+    taken as it is, and stays when this closes. No environment variable is changed, but for those of the recorder.
+
+    ``record`` keeps the calls of this rank, with their lines of code, and watches over them until the world is left:
+    when one takes longer than half of its group's timeout, every rank that can still speak writes its recording, and
+    what hangs is told in the log (``rankmesh.watch``). It is True, or the folder for the recordings; the environment's
+    ``RANKMESH_RECORD`` is such a folder too. Every rank records, or none.
+
+    Raises ``ConnectError`` for variables that contradict each other, a meeting place that does not resolve or answer,
+    ranks that ask for different backends, and a backend that some rank has no device for; ``AgreementError`` naming
+    the ranks that did not come.
+    """
+    if not _wanted(record):
+        return world.init(backend, timeout=timeout)
+    prepare()
+    return recorded(world.init(backend, timeout=timeout), record)
+
+
+def recorded(live: LiveRank, record: bool | str | os.PathLike[str] = False) -> LiveRank:
+    """The same rank, watched until it leaves its world, where ``record`` or ``RANKMESH_RECORD`` asks for it."""
+    if _wanted(record):
+        watch = start(None if isinstance(record, bool) else record)
+        live.before_leaving.append(watch.close)
+    return live
+
+
+def _wanted(record: bool | str | os.PathLike[str]) -> bool:
+    return bool(record) or bool(os.environ.get("RANKMESH_RECORD"))

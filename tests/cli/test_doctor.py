@@ -1,0 +1,75 @@
+"""``rankmesh doctor``: text, data, page, exit statuses."""
+
+import json
+import re
+
+from tests.doctor.making import WORLD, call, document, write
+from typer.testing import CliRunner
+
+from rankmesh.cli.app import app
+from rankmesh.cli.exit_codes import ExitCode
+
+
+def _run(*arguments):
+    return CliRunner().invoke(app, ["doctor", *map(str, arguments)], prog_name="rankmesh")
+
+
+def _hung(folder, *, hangs=True):
+    members = {WORLD: (0, 1, 2, 3)}
+    without = (3,) if hangs else ()
+    write(
+        folder,
+        {r: document([call(WORLD, 1), call(WORLD, 2, done=not hangs)], members) for r in range(4) if r not in without},
+    )
+
+
+def test_text(tmp_path):
+    """The verdict comes first, then the evidence; the status says that something hangs."""
+    _hung(tmp_path)
+    done = _run(tmp_path)
+    assert done.exit_code == ExitCode.HUNG
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("dead: rank 3 left no recording; ranks 0, 1, 2 wait in all_reduce, call 2 of world")
+    assert lines[-1] == "waiting    ranks 0, 1, 2 of 4"
+
+
+def test_data(tmp_path):
+    """The data has stable keys, and names the groups after the SPEC."""
+    _hung(tmp_path)
+    done = _run(tmp_path, "tp=2,dp=2", "--json")
+    data = json.loads(done.stdout)
+    assert data["waiting"] == [0, 1, 2]
+    cause = data["causes"][0]
+    assert [cause[key] for key in ("cause", "ranks", "kind", "group", "call", "operation")] == [
+        "dead", [3], "world", "world", 2, "all_reduce",
+    ]  # fmt: skip
+
+
+def test_nothing_hangs(tmp_path):
+    """Status 0 where nothing hangs."""
+    _hung(tmp_path, hangs=False)
+    done = _run(tmp_path)
+    assert (done.exit_code, done.stdout.strip()) == (0, "no rank waits: nothing in these recordings hangs")
+
+
+def test_page(tmp_path):
+    """The page has the verdict, and a timeline with a row for each member of the groups involved."""
+    (tmp_path / "in").mkdir()
+    _hung(tmp_path / "in")
+    done = _run(tmp_path / "in", "--html", tmp_path / "hang.html")
+    page = (tmp_path / "hang.html").read_text(encoding="utf-8")
+    assert done.exit_code == ExitCode.HUNG
+    assert "dead: rank 3 left no recording" in page
+    assert len(re.findall(r">rank \d</text>", page)) == 4
+    assert "rank 0, call 2, not finished" in page
+    assert "no calls of this group" in page
+
+
+def test_bad_folders(tmp_path):
+    """A folder without recordings, and a page that cannot be written, are refused in words."""
+    done = _run(tmp_path)
+    assert (done.exit_code, done.stdout) == (ExitCode.BAD_SPEC, "")
+    assert "holds no recording" in done.stderr
+    _hung(tmp_path)
+    done = _run(tmp_path, "--html", tmp_path / "absent" / "hang.html")
+    assert done.exit_code == ExitCode.USAGE

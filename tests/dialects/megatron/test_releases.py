@@ -1,0 +1,67 @@
+"""Following a release, as install() does; ``tests/peers`` compares with the releases themselves."""
+
+import pytest
+import torch.distributed as dist
+from tests.dialects.dry import members
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, process_groups_config, releases
+
+
+def _in_pieces(me):
+    dist.init_process_group("fake", store=FakeStore(), rank=7, world_size=8)
+    release = (0, 20)
+    releases.follow(parallel_state, release)
+    releases.follow_collections(process_groups_config, release)
+    hyper_comm_grid.RELEASE = release
+    ps, collections = parallel_state, process_groups_config
+    ps.initialize_model_parallel(2, gtp_remat_size=2)
+    grid = hyper_comm_grid.HyperCommGrid([2], ["tp"])
+    pieces = {"gtp_remat_group": ps.get_gtp_weight_remat_group()}
+    found = {
+        "pieces": members(collections.resolve_gtp_remat_group(None, is_expert=False)),
+        "its own": collections.resolve_gtp_remat_group(collections.ProcessGroupCollection(gtp_remat=None), False),
+        "part": members(ps.get_data_parallel_group(True, True, True)),
+        "replicas": members(ps.get_data_parallel_group(True, False)),
+        "experts": members(ps.get_expert_data_parallel_group(partial_expert_data_parallel=True)),
+        "six": ps.get_all_ranks(),
+        "twins": [ps._DATA_PARALLEL_GROUP_GLOO, ps._EXPERT_DATA_PARALLEL_GROUP_GLOO],
+        "outside": [grid.create_pg("tp"), grid.get_pg("tp")],
+        "unset": collections.ProcessGroupCollection().dp,
+        "printed": repr(collections.ProcessGroupCollection.use_mpu_process_groups(["tp", "cp", "dp_cp_ag"])),
+        "active": collections.ProcessGroupCollection.is_gtp_remat_active(pieces),
+    }  # fmt: skip
+    ps.destroy_model_parallel()
+    releases.follow(parallel_state, None)
+    releases.follow_collections(process_groups_config, None)
+    return {**found, "again": [ps.get_all_ranks.__code__.co_names[1], hasattr(process_groups_config, "RELEASE")]}
+
+
+def test_weights_in_pieces(ranks):
+    """Rank 7 of 8 as of 0.20: groups, flags in that release's order, six places, no twins, None where it gives None."""
+    (found,) = ranks(1, _in_pieces, world=None)
+    assert found.pop("again") == ["get_data_parallel_rank", True]
+    assert found == {
+        "pieces": [5, 7],
+        "its own": None,
+        "part": [1, 3, 5, 7],
+        "replicas": [3, 7],
+        "experts": [1, 3, 5, 7],
+        "six": "1_1_3_0_0_0",
+        "twins": [None, None],
+        "outside": [None, None],
+        "unset": None,
+        "printed": "ProcessGroupCollection(tp(2), cp(1))",
+        "active": True,
+    }
+
+
+@pytest.mark.parametrize("release", [*releases.KNOWN, (0, 21), (0, 12)])
+def test_every_release_can_be_followed_and_left(release):
+    """The nearest release stands for one that is not known; afterwards the drop-ins are their own again."""
+    before = set(vars(parallel_state))
+    releases.follow(parallel_state, release)
+    assert not releases.absent_names(release) & vars(parallel_state).keys()
+    releases.follow(parallel_state, None)
+    assert before <= set(vars(parallel_state))
+    assert parallel_state.is_unitialized.__module__ == parallel_state.__name__

@@ -1,0 +1,76 @@
+"""Real hangs: of every program the rank, the group and the cause are named, from recordings and in a new run.
+
+``make test`` reads the recordings that are kept and runs a few programs; ``make test-hangs`` runs them all.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.hangs.keep import KEPT
+from tests.hangs.programs import HANGS
+from tests.hangs.running import ALONE
+
+from rankmesh.doctor import CAUSES, doctor
+from rankmesh.readers.source import read
+
+# What a few seconds allow; the others run where they are asked for.
+FEW = ("loads_slowly", "skips_a_call")
+CHOSEN = sorted(HANGS) if os.environ.get("HANGS") == "all" else FEW
+
+
+def _found(folder, hang):
+    return doctor(folder, read(hang.spec).plan if hang.spec else None)
+
+
+def _check(found, hang):
+    """The first cause is the one that is known, and says the call."""
+    assert found.causes, found.to_dict()
+    first = found.causes[0]
+    assert first.cause == hang.cause, found.verdict
+    assert first.group.label in hang.group.split("|"), found.verdict
+    ranks = sorted({rank for cause in found.causes if cause.cause == hang.cause for rank in cause.ranks})
+    assert tuple(ranks) == hang.ranks, found.verdict
+    assert first.operation == hang.operation
+    assert first.call > 0
+    assert set(found.waiting) - set(hang.ranks) or hang.cause in ("crosswise", "stuck")
+
+
+def test_every_cause_has_its_hang():
+    """There are more than fifteen hangs, some for every cause, each with its recordings."""
+    assert {hang.cause for hang in HANGS.values()} == set(CAUSES)
+    assert len(HANGS) > 15
+    assert {folder.name for folder in KEPT.iterdir()} == set(HANGS)
+
+
+@pytest.mark.parametrize("name", sorted(HANGS))
+def test_kept_recordings(name):
+    """4 to 16 ranks, recorded: the first cause is the mistake of the program."""
+    _check(_found(KEPT / name, HANGS[name]), HANGS[name])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The recordings of the chosen programs, run now, one after the other, by one process that loads torch once."""
+    folder = tmp_path_factory.mktemp("hangs")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.hangs.running", str(folder), *filter(_can_run, CHOSEN)]
+    subprocess.run(command, check=True, timeout=550, env=environment, cwd=KEPT.parents[2])
+    return folder
+
+
+def _can_run(name):
+    if name in ALONE:
+        return os.geteuid() == 0
+    return name != "nanotron" or importlib.util.find_spec("nanotron") is not None
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_new_run(name, runs):
+    """4 to 16 ranks, run now: watched until the verdict, which is the known one."""
+    if not _can_run(name):
+        pytest.skip("a network of its own needs root; nanotron needs the package")
+    _check(_found(runs / name, HANGS[name]), HANGS[name])

@@ -1,0 +1,66 @@
+"""Which devices ranks use together: one backend for all of them, whatever each of them has."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankmesh.launch.devices import Offer, choose, pick
+
+
+def _offers(devices, asked=None):
+    """Ranks with these devices, two on each host; None is none."""
+    return [
+        Offer(
+            rank, len(devices), f"host{rank // 2}", 100 + rank, asked, None if device is None else 0, device, "no GPU"
+        )
+        for rank, device in enumerate(devices)
+    ]
+
+
+def test_a_device_for_each_rank():
+    """Every rank has a device of its own, seen as its only one or as one of many: NCCL on all of them."""
+    assert choose(_offers(["a", "b", "a", "b"])).backend == "nccl"
+
+
+def test_a_device_for_some():
+    """One rank of four without a device, or two that share one: gloo on all of them, and which rank is why."""
+    assert choose(_offers(["a", "b", None, "b"])).backend == "gloo"
+    choice = choose(_offers(["a", "a", "a", "b"]))
+    assert (choice.backend, choice.ranks) == ("gloo", (1,))
+    assert choice.why == "rank 1 on host0 has no GPU of its own: it shares one with rank 0"
+
+
+def test_nccl_that_was_asked_for():
+    """Ranks that cannot do what was asked for are named, and nobody goes on."""
+    choice = choose(_offers(["a", None, "a", None], asked="nccl"))
+    assert (choice.backend, choice.ranks) == (None, (1, 3))
+    assert "backend 'nccl' needs a GPU for each rank; rank 1 on host0 has no GPU of its own" in choice.why
+    assert choose(_offers(["a", "b"], asked="nccl")).backend == "nccl"
+    assert choose(_offers([None, None], asked="gloo")).backend == "gloo"
+
+
+@pytest.mark.parametrize(("name", "value", "words"), [("asked", "gloo", "backend gloo"), ("size", 8, "a world of 8")])
+def test_ranks_that_do_not_say_the_same(name, value, words):
+    """One rank asks for another backend, or was told another world size: both values, and who says which."""
+    offers = _offers(["a", "b"])
+    choice = choose([offers[0], replace(offers[1], **{name: value})])
+    assert (choice.backend, choice.ranks) == (None, (1,))
+    assert f"rank 1 on host0 {words}" in choice.why
+
+
+@given(st.lists(st.sampled_from([None, "a", "b"]), min_size=1, max_size=8))
+def test_never_nccl_on_some(devices):
+    """NCCL exactly where no rank is without a device and no two of one host share one."""
+    seen = [(rank // 2, device) for rank, device in enumerate(devices)]
+    own = None not in devices and len(set(seen)) == len(seen)
+    assert choose(_offers(devices)).backend == ("nccl" if own else "gloo")
+
+
+@pytest.mark.parametrize(
+    ("seen", "local", "index"), [(0, 0, None), (1, 3, 0), (1, None, 0), (8, 3, 3), (8, None, None), (2, 2, None)]
+)
+def test_which_device(seen, local, index):
+    """The only one that a task sees, else that of the local rank; none where there are too few."""
+    assert pick(seen, local)[0] == index

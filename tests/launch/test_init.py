@@ -1,0 +1,140 @@
+"""rm.init: from a launcher's variables to a world and back, on real processes, and what is said when it fails."""
+
+import gc
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import rankmesh as rm
+from rankmesh.groups import torch_private
+from rankmesh.launch.table import torchrun_variables
+
+
+def _as_rank(me, port, **more):
+    values = torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port)
+    os.environ.update({**values, **more})
+
+
+def _port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _sockets():
+    names = (path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
+    return sum(name.name.startswith("socket:") for name in names)
+
+
+def _there_and_back(me, port):
+    _as_rank(me, port)
+    before, sockets, seen = dict(os.environ), _sockets(), []
+    for _ in range(3):
+        with rm.init(timeout=20) as rank, rm.connect("tp=2,dp=*") as groups:
+            x = torch.ones(1, device=rank.device)
+            dist.all_reduce(x, group=groups["dp"].pg)
+            seen.append([rank.rank, rank.world_size, rank.local_rank, rank.launcher, rank.backend, x.item()])
+        seen[-1].append(dist.is_initialized())
+    rank.close()
+    assert dict(os.environ) == before
+    del groups  # closed, it still knows its world, and that its store
+    gc.collect()
+    return seen, _sockets() - sockets, torch_private.registries()["pg_map"]
+
+
+def test_three_worlds_one_after_the_other(ranks):
+    """4 ranks: each world is joined and left three times; no variable, group or socket is left of any of them."""
+    for rank, (seen, sockets, groups) in enumerate(ranks(4, _there_and_back, _port(), world=None)):
+        assert seen == [[rank, 4, rank, "environment", "gloo", 2.0, False]] * 3
+        assert (sockets, groups) == (0, 0)
+
+
+def _in_a_world(me):
+    with rm.init() as rank:
+        told = [rank.rank, rank.world_size, rank.backend]
+    return told, dist.is_initialized()
+
+
+def test_a_world_that_is_there_stays(ranks):
+    """3 ranks with an initialised world: it is taken as it is, and still there afterwards."""
+    assert ranks(3, _in_a_world) == [[[rank, 3, "gloo"], True] for rank in range(3)]
+
+
+def _differ(me, port, what):
+    _as_rank(me, port)
+    if what == "absent" and me.rank == 2:
+        time.sleep(4)
+        return None
+    kind = rm.AgreementError if what == "absent" else rm.ConnectError
+    error = me.error(kind, rm.init, "nccl" if what == "nccl" else None, timeout=2)
+    return error["message"], error["seconds"], dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("nccl", "backend 'nccl' needs a GPU for each rank"),
+        ("absent", "waited 2 s for rank 2, which did not come (2 of 3 did)"),
+    ],
+)
+def test_ranks_that_do_not_go_together(ranks, what, words):
+    """3 ranks without GPUs that ask for NCCL, or one that does not come: every rank says the same, in time."""
+    if what == "nccl" and torch.cuda.is_available():
+        pytest.skip("here are GPUs, on which NCCL is no error")
+    for told in ranks(3, _differ, _port(), what, world=None):
+        if told is not None:
+            assert words in told[0], told[0]
+            assert told[1] < 5
+            assert told[2] is False
+
+
+# -- one rank ----------------------------------------------------------------------------------------------------------
+
+
+def _alone(_):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+    with rm.init() as me, rm.connect("dp=*") as groups:
+        told = [me.rank, me.world_size, me.launcher, groups["dp"].size]
+    return told, dist.is_initialized()
+
+
+def test_started_alone(ranks):
+    """1 rank that nobody started: a world of one."""
+    assert ranks(1, _alone, world=None) == [[[0, 1, "nobody", 1], False]]
+
+
+def _nowhere(_, variables):
+    os.environ.update({"RANK": "1", "WORLD_SIZE": "2", **variables})
+    started = time.monotonic()
+    try:
+        rm.init(timeout=1)
+    except rm.ConnectError as error:
+        return str(error), time.monotonic() - started
+    return None
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (
+            {"MASTER_ADDR": "no-such-host.invalid"},
+            "received MASTER_ADDR=no-such-host.invalid on rank 1, which does not",
+        ),
+        (
+            {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+            "no store could be reached at 127.0.0.1:1 (Connection refused)",
+        ),
+        ({}, "received a job of 2 ranks by environment without MASTER_ADDR"),
+    ],
+)
+def test_no_meeting_place(ranks, variables, words):
+    """1 rank of 2 whose meeting place does not resolve, does not answer, or is not told: said at once, in one line."""
+    ((message, seconds),) = ranks(1, _nowhere, variables, world=None)
+    assert words in message
+    assert seconds < 30

@@ -1,0 +1,89 @@
+"""The muster of ranks, here threads of one process over one store: who differs, who comes twice, who is missing."""
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from torch.distributed import HashStore
+
+from rankmesh import AgreementError, ConnectError
+from rankmesh.launch.devices import Offer
+from rankmesh.launch.muster import muster
+from rankmesh.launch.started import Launch
+from rankmesh.launch.store import open_store
+
+
+def _offer(rank, size=3, **more):
+    return replace(Offer(rank, size, f"host{rank}", 100 + rank, None, 0, "gpu", ""), **more)
+
+
+def _all(offers, seconds=1.0):
+    """What each rank got, its choice or its error, and how many keys were left."""
+    store = HashStore()
+
+    def one(own):
+        try:
+            return muster(store, "muster", own, timedelta(seconds=seconds), own.rank == 0)
+        except (ConnectError, AgreementError) as error:
+            return error
+
+    with ThreadPoolExecutor(len(offers)) as threads:
+        return list(threads.map(one, offers)), store.num_keys()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 16])
+def test_all_have_come(size):
+    """Every rank has the same choice, and no key is left in the store."""
+    choices, left = _all([_offer(rank, size) for rank in range(size)])
+    assert {choice.backend for choice in choices} == {"nccl"}
+    assert left == 0
+
+
+@pytest.mark.parametrize(
+    ("odd", "words", "ranks"),
+    [
+        (_offer(1, host="host2", process=102), "rank 1 came twice, as process", (1,)),
+        (_offer(2, size=4), "host2 a world of 4 ranks; they must say the same", (2,)),
+        (_offer(2, asked="gloo"), "host2 backend gloo; they must say the same", (2,)),
+    ],
+)
+def test_a_rank_that_differs(odd, words, ranks):
+    """Three ranks, one of which says something else: the same error on all of them, naming it."""
+    errors, _ = _all([_offer(0), _offer(1), odd])
+    for error in errors:
+        assert isinstance(error, ConnectError), errors
+        assert words in str(error)
+        assert error.ranks == ranks
+
+
+def test_ranks_that_do_not_come():
+    """Two ranks of four: both say which are missing, at the timeout."""
+    started = time.monotonic()
+    errors, _ = _all([_offer(0, 4), _offer(2, 4)], seconds=0.3)
+    assert time.monotonic() - started < 3
+    for error in errors:
+        assert isinstance(error, AgreementError)
+        assert error.missing == (1, 3)
+        assert "waited 0.3 s for ranks 1, 3, which did not come (2 of 4 did)" in str(error)
+
+
+def test_a_backend_that_one_rank_cannot_serve():
+    """NCCL is asked for, and one of three has no GPU: all are refused, and told which."""
+    errors, _ = _all([_offer(rank, asked="nccl", device=None if rank == 1 else "gpu", why="none") for rank in range(3)])
+    assert all("rank 1 on host1 has no GPU of its own" in str(error) for error in errors)
+
+
+def test_a_store_that_accepts_and_says_nothing():
+    """A meeting place whose process is stopped: an error soon after the timeout, where torch's client tries on."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        launch = Launch("environment", 1, 2, address="127.0.0.1", port=silent.getsockname()[1])
+        started = time.monotonic()
+        with pytest.raises(ConnectError, match="no store could be reached at") as error:
+            open_store(launch, timedelta(seconds=0.5))
+    assert time.monotonic() - started < 5
+    assert error.value.missing == (0,)

@@ -1,0 +1,70 @@
+"""Imports lead in no circle, but for those that only type checkers follow."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import rankmesh
+
+ROOT = Path(rankmesh.__file__).parent
+# Rooms in which an import inside a function may not close a circle either.
+STRICT = ("errors", "extras", "layout", "plan", "readers", "viz", "testing", "cli")
+
+
+def modules(root):
+    """The modules of a package by name, with their syntax trees."""
+    named = {}
+    for path in root.rglob("*.py"):
+        name = ".".join((root.name, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
+        named[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return named
+
+
+def imported(node, known, *, deferred):
+    """The modules that a tree imports when it runs; ``deferred``: also those of its functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not deferred:
+            continue
+        if isinstance(child, ast.Import):
+            yield from (name.name for name in child.names if name.name in known)
+        elif isinstance(child, ast.ImportFrom):
+            parts = [f"{child.module}.{name.name}" for name in child.names]
+            yield from (part if part in known else child.module for part in parts)
+        yield from imported(child, known, deferred=deferred)
+
+
+def circle(graph):
+    """Modules in a circle, and those that lead to one; empty where there is none."""
+    left = {name: set(targets) & graph.keys() - {name} for name, targets in graph.items()}
+    while free := [name for name, targets in left.items() if not targets & left.keys()]:
+        for name in free:
+            del left[name]
+    return sorted(left)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_imports_lead_in_no_circle(deferred):
+    """Nowhere when a module is imported, and in the planning rooms, the command and the plugin not later either."""
+    known = modules(ROOT)
+    graph = {name: set(imported(tree, known, deferred=deferred)) for name, tree in known.items() if name != "rankmesh"}
+    if deferred:
+        graph = {name: targets for name, targets in graph.items() if name.split(".")[1] in STRICT}
+    assert circle(graph) == []
+
+
+def test_a_circle_is_noticed(tmp_path):
+    """Two modules that import each other are found, at once and in a function; for typing alone they may."""
+    package = tmp_path / "house"
+    package.mkdir()
+    (package / "a.py").write_text("from house import b\n")
+    (package / "b.py").write_text("def late():\n    from house.a import x\n")
+    (package / "c.py").write_text("import house.a\nif TYPE_CHECKING:\n    import house.d\n")
+    (package / "d.py").write_text("import house.c\n")
+    known = modules(package)
+    assert [
+        circle({name: set(imported(tree, known, deferred=deferred)) for name, tree in known.items()})
+        for deferred in (False, True)
+    ] == [[], ["house.a", "house.b", "house.c", "house.d"]]
