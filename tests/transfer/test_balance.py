@@ -23,7 +23,7 @@ def busy(draw):
     return left, right
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(busy())
 def test_busiest_sender_is_within_a_tenth_of_the_linear_program(both):
     """Or one element above it, which is as near as whole elements come; the bound that is told is the program's."""

@@ -20,7 +20,7 @@ def clusters(draw, world):
     return rm.Cluster.parse(f"host={width},leaf={leaf},spine={hosts // leaf}", hosts=names)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(pairs(), st.data())
 def test_every_level_carries_what_no_nearer_rank_could_send(both, data):
     """Bytes by level are those of nearest holders, element by element; and evenly sent as far as nearness allows."""

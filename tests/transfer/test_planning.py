@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from tests.transfer import brute
 from tests.transfer.strategies import pairs, world_of
 
@@ -22,6 +22,7 @@ def numbers(sharding, box):
     return whole[tuple(slice(a, b) for a, b in box)].reshape(-1).tolist()
 
 
+@settings(max_examples=50)
 @given(pairs(least=0))
 def test_every_element_once_by_one_that_has_it_and_by_itself_where_it_has_it(both):
     """The law of transfers, element by element, against tensors that were cut by hand."""
@@ -42,6 +43,7 @@ def test_every_element_once_by_one_that_has_it_and_by_itself_where_it_has_it(bot
         assert written == Counter(wanted)
 
 
+@settings(max_examples=50)
 @given(pairs())
 def test_both_ends_of_a_pair_say_the_same_in_the_same_order(both):
     """What one rank sends another, the other receives; the totals by rank are the sums of the moves."""
@@ -58,6 +60,7 @@ def test_both_ends_of_a_pair_say_the_same_in_the_same_order(both):
     assert sum(moves.levels.values()) == moves.bytes
 
 
+@settings(max_examples=50)
 @given(pairs())
 def test_the_order_of_names_does_not_matter(both):
     """Ranks that name tensors in another order plan the same moves under the same digest."""

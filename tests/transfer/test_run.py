@@ -22,7 +22,7 @@ def _moved(moves, rank, budget=1 << 20, **how):
     return told, into
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(pairs(least=0))
 def test_random_pairs_under_the_simulator(both):
     """Up to 18 simulated ranks: every pair of layouts, in messages of 64 bytes, arrives whole."""
@@ -80,7 +80,7 @@ def test_failures_are_named_on_every_rank(ranks):
         assert max(one["seconds"] for one in (wrong, differs, raises)) < 5
         sent = {move.name for move in _halves().of(rank).receives if move.source == 3}
         assert set(raises["incomplete"]) >= sent
-        assert good == ([], True)
+        assert good == [[], True]
 
 
 def _halves():
@@ -115,7 +115,7 @@ def test_a_rank_that_dies_or_stops_is_named_within_the_timeout(outcomes):
             assert told is not None, ended[rank]
             assert told["ranks"] == [2]
             assert "rank 2 was lost" in told["message"]
-            assert told["seconds"] < 5 + 3
+            assert told["seconds"] < 2 + 3
             assert told["complete"] == (not told["incomplete"])
         assert any(ended[rank].value["incomplete"] for rank in (0, 1, 3))
 
@@ -123,9 +123,9 @@ def test_a_rank_that_dies_or_stops_is_named_within_the_timeout(outcomes):
 def _lost(me, how):
     moves = _halves()
     into = moves.allocate(me.rank)
-    leave = (lambda *_: os._exit(1) if how == "dies" else time.sleep(10)) if me.rank == 2 else None
+    leave = (lambda *_: os._exit(1) if how == "dies" else time.sleep(6)) if me.rank == 2 else None
     told = me.error(
-        TransferError, moves.run, live.shards(moves.source, me.rank), into, budget=1 << 14, timeout=5.0, progress=leave
+        TransferError, moves.run, live.shards(moves.source, me.rank), into, budget=1 << 14, timeout=2.0, progress=leave
     )
     return told | {"complete": into.complete}
 
@@ -151,7 +151,7 @@ def _away(me):
 
 def test_a_group_of_its_own_ranks(ranks):
     """4 ranks, gloo: a transfer between ranks 1 and 3 over a group of these two; one without rank 3 is refused."""
-    assert [value for value in ranks(4, _pair) if value is not None] == [([], "rank 1"), ([], "rank 3")]
+    assert [value for value in ranks(4, _pair) if value is not None] == [[[], "rank 1"], [[], "rank 3"]]
 
 
 def _pair(me):

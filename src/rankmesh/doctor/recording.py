@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -239,7 +240,8 @@ class _Columns:
 
     def fill(self, result: Recording) -> None:
         """Give the recording its columns."""
-        columns = np.array(self._rows, dtype=np.int64).reshape(-1, 6)
+        values = chain.from_iterable(self._rows)
+        columns = np.fromiter(values, dtype=np.int64, count=6 * len(self._rows)).reshape(-1, 6)
         result.group, result.number, result.signature = (columns[:, i].astype(np.int32) for i in range(3))
         result.pending, result.site = columns[:, 3].astype(bool), columns[:, 4].astype(np.int32)
         result.created = columns[:, 5]

@@ -111,7 +111,8 @@ class Meeting:
     def _differences(self, here: Sequence[int], absent: Sequence[int]) -> dict[str, Any]:
         """What keeps the ranks that are here from going on: a problem of one, another claim, or ranks that are not."""
         claims = {rank: self._read(f"here/{rank}") for rank in here}
-        failed = {rank: claim["problem"] for rank, claim in claims.items() if claim.pop("problem")}
+        problems = {rank: claim.pop("problem") for rank, claim in claims.items()}
+        failed = {rank: problem for rank, problem in problems.items() if problem}
         claims = {rank: claim for rank, claim in claims.items() if rank not in failed}
         if failed:
             told = "; ".join(f"{in_words([rank])}: {failed[rank]}" for rank in list(failed)[:4])

@@ -18,6 +18,7 @@ k busiest ranks must be sent by these, so 1/k of it is a bound (by duality the b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ import numpy.typing as npt
 from rankmesh.layout.cells import distinct
 from rankmesh.layout.strided import IntArray
 
-__all__ = ["Sets", "bound", "share"]
+__all__ = ["Sets", "share"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -54,15 +55,19 @@ class Sets:
         return np.repeat(np.arange(len(self.asked)), np.diff(self.start))
 
 
-def share(sets: Sets, unit: int) -> IntArray:
-    """The bytes that each member of each set sends: multiples of ``unit`` that add up to what the set is asked for."""
+def share(sets: Sets, unit: int) -> tuple[IntArray, int]:
+    """The bytes that each member of each set sends, and those that the busiest rank must send, whoever sends what.
+
+    The shares are multiples of ``unit`` that add up to what the set is asked for.
+    """
     of, sizes = sets.of, np.diff(sets.start)
     shares = sets.asked[of] / np.maximum(sizes, 1)[of]
     free = sizes[of] > 1
     blocks = [np.flatnonzero(free & (sets.block[of] == block)) for block in distinct(sets.block[of[free]])]
     if len(blocks) > 1 or (blocks and not free.all()):
         _fill(sets, shares, blocks)
-    return _whole(sets, shares, unit)
+    load: Floats = np.bincount(sets.ranks, shares).astype(np.float64)
+    return _whole(sets, shares, unit), ceil(_bound(sets, load) - 1e-6)
 
 
 def _fill(sets: Sets, shares: Floats, blocks: list[IntArray]) -> None:
@@ -96,14 +101,8 @@ def _level(of: IntArray, others: Floats, asked: IntArray) -> Floats:
     return found
 
 
-def bound(sets: Sets, load: npt.ArrayLike) -> float:
-    """Bytes that the busiest rank must send at least, whoever sends what; ``load`` is what each rank sends."""
-    return _bound(sets, np.asarray(load, dtype=np.float64))
-
-
 def _bound(sets: Sets, load: Floats) -> float:
-    if not len(sets.asked):
-        return 0.0
+    """The bound that the loads prove: the k busiest ranks send all that is asked of sets that lie among them."""
     order = np.argsort(-load, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Protocol
 
 import numpy as np
 
 from rankmesh.layout.cells import distinct
 from rankmesh.layout.strided import IntArray
-from rankmesh.transfer.planning.balance import Sets, bound, share
+from rankmesh.transfer.planning.balance import Sets, share
 from rankmesh.transfer.planning.kinds import Kind
 
 __all__ = ["Flows", "Nearness", "flows_of"]
@@ -139,12 +138,11 @@ def _cut(asked: _Asked, copies: _Copies, unit: int, units: IntArray | None) -> F
     end = -(-(at[-1] + length[-1]) // unit) * unit
     asked_of = np.diff(np.append(at[new_set], end))
     sets = _sets(heads, start, ranks, block, asked_of, units)
-    sent = share(sets, unit)
+    sent, least = share(sets, unit)
     pieces = np.append(0, np.cumsum(sent))
     flows = _flows(at, length, pieces)
     record, sender, low, high = flows
     source = sets.ranks[sender]
-    load = np.bincount(source, high - low, minlength=int(sets.ranks.max()) + 1)
     return Flows(
         kind=asked.kind[order][record],
         cell=asked.cell[order][record],
@@ -153,7 +151,7 @@ def _cut(asked: _Asked, copies: _Copies, unit: int, units: IntArray | None) -> F
         low=low - at[record],
         high=high - at[record],
         level=keys[1][record],
-        bound=ceil(bound(sets, load) - 1e-6),
+        bound=least,
     )
 
 
