@@ -34,8 +34,6 @@ toc_object_entries_show_parents = "hide"
 
 # Every other reference must lead somewhere.
 nitpick_ignore_regex = [
-    (r"py:class", r"(rankmesh\.groups\.)?torch_private\.Making"),
-    (r"py:class", r"rankmesh\.doctor\.(history\.History|waits\.Waits)"),
     # Other projects' names have no page here, and the build takes nothing from the network.
     (r"py:.*", r"(typing|collections|datetime|os|pathlib|types|dataclasses|enum|argparse|pytest|unittest)\..*"),
     (r"py:.*", r"(torch|numpy|np|npt|dist|st|hypothesis)\..*"),
