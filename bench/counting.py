@@ -51,3 +51,6 @@ class CountingStore(Store):
     def delete_key(self, *given: Any) -> Any:
         """Delete a key."""
         return self._count("delete_key", *given)
+
+    # By this name torch's own stores around this one call it.
+    deleteKey = delete_key  # noqa: N815

@@ -38,9 +38,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(typing|collections|datetime|os|pathlib|types|dataclasses|enum|argparse|pytest|unittest)\..*"),
     (r"py:.*", r"(torch|numpy|np|npt|dist|st|hypothesis)\..*"),
     (r"py:.*", r"(ProcessGroup|Tensor|DeviceMesh|Path|timedelta|ellipsis|ModuleType|IntArray)"),
-    # The type of a default that is given back as it is, and the live world, which nobody makes by hand.
+    # The type of a default that is given back as it is.
     (r"py:class", r"rankmesh\..*\._Default"),
-    (r"py:class", r"rankmesh\.groups\.torch_private\.World"),
     # Values of the inside that a public one holds.
     (r"py:class", r"(rankmesh\.groups\.)?torch_private\.Making"),
     (r"py:class", r"rankmesh\.doctor\.(history\.History|waits\.Waits)"),

@@ -97,7 +97,7 @@ def _start(folder, number, case, arguments, size):
     return {_fork(folder, f"{number}-{rank}", case, arguments, place): rank for rank, place in enumerate(places)}
 
 
-def many(cases, arguments, size=None, at_once=7, limit=60):
+def many(cases, arguments, size=None, at_once=2, limit=60):
     """Each case's statuses, words of stderr, and seconds from the signal to the end of the last process, by case."""
     folder = Path(tempfile.mkdtemp(prefix="rankmesh-phases-"))
     todo, running, done = list(enumerate(cases)), {}, {}

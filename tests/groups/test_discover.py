@@ -33,7 +33,7 @@ def _found(me):
 def test_ranks_find_their_cluster(ranks):
     """4 processes on what call themselves two hosts: one cluster on every rank, natural order, no key left."""
     outcomes = ranks(4, _found)
-    assert all(outcome[:3] == (outcomes[0][0], True, 0) for outcome in outcomes)
+    assert all(tuple(outcome[:3]) == (outcomes[0][0], True, 0) for outcome in outcomes)
     assert [host["name"] for host in outcomes[0][0]["hosts"]] == ["node9", "node10"]
     assert outcomes[0][0]["rank_map"] == [0, 2, 1, 3]
     assert [outcome[3] for outcome in outcomes] == [2, 0, 0, 0]

@@ -31,8 +31,18 @@ def _sockets():
     return sum(name.name.startswith("socket:") for name in names)
 
 
+def _settled(sockets):
+    """How many sockets there are more than before, once those that close in the background have."""
+    end = time.monotonic() + 10
+    while _sockets() != sockets and time.monotonic() < end:
+        time.sleep(0.05)
+    return _sockets() - sockets
+
+
 def _there_and_back(me, port):
     _as_rank(me, port)
+    me.meet("all ranks have reached the store that rank 0 serves")
+    time.sleep(0.2)
     before, sockets, seen = dict(os.environ), _sockets(), []
     for _ in range(3):
         with rm.init(timeout=20) as rank, rm.connect("tp=2,dp=*") as groups:
@@ -44,7 +54,9 @@ def _there_and_back(me, port):
     assert dict(os.environ) == before
     del groups  # closed, it still knows its world, and that its store
     gc.collect()
-    return seen, _sockets() - sockets, torch_private.registries()["pg_map"]
+    left = _settled(sockets)
+    me.meet("all have counted")
+    return seen, left, torch_private.registries()["pg_map"]
 
 
 def test_three_worlds_one_after_the_other(ranks):

@@ -13,6 +13,8 @@ from tests.multihost.conftest import hosts  # noqa: F401  - two namespaces, for 
 
 ROOT = Path(__file__).parents[2]
 RUN = "RANKMESH_LAUNCHERS"
+# A program of its own that Ray runs, with no tests in it.
+collect_ignore = ["ray_job.py"]
 BIN = Path(sys.executable).parent
 
 # The four lines of the README, with what each rank then says.

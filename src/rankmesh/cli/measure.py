@@ -14,10 +14,11 @@ from rankmesh.cli.check import progress_bar, source_in_job
 from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.complete import group_names
-from rankmesh.cli.console import note, out, write, write_json
+from rankmesh.cli.console import out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, tell
 from rankmesh.cli.shell import Failed
+from rankmesh.cli.shell import save as write_file
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.extras import extra
 from rankmesh.launch.started import started_by
@@ -99,11 +100,11 @@ def command(
         return
     if save is not None:
         machine = _machine(cluster, found, source.plan)
-        _write(save, jsons.dumps(calibrated(machine, source.plan, found).to_dict(), indent=2) + "\n")
+        write_file(save, jsons.dumps(calibrated(machine, source.plan, found).to_dict(), indent=2) + "\n")
     if svg is not None:
         from rankmesh.viz.curves import curves
 
-        _write(svg, curves(found))
+        write_file(svg, curves(found))
     if json:
         write_json(found.to_dict())
     else:
@@ -123,14 +124,6 @@ def _machine(text: str | None, found: Measurement, plan: Plan) -> Cluster:
     from rankmesh.topology.met import Witness, met
 
     return met([Witness(rank, host, "", rank) for rank, host in enumerate(found.hosts)])
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise Failed(f"cannot write {path}: {problem.strerror}", ExitCode.USAGE) from problem
-    note(f"wrote {path}")
 
 
 def _print(found: Measurement) -> None:

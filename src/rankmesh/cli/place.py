@@ -10,9 +10,8 @@ import typer
 from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write, write_json
-from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, source_of, tell
-from rankmesh.cli.shell import Failed
+from rankmesh.cli.shell import save as write_file
 from rankmesh.placement import Placed, Traffic, place
 from rankmesh.placement.words import duration, report
 from rankmesh.readers.source import Source
@@ -106,11 +105,7 @@ def command(
         backend=backend,
     )
     if save is not None:
-        try:
-            save.write_text(found.plan.to_json() + "\n", encoding="utf-8")
-        except OSError as problem:
-            raise Failed(f"cannot write {save}: {problem.strerror}", ExitCode.USAGE) from problem
-        note(f"wrote {save}")
+        write_file(save, found.plan.to_json() + "\n")
     if json:
         for text in found.notes:
             note(f"note: {text}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import overload
+from typing import Any, overload
 
 from rankmesh.errors import PlanError, UnknownAxis
 from rankmesh.groups.limits import time_limit
@@ -89,36 +89,37 @@ def connect(
     limit = time_limit(timeout)
     with with_verdict("connect"):
         if isinstance(plan, Mapping):
-            return LiveJob(World.current().connect(_plans(plan), limit))
-        checked = None if isinstance(plan, str) else _plan(plan, 0)
-        world = World.current()
-        return world.connect({"": checked or _plan(plan, world.default.size)}, limit)[""]
+            _check_keys(plan)
+            return LiveJob(_connected(plan, limit))
+        return _connected({"": plan}, limit)[""]
 
 
-def _plans(given: Mapping[str, PlanLike]) -> dict[str, Plan]:
-    if not given or not all(given) or not all(map(_is_word, given)):
+def _check_keys(given: Mapping[Any, object]) -> None:
+    if not given or not all(isinstance(key, str) and key for key in given):
         raise PlanError(
             f"received the keys {list(given)} for the plans of a job; it has one plan or more, each under a word; "
             "name them, such as connect({'encoder': plan, 'llm': other})",
             received=tuple(given),
         )
-    size = World.current().default.size
-    return {key: _plan(plan, size) for key, plan in given.items()}
 
 
-def _is_word(key: object) -> bool:
-    return isinstance(key, str)
+def _connected(given: Mapping[str, PlanLike], limit: timedelta) -> dict[str, LiveGroups]:
+    for one in given.values():
+        _check_form(one)
+    world = World.current()
+    return world.connect({key: _plan(one, world.default.size) for key, one in given.items()}, limit)
 
 
-def _plan(given: object, world_size: int) -> Plan:
-    if isinstance(given, Plan):
-        return given
-    if isinstance(given, Mesh):
-        return recipes.axes(given)
+def _check_form(given: object) -> None:
+    if not isinstance(given, Plan | Mesh | str):
+        raise PlanError(
+            f"received {type(given).__name__} to connect; it must be a plan, which says which groups are wanted, a "
+            "SPEC or a mesh; use Plan(mesh, [GroupSpec('tp'), ...]), one of rankmesh.recipes, or 'tp=2,dp=*'",
+            received=given,
+        )
+
+
+def _plan(given: PlanLike, world_size: int) -> Plan:
     if isinstance(given, str):
         return read(given, world_size=world_size).plan
-    raise PlanError(
-        f"received {type(given).__name__} to connect; it must be a plan, which says which groups are wanted, a SPEC or "
-        "a mesh; use Plan(mesh, [GroupSpec('tp'), ...]), one of rankmesh.recipes, or 'tp=2,dp=*'",
-        received=given,
-    )
+    return recipes.axes(given) if isinstance(given, Mesh) else given

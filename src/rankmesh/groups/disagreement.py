@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rankmesh.errors import in_words
@@ -49,7 +49,7 @@ class _Waiting:
     @property
     def absent(self) -> list[int]:
         here = set(self.here)
-        return [rank for rank in range(self.span.offset, self.span.stop) if rank not in here]
+        return [rank for rank in self.span.members if rank not in here]
 
 
 class Disagreement:
@@ -88,17 +88,18 @@ class Disagreement:
 
     def told(self) -> Verdict:
         """All came, and not all make one claim."""
-        everyone = tuple(range(self._claim.span.offset, self._claim.span.stop))
-        verdict = self._end([_Waiting(self._own.circle, self._own.turn, self._own.span, everyone)])
+        verdict = self._end([replace(self._own, here=tuple(self._own.span.members))])
         return verdict or self.phase.hear_of(self.phase.judge())
 
     def end_what_waits_in_vain(self) -> None:
         """Every rank of the world waits: end the meetings of which none can become complete any more."""
         end = time.monotonic() + CALL
         # A rank counts itself before it is on a roll.
-        while sum(len(meeting.here) for meeting in self._open()) < self._claim.world_size and time.monotonic() < end:
+        meetings = self._open()
+        while sum(len(meeting.here) for meeting in meetings) < self._claim.world_size and time.monotonic() < end:
             time.sleep(_POLL)
-        self._end(_in_vain(self._open()))
+            meetings = self._open()
+        self._end(_in_vain(meetings))
 
     def out_of_time(self, seconds: float) -> Verdict:
         """This rank has lost patience: say who is missing, who differs, or who was lost."""
@@ -114,19 +115,20 @@ class Disagreement:
         silent = self.phase.silent(time.monotonic() + CALL, besides=absent)
         if not absent:
             return self.phase.conclude(lost(silent) if silent else GO)
-        here = [rank for rank in range(self._claim.span.offset, self._claim.span.stop) if rank not in absent]
-        verdict = self._difference(here)
+        verdict = self._difference(set(self._claim.span.members).difference(absent))
         missing = self._missing(absent, seconds)
         words = f"{verdict['message']}; {missing['message']}"
         return self.phase.conclude(verdict | {"missing": missing["missing"], "message": words})
 
     def _missing(self, absent: Sequence[int], seconds: float) -> Verdict:
-        elsewhere = {rank: meeting.span for meeting in self._open() for rank in meeting.here if rank in set(absent)}
+        away = set(absent)
+        elsewhere = {rank: meeting.span for meeting in self._open() for rank in away.intersection(meeting.here)}
         size = self._claim.span.size
         came = f"{size - len(absent)} of {size} did"
         message = f"waited {seconds:g} s for {in_words(absent)}, which did not arrive ({came})"
         if elsewhere:
-            rank, span = next(iter(sorted(elsewhere.items())))
+            rank = min(elsewhere)
+            span = elsewhere[rank]
             message += f"; rank {rank} waits to connect a plan of the ranks {span.offset} to {span.stop - 1}"
         message += "; look at the logs of the missing ranks, or give connect() a longer timeout"
         return failed(message, absent, missing=absent)
@@ -142,8 +144,7 @@ class Disagreement:
             meeting = _Waiting(circle, turn, span, ())
             if not self._store.has(f"{meeting.place}/agree/verdict"):
                 absent = set(self._phase(meeting).roll.absent())
-                here = tuple(rank for rank in range(span.offset, span.stop) if rank not in absent)
-                found.append(_Waiting(circle, turn, span, here))
+                found.append(replace(meeting, here=tuple(rank for rank in span.members if rank not in absent)))
         return [meeting for meeting in found if meeting.here]
 
     def _end(self, meetings: Iterable[_Waiting]) -> Verdict | None:
@@ -185,11 +186,14 @@ class Disagreement:
     def _over(self, meeting: _Waiting) -> None:
         """The meeting comes to nothing: these ranks meet anew, and its keys go when they have."""
         self._store.advance(f"{meeting.circle}/turn", meeting.turn)
-        self._store.append(f"{meeting.circle}/failed", meeting.place)
+        self._remember(meeting)
 
     def remember(self) -> None:
         """The meeting has failed after the ranks agreed: its keys go with those of the next."""
-        self._store.append(f"{self._own.circle}/failed", self._own.place)
+        self._remember(self._own)
+
+    def _remember(self, meeting: _Waiting) -> None:
+        self._store.append(f"{meeting.circle}/failed", meeting.place)
 
     def withdraw(self) -> None:
         """This rank hears no more of the meeting: delete what it told, and the claim that it was the last to make."""

@@ -10,31 +10,26 @@ from __future__ import annotations
 import os
 import socket
 import warnings
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 
 from rankmesh.errors import ConnectError
 from rankmesh.groups.limits import time_limit
 from rankmesh.groups.say import say
 from rankmesh.groups.torch_private import default_group
+from rankmesh.groups.world import World
+from rankmesh.launch.table import LAUNCHERS
 from rankmesh.topology.cluster import Cluster
 from rankmesh.topology.met import Witness, met
 
 __all__ = ["discover", "witness"]
 
 _BOOT, _MEMORY = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/ipc")
-
-# Counts the meetings of each world that this process is in: its ranks discover in the same order.
-_meetings: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
 
 
 def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
@@ -49,7 +44,7 @@ def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
     here = default_group()
     if here.store is None:
         raise ConnectError("received a world without a store; ranks tell each other through it; use gloo or NCCL")
-    limit, meeting = time_limit(timeout), f"rankmesh/discover/{next(_meetings.setdefault(dist.group.WORLD, count()))}"
+    limit, meeting = time_limit(timeout), World.current().meeting("discover")
     mine = asdict(witness(here.rank))
     data = say(here.store, meeting, here.rank, here.size, mine, _concluded, limit, "discover their cluster")
     notes = tuple(data.pop("notes"))
@@ -95,7 +90,7 @@ def _slot(environment: Any, rank: int) -> int:
     """The device where one is in use, else the number on the host that the launcher says, else the rank."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.current_device()
-    names = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "FLUX_TASK_LOCAL_ID")
+    names = (row.local_rank for row in LAUNCHERS)
     found = next((environment[name] for name in names if environment.get(name, "").isdecimal()), None)
     return rank if found is None else int(found)
 

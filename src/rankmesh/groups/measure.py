@@ -16,10 +16,8 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from itertools import count
 from statistics import median
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -44,9 +42,6 @@ _ROUNDS, _CALLS = 3, 4
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-# Counts the measurements of each set of groups: its ranks make them in the same order.
-_meetings: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
-
 Progress = Callable[[int, int], None]
 
 
@@ -56,7 +51,7 @@ def collectives_of(spec: GroupSpec) -> tuple[str, ...]:
     >>> [collectives_of(GroupSpec(name)) for name in ("pp", "ep", "embd")]
     [('send/recv',), ('all-to-all',), ('all-reduce', 'all-gather', 'reduce-scatter')]
     """
-    if spec.axes == ("pp",) and spec.pick is None:
+    if spec.pipeline:
         return ("send/recv",)
     if spec.axes == ("ep",):
         return ("all-to-all",)
@@ -72,7 +67,7 @@ def measure(
     given = tuple(sizes)
     if not given or min(given) < 1:
         raise PlanError(f"received sizes {given}; they are bytes that a rank holds, such as (4096, 1048576)")
-    meeting = f"rankmesh/measure/{plan.digest[:16]}/{groups.generation}/{next(_meetings.setdefault(groups, count()))}"
+    meeting = groups.world.meeting(f"measure/{plan.digest[:16]}/{groups.generation}")
     rows = list(_rows(groups, chosen, given, progress, meeting, limit))
     span = plan.mesh.span
     said = {"rank": groups.rank, "host": socket.gethostname(), "rows": rows}

@@ -89,7 +89,7 @@ class Phase:
 
     def silent(self, end: float, besides: Sequence[int] = ()) -> list[int]:
         """The ranks that have not answered the call by a point in time (``time.monotonic``), ``besides`` left out."""
-        expected = set(range(self.span.offset, self.span.stop)).difference(besides)
+        expected = set(self.span.members).difference(besides)
         called = self.called
         while (silent := sorted(expected.intersection(called.absent()))) and time.monotonic() < end:
             time.sleep(_POLL)

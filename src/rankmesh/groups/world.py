@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -51,6 +52,7 @@ class World:
         self.default = default
         self.devices = torch_private.GlooDevices()
         self._live: list[LiveGroups] = []
+        self._held: Counter[str] = Counter()
         self._connecting = threading.Lock()
 
     @classmethod
@@ -63,6 +65,11 @@ class World:
     def live(self) -> tuple[LiveGroups, ...]:
         """The live groups of every plan that is connected, in the order in which they were made."""
         return tuple(self._live)
+
+    def meeting(self, name: str) -> str:
+        """The key of the next meeting of this name: ranks hold those of one name in the same order."""
+        number, self._held[name] = self._held[name], self._held[name] + 1
+        return f"rankmesh/{name}/{number}"
 
     # -- connect ------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,12 @@ def _opened(launch: Launch, address: str, port: int, serves: bool, timeout: time
         return found[0]
     if problems:
         raise _unreachable(launch, first_line(problems[0])) from problems[0]
-    raise _unreachable(launch, "it accepts, and says nothing")
+    raise ConnectError(
+        f"rank {launch.rank}: nothing was heard of rank 0; no store could be reached at {launch.meeting}, which "
+        "accepts and says nothing; rank 0 is stopped or stuck there, or something else uses the port; look at its logs",
+        rank=launch.rank,
+        missing=(0,),
+    )
 
 
 def _unreachable(launch: Launch, why: str) -> ConnectError:

@@ -65,6 +65,11 @@ class Span:
         """One past the last rank of the span."""
         return self.offset + self.size
 
+    @property
+    def members(self) -> range:
+        """The ranks of the span, ascending."""
+        return range(self.offset, self.stop)
+
     def __contains__(self, rank: object) -> bool:
         try:
             return self.offset <= operator.index(rank) < self.stop  # type: ignore[arg-type]  # TypeError is caught

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from datetime import timedelta
 from typing import Any
 
 from rankmesh.errors import AgreementError, TransferError, first_line, in_words
+from rankmesh.groups.store import JobStore
 
 __all__ = ["Fault", "Meeting", "told"]
 
@@ -45,41 +45,33 @@ class Meeting:
     """One transfer's meeting of the ``ranks`` of one group; ``rank`` is this one."""
 
     def __init__(self, store: Any, name: str, rank: int, ranks: Sequence[int], timeout: timedelta) -> None:
-        self._store, self._rank, self._ranks, self._timeout = store, rank, tuple(ranks), timeout
-        prefix = f"rankmesh/{os.environ.get('TORCHELASTIC_RUN_ID', 'job')}/transfer/{name}"
-        self._generation = f"{prefix}/generation"
-        self._base = f"{prefix}/{self._count(self._generation, 0)}"
+        self._store, self._rank, self._ranks, self._timeout = JobStore(store), rank, tuple(ranks), timeout
+        self._generation = f"transfer/{name}/generation"
+        self._base = f"transfer/{name}/{self._store.count(self._generation, 0)}"
         self._beaten = time.monotonic()
 
-    # -- the store --------------------------------------------------------------------------------------------------
+    # -- its keys ---------------------------------------------------------------------------------------------------
 
-    def _count(self, key: str, amount: int) -> int:
-        return int(self._store.add(key, amount))
+    def _count(self, what: str, amount: int) -> int:
+        return self._store.count(f"{self._base}/{what}", amount)
 
     def _write(self, what: str, data: Mapping[str, Any]) -> None:
-        self._store.set(f"{self._base}/{what}", json.dumps(data))
+        self._store.write(f"{self._base}/{what}", data)
 
     def _read(self, what: str) -> dict[str, Any]:
-        data: dict[str, Any] = json.loads(self._store.get(f"{self._base}/{what}"))
-        return data
+        return self._store.read(f"{self._base}/{what}")
 
     def _has(self, what: str) -> bool:
-        return bool(self._store.check([f"{self._base}/{what}"]))
+        return self._store.has(f"{self._base}/{what}")
 
     def _wait(self, what: str, limit: timedelta) -> bool:
         """Whether there is something under the key within the limit."""
-        try:
-            self._store.wait([f"{self._base}/{what}"], limit)
-        except RuntimeError as error:
-            if "time" in str(error).lower():
-                return False
-            raise
-        return True
+        return self._store.wait(f"{self._base}/{what}", limit.total_seconds())
 
     def _forget(self, *keys: str) -> None:
         for key in keys:
             with suppress(RuntimeError):
-                self._store.delete_key(f"{self._base}/{key}")
+                self._store.delete(f"{self._base}/{key}")
 
     # -- the beginning ----------------------------------------------------------------------------------------------
 
@@ -92,9 +84,9 @@ class Meeting:
         self._write(f"here/{self._rank}", {**claim, "problem": problem})
         self._alike = hashlib.sha256(json.dumps(claim, sort_keys=True).encode()).hexdigest()[:16]
         if not problem:
-            self._count(f"{self._base}/same/{self._alike}", 1)
-        if self._count(f"{self._base}/arrived", 1) == len(self._ranks):
-            same = not problem and self._count(f"{self._base}/same/{self._alike}", 0) == len(self._ranks)
+            self._count(f"same/{self._alike}", 1)
+        if self._count("arrived", 1) == len(self._ranks):
+            same = not problem and self._count(f"same/{self._alike}", 0) == len(self._ranks)
             self._decide("start", {"go": True} if same else self._differences(self._ranks, ()))
         if not self._wait("start", self._timeout):
             self._decide("start", self._absent())
@@ -139,7 +131,7 @@ class Meeting:
         now = time.monotonic()
         if now - self._beaten > self._timeout.total_seconds() / 4:
             self._beaten = now
-            self._count(f"{self._base}/beats", 1)
+            self._count("beats", 1)
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -147,7 +139,7 @@ class Meeting:
         """Wait until all ranks are through, or one has failed: None, or the ranks that failed and why."""
         if fault is None:
             self._write(f"done/{self._rank}", {})
-            if self._count(f"{self._base}/done", 1) == len(self._ranks):
+            if self._count("done", 1) == len(self._ranks):
                 self._decide("end", {"go": True})
         else:
             self._write(f"fault/{self._rank}", {"message": fault.message, "lost": list(fault.lost)})
@@ -163,7 +155,7 @@ class Meeting:
         """Wait for the verdict while anybody makes progress."""
         heard = -1
         while not self._wait("end", self._timeout):
-            beats = self._count(f"{self._base}/beats", 0)
+            beats = self._count("beats", 0)
             if beats == heard:
                 self._decide("end", self._culprits())
                 return
@@ -189,9 +181,9 @@ class Meeting:
 
     def _decide(self, what: str, verdict: Mapping[str, Any]) -> None:
         """Give this verdict, if it is the first; the next transfer then meets elsewhere."""
-        if self._count(f"{self._base}/{what}ed", 1) == 1:
+        if self._count(f"{what}ed", 1) == 1:
             if what == "end" or not verdict["go"]:
-                self._count(self._generation, 1)
+                self._store.count(self._generation, 1)
             self._write(what, verdict)
 
     def _verdict(self, what: str) -> dict[str, Any]:
@@ -202,7 +194,7 @@ class Meeting:
     def _leave(self) -> None:
         """The last to leave takes everything along; a rank that was lost never leaves."""
         self._forget(f"done/{self._rank}")
-        if self._count(f"{self._base}/left", 1) == len(self._ranks):
+        if self._count("left", 1) == len(self._ranks):
             shared = ("start", "started", "end", "ended", "arrived", "beats", "done", "left")
             self._forget(*shared, f"same/{self._alike}")
 
