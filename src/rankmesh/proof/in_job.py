@@ -151,7 +151,8 @@ def _notice_of_the_end() -> Iterator[threading.Event]:
 def _heard(notices: Notices, plan: Plan, launch: Launch, diary: Diary) -> CheckResult:
     """The result that another rank gives; ``ConnectError`` with this rank's own last words where there is none."""
     end = time.monotonic() + _GRACE
-    while notices.result is None and not notices.gone and time.monotonic() < end:
+    # Without a store nothing more is heard; what this rank's own work ends with is about to come.
+    while notices.result is None and not (notices.gone and ended(diary)) and time.monotonic() < end:
         time.sleep(_LOOK)
     if notices.result is not None:
         return _result(notices.result)

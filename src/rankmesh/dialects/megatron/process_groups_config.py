@@ -101,7 +101,7 @@ class ProcessGroupCollection:
             setattr(self, name, group)
 
     def __eq__(self, other: object) -> bool:
-        return vars(self) == vars(other) if isinstance(other, ProcessGroupCollection) else NotImplemented
+        return vars(self) == vars(other) if isinstance(other, type(self)) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # its groups change
 

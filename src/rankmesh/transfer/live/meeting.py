@@ -17,7 +17,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -87,9 +87,9 @@ class Meeting:
             self._count(f"same/{self._alike}", 1)
         if self._count("arrived", 1) == len(self._ranks):
             same = not problem and self._count(f"same/{self._alike}", 0) == len(self._ranks)
-            self._decide("start", {"go": True} if same else self._differences(self._ranks, ()))
+            self._decide("start", lambda: {"go": True} if same else self._differences(self._ranks, ()))
         if not self._wait("start", self._timeout):
-            self._decide("start", self._absent())
+            self._decide("start", self._absent)
         verdict = self._verdict("start")
         self._forget(f"here/{self._rank}")
         if not verdict["go"]:
@@ -140,12 +140,12 @@ class Meeting:
         if fault is None:
             self._write(f"done/{self._rank}", {})
             if self._count("done", 1) == len(self._ranks):
-                self._decide("end", {"go": True})
+                self._decide("end", lambda: {"go": True})
         else:
             self._write(f"fault/{self._rank}", {"message": fault.message, "lost": list(fault.lost)})
             if fault.lost:
                 time.sleep(min(_SETTLE, self._timeout.total_seconds() / 4))
-            self._decide("end", self._culprits())
+            self._decide("end", self._culprits)
         self._listen()
         verdict = self._verdict("end")
         self._leave()
@@ -157,7 +157,7 @@ class Meeting:
         while not self._wait("end", self._timeout):
             beats = self._count("beats", 0)
             if beats == heard:
-                self._decide("end", self._culprits())
+                self._decide("end", self._culprits)
                 return
             heard = beats
 
@@ -179,10 +179,11 @@ class Meeting:
 
     # -- verdicts ---------------------------------------------------------------------------------------------------
 
-    def _decide(self, what: str, verdict: Mapping[str, Any]) -> None:
-        """Give this verdict, if it is the first; the next transfer then meets elsewhere."""
+    def _decide(self, what: str, decision: Callable[[], Mapping[str, Any]]) -> None:
+        """Make and give this verdict, if it is the first: until it is given no rank takes back what it wrote."""
         if self._count(f"{what}ed", 1) == 1:
-            if what == "end" or not verdict["go"]:
+            verdict = decision()
+            if what == "end" or not verdict["go"]:  # the next transfer then meets elsewhere
                 self._store.count(self._generation, 1)
             self._write(what, verdict)
 
