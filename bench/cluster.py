@@ -7,12 +7,15 @@ racks    the same in racks of two, and a trunk of 100 Mbit/s between them
 
 On each the cluster is measured and calibrated; every order of the axes and torchrun's own order (hosts as strings) are
 predicted from that, and run; the placement that ``rm.place`` chooses is among them. Then one host's link is halved, and
-``measure`` has to name it; and the example is trained under the worst and the chosen order.
+``measure`` has to name it; the example is trained under the worst and the chosen order; and transfers between layouts
+are counted at the links (`bench.slow_levels`).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -28,10 +31,11 @@ import torch.distributed as dist
 
 import rankmesh as rm
 from bench.emulated import Emulated, emulated, problem
+from bench.slow_levels import refits
 from rankmesh.placement import Traffic, place
 from rankmesh.placement.measured import Measurement, calibrated
 
-__all__ = ["kendall", "main", "placements", "study", "train"]
+__all__ = ["kendall", "main", "placements", "slowest", "study", "train"]
 
 RACKS = (("node1", "node2"), ("node10", "node11"))
 LINK, TRUNK = 200, 100
@@ -48,6 +52,8 @@ SIZES = (4 * 2**10, 512 * 2**10)
 SLOW = (256 * 2**10,)
 # Costs that differ by less than this part are tied, predicted or measured.
 TIE = 0.05
+# Steps of the example that are timed.
+STEPS = 5
 RESULTS = Path(__file__).with_name("cluster.json")
 
 
@@ -83,12 +89,13 @@ def step(groups: rm.LiveGroups) -> None:
                     dist.recv(tensor, group.prev, group=group.pg)
 
 
-def _steps(cases: Mapping[str, tuple[int, ...]], rounds: int) -> dict[str, float]:
-    """Seconds of a step under each placement, on this rank: the median over rounds that take turns."""
+def _steps(cases: Mapping[str, tuple[int, ...]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of a step under each placement on this rank, round by round; each round begins with another placement."""
     times: dict[str, list[float]] = {name: [] for name in cases}
+    names = list(cases)
     for turn in range(rounds + 1):
-        for name, rank_map in cases.items():
-            with rm.connect(plan_of(rank_map)) as groups:
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            with rm.connect(plan_of(cases[name])) as groups:
                 dist.barrier()
                 step(groups)
                 dist.barrier()
@@ -97,7 +104,16 @@ def _steps(cases: Mapping[str, tuple[int, ...]], rounds: int) -> dict[str, float
                 dist.barrier()
                 if turn:
                     times[name].append(time.perf_counter() - started)
-    return {name: median(found) for name, found in times.items()}
+    return times
+
+
+def slowest(every: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """Seconds of a step under each placement: of each round the slowest rank's, of these the median.
+
+    >>> slowest([{"placed": [1.0, 2.0, 9.0]}, {"placed": [1.5, 1.0, 9.0]}])
+    {'placed': 2.0}
+    """
+    return {name: median(map(max, zip(*(found[name] for found in every), strict=True))) for name in every[0]}
 
 
 def _measured(sizes: Sequence[int]) -> Measurement:
@@ -132,8 +148,7 @@ def study(there: Emulated, rounds: int) -> dict[str, Any]:
     }
     chosen = place(plan_of(cases["torchrun"]), cluster, traffic=TRAFFIC, backend="gloo")
     cases["placed"], predicted["placed"] = chosen.rank_map, chosen.cost
-    every = there.on_ranks(_steps, cases, rounds)
-    measured = {name: max(found[name] for found in every) for name in cases}
+    measured = slowest(there.on_ranks(_steps, cases, rounds))
     best = min(measured.values())
     return {
         "levels": [level.to_dict() for level in cluster.levels],
@@ -196,40 +211,64 @@ def train(there: Emulated, cases: Mapping[str, Sequence[int]], steps: int) -> di
     return found
 
 
-def main(rounds: int = 3, steps: int = 5, tell: Callable[[str], object] = sys.stderr.write) -> dict[str, Any]:
-    """All of it, as data; ``tell`` hears how far it is."""
+def _flat(rounds: int) -> dict[str, Any]:
+    with emulated([tuple(host for rack in RACKS for host in rack)], link=LINK) as there:
+        return {"flat": study(there, rounds)}
+
+
+def _slow(_: int) -> dict[str, Any]:
+    with emulated([tuple(host for rack in RACKS for host in rack)], link=LINK) as there:
+        return {"slow": [slow_host(there, host, LINK // 2) for host in there.hosts]}
+
+
+def _racks(rounds: int) -> dict[str, Any]:
+    with emulated(RACKS, link=LINK, trunk=TRUNK) as there:
+        found = study(there, rounds)
+        worst = max(found["measured"], key=found["measured"].get)
+        maps = found["rank_maps"]
+        cases = {worst: maps[worst], "torchrun": maps["torchrun"], "placed": maps["placed"]}
+        return {"racks": found, "train": train(there, cases, STEPS)}
+
+
+def _transfers(_: int) -> dict[str, Any]:
+    with emulated(RACKS, link=LINK, trunk=TRUNK) as there:
+        return {"transfers": refits(there)}
+
+
+# What is measured, each on a cluster of its own that is there for a minute or two.
+PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "flat": _flat,
+    "slow": _slow,
+    "racks": _racks,
+    "transfers": _transfers,
+}
+
+
+def main(parts: Sequence[str], rounds: int, before: Mapping[str, Any]) -> dict[str, Any]:
+    """These parts measured, and the others as they were ``before``."""
     why = problem()
     if why is not None:
         raise SystemExit(f"error: {why}")
-    started = time.perf_counter()
     # A launcher that ends this must not leave namespaces behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-
-    def done(what: str, found: object) -> None:
-        tell(f"{time.perf_counter() - started:5.0f} s  {what}: {json.dumps(found)}\n")
-
-    results: dict[str, Any] = {"link": LINK, "trunk": TRUNK, "traffic": TRAFFIC.to_dict(), "mesh": MESH, "tie": TIE}
-    with emulated([tuple(host for rack in RACKS for host in rack)], link=LINK) as there:
-        results["flat"] = study(there, rounds)
-        done("flat", results["flat"])
-        results["slow"] = [slow_host(there, host, LINK // 2) for host in there.hosts]
-        done("slow", results["slow"])
-    with emulated(RACKS, link=LINK, trunk=TRUNK) as there:
-        results["racks"] = found = study(there, rounds)
-        done("racks", found)
-        worst = max(found["measured"], key=found["measured"].get)
-        maps = found["rank_maps"]
-        results["train"] = train(
-            there, {worst: maps[worst], "torchrun": maps["torchrun"], "placed": maps["placed"]}, steps
-        )
-        done("train", results["train"])
-    both = [results[name] for name in ("flat", "racks")]
+    results = {**before, "link": LINK, "trunk": TRUNK, "traffic": TRAFFIC.to_dict(), "mesh": MESH, "tie": TIE}
+    for part in parts:
+        started, load = time.perf_counter(), os.getloadavg()[0]
+        found = PARTS[part](rounds)
+        results |= found
+        results.setdefault("load", {})[part] = [load, os.getloadavg()[0]]
+        sys.stderr.write(f"{part}, {time.perf_counter() - started:.0f} s: {json.dumps(found)}\n")
+    both = [results[name] for name in ("flat", "racks") if name in results]
     pairs = [(each["predicted"][name], each["measured"][name]) for each in both for name in each["measured"]]
-    results["kendall"] = kendall([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-    return results
+    return {**results, "rounds": rounds, "kendall": kendall([one for one, _ in pairs], [other for _, other in pairs])}
 
 
 if __name__ == "__main__":
-    found = main()
+    parser = argparse.ArgumentParser(description="Placement on emulated clusters, predicted and measured; needs root.")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts to measure anew, of: %(default)s")
+    parser.add_argument("--rounds", type=int, default=9)
+    given = parser.parse_args()
+    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    found = main(given.only.split(","), given.rounds, known)
     RESULTS.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    sys.stdout.write(json.dumps({key: found[key] for key in ("kendall", "slow")}, indent=2) + "\n")
+    sys.stdout.write(json.dumps({key: found.get(key) for key in ("kendall", "slow", "transfers")}, indent=2) + "\n")

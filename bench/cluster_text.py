@@ -25,7 +25,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         f"Four hosts of two gloo ranks ({sizes}) as network namespaces on two shared cores, links of {found['link']} "
         f"Mbit/s; flat, and in racks of two with a trunk of {found['trunk']} Mbit/s between them. Hosts are node1, "
         "node2, node10, node11: torchrun orders them as strings. The cluster is measured (`rankmesh measure`) and "
-        "calibrated, each order of the axes is predicted from that, then run; medians of rounds that take turns."
+        "calibrated, each order of the axes is predicted from that, then run; medians of "
+        f"{found.get('rounds', 3)} rounds that take turns."
     )
     yield from ("", "| cluster | placement | predicted | measured |", "| --- | --- | --- | --- |")
     for name in ("flat", "racks"):
@@ -47,6 +48,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"One host's link at half its rate, and the slow hosts that `measure` names: {halved}."
     yield ""
     yield from _training(found.get("train", {}))
+    yield from _transfers(found.get("transfers", {}))
     yield "Made by `make bench-cluster` from `bench/cluster.json`; do not edit."
 
 
@@ -57,4 +59,28 @@ def _training(rows: Mapping[str, Any]) -> Iterator[str]:
     each = ", ".join(f"{row['seconds'] * 1e3:.0f} ms under {name}" for name, row in rows.items())
     losses = "the same losses to 1e-4" if same else "losses that differ"
     yield f"A step of `examples/train_gpt` in racks: {each}; {losses}."
+    yield ""
+
+
+def _transfers(rows: Mapping[str, Any]) -> Iterator[str]:
+    if not rows:
+        return
+    mib = 2.0**20
+    yield (
+        "Transfers between layouts on the same racks, a replica in each (replicas), a stage in each (stages), or into "
+        "a second rack (grown): MiB that the plan sends over each level, the least that any plan without relays can "
+        "(what no nearer rank holds), and what the counters of the links say. Links of hosts carry what leaves a "
+        "host, the trunk what leaves a rack."
+    )
+    yield from (
+        "",
+        "| transfer | over | planned | at least | counted | counted, cluster not known |",
+        "| --- " * 6 + "|",
+    )
+    for case, row in rows.items():
+        planned, least = row["levels"], row["least"]
+        for link, levels in (("trunk", ("spine",)), ("hosts", ("leaf", "spine"))):
+            both = (sum(of[level] for level in levels) / mib for of in (planned, least))
+            counts = (row[key][link] / mib for key in ("carried", "carried_blind"))
+            yield f"| {case} | {link} | " + " | ".join(f"{value:.1f}" for value in (*both, *counts)) + " |"
     yield ""
