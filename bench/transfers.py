@@ -323,12 +323,12 @@ def measured(case_name: str, rounds: int, hidden: int, layers: int) -> Callable[
                 started = time.perf_counter()
                 method()
                 dist.barrier()
-                seconds = time.perf_counter() - started
+                seconds, grown = time.perf_counter() - started, highest() - before
                 carried = _wire() - wire if rank == 0 else 0
                 dist.barrier()
                 side.check()
                 if number:
-                    found[name].append([seconds, carried, highest() - before])
+                    found[name].append([seconds, carried, grown])
         moves = side.moves
         facts = {
             "bytes": moves.bytes,
