@@ -70,13 +70,12 @@ def _mask(sharding: rm.Sharding, rank: int) -> np.ndarray[Any, np.dtype[np.bool_
 
 
 def refits(there: Emulated) -> dict[str, Any]:
-    """Bytes by level of each case, with the cluster known and without: planned, at least, and counted at the links."""
+    """Bytes by level of each case: planned, at least, and counted at the links."""
     found: dict[str, Any] = {}
     for case, sides in CASES.items():
+        moves = rm.Transfer(*sides, there.cluster)
         least = bound(case, there.cluster)
-        known, blind = (_carried(there, rm.Transfer(*sides, cluster)) for cluster in (there.cluster, None))
-        levels = rm.Transfer(*sides, there.cluster).levels
-        found[case] = {"levels": dict(levels), "least": least, "carried": known, "carried_blind": blind}
+        found[case] = {"levels": dict(moves.levels), "least": least, "carried": _carried(there, moves)}
     return found
 
 

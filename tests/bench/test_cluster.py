@@ -48,7 +48,7 @@ def test_a_placement_is_predicted_and_measured():
         seen = there.on_ranks(cluster._measured, (4096, 64 * 2**10))[0]
         machine = calibrated(there.cluster, cluster.plan_of(), seen)
         cases = {name: cluster.placements(8, HOSTS, 2)[name] for name in ("tp-dp-pp", "dp-tp-pp", "pp-dp-tp")}
-        measured = cluster.slowest(there.on_ranks(cluster._steps, cases, 2))
+        measured = cluster.fastest(there.on_ranks(cluster._steps, cases, 2))
     predicted = {name: _dumb(order, machine) for name, order in cases.items()}
     assert sorted(cases, key=predicted.get) == sorted(cases, key=measured.get)
     placed = place(cluster.plan_of(cases["pp-dp-tp"]), machine, traffic=cluster.TRAFFIC, backend="gloo")
@@ -78,4 +78,3 @@ def test_slow_levels_carry_the_least_by_the_counters():
             assert least["spine"] <= found["carried"]["trunk"] <= 1.05 * least["spine"] + spare, case
             leaving = least["leaf"] + least["spine"]
             assert leaving <= found["carried"]["hosts"] <= 1.05 * leaving + spare, case
-            assert found["carried_blind"]["trunk"] >= least["spine"], case
