@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore
 
 import rankmesh as rm
 from rankmesh.groups import torch_private
@@ -64,6 +65,32 @@ def test_three_worlds_one_after_the_other(ranks):
     for rank, (seen, sockets, groups) in enumerate(ranks(4, _there_and_back, _port(), world=None)):
         assert seen == [[rank, 4, rank, "environment", "gloo", 2.0, False]] * 3
         assert (sockets, groups) == (0, 0)
+
+
+def _of_an_agent(me, port):
+    _as_rank(me, port, TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID="job")
+    with rm.init(timeout=20) as rank, rm.connect("tp=2,dp=*") as groups:
+        x = torch.ones(1)
+        dist.all_reduce(x, group=groups["dp"].pg)
+        told = [rank.launcher, x.item()]
+    return told, [rm.check(rm.read(plan), timeout=10).ok for plan in ("tp=2,dp=2", "tp=4")]
+
+
+def test_one_command_after_the_other_under_one_agent(ranks):
+    """4 ranks, twice: processes that follow each other, as in a shell that torchrun starts, share its store."""
+    agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for _ in range(2):
+        assert ranks(4, _of_an_agent, agent.port, world=None) == [[["torchrun", 2.0], [True, True]]] * 4
+
+
+def _again(me, port):
+    _as_rank(me, port)
+    return [rm.check(rm.read("tp=2"), timeout=20).ok for _ in range(3)]
+
+
+def test_checks_one_after_the_other(ranks):
+    """2 ranks, three checks in a process, each with a store of its own: none is taken for the one before."""
+    assert ranks(2, _again, _port(), world=None) == [[True] * 3] * 2
 
 
 def _in_a_world(me):

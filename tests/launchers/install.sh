@@ -1,7 +1,7 @@
 #!/bin/sh
 # What `make test-launchers` needs of the system: Slurm with munge, Open MPI, MPICH, and namespaces. Debian and Ubuntu.
 set -eu
-programs="slurmctld slurmd srun munged mpirun.openmpi mpiexec.hydra ip unshare"
+programs="slurmctld slurmd srun munged mpirun.openmpi mpiexec.hydra ip unshare setpriv"
 missing=""
 for program in $programs; do
     PATH="$PATH:/usr/sbin:/sbin" command -v "$program" >/dev/null || missing="$missing $program"

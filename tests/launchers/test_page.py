@@ -56,11 +56,10 @@ def test_mpirun(run, job):
     assert "openmpi: 4 ranks, 2 in dp" in done.stdout
 
 
-@pytest.mark.timeout(150)
-def test_ray(run, job):
+@pytest.mark.timeout(200)
+def test_ray(run, job, ray):
     """4 workers: the page's file, as it stands there."""
-    needs("Ray", modules=("ray", "pandas"))
     (job / "with_ray.py").write_text(_snippet("TorchTrainer"), encoding="utf-8")
-    done = run(BIN / "python", job / "with_ray.py", limit=110, HOME=str(job), RAY_USAGE_STATS_ENABLED="0")
+    done = run(BIN / "python", job / "with_ray.py", limit=150, HOME=str(job), **ray)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "rank 3 of 4 by ray is in tp@dp1" in done.stdout + done.stderr
