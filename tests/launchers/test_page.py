@@ -50,10 +50,18 @@ def test_mpirun(run, job):
     """4 ranks: the two commands of the page, with as many ranks as this machine has no slots for."""
     needs("Open MPI", "mpirun.openmpi")
     commands = re.sub(r"\bmpirun\b", "mpirun.openmpi --oversubscribe", _snippet("mpirun -np"))
-    done = run("sh", "-ec", commands, PATH=PATH)
+    done = run("sh", "-ec", f"cd {job}; {commands}", PATH=PATH)
     assert done.returncode == 0, done.stderr
     assert "every group was proved: 4 groups of 2 kinds on 4 ranks (gloo)" in done.stdout
     assert "openmpi: 4 ranks, 2 in dp" in done.stdout
+
+
+def test_mpiexec(run, job):
+    """4 ranks: the command of the page with MPICH's launcher."""
+    needs("MPICH", "mpiexec.hydra")
+    done = run("sh", "-ec", f"cd {job}; {_snippet('mpiexec').replace('mpiexec', 'mpiexec.hydra')}", PATH=PATH)
+    assert done.returncode == 0, done.stderr
+    assert "mpich: 4 ranks, 2 in dp" in done.stdout
 
 
 @pytest.mark.timeout(200)

@@ -24,8 +24,9 @@ from rankmesh.errors import ConnectError, first_line
 from rankmesh.launch.devices import Choice, Offer, choose, offer
 from rankmesh.launch.limits import time_limit
 from rankmesh.launch.muster import StoreGone, entrance, muster
-from rankmesh.launch.started import Launch, started_by
+from rankmesh.launch.started import Launch, host_name, started_by
 from rankmesh.launch.store import is_served, open_store
+from rankmesh.launch.table import NOBODY
 
 __all__ = ["LiveRank", "enter", "init"]
 
@@ -92,7 +93,14 @@ def init(backend: str | None = None, *, timeout: float | timedelta | None = None
     ranks that ask for different backends, and a backend that some rank has no device for; ``AgreementError`` naming
     the ranks that did not come.
     """
-    return enter(started_by(), backend, timeout)
+    try:
+        launch = started_by()
+    except ConnectError:
+        if not dist.is_initialized():
+            raise
+        # Whoever made the world knew more than these variables.
+        launch = Launch(NOBODY, host=host_name())
+    return enter(launch, backend, timeout)
 
 
 def enter(launch: Launch, backend: str | None = None, timeout: float | timedelta | None = None) -> LiveRank:
