@@ -1,0 +1,82 @@
+"""Others' own tests against the drop-ins, from a checkout of their sources.
+
+``make test-peers EZPZ=/path MEGATRON=/path ARGS='-k own_tests'``: the package index has releases without their tests.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+RANKS = 8
+
+# Megatron's tests of what the drop-ins stand for; a release has those that it has.
+FILES = (
+    "test_parallel_state.py",
+    "test_process_groups_config.py",
+    "test_hyper_comm_grid.py",
+    "test_mimo_hetero_topology.py",
+    "pipeline_parallel/test_bridge_communicator.py",
+)
+
+
+def checkout(variable):
+    """Where a variable says that another's sources lie."""
+    if not os.environ.get(variable):
+        pytest.skip(f"{variable} names no checkout")
+    return Path(os.environ[variable]).resolve()
+
+
+def test_ezpz(tmp_path):
+    """All 17 tests in ezpz's test_tp.py, with the drop-in where they import ezpz.tp."""
+    told = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.peers.as_ezpz", "--noconftest", "-c", os.devnull,
+         "--rootdir", str(tmp_path), str(checkout("EZPZ") / "tests" / "test_tp.py")],
+        capture_output=True, text=True, timeout=200, check=False, cwd=REPOSITORY,
+    )  # fmt: skip
+    assert "17 passed" in told.stdout, told.stdout[-4000:]
+
+
+def over(peer, path, place, *drop_ins):
+    """How each test of a file ended on each of eight gloo ranks, over Megatron's own modules or over the drop-ins."""
+    copy = place / Path(path).name
+    text = (peer / "tests" / "unit_tests" / path).read_text(encoding="utf-8")
+    copy.write_text(text.replace("'nccl'", "'gloo'").replace('"nccl"', '"gloo"'), encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": f"{peer}:{HERE}",
+             "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}  # fmt: skip
+    subprocess.run(
+        [sys.executable, str(HERE / "as_megatron.py"), str(copy), str(place), *drop_ins],
+        cwd=place, env={**os.environ, **world}, timeout=290, check=True,
+    )  # fmt: skip
+    return [json.loads((place / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: Path(path).stem)
+def test_megatron(tmp_path, path):
+    """8 ranks, twice: whatever passes over Megatron's own modules passes over the drop-ins."""
+    peer = checkout("MEGATRON")
+    if not (peer / "tests" / "unit_tests" / path).exists():
+        pytest.skip("this release has no such tests")
+    own = over(peer, path, tmp_path)
+    ours = over(peer, path, tmp_path, "install")
+    worse = {
+        f"rank {rank}: {name}": ours[rank].get(name)
+        for rank in range(RANKS)
+        for name, how in own[rank].items()
+        if how == "passed" and ours[rank].get(name) != "passed"
+    }
+    passed = [[list(ended.values()).count("passed") for ended in side] for side in (own, ours)]
+    told = f"{path}: of {len(own[0])} tests, by rank {passed[0]} passed over its own, {passed[1]} over the drop-ins"
+    print(told)  # noqa: T201  - pytest -s
+    assert not worse, worse
+    assert any(passed[0]), own[0]
