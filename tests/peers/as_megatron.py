@@ -124,6 +124,8 @@ def run(rank, file, folder):
         "40",
         "-p",
         "no:cacheprovider",
+        "-p",
+        "pytest_mock",
     ]
     with OnCpu():
         pytest.main([*how, str(file)], plugins=[endings])
