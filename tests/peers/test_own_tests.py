@@ -3,15 +3,21 @@
 ``make test-peers EZPZ=/path MEGATRON=/path ARGS='-k own_tests'``: the package index has releases without their tests.
 """
 
+import importlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from tests.dialects import dry
 from tests.peers.fetch import folder
+
+from rankmesh.dialects import ezpz as drop_in
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -42,6 +48,31 @@ def test_ezpz(tmp_path):
         capture_output=True, text=True, timeout=200, check=False, cwd=REPOSITORY,
     )  # fmt: skip
     assert "17 passed" in told.stdout, told.stdout[-4000:]
+
+
+def _ezpz(me, source):
+    ezpz = ModuleType("ezpz")
+    ezpz.__path__ = [f"{source}/src/ezpz"]  # its package without what it imports
+    sys.modules["ezpz"] = ezpz
+    own, draw, wrong = importlib.import_module("ezpz.tp"), random.Random(11), []  # noqa: S311
+    for _ in range(40):
+        tp, pp, cp, dp = (draw.choice((1, 2, 3, 4)) for _ in range(4))
+        world, told = tp * pp * cp * dp, []
+        rank = draw.randrange(world)
+        for module in (own, drop_in):
+            with dry.world(rank, world):
+                module.initialize_tensor_parallel(tp, pp, cp)
+                ask = {name: getattr(module, name) for name in dir(own) if name.startswith("get_")}
+                said = {name: getter() for name, getter in ask.items()}
+                told.append({name: dry.members(one) if "group" in name else one for name, one in said.items()})
+                module.destroy_tensor_parallel()
+        wrong += [(tp, pp, cp, dp, rank, told)] if told[0] != told[1] or len(told[0]) < 16 else []
+    return wrong[:5]
+
+
+def test_ezpz_groups(ranks):
+    """40 configurations of ezpz's own functions: every getter gives what the drop-in's gives."""
+    assert ranks(1, _ezpz, str(checkout("EZPZ")), world=None) == [[]]
 
 
 def over(peer, path, place, *drop_ins):
