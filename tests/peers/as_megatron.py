@@ -1,4 +1,4 @@
-"""Megatron's own tests on eight forked ranks of the CPU: ``python as_megatron.py FILE FOLDER [install]``.
+"""Megatron's own tests on eight forked ranks of the CPU: ``python as_megatron.py FOLDER [install]``.
 
 It stands on the path by itself, since ``tests`` is Megatron's here, and puts in the place of Megatron's
 ``test_utilities``, which imports its training loop, what its tests of process groups use of it. Each rank writes how
@@ -106,8 +106,8 @@ def prepare(drop_ins):
         install()
 
 
-def run(rank, file, folder):
-    """The tests of a file on one rank."""
+def run(rank, folder):
+    """The tests of the folder on one rank."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     Utils.rank, endings = rank, Endings()
     with (folder / f"{rank}.log").open("w") as log:
@@ -128,12 +128,12 @@ def run(rank, file, folder):
         "pytest_mock",
     ]
     with OnCpu():
-        pytest.main([*how, str(file)], plugins=[endings])
+        pytest.main([*how, str(folder)], plugins=[endings])
     (folder / f"{rank}.json").write_text(json.dumps(endings.seen), encoding="utf-8")
     os._exit(0)
 
 
-def main(file, folder, *drop_ins):
+def main(folder, *drop_ins):
     """Fork the ranks, and wait for them."""
     prepare(drop_ins)
     forked = []
@@ -141,7 +141,7 @@ def main(file, folder, *drop_ins):
         forked.append(os.fork())
         if forked[-1] == 0:
             try:
-                run(rank, Path(file), Path(folder))
+                run(rank, Path(folder))
             finally:
                 os._exit(1)
     end, left = time.monotonic() + LIMIT, set(forked)

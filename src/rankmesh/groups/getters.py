@@ -59,36 +59,41 @@ class Getters:
         for name, value in vars(cls).items():
             if getattr(value, "__name__", "") == "getter":
                 value.__name__, value.__qualname__ = name, f"{cls.__qualname__}.{name}"
+                value.__module__ = cls.__module__
 
 
 def group_of(kind: str) -> Callable[[Any], ProcessGroup]:
     """A getter of the process group."""
-    return _getter(kind, lambda group: group.pg, f"The process group ``{kind}`` that this rank is in.")
+    return _getter(kind, lambda group: group.pg, "ProcessGroup", f"The process group ``{kind}`` that this rank is in.")
 
 
 def ranks_of(kind: str) -> Callable[[Any], list[int]]:
     """A getter of the members, in the order of their positions."""
-    return _getter(kind, lambda group: list(group.ranks), f"The global ranks of this rank's group ``{kind}``.")
+    return _getter(
+        kind, lambda group: list(group.ranks), "list[int]", f"The global ranks of this rank's group ``{kind}``."
+    )
 
 
 def size_of(kind: str) -> Callable[[Any], int]:
     """A getter of the number of members."""
-    return _getter(kind, lambda group: group.size, f"How many ranks are in this rank's group ``{kind}``.")
+    return _getter(kind, lambda group: group.size, "int", f"How many ranks are in this rank's group ``{kind}``.")
 
 
 def rank_in(kind: str) -> Callable[[Any], int]:
     """A getter of this rank's position among the members."""
-    return _getter(kind, lambda group: group.rank, f"The position of this rank in its group ``{kind}``.")
+    return _getter(kind, lambda group: group.rank, "int", f"The position of this rank in its group ``{kind}``.")
 
 
 def first_of(kind: str) -> Callable[[Any], int]:
     """A getter of the first member, from which the group broadcasts."""
-    return _getter(kind, lambda group: group.first, f"The global rank of the first member of this rank's ``{kind}``.")
+    return _getter(
+        kind, lambda group: group.first, "int", f"The global rank of the first member of this rank's ``{kind}``."
+    )
 
 
-def _getter(kind: str, answer: Callable[[Told], _Answer], meaning: str) -> Callable[[Any], _Answer]:
-    def getter(self: Getters) -> _Answer:
+def _getter(kind: str, answer: Callable[[Told], _Answer], form: str, meaning: str) -> Callable[[Any], _Answer]:
+    def getter(self):  # type: ignore[no-untyped-def]
         return answer(self._group(kind))
 
-    getter.__doc__ = meaning
+    getter.__doc__, getter.__annotations__ = meaning, {"return": form}
     return getter

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from rankmesh.dialects.ezpz.written import GROUPS, Written
 from rankmesh.errors import AlreadyInitialized
 from rankmesh.groups.getters import Getters, Told, group_of, rank_in, ranks_of, size_of
+from rankmesh.groups.handles import LiveGroup
 from rankmesh.groups.held import Held, refusing_sizes, world_size
 from rankmesh.plan import Options, Plan, recipes
 
@@ -31,7 +32,7 @@ class TensorParallel(Getters):
     def _group(self, kind: str) -> Told:
         return self.written.get(kind) or self._held.groups[kind]
 
-    def held_group(self, kind: str) -> Told | None:
+    def held_group(self, kind: str) -> LiveGroup | None:
         """The group of a kind that was made here; None where there is none."""
         return self._held.groups[kind] if self._held.held else None
 
