@@ -126,10 +126,10 @@ def _together(launch: Launch, own: Offer, limit: timedelta) -> tuple[Launch, Sto
     while True:
         left = timedelta(seconds=max(1.0, end - time.monotonic()))
         found, store = open_store(launch, left)
-        if found.alone:
-            return found, store, _KEYS, _alone(own)
         try:
             prefix = entrance(store, f"{_KEYS}/{launch.attempt}", own)
+            if found.alone:
+                return found, store, prefix, _alone(own)
             return found, store, prefix, muster(store, prefix, own, left, found.rank == 0 and not is_served())
         except StoreGone:
             if found.rank == 0 or is_served() or time.monotonic() > end:
