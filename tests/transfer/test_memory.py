@@ -10,6 +10,7 @@ from rankmesh.transfer import Transfer
 
 # Beside its budget, a run that was planned and connected before: Python's objects, and what the allocator rounds.
 CONSTANT = 2 << 20
+BUDGETS = (1 << 20, 6 << 20)
 
 
 def _rows_to_columns(ranks, length):
@@ -22,21 +23,21 @@ def _rows_to_columns(ranks, length):
 
 
 def test_the_process_grows_by_the_budget_at_most(ranks):
-    """4 ranks, gloo: 64 MiB are moved in budgets of 1 and 8 MiB; the same measure sees a shard that is copied."""
-    for grown, told, copied in ranks(4, _grown):
-        for budget, (more, said) in enumerate(zip(grown, told, strict=True)):
-            assert said <= (1, 8)[budget] << 20
+    """4 ranks, gloo: 32 MiB are moved in budgets of 1 and 6 MiB; the same measure sees a shard that is copied."""
+    for grown, told, copied in ranks(4, _grown, limit=90.0):
+        for budget, more, said in zip(BUDGETS, grown, told, strict=True):
+            assert said <= budget
             assert more <= said + CONSTANT
         assert grown[1] >= told[1] // 3  # the buffers do show
-        assert copied >= 8 << 20
+        assert copied >= 4 << 20
 
 
 def _grown(me):
-    moves = _rows_to_columns(4, 8192)
+    moves = _rows_to_columns(4, 4096)
     tensors = {name: torch.ones(s.of(me.rank).shape) for name, s in moves.source.items()}
     into = {name: torch.zeros(s.of(me.rank).shape).fill_(-1) for name, s in moves.target.items()}
     grown, told = [], []
-    for budget in (1 << 20, 8 << 20):
+    for budget in BUDGETS:
         moves.run(tensors, into, budget)
         before = resident()
         told.append(moves.run(tensors, into, budget).memory)

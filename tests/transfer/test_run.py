@@ -15,6 +15,7 @@ import rankmesh as rm
 from rankmesh import sim
 from rankmesh.errors import AgreementError, PlanError, TransferError
 from rankmesh.transfer import Transfer
+from rankmesh.transfer.live import run
 
 
 def _moved(moves, rank, budget=1 << 20, **how):
@@ -39,11 +40,11 @@ def test_random_pairs_under_the_simulator(both):
         assert memory <= 40 * 64
 
 
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(pairs(least=0, max_size=8, max_offset=4), min_size=5, max_size=5))
 def test_random_pairs_on_real_ranks(ranks, some):
     """12 ranks, gloo: five pairs of layouts after each other in one world, in messages of 64 bytes, arrive whole."""
-    for told in ranks(12, _each, some):
+    for told in ranks(12, _each, some, limit=60.0):
         assert told == [[[], True, True]] * 5
 
 
@@ -70,8 +71,6 @@ def test_sixteen_ranks_to_eight(ranks):
 
 
 def _refit(me):
-    from rankmesh.transfer.live import run
-
     moves = live.refit()
     run.itinerary_of.cache_clear()
     steps = []
@@ -167,16 +166,16 @@ def test_a_rank_that_stays_away_is_missed(ranks):
     for rank, told in enumerate(ranks(3, _away)):
         if rank != 1:
             assert told["kind"] == "AgreementError"
-            assert "rank 1 did not come within 1 s" in told["message"]
+            assert "since rank 1 did not come within 4 s" in told["message"]
 
 
 def _away(me):
     both = {"w": rm.Sharding(rm.Mesh(dp=3), ("dp",), (6,))}
     moves = Transfer(both, both)
-    told = None
+    tensors, into, told = live.shards(both, me.rank), moves.allocate(me.rank), None
+    me.meet("all have loaded what a run takes")
     if me.rank != 1:
-        tensors = live.shards(both, me.rank)
-        told = me.error(AgreementError, moves.run, tensors, moves.allocate(me.rank), timeout=1.0)
+        told = me.error(AgreementError, moves.run, tensors, into, timeout=4.0)
     me.meet("all are through")
     return told
 
