@@ -16,11 +16,8 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-<<<<<<< HEAD
-.PHONY: help demo test test-hangs test-cluster test-launchers test-peers lint bench bench-transfers bench-cluster docs clean
-=======
-.PHONY: help demo test test-browser test-hangs test-launchers test-peers lint lint-page page bench bench-cluster docs clean
->>>>>>> main
+.PHONY: help demo test test-browser test-hangs test-cluster test-launchers test-peers lint lint-page page bench \
+	bench-transfers bench-cluster docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-15s %s\n", $$1, $$2 }'
