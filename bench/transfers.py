@@ -346,7 +346,7 @@ def run(case: str, rounds: int, hidden: int, layers: int) -> dict[str, Any]:
     for name in LOADED:
         import_module(name)
     load = os.getloadavg()[0]
-    outcome = run_world(RANKS, measured(case, rounds, hidden, layers), limit=150)
+    outcome = run_world(RANKS, measured(case, rounds, hidden, layers), limit=280)
     if outcome.failure:
         raise SystemExit(f"{case}: {outcome.failure}")
     reports = sorted(outcome.reports, key=lambda report: report["rank"])
