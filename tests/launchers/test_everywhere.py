@@ -75,7 +75,6 @@ def _speaks(ranks):
     return json.loads(text)
 
 
-@pytest.mark.timeout(240)
 def test_where_each_rank_is(ran):
     """Each rank: its launcher, its numbers, its host, the place where all of them meet, and the evidence for it."""
     start, found = ran

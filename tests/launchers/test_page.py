@@ -30,7 +30,7 @@ def test_torchrun_on_two_hosts(hosts, job):
     command = f"cd {job} && PATH={PATH} {_snippet('torchrun')}"
     shell = "import os, sys; os.execvp('sh', ['sh', '-c', sys.argv[1]])"
     both = [host.start("-c", shell, command) for host in hosts]
-    ends = [(*process.communicate(timeout=80), process.returncode) for process in both]
+    ends = [(*process.communicate(timeout=150), process.returncode) for process in both]
     assert [status for _, _, status in ends] == [0, 0], ends
     assert "torchrun: 4 ranks, 2 in dp" in ends[0][0] + ends[1][0]
 
@@ -64,7 +64,6 @@ def test_mpiexec(run, job):
     assert "mpich: 4 ranks, 2 in dp" in done.stdout
 
 
-@pytest.mark.timeout(200)
 def test_ray(run, job, ray):
     """4 workers: the page's file, as it stands there."""
     (job / "with_ray.py").write_text(_snippet("TorchTrainer"), encoding="utf-8")
