@@ -16,11 +16,11 @@ import faulthandler
 import json
 import os
 import re
-import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["Siblings"]
@@ -92,8 +92,8 @@ class Siblings:
         self._stacks.close()
         for ending in ("stacks", "json"):
             (self._place / f"{self._rank}.{ending}").unlink(missing_ok=True)
-        if not any(self._place.glob("*.json")):
-            shutil.rmtree(self._place, ignore_errors=True)
+        with suppress(OSError):  # the last to leave takes the folder away
+            self._place.rmdir()
 
 
 def _where(text: str) -> str:
