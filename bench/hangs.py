@@ -1,10 +1,10 @@
 """The doctor and the watch measured; what is found goes into ``bench/hangs.json``, and from there into the page.
 
 ```
-python -m bench.hangs scale FORM ...     reading a recording of each of 8,192 ranks: pickle, json, gzip
-python -m bench.hangs step               what a watch and the recorder cost a step, in turn
-python -m bench.hangs table              every recorded hang: what the doctor says, and torch's fr_trace
-python -m bench.hangs page               only writes docs/benchmarks_hangs.md again
+python -m bench.hangs scale FORM [FOLDER]     reading a recording of each of 8,192 ranks: pickle, json, gzip
+python -m bench.hangs step                    what a watch and the recorder cost a step, in turn
+python -m bench.hangs table                   every recorded hang: what the doctor says, and torch's fr_trace
+python -m bench.hangs page                    only writes docs/benchmarks_hangs.md again
 ```
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 
 from bench.hangs_text import page
 from bench.recorded_step import measured
-from bench.recordings import FORMS, write
+from bench.recordings import write
 from bench.who_names_what import rows
 
 ROOT = Path(__file__).parents[1]
@@ -37,10 +37,15 @@ def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def scale(form: str, ranks: int = RANKS, calls: int = CALLS) -> dict[str, Any]:
-    """One process of its own reads the folder: its time from start to end, and the most memory with its readers."""
-    with tempfile.TemporaryDirectory(prefix="rankmesh-bench-") as folder:
-        write(Path(folder), ranks, calls, form)
+def scale(form: str, kept: str | None = None, ranks: int = RANKS, calls: int = CALLS) -> dict[str, Any]:
+    """One process of its own reads a folder: its time from start to end, and the most memory with its readers.
+
+    The files are written before, into ``kept`` if it is given and empty; else they do not stay.
+    """
+    with tempfile.TemporaryDirectory(prefix="rankmesh-bench-") as other:
+        folder = kept or other
+        if not any(Path(folder).iterdir()):
+            write(Path(folder), ranks, calls, form)
         size = sum(file.stat().st_size for file in Path(folder).iterdir())
         load = os.getloadavg()[0]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -92,7 +97,7 @@ def main() -> None:
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
     if what == "scale":
         results[what] |= {"ranks": RANKS, "calls": CALLS}
-        results[what]["forms"] |= {form: scale(form) for form in rest or FORMS}
+        results[what]["forms"] |= {rest[0]: scale(rest[0], rest[1] if rest[1:] else None)}
     elif what == "step":
         results[what] = measured()
     elif what == "table":
@@ -102,7 +107,8 @@ def main() -> None:
     if what != "page":
         results["machine"] = _machine()
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page(results), encoding="utf-8")
+    if all(results.values()):
+        PAGE.write_text(page(results), encoding="utf-8")
 
 
 def _machine() -> dict[str, Any]:

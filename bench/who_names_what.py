@@ -19,6 +19,8 @@ from rankmesh.readers.source import read
 
 __all__ = ["rows"]
 
+_TELLING = ("Culprit", "missing ranks", "error msg", "Error type", "not joining")
+
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     """For each hang: what it is, what the doctor says first, and what torch's reader says."""
@@ -72,17 +74,10 @@ def _for_torch(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summary(text: str, status: int) -> str:
-    """The lines of torch's reader that say something."""
-    telling = (
-        "Culprit",
-        "missing ranks",
-        "error msg",
-        "Error type",
-        "not joining",
-        "AssertionError",
-        "ValueError",
-        "KeyError",
-    )
-    lines = [line.strip() for line in text.splitlines() if any(word in line for word in telling)]
-    kept = list(dict.fromkeys(re.sub(r"\s+", " ", line)[:120] for line in lines))[:2]
-    return "; ".join(kept).replace("|", "/") or ("ends with an error" if status else "nothing")
+    """The lines of torch's reader that say something; of an error only the last one."""
+    lines = [re.sub(r"\s+", " ", line.strip())[:120] for line in text.splitlines()]
+    if status:
+        error = next((line for line in reversed(lines) if "Error: " in line), "")
+        return f"ends with an error: {error.rpartition('Error: ')[2]}".replace("|", "/")
+    kept = list(dict.fromkeys(line for line in lines if any(word in line for word in _TELLING)))[:2]
+    return "; ".join(kept).rstrip("|").replace("|", "/") or "nothing"

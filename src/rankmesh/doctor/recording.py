@@ -26,6 +26,10 @@ from rankmesh.errors import RecordingError
 __all__ = ["GroupName", "InCall", "Recording", "recording_of"]
 
 
+# No world is as large: what says so is no recording.
+_RANKS = 2**20
+
+
 @dataclass(frozen=True)
 class GroupName:
     """A process group as a rank knows it; ``members`` are None where the recording does not say."""
@@ -92,12 +96,12 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
     own = data.get("rankmesh")
     about: Mapping[str, Any] = own if isinstance(own, Mapping) else {}
     number = about.get("rank", rank)
-    if not isinstance(number, int) or not 0 <= number < 2**31:
+    if not isinstance(number, int) or not 0 <= number < _RANKS:
         raise RecordingError(f"received {path}, which does not say of which rank it is; let its name end with the rank")
     result = Recording(
         rank=number,
         path=path,
-        world_size=_whole(about.get("world_size")),
+        world_size=_whole(about.get("world_size"), _RANKS),
         run=str(about.get("run", ""))[:200],
         attempt=_whole(about.get("attempt")) or 0,
         host=str(about.get("host", ""))[:200],
@@ -127,8 +131,8 @@ def _entries(data: Mapping[str, Any], path: str) -> list[Mapping[str, Any]]:
     return entries
 
 
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
+def _whole(value: object, end: int = 2**63) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end else None
 
 
 def _in_call(data: object) -> InCall | None:
@@ -171,4 +175,7 @@ def _ranks(value: object) -> tuple[int, ...] | None:
         listed: Sequence[Any] = re.findall(r"\d{1,9}", value[: 2**22])
     else:
         listed = value if isinstance(value, list | tuple) else ()
-    return tuple(int(rank) for rank in listed) or None
+    ranks = tuple(int(rank) for rank in listed)
+    if ranks and not 0 <= min(ranks) <= max(ranks) < _RANKS:
+        raise ValueError(f"a group with rank {max(ranks, key=abs)}, where a world has at most {_RANKS} ranks")
+    return ranks or None

@@ -23,6 +23,9 @@ from rankmesh.doctor.history import History
 
 __all__ = ["Turn", "Waits", "waits_of"]
 
+# Unfinished calls of a rank in a group that are looked at: those after the first wait for it.
+_FIRST = 64
+
 
 @dataclass(eq=False)
 class Turn:
@@ -77,7 +80,7 @@ def _collectives(history: History) -> Iterator[Turn]:
     for group, tracks in history.tracks.items():
         waiting: dict[int, list[int]] = {}
         for rank, track in tracks.items():
-            for number in track.numbers[track.pending].tolist():
+            for number in track.numbers[track.pending][:_FIRST].tolist():
                 waiting.setdefault(number, []).append(rank)
         if waiting:
             yield from _turns(history, group, waiting)

@@ -25,6 +25,8 @@ __all__ = ["check_here"]
 
 # How long a rank may take to answer the roll, and how much longer than they may wait ranks are let wait.
 _ROLL, _MORE = 3.0, 1.0
+# Where a rank writes the verdict on what hangs.
+_VERDICT = "verdict"
 
 
 def check_here(
@@ -52,7 +54,10 @@ def check_here(
         with _Judge(place, lifelines, timeout, proofs, progress) as judge:
             unseen = start_ranks(plan, place, backend, timeout, work)
         diaries = {rank: _diary(place, rank) for rank in range(size)}
-    return collect(plan, diaries, time.perf_counter() - started, judge.lost or unseen)
+        verdict = (place / _VERDICT).read_text("utf-8") if (place / _VERDICT).exists() else ""
+    # Where nobody is lost and all stand still, the launcher saw what the judge did: it killed them.
+    lost = judge.lost if judge.lost or judge.stuck else unseen
+    return collect(plan, diaries, time.perf_counter() - started, lost, verdict)
 
 
 # -- in a rank ------------------------------------------------------------------------------------------------------
@@ -63,7 +68,15 @@ def _rank(text: str, place: Path, backend: str | None, timeout: float, lifelines
     lifelines.hold()
     launch = begin(place)
     with (place / f"diary-{launch.rank}").open("a", encoding="utf-8", buffering=1) as diary:
-        well = run_rank(Plan.from_json(text), launch, backend, timeout, lambda event: _write(diary, event))
+        well = run_rank(
+            Plan.from_json(text),
+            launch,
+            backend,
+            timeout,
+            lambda event: _write(diary, event),
+            lambda verdict: _hear(place, launch.rank, verdict),
+            place,
+        )
     if not well:
         _linger(place, launch.rank, launch.world_size, timeout)
         raise SystemExit(1)
@@ -71,6 +84,13 @@ def _rank(text: str, place: Path, backend: str | None, timeout: float, lifelines
 
 def _write(diary: Any, event: dict[str, Any]) -> None:
     diary.write(line(event))
+
+
+def _hear(place: Path, rank: int, verdict: str) -> None:
+    """Keep the verdict on what hangs, which is the same on each rank that hears it."""
+    draft = place / f"{_VERDICT}-{rank}"
+    draft.write_text(verdict, encoding="utf-8")
+    draft.replace(place / _VERDICT)
 
 
 def _linger(place: Path, rank: int, size: int, timeout: float) -> None:
@@ -107,20 +127,20 @@ class _Judge(Watcher):
         self._lifelines, self._timeout = lifelines, timeout
         self._proofs, self._progress = proofs, progress
         self._written, self._moved = 0, 0.0
-        self._stuck = False
+        self.stuck = False
         self.lost: dict[int, str] = {}
 
     def watch(self) -> None:
         """Look at the ranks until they have ended, or it is known who is to blame; then end them."""
         self._lifelines.forked(self.processes)
         self._moved, looked = time.monotonic(), 0.0
-        while not (self.over.is_set() or self.lost or self._stuck):
+        while not (self.over.is_set() or self.lost or self.stuck):
             self._lifelines.listen(POLL)
             self._judge_gone()
             if time.monotonic() - looked > 2 * BEAT:
                 looked = time.monotonic()
                 self._look()
-        if self.lost or self._stuck:
+        if self.lost or self.stuck:
             self.end_all()
 
     def end_all(self) -> None:
@@ -139,7 +159,7 @@ class _Judge(Watcher):
         still = time.monotonic() - self._moved > self._timeout + _MORE
         if failed or still:
             self._call_the_roll()
-            self._stuck = still
+            self.stuck = still
 
     def _call_the_roll(self) -> None:
         called = time.monotonic()
@@ -173,7 +193,7 @@ class _Judge(Watcher):
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
-        if not (self.lost or self._stuck) and len(self.processes) == self.size:
+        if not (self.lost or self.stuck) and len(self.processes) == self.size:
             self._lifelines.listen(0)
             self._judge_gone()
         self._lifelines.close()

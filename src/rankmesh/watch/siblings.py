@@ -33,8 +33,8 @@ _SIGNAL = getattr(signal, "SIGUSR1", None)
 class Siblings:
     """The ranks of one session on this host."""
 
-    def __init__(self, token: str, rank: int) -> None:
-        self._place = Path(tempfile.gettempdir()) / f"rankmesh-watch-{token}"
+    def __init__(self, token: str, rank: int, place: Path | None = None) -> None:
+        self._place = (place or Path(tempfile.gettempdir())) / f"rankmesh-watch-{token}"
         self._place.mkdir(mode=0o700, exist_ok=True)
         self._rank = rank
         self._stacks = (self._place / f"{rank}.stacks").open("w+b")

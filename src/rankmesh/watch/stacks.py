@@ -67,15 +67,15 @@ def _line(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def in_call(before: tuple[int, int] | None = None) -> tuple[dict[str, Any], tuple[int, int]]:
+def in_call(program: int, before: tuple[int, int] | None = None) -> tuple[dict[str, Any], tuple[int, int]]:
     """The call that the program is in, and a mark of where it stands; ``before`` is an earlier mark.
 
-    A program whose mark has moved, or that sleeps, is running: it waits in no call, whatever it has under way.
+    ``program`` is the thread that the program runs on, looked at first. A program whose mark has moved, or that
+    sleeps, is running: it waits in no call, whatever it has under way.
     """
     frames = sys._current_frames()
-    main = threading.main_thread().ident or 0
-    others = [frame for ident, frame in frames.items() if ident not in (main, threading.get_ident())]
-    first = frames.get(main)
+    first = frames.pop(program, None) or frames.pop(threading.main_thread().ident or 0, None)
+    others = [frame for ident, frame in frames.items() if ident != threading.get_ident()]
     for frame in [first, *others]:
         call = _call(frame)
         if frame is not None and call is not None:
