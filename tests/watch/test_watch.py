@@ -7,6 +7,7 @@ import gzip
 import json
 import logging
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -159,8 +160,6 @@ def _comes_late(me, folder, what):
             if me.rank == 3:
                 time.sleep(12)
                 return None
-            if me.rank == 0:
-                return None
             return me.error(ConnectError, groups.warm_up, timeout=2.0)
 
 
@@ -171,16 +170,24 @@ def test_connect_ends_with_a_verdict(ranks, tmp_path):
     for error in errors:
         assert error["missing"] == [3]
         assert "by the recordings: " in error["message"]
-        assert "rank 3" in error["message"].rpartition("by the recordings: ")[2]
+        verdict = error["message"].rpartition("by the recordings: ")[2]
+        assert verdict.startswith("late: rank 3 behind by 1 call of world")
+        assert "_comes_late; " in verdict
+        assert "ranks 0, 1, 2 wait in connect" in verdict
 
 
 @ALL
 def test_warm_up_ends_with_a_verdict(ranks, tmp_path):
     """4 ranks, one of which does not warm its groups up: the errors of those that wait end with where it is."""
-    for error in ranks(4, _comes_late, str(tmp_path), "warm_up")[1:3]:
-        if error is not None:
-            verdict = error["message"].rpartition("by the recordings: ")[2]
-            assert "late: rank 3 behind by 1 call of dp@tp1" in verdict
+    for error, group in zip(ranks(4, _comes_late, str(tmp_path), "warm_up")[1:3], ("dp@tp1", "tp@dp1"), strict=True):
+        assert f"group {group} was not warm" in error["message"]
+        assert "late: rank 3 behind by 1 call of" in error["message"].rpartition("by the recordings: ")[2]
+
+
+def _handles():
+    """What this process has open, without the numbers of sockets."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sorted(re.sub(r"\d+", "", str(link.readlink())) for link in links)
 
 
 def _leaves_nothing(me, folder):
@@ -193,7 +200,7 @@ def _leaves_nothing(me, folder):
         me.meet(f"counted {len(states)}")
         places = sorted(path.name for path in Path(tempfile.gettempdir()).glob("rankmesh-watch-*"))
         threads = sorted(thread.name for thread in threading.enumerate())
-        return [keys, places, threads, me.resources()["descriptors"], str(signal.getsignal(signal.SIGUSR1))]
+        return [keys, places, threads, _handles(), str(signal.getsignal(signal.SIGUSR1))]
 
     states = []
     with watch.start(folder, limit=60):  # what torch loads once

@@ -155,10 +155,14 @@ def _between(exchanges: Mapping[str, Any], sends: int, me: int, peer: int) -> li
 
 
 _PAIRS = {"send": "recv", "recv": "send"}
+_MEETINGS = ("monitored_barrier", "connect")
 
 
 def _unrecorded(history: History) -> Iterator[Turn]:
-    """Calls that only the stacks show: gloo records neither what two members exchange nor monitored barriers."""
+    """Calls that only the stacks show: gloo records neither what two members exchange nor monitored barriers.
+
+    Ranks that connect their groups meet through the store.
+    """
     meetings: dict[tuple[KnownGroup, str], list[int]] = {}
     for rank, recording in history.recordings.items():
         about = recording.in_call
@@ -167,7 +171,7 @@ def _unrecorded(history: History) -> Iterator[Turn]:
             continue
         if about.operation in _PAIRS and not recording.exchanges["pending"].any():
             yield _exchange_in_stacks(history, rank, group)
-        elif about.operation == "monitored_barrier":
+        elif about.operation in _MEETINGS:
             meetings.setdefault((group, about.operation), []).append(rank)
     for (group, operation), ranks in meetings.items():
         missing = tuple(rank for rank in group.members if rank not in ranks)

@@ -26,6 +26,7 @@ __all__ = ["in_call", "threads"]
 _TORCH = f"{Path(dist.__file__).parent.parent}/"
 _OURS = f"{Path(rankmesh.__file__).parent}/"
 _CALLS = f"{Path(dist.__file__).parent}/distributed_c10d.py"
+_CONNECT = f"{_OURS}groups/connect.py"
 _PLUMBING = ("/contextlib.py", "/threading.py", "/functools.py")
 # Names that torch gives its flight recorder for calls of other names.
 _RECORDED = {
@@ -102,11 +103,12 @@ def _users(frame: FrameType) -> FrameType:
 
 
 def _call(frame: FrameType | None) -> dict[str, Any] | None:
-    """The outermost function of torch.distributed that this thread is in; None where it is in none."""
+    """The outermost function of torch.distributed, or our connect, that this thread is in; None where it is in none."""
     found = None
     inner = frame
     while inner is not None:
-        if inner.f_code.co_filename == _CALLS and inner.f_code.co_name in _KNOWN:
+        file, name = inner.f_code.co_filename, inner.f_code.co_name
+        if (file == _CALLS and name in _KNOWN) or (file == _CONNECT and name == "connect"):
             found = inner
         inner = inner.f_back
     if found is None or frame is None:

@@ -139,13 +139,13 @@ class Watch:
         own = [f"{what}/{turn}/{rank}" for turn in turns for what in ("said", "recording")]
         shared = [f"{what}/{turn}" for turn in turns for what in ("ask", "gather", "verdict")]
         counts = [f"said/{turn}/count" for turn in turns]
-        left = f"{self._key}/left"
-        last = self._store is None or self._store.add(left, 1) == self._recorder.world_size
+        store, left = self._store, f"{self._key}/left"
+        last = store is None or store.add(left, 1) == self._recorder.world_size
         for post in self._posts:
             post.clear([*own, *shared, *counts, _HANGS] if last else own)
-        if self._store is not None and last:
-            self._store.delete_key(self._key)
-            self._store.delete_key(left)
+        if store is not None and last:
+            store.delete_key(self._key)
+            store.delete_key(left)
 
     def close(self) -> None:
         """End the watch; the recording of a rank that has ended stays in the folder."""
@@ -157,6 +157,7 @@ class Watch:
         if self._speaking:
             self._thread.join(2 * self._grace)
         atexit.unregister(self.close)
+        self._store = None
         if self._hung or self._heard is not None:
             # What hung is what counts, whatever became of it.
             return
