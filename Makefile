@@ -16,7 +16,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-hangs test-launchers test-peers lint bench bench-cluster docs clean
+.PHONY: help demo test test-browser test-hangs test-sweeps test-launchers test-peers lint lint-page page bench bench-cluster docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-14s %s\n", $$1, $$2 }'
@@ -28,8 +28,14 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and pr
 test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS='-k mesh', JOBS=0)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-test-hangs: $(VENV)/.installed-test  ## run every program that hangs, and the doctor on what it leaves (one needs root)
-	@HANGS=all $(BIN)/python -m pytest tests/hangs $(ARGS)
+test-browser: $(VENV)/.installed-browser  ## open the explorer in a real browser (root: it installs chromium)
+	@RANKMESH_BROWSER=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/browser $(ARGS)
+
+test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor on what it leaves, and the watch (one needs root)
+	@HANGS=all $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/hangs tests/watch tests/check/test_verdicts.py $(ARGS)
+
+test-sweeps: $(VENV)/.installed-test  ## kill a rank at every store operation of connect, over both kinds of store
+	@RANKMESH_TEST_SWEEP=1 $(BIN)/python -m pytest -n 0 tests/groups/test_kill_sweep.py $(ARGS)
 
 test-launchers: $(VENV)/.installed-launchers  ## run under a real Slurm, Open MPI, MPICH, Ray and torchrun (root: it installs them)
 	@RANKMESH_LAUNCHERS=1 $(BIN)/python -m pytest -n 0 tests/launchers $(ARGS)
@@ -48,6 +54,14 @@ lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@$(BIN)/mypy --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores
 	@echo '== layers: lint-imports'
 	@$(BIN)/lint-imports
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory lint-page; else echo '== the explorer: no npm here, see make lint-page'; fi
+
+lint-page: explorer/node_modules/.installed  ## check types and style of the explorer's sources (npm)
+	@echo '== the explorer: tsc, eslint, prettier'
+	@cd explorer && npm run --silent lint
+
+page: explorer/node_modules/.installed  ## build the explorer's page, which the wheel holds, from its sources (npm)
+	@cd explorer && npm run --silent build
 
 bench: $(VENV)/.installed-test  ## measure against the peers; writes bench/results.json, docs/benchmarks.md (ARGS='--rounds 3')
 	$(BIN)/python -m bench --json bench/results.json --markdown docs/benchmarks.md $(ARGS)
@@ -60,7 +74,7 @@ docs: $(VENV)/.installed-docs  ## build the documentation into build/docs; a war
 	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --keep-going --quiet docs build/docs
 
 clean:  ## remove .venv, caches and build output
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) explorer/node_modules build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:
@@ -86,6 +100,19 @@ launchers:
 
 $(VENV)/.installed-launchers: launchers $(VENV)/.installed-test
 	$(PIP) -e '.[launchers]'
+	@touch $@
+
+# Debian's own browser: Playwright drives it and downloads none.
+.PHONY: chromium
+chromium:
+	@tests/browser/install.sh
+
+$(VENV)/.installed-browser: chromium $(VENV)/.installed-test
+	$(PIP) -e '.[browser]'
+	@touch $@
+
+explorer/node_modules/.installed: explorer/package-lock.json
+	cd explorer && npm ci --silent
 	@touch $@
 
 # Each release of another system lies in a folder of its own, without its dependencies.

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 from rankmesh.cli import main
 from rankmesh.errors import ProofError
@@ -50,6 +51,7 @@ HOW = {
     "stops": lambda: _at_the_third_proof(lambda: os.kill(os.getpid(), signal.SIGSTOP)),
     "loops": lambda: _at_the_third_proof(_loop),
     "raises": lambda: _at_the_third_proof(_raise),
+    "stays": lambda: _at_the_third_proof(lambda: time.sleep(60)),
     "swapped": _swap_tp_and_pp,
 }
 
