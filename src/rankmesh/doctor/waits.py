@@ -155,13 +155,13 @@ def _between(exchanges: Mapping[str, Any], sends: int, me: int, peer: int) -> li
 
 
 _PAIRS = {"send": "recv", "recv": "send"}
-_MEETINGS = ("monitored_barrier", "connect")
+_MEETINGS = ("monitored_barrier", "connect", "warm_up")
 
 
 def _unrecorded(history: History) -> Iterator[Turn]:
     """Calls that only the stacks show: gloo records neither what two members exchange nor monitored barriers.
 
-    Ranks that connect their groups meet through the store.
+    Ranks that connect their groups meet through the store; those whose warm-up ran out have no call any more.
     """
     meetings: dict[tuple[KnownGroup, str], list[int]] = {}
     for rank, recording in history.recordings.items():

@@ -26,7 +26,7 @@ __all__ = ["in_call", "threads"]
 _TORCH = f"{Path(dist.__file__).parent.parent}/"
 _OURS = f"{Path(rankmesh.__file__).parent}/"
 _CALLS = f"{Path(dist.__file__).parent}/distributed_c10d.py"
-_CONNECT = f"{_OURS}groups/connect.py"
+_MEETINGS = {"connect": f"{_OURS}groups/connect.py", "warm_up": f"{_OURS}groups/warm.py"}
 _PLUMBING = ("/contextlib.py", "/threading.py", "/functools.py")
 # Names that torch gives its flight recorder for calls of other names.
 _RECORDED = {
@@ -103,12 +103,12 @@ def _users(frame: FrameType) -> FrameType:
 
 
 def _call(frame: FrameType | None) -> dict[str, Any] | None:
-    """The outermost function of torch.distributed, or our connect, that this thread is in; None where it is in none."""
+    """The outermost function of torch.distributed that this thread is in, or ours that waits; None where in none."""
     found = None
     inner = frame
     while inner is not None:
         file, name = inner.f_code.co_filename, inner.f_code.co_name
-        if (file == _CALLS and name in _KNOWN) or (file == _CONNECT and name == "connect"):
+        if (file == _CALLS and name in _KNOWN) or _MEETINGS.get(name) == file:
             found = inner
         inner = inner.f_back
     if found is None or frame is None:
@@ -121,7 +121,7 @@ def _facts(given: dict[str, Any]) -> dict[str, Any]:
     """Group, peer, root and reduction of a call, from the names that torch's functions give them."""
     if not dist.is_initialized():
         return {}
-    group = given.get("group")
+    group = getattr(given.get("group"), "pg", given.get("group"))
     group = group if isinstance(group, dist.ProcessGroup) else dist.group.WORLD
     if group is None:
         return {}
