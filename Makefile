@@ -31,7 +31,7 @@ test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS
 test-browser: $(VENV)/.installed-browser  ## open the explorer in a real browser (root: it installs chromium)
 	@RANKMESH_BROWSER=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/browser $(ARGS)
 
-test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor on what it leaves, and the watch (one needs root)
+test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor on what it leaves, the watch (root)
 	@HANGS=all $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/hangs tests/watch tests/check/test_verdicts.py $(ARGS)
 
 test-sweeps: $(VENV)/.installed-test  ## kill a rank at every store operation of connect, over both kinds of store

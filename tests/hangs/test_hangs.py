@@ -51,6 +51,15 @@ def test_kept_recordings(name):
     _check(_found(KEPT / name, HANGS[name]), HANGS[name])
 
 
+STATES = {"is_stopped": "stopped by a signal", "holds_the_interpreter": "alive and silent, at "}
+
+
+@pytest.mark.parametrize(("name", "words"), STATES.items())
+def test_what_a_silent_rank_looks_like(name, words):
+    """4 ranks, recorded: the others of its host have looked at the rank that could not speak, and the verdict says it."""
+    assert f"left no recording ({words}" in _found(KEPT / name, HANGS[name]).verdict
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """The recordings of the chosen programs, run now, one after the other, by one process that loads torch once."""

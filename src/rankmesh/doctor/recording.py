@@ -81,6 +81,9 @@ class Recording:
     def __len__(self) -> int:
         return len(self.number)
 
+    def __bool__(self) -> bool:
+        return True  # one without calls is there all the same
+
     @property
     def spoke(self) -> bool:
         """Whether there are calls; a rank that could not speak has only what others saw of it."""
