@@ -223,7 +223,7 @@ def test_nothing_is_left(ranks, tmp_path):
     """2 ranks: after a watch, asked or not, no key, thread, descriptor or file is left but the recordings."""
     for before, *others in ranks(2, _leaves_nothing, str(tmp_path)):
         for number, after in enumerate(others, 1):
-            assert Counter(after[3]) - Counter(before[3]) == Counter()
+            assert Counter(after[3]) - Counter(before[3]) == Counter(), number
             assert after[1:] == before[1:]
             assert after[0] - before[0] == 2 * 2 * number  # the keys of this test's own meetings
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.json.gz", "rank1.json.gz", "verdict.json"]

@@ -157,7 +157,7 @@ class Watch:
         if self._speaking:
             self._thread.join(2 * self._grace)
         atexit.unregister(self.close)
-        self._store = None
+        self._store, self._posts = None, []
         if self._hung or self._heard is not None:
             # What hung is what counts, whatever became of it.
             return
