@@ -206,8 +206,9 @@ def _leaves_nothing(me, folder):
         return [keys, places, threads, _handles(), str(signal.getsignal(signal.SIGUSR1))]
 
     states = []
-    with watch.start(folder, limit=60):  # what torch loads once
+    with watch.start(folder, limit=60) as here:  # what torch loads once
         _steps()
+        here.ask("a test")
     for asks in (False, True, False):
         states.append(state())
         with watch.start(folder, limit=60) as here:
