@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from bench.who_names_what import rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "bench" / "hangs.json", ROOT / "docs" / "benchmarks_hangs.md"
+KEPT = ROOT / "tests" / "hangs" / "recordings"
 RANKS, CALLS = 8192, 2000
 
 
@@ -94,21 +96,19 @@ def _resident(pid: int) -> int:
 def main() -> None:
     """Measure one of them, keep it, and write the page."""
     what, *rest = sys.argv[1:]
+    measures: dict[str, Callable[..., Any]] = {"scale": scale, "step": measured, "table": lambda: rows(KEPT)}
+    if what not in (*measures, "page"):
+        sys.exit(__doc__)
+    found = measures[what](*rest) if what in measures else None
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
     if what == "scale":
         results[what] |= {"ranks": RANKS, "calls": CALLS}
-        results[what]["forms"] |= {rest[0]: scale(rest[0], rest[1] if rest[1:] else None)}
-    elif what == "step":
-        results[what] = measured()
-    elif what == "table":
-        results[what] = rows(ROOT / "tests" / "hangs" / "recordings")
-    elif what != "page":
-        sys.exit(__doc__)
-    if what != "page":
-        results["machine"] = _machine()
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if all(results.values()):
-        PAGE.write_text(page(results), encoding="utf-8")
+        results[what]["forms"][rest[0]] = found
+    elif found is not None:
+        results[what] = found
+    results["machine"] = _machine()
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(results), encoding="utf-8")
 
 
 def _machine() -> dict[str, Any]:

@@ -63,7 +63,14 @@ def _lines(results: Mapping[str, Any]) -> Iterator[str]:
             f"| {_FORMS[form]} | {row['size'] / 2**30:.2f} GiB | {row['seconds']:.0f} s | {row['processor']:.0f} s "
             f"| {row['memory'] / 2**30:.2f} GiB | {row['load']:.1f} |"
         )
-    step = results["step"]
+    if results["step"]:
+        yield from _step(results["step"])
+    machine = results["machine"]
+    yield ""
+    yield f"{machine['cores']} cores, Python {machine['python']}, torch {machine['torch']}. From `bench/hangs.json`."
+
+
+def _step(step: Mapping[str, Any]) -> Iterator[str]:
     yield _STEP.format(
         step=step["step"] * 1e3,
         blocks=step["blocks"],
@@ -73,9 +80,6 @@ def _lines(results: Mapping[str, Any]) -> Iterator[str]:
     )
     for name, words in _RATIOS.items():
         yield f"| {words} | {' | '.join(f'{ratio:.4f}' for ratio in step[name])} |"
-    machine = results["machine"]
-    yield ""
-    yield f"{machine['cores']} cores, Python {machine['python']}, torch {machine['torch']}. From `bench/hangs.json`."
 
 
 _FORMS = {"pickle": "pickles", "json": "JSON", "gzip": "JSON, gzip"}
