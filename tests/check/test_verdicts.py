@@ -10,7 +10,7 @@ import pytest
 
 SABOTAGE = Path(__file__).with_name("sabotage.py")
 LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8")
-ALL = pytest.mark.skipif(os.environ.get("HANGS") != "all", reason="make test-hangs runs it: it takes long")
+pytestmark = pytest.mark.skipif(os.environ.get("HANGS") != "all", reason="make test-hangs runs it: it takes long")
 
 
 def _checked(*arguments, how="loops"):
@@ -29,7 +29,6 @@ def test_a_rank_that_loops():
     assert words.rstrip().endswith(f"; by the recordings: {data['verdict']}")
 
 
-@ALL
 def test_a_rank_that_is_stopped():
     """8 ranks started here, one is stopped: it is the one that is lost, and the verdict says that it is stopped."""
     data, _ = _checked(how="stops")
@@ -37,7 +36,6 @@ def test_a_rank_that_is_stopped():
     assert data["verdict"].startswith("dead: rank 3 left no recording (stopped by a signal); ")
 
 
-@ALL
 def test_in_a_job():
     """8 ranks of torchrun, one in a loop of Python: the verdict is in the result that rank 0 writes."""
     data, _ = _checked(*LAUNCH)

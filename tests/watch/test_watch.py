@@ -220,6 +220,7 @@ def _leaves_nothing(me, folder):
     return states
 
 
+@ALL
 def test_nothing_is_left(ranks, tmp_path):
     """2 ranks: after a watch, asked or not, no key, thread, descriptor or file is left but the recordings."""
     for before, *others in ranks(2, _leaves_nothing, str(tmp_path)):
