@@ -22,7 +22,7 @@ export interface Canvas {
   readonly height: number;
 }
 
-const SEEN = 3;
+const SEEN = 4;
 const READ = 7.5;
 
 /** What a drawing took: its rectangles, and the depth whose blocks stand for their ranks (0: every rank is drawn). */

@@ -3,7 +3,7 @@
  * was measured, who hangs. Aggregates look like the ranks that they stand for.
  */
 import type { Colours } from "./colours";
-import { groupColour, kindColour } from "./colours";
+import { groupColour, hueOf, kindColour } from "./colours";
 import type { Hang, Measured } from "./given";
 import type { Model } from "./model";
 
@@ -86,15 +86,12 @@ export class GroupsScene extends Base {
   constructor(model: Model, colours: Colours, pins: readonly number[], kind: string) {
     super(model, colours, pins);
     this.#index = model.plan.groups(kind).index();
-    this.#looks = colours.groups.map((_, group) => ({
-      stripes: [groupColour(colours, group)],
-      ink: colours.ink,
-    }));
+    this.#looks = colours.groups.map((fill) => ({ stripes: [fill], ink: colours.ink }));
   }
 
   of(rank: number): Look {
     const group = this.#index[rank - this.model.plan.mesh.span.offset] ?? -1;
-    return group < 0 ? this.outside() : { ...this.#looks[group % this.#looks.length], note: `g${group}` };
+    return group < 0 ? this.outside() : { ...this.#looks[hueOf(group)], note: `g${group}` };
   }
 
   override block(rankAt: Int32Array, start: number, stop: number): Look {
