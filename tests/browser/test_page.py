@@ -142,9 +142,9 @@ def test_what_cannot_be_says_why(shown):
 
 def test_the_order_is_a_control(shown):
     """An axis of the order moves up; the groups are Python's for that order."""
-    shown.page.get_by_role("button", name="pp earlier in order").click()
-    assert shown.page.input_value("#spec-field") == f"{SPEC},order=tp-cp-ep-pp-dp".replace(
-        ",etp=1,order", ",etp=1,order"
+    shown.page.get_by_role("button", name="cp earlier in order").click()
+    assert shown.page.input_value("#spec-field") == f"{SPEC},order=cp-tp-ep-dp-pp"
+    _plan_is(shown, f"{SPEC},order=cp-tp-ep-dp-pp")
     )
     _plan_is(shown, f"{SPEC},order=tp-cp-ep-pp-dp")
 
@@ -335,7 +335,7 @@ def test_a_link_is_the_state(shown):
     "spec",
     [
         SPEC,
-        f"{SPEC},order=tp-cp-ep-pp-dp,optimizer_instances=2",
+        "megatron:world=32,tp=2,pp=2,order=tp-cp-ep-pp-dp,optimizer_instances=2",
         "tp=2,cp=2,dp=2,pp=2",
         "tp=2,dp=4,pp=2/expert:etp=1,ep=4,edp=2,pp=2",
         "deepseek-v3",

@@ -131,7 +131,7 @@ function axesField(form: AxesForm, { view, axes }: AxesLayout, edit: (form: Axes
         (size) => {
           edit(resized(form, view, axis.name, size));
         },
-        view ?? "",
+        view === null ? axis.name : `${axis.name} in ${view}`,
       ).childNodes,
       h(
         "span",
@@ -197,8 +197,7 @@ const small = (sign: string, label: string, view: string | null, enabled: boolea
   );
 
 /** A label, a size, and buttons that halve and double it. */
-function sizeRow(name: string, size: string, edit: (size: string) => void, group = "", follows = ""): HTMLElement {
-  const label = group ? `${name} in ${group}` : name;
+function sizeRow(name: string, size: string, edit: (size: string) => void, label = name, follows = ""): HTMLElement {
   const input = h("input", {
     type: "text",
     inputmode: "numeric",
@@ -270,7 +269,7 @@ function recipeFields(app: App, form: RecipeForm): Node[] {
           (size) => {
             edit(name, size);
           },
-          "",
+          name,
           followed(app, name),
         ),
       ];
@@ -411,7 +410,7 @@ function machine(app: App): Node[] {
     return h(
       "div",
       { class: "row" },
-      ...sizeRow(level.name, level.size, resize, `of ${below}s`).childNodes,
+      ...sizeRow(level.name, level.size, resize, `${level.name} of ${below}s`).childNodes,
       small("×", `remove ${level.name}`, "machine", true, () => {
         edit({
           ...now,
