@@ -107,6 +107,33 @@ export class GroupsScene extends Base {
   }
 }
 
+/** What a search found keeps its colours, the rest fades. */
+export class FoundScene extends GroupsScene {
+  constructor(
+    model: Model,
+    colours: Colours,
+    pins: readonly number[],
+    kind: string,
+    readonly found: ReadonlySet<number>,
+  ) {
+    super(model, colours, pins, kind);
+  }
+
+  override of(rank: number): Look {
+    return this.found.has(rank)
+      ? { stripes: [this.colours.kinds[0]], ink: this.colours.onKind }
+      : { stripes: [this.colours.cell], ink: this.colours.soft };
+  }
+
+  override block(rankAt: Int32Array, start: number, stop: number): Look {
+    const some = rankAt.subarray(start, stop).some((rank) => this.found.has(rank));
+    return {
+      stripes: [some ? this.colours.kinds[0] : this.colours.cell],
+      ink: this.colours.ink,
+    };
+  }
+}
+
 /** The ranks that share a group with one rank, by kind. */
 export class FocusScene extends Base {
   override readonly focus: number;
