@@ -16,7 +16,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-browser test-hangs test-cluster test-launchers test-peers lint lint-page page bench \
+.PHONY: help demo test test-browser screenshots test-hangs test-cluster test-launchers test-peers lint lint-page page bench \
 	bench-transfers bench-cluster docs clean
 
 help:  ## list the targets
@@ -31,6 +31,9 @@ test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS
 
 test-browser: $(VENV)/.installed-browser  ## open the explorer in a real browser (root: it installs chromium)
 	@RANKMESH_BROWSER=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/browser $(ARGS)
+
+screenshots: $(VENV)/.installed-browser  ## make the explorer's pictures of docs/images anew (root: it installs chromium)
+	@$(BIN)/python -m tests.browser.screenshots
 
 test-hangs: $(VENV)/.installed-test  ## run every program that hangs, and the doctor on what it leaves (one needs root)
 	@HANGS=all $(BIN)/python -m pytest tests/hangs $(ARGS)
