@@ -45,7 +45,7 @@ test-cluster: $(VENV)/.installed-test  ## emulate clusters, and predict, measure
 	@RANKMESH_CLUSTER=1 $(BIN)/python -m pytest -n 0 tests/bench/test_cluster.py $(ARGS)
 
 test-launchers: $(VENV)/.installed-launchers  ## run under a real Slurm, Open MPI, MPICH, Ray and torchrun (root: it installs them)
-	@RANKMESH_LAUNCHERS=1 $(BIN)/python -m pytest -n 0 tests/launchers $(ARGS)
+	@RANKMESH_LAUNCHERS=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/launchers $(ARGS)
 
 test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, each release of it (ARGS='-k interface')
 	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load --timeout 400 tests/peers $(ARGS)
