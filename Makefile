@@ -4,10 +4,14 @@
 PYTHON ?= python3
 SPEC ?= megatron:world=16,tp=2,cp=2,pp=2,ep=2
 ARGS ?=
+# The torch of `make test-torch`: the newest that the tests pass on.
+TORCH ?= 2.14.1
 # Test files run side by side in this many processes; the tests of one file follow each other. JOBS=0: no xdist.
 JOBS ?= 2
 
 VENV := .venv
+# What depends on torch's insides: live groups, ranks that are threads, and what stands on both.
+LIVE_TESTS := tests/groups tests/sim tests/check tests/testing tests/dialects
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # The exact requirement that constraints.txt holds for a package: $(call pin,torch) is torch==x.y.z
@@ -16,7 +20,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-hangs test-launchers test-peers lint bench bench-cluster docs clean
+.PHONY: help demo test test-torch test-hangs test-launchers test-peers lint bench bench-cluster docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-14s %s\n", $$1, $$2 }'
@@ -27,6 +31,9 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and pr
 
 test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS='-k mesh', JOBS=0)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-torch: $(VENV)/torch-$(TORCH)/.installed  ## run the tests of live and simulated ranks on another torch (TORCH=2.14.1: downloads up to 3 GB)
+	@$(VENV)/torch-$(TORCH)/bin/python -m pytest -n $(JOBS) --dist loadfile $(LIVE_TESTS) $(ARGS)
 
 test-hangs: $(VENV)/.installed-test  ## run every program that hangs, and the doctor on what it leaves (one needs root)
 	@HANGS=all $(BIN)/python -m pytest tests/hangs $(ARGS)
@@ -77,6 +84,14 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) -e '.[test,docs,examples]'
 	$(PIP) --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)'
+	@touch $@
+
+# The pins, but for torch's own; torch brings NVIDIA's libraries along where it is built for CUDA, and uses none of them here.
+$(VENV)/torch-$(TORCH)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(@D)
+	@grep -v '^torch==' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt 'torch==$(TORCH)' -e '.[test]'
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)'
 	@touch $@
 
 # The system's programs each time: a stamp in .venv knows nothing of them.

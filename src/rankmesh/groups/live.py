@@ -154,7 +154,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         return self._open(self._own[name])
 
     def _create(self, own: OwnGroup) -> ProcessGroup:
-        name = process_group_name(self.plan.digest, self.generation, own.name, own.ranks, self.key)
+        name = process_group_name(self.plan.digest, self.generation, own.name, str(own), self.key)
         # In a dry run nobody else is there: torch's fake backend stands for each one that the plan asks for.
         backend = self._default.backend if self._default.dry else own.options.backend or self._default.backend
         if own.size == 1:
@@ -163,7 +163,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         try:
             return torch_private.create(
                 self._making,
-                ranks=own.ranks,
+                ranks=own.group,
                 rank=own.rank,
                 name=name,
                 desc=described(self.plan, self.key, own),

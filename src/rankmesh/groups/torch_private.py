@@ -1,4 +1,4 @@
-"""Every private or version-dependent call into torch. Known on: torch 2.13.
+"""Every private or version-dependent call into torch. Known on: torch 2.13 and 2.14.
 
 ```
 default_group()      the initialised world: rank, size, store, backend, timeout
@@ -20,11 +20,11 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -74,9 +74,11 @@ __all__ = [
     "under_way",
 ]
 
-KNOWN_VERSIONS = ("2.13",)
+KNOWN_VERSIONS = ("2.13", "2.14")
 
-if ".".join(torch.__version__.split(".")[:2]) not in KNOWN_VERSIONS:
+_MINOR = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+if ".".join(map(str, _MINOR)) not in KNOWN_VERSIONS:
     warnings.warn(
         f"torch {torch.__version__} is installed; rankmesh was tried on {' and '.join(KNOWN_VERSIONS)}, and uses parts "
         "of torch.distributed that other releases may have changed; run rankmesh check on a small layout first",
@@ -227,8 +229,13 @@ def create(
     check_backend(backend)
     known = c10d.Backend(backend)
     kinds = set(_config(backend)[0].values())
-    if kinds == {"gloo"}:
-        pg, prefix = _gloo(making, ranks, rank, name, timeout, known, lazy=lazy)
+    if kinds in ({"gloo"}, {"fake"}):
+        prefix = PrefixStore(f"{name}/", making.store)
+        pg = dist.ProcessGroup(prefix, rank, len(ranks))
+        if kinds == {"gloo"}:
+            _gloo(making, pg, prefix, ranks, rank, name, timeout, known, lazy=lazy)
+        else:
+            _put_under(pg, FakeProcessGroup._create_internal(rank, len(ranks)), _config(backend)[0])
         pg._set_group_name(c10d.GroupName(name))
         pg._set_group_desc(desc)
         register(pg, known, prefix, c10d.GroupName(name))
@@ -245,8 +252,36 @@ def create(
             device_id=c10d._get_default_group().bound_device_id,
             group_desc=desc,
         )
-    c10d._world.pg_group_ranks[pg] = {member: position for position, member in enumerate(ranks)}
-    return pg  # type: ignore[no-any-return]
+    c10d._world.pg_group_ranks[pg] = _Positions(ranks)  # type: ignore[assignment]  # torch has a dict, and only reads
+    return pg
+
+
+class _Positions(Mapping[int, int]):
+    """The position of each member by its global rank; all are listed when torch first asks for one."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = ranks
+
+    @cached_property
+    def _listed(self) -> dict[int, int]:
+        return {member: position for position, member in enumerate(self._ranks)}
+
+    def __getitem__(self, rank: int) -> int:
+        return self._listed[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._listed)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+
+def _put_under(pg: dist.ProcessGroup, made: Any, device_types: Iterable[str]) -> None:
+    """Let a process group use torch's fake backend on these devices."""
+    kind = dist.ProcessGroup.BackendType.CUSTOM
+    pg._set_default_backend(kind)
+    for device_type in device_types:
+        pg._register_backend(torch.device(device_type), kind, made)
 
 
 @cache
@@ -285,12 +320,19 @@ _BUILT = {
 
 
 def _gloo(
-    making: Making, ranks: Sequence[int], rank: int, name: str, timeout: timedelta, backend: Any, *, lazy: bool
-) -> tuple[Any, Any]:
-    """A gloo group whose pairs connect now, or when they first talk."""
+    making: Making,
+    pg: dist.ProcessGroup,
+    prefix: Any,
+    ranks: Sequence[int],
+    rank: int,
+    name: str,
+    timeout: timedelta,
+    backend: Any,
+    *,
+    lazy: bool,
+) -> None:
+    """Put gloo under a process group, whose pairs connect now, or when they first talk."""
     late = lazy or len(ranks) > _CONNECTED_AT_ONCE
-    prefix = PrefixStore(f"{name}/", making.store)
-    pg = dist.ProcessGroup(prefix, rank, len(ranks))
     pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
     options._devices = making.devices.of(late=late)
@@ -306,10 +348,10 @@ def _gloo(
     except RuntimeError as error:
         raise Unjoined(str(error), _seen(addresses, ranks)) from error
     made._set_default_timeout(timeout)
-    made._set_sequence_number_for_group()
+    if _MINOR < (2, 14):  # from then on they always start at zero
+        made._set_sequence_number_for_group()
     for device_type in _config(backend)[0]:
         pg._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.GLOO, made)
-    return pg, prefix
 
 
 def _await(addresses: Any, size: int, timeout: timedelta) -> None:
@@ -390,11 +432,7 @@ def premultiplied(operation: Any) -> Any:
 
 def register_alone(pg: dist.ProcessGroup, *, rank: int, name: str, desc: str, backend: str) -> None:
     """Put torch's fake backend under a process group of one rank, and register it."""
-    kind = dist.ProcessGroup.BackendType.CUSTOM
-    pg._set_default_backend(kind)
-    made = FakeProcessGroup._create_internal(0, 1)
-    for device_type in _DEVICES:
-        pg._register_backend(torch.device(device_type), kind, made)
+    _put_under(pg, FakeProcessGroup._create_internal(0, 1), _DEVICES)
     pg._set_group_name(c10d.GroupName(name))
     pg._set_group_desc(desc)
     register(pg, c10d.Backend(backend), HashStore(), c10d.GroupName(name))
