@@ -51,7 +51,7 @@ TIE = 0.05
 RESULTS = Path(__file__).with_name("cluster.json")
 
 
-def plan_of(rank_map: Sequence[int] | None = None) -> rm.Plan:
+def planned(rank_map: Sequence[int] | None = None) -> rm.Plan:
     """The layout that is placed."""
     return rm.Plan(rm.Mesh(**MESH, rank_map=rank_map), [rm.GroupSpec(name) for name in MESH])
 
@@ -88,7 +88,7 @@ def _steps(cases: Mapping[str, tuple[int, ...]], rounds: int) -> dict[str, float
     times: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(rounds + 1):
         for name, rank_map in cases.items():
-            with rm.connect(plan_of(rank_map)) as groups:
+            with rm.connect(planned(rank_map)) as groups:
                 dist.barrier()
                 step(groups)
                 dist.barrier()
@@ -101,7 +101,7 @@ def _steps(cases: Mapping[str, tuple[int, ...]], rounds: int) -> dict[str, float
 
 
 def _measured(sizes: Sequence[int]) -> Measurement:
-    with rm.connect(plan_of()) as groups:
+    with rm.connect(planned()) as groups:
         return groups.measure(sizes)
 
 
@@ -125,12 +125,12 @@ def study(there: Emulated, rounds: int) -> dict[str, Any]:
     """Everything that is measured on one emulated cluster."""
     cases = placements(there.size, there.hosts, there.ranks)
     seen: Measurement = there.on_ranks(_measured, SIZES)[0]
-    cluster = calibrated(there.cluster, plan_of(), seen)
+    cluster = calibrated(there.cluster, planned(), seen)
     predicted = {
-        name: place(plan_of(rank_map), cluster, traffic=TRAFFIC, backend="gloo").before
+        name: place(planned(rank_map), cluster, traffic=TRAFFIC, backend="gloo").before
         for name, rank_map in cases.items()
     }
-    chosen = place(plan_of(cases["torchrun"]), cluster, traffic=TRAFFIC, backend="gloo")
+    chosen = place(planned(cases["torchrun"]), cluster, traffic=TRAFFIC, backend="gloo")
     cases["placed"], predicted["placed"] = chosen.rank_map, chosen.cost
     every = there.on_ranks(_steps, cases, rounds)
     measured = {name: max(found[name] for found in every) for name in cases}
