@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.cluster_text import cluster_section
 from bench.results import Results
+from bench.scale_text import scale_section
 from bench.tables import Table, tables
 
 __all__ = ["METHODS", "markdown", "recorded_transfers"]
@@ -54,6 +55,7 @@ def _lines(results: Results, transfers: Mapping[str, Any] | None) -> Iterator[st
     yield ""
     yield "Made by `make bench` from `bench/results.json` and `bench/transfers.json`; do not edit."
     yield from cluster_section()
+    yield from scale_section()
 
 
 def _transfers(document: Mapping[str, Any]) -> Iterator[str]:

@@ -167,9 +167,25 @@ def replay(side: str, world: int, limit: float) -> dict[str, Any]:
             "seconds": max(through) - started if finished else None,
             "through": sum(1 for when in through if when),
             "operations": sum(done),
+            "expected": max(sum(done), _expected(side, plan)),
             "busiest": max(done),
             "limit": limit,
         }
+
+
+def _expected(side: str, plan: Plan) -> int:
+    """The operations of all ranks, where some were stopped: of every member, its own address and two for each."""
+    if side == "ours":
+        return 0
+    total = 0
+    for spec in plan.specs:
+        groups = plan.groups(spec.name)
+        ranks = len(groups) * groups.size
+        if spec.options.backend == "gloo":
+            total += ranks * (1 + 2 * groups.size)
+        elif groups.size > 1:
+            total += ranks
+    return total
 
 
 def _plan(world: int) -> Plan:
