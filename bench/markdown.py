@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cluster_text import cluster_section
+from bench.gloo_text import gloo_section
 from bench.results import Results
 from bench.scale_text import scale_section
 from bench.tables import Table, tables
@@ -55,6 +56,7 @@ def _lines(results: Results, transfers: Mapping[str, Any] | None) -> Iterator[st
     yield ""
     yield "Made by `make bench` from `bench/results.json` and `bench/transfers.json`; do not edit."
     yield from cluster_section()
+    yield from gloo_section()
     yield from scale_section()
 
 
