@@ -20,7 +20,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-torch test-hangs test-launchers test-peers lint bench bench-cluster docs clean
+.PHONY: help demo test test-torch test-browser test-hangs test-launchers test-peers lint lint-page page bench bench-cluster docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-14s %s\n", $$1, $$2 }'
@@ -34,6 +34,9 @@ test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS
 
 test-torch: $(VENV)/torch-$(TORCH)/.installed  ## run the tests of live and simulated ranks on another torch (TORCH=2.14.1: downloads up to 3 GB)
 	@$(VENV)/torch-$(TORCH)/bin/python -m pytest -n $(JOBS) --dist loadfile $(LIVE_TESTS) $(ARGS)
+
+test-browser: $(VENV)/.installed-browser  ## open the explorer in a real browser (root: it installs chromium)
+	@RANKMESH_BROWSER=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/browser $(ARGS)
 
 test-hangs: $(VENV)/.installed-test  ## run every program that hangs, and the doctor on what it leaves (one needs root)
 	@HANGS=all $(BIN)/python -m pytest tests/hangs $(ARGS)
@@ -55,6 +58,14 @@ lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@$(BIN)/mypy --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores
 	@echo '== layers: lint-imports'
 	@$(BIN)/lint-imports
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory lint-page; else echo '== the explorer: no npm here, see make lint-page'; fi
+
+lint-page: explorer/node_modules/.installed  ## check types and style of the explorer's sources (npm)
+	@echo '== the explorer: tsc, eslint, prettier'
+	@cd explorer && npm run --silent lint
+
+page: explorer/node_modules/.installed  ## build the explorer's page, which the wheel holds, from its sources (npm)
+	@cd explorer && npm run --silent build
 
 bench: $(VENV)/.installed-test  ## measure against the peers; writes bench/results.json, docs/benchmarks.md (ARGS='--rounds 3')
 	$(BIN)/python -m bench --json bench/results.json --markdown docs/benchmarks.md $(ARGS)
@@ -67,7 +78,7 @@ docs: $(VENV)/.installed-docs  ## build the documentation into build/docs; a war
 	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --keep-going --quiet docs build/docs
 
 clean:  ## remove .venv, caches and build output
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) explorer/node_modules build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:
@@ -101,6 +112,19 @@ launchers:
 
 $(VENV)/.installed-launchers: launchers $(VENV)/.installed-test
 	$(PIP) -e '.[launchers]'
+	@touch $@
+
+# Debian's own browser: Playwright drives it and downloads none.
+.PHONY: chromium
+chromium:
+	@tests/browser/install.sh
+
+$(VENV)/.installed-browser: chromium $(VENV)/.installed-test
+	$(PIP) -e '.[browser]'
+	@touch $@
+
+explorer/node_modules/.installed: explorer/package-lock.json
+	cd explorer && npm ci --silent
 	@touch $@
 
 # Each release of another system lies in a folder of its own, without its dependencies.

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 from rankmesh.cli import main
 from rankmesh.errors import ProofError
@@ -42,6 +43,7 @@ HOW = {
     "killed": lambda: _at_the_third_proof(lambda: os.kill(os.getpid(), 9)),
     "exits": lambda: _at_the_third_proof(lambda: os._exit(7)),
     "raises": lambda: _at_the_third_proof(_raise),
+    "stays": lambda: _at_the_third_proof(lambda: time.sleep(60)),
     "swapped": _swap_tp_and_pp,
 }
 

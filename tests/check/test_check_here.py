@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,14 @@ import pytest
 SABOTAGE = Path(__file__).with_name("sabotage.py")
 
 
-def _run(*arguments, limit=60):
+def _run(*arguments, limit=60, environment=None):
     """One command in a process group of its own, ended from outside when it takes too long."""
     process = subprocess.Popen(
         [sys.executable, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, **(environment or {})},
         start_new_session=True,
     )
     try:
@@ -37,7 +39,8 @@ def _alive(session):
 
 
 def test_every_group_is_proved():
-    """8 ranks: each group of each kind is proved on each member by each operation, and the status is 0."""
+    """8 ranks: each group of each kind is proved on each member by each operation; the time told is the command's."""
+    started = time.perf_counter()
     status, out, err = _run("-m", "rankmesh", "check", "megatron:world=8,tp=2,pp=2,ep=2,etp=1", "--json")
     result = json.loads(out)
     assert status == 0, err
@@ -48,6 +51,35 @@ def test_every_group_is_proved():
     assert all(kind["proved"] == kind["groups"] and kind["ranks"] == kind["expected"] for kind in kinds.values())
     assert kinds["tp"]["operations"] == ["all-reduce", "all-gather", "broadcast"]
     assert kinds["pp"]["operations"][-1] == "send/recv"
+    assert 0.6 < result["seconds"] / (time.perf_counter() - started) < 1  # loading torch and forking ranks included
+
+
+def test_no_other_thread_is_there_when_ranks_are_forked():
+    """4 ranks: this process has one thread at each fork, so no rank inherits a lock that another thread held."""
+    look = "import os; os.register_at_fork(before=lambda: print(len(os.listdir('/proc/self/task')), end=' '))"
+    run = "import sys; sys.argv[1:] = ['check', 'tp=2,dp=2', '--json']; from rankmesh.cli import main; main()"
+    # numpy's threads, which end themselves at a fork, are not there to be counted.
+    status, out, err = _run("-c", f"{look}\n{run}", environment={"OPENBLAS_NUM_THREADS": "1"})
+    assert (status, out.partition("{")[0].split()) == (0, ["1"] * 4), (out, err)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_check_that_is_ended_leaves_nothing(number, tmp_path):
+    """8 ranks of a check that gets a signal after they have begun: no process and no folder are left."""
+    process = subprocess.Popen(
+        [sys.executable, SABOTAGE, "stays"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    end = time.monotonic() + 60
+    while not list(tmp_path.glob("rankmesh-check-*/diary-7")) and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(number)
+    assert process.wait(20) != 0
+    assert not _alive(process.pid)
+    assert not list(tmp_path.glob("rankmesh-check-*"))
 
 
 def test_the_table_says_so():

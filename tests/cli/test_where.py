@@ -42,15 +42,17 @@ def test_nobody(rankmesh):
 
 
 def test_what_is_missing(rankmesh, monkeypatch):
-    """A meeting place that nobody tells, or that does not resolve: said on stderr, and in the data."""
-    assert where({"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}).missing.startswith(
-        "a meeting place: MASTER_ADDR is not set"
-    )
+    """A meeting place that nobody tells, or that does not resolve: said on stderr, in the data, and by status 6."""
+    mpich = {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+    for installed, words in ((None, "a meeting place: MASTER_ADDR is not set, and mpi4py"), (True, "")):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, installed=installed: installed)
+        assert where(mpich).missing[:48] == words[:48]
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host.invalid"}.items():
         monkeypatch.setenv(name, value)
     done = rankmesh("where", "--json")
     assert "no-such-host.invalid does not resolve" in done.err
     assert "does not resolve" in json.loads(done.out)["missing"]
+    assert done.code == 6
 
 
 def test_what_contradicts_itself(rankmesh, monkeypatch):
@@ -62,5 +64,7 @@ def test_what_contradicts_itself(rankmesh, monkeypatch):
     assert "RANK=4 of WORLD_SIZE=8, and slurm's SLURM_PROCID=5 of 8" in done.err
     assert "SLURM_PROCID" in done.out
     assert json.loads(rankmesh("where", "--json").out)["evidence"]["RANK"] == "4"
+    assert "contradict each other" in json.loads(rankmesh("where", "--json").out)["missing"]
+    assert rankmesh("check", "tp=*").code == rankmesh("cluster").code == 6
     with pytest.raises(ConnectError):
         where({"RANK": "9", "WORLD_SIZE": "8"})

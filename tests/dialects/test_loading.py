@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-MODULES = ("nanotron", "ezpz", "fairscale", "process_groups", "deepspeed", "device_mesh", "accelerate")
+MODULES = ("nanotron", "ezpz", "fairscale", "process_groups", "deepspeed", "device_mesh", "accelerate", "torchtitan")
 
 
 def _loaded(code):

@@ -12,7 +12,7 @@ import rankmesh as rm
 from rankmesh.groups import torch_private
 
 PAGES = Path(__file__).parents[2] / "docs" / "migrate"
-NAMES = ("accelerate", "deepspeed", "device_mesh", "ezpz", "fairscale", "nanotron", "process_groups")
+NAMES = ("accelerate", "deepspeed", "device_mesh", "ezpz", "fairscale", "nanotron", "process_groups", "torchtitan")
 
 
 def after(name):

@@ -7,7 +7,16 @@ from tests.dialects.dry import members
 
 import rankmesh as rm
 from rankmesh import sim
-from rankmesh.dialects import accelerate, deepspeed, device_mesh, ezpz, fairscale, nanotron, process_groups
+from rankmesh.dialects import (
+    accelerate,
+    deepspeed,
+    device_mesh,
+    ezpz,
+    fairscale,
+    nanotron,
+    process_groups,
+    torchtitan,
+)
 from rankmesh.dialects.megatron import ParallelState, parallel_state
 from rankmesh.dialects.megatron.hyper_comm_grid import HyperCommGrid
 from rankmesh.dialects.megatron.process_groups_config import ProcessGroupCollection
@@ -131,13 +140,21 @@ def _meshes():
     mesh = accelerate.device_mesh(groups, "cpu")
     dist.barrier()
     adopted = device_mesh.adopt(mesh)
+    dims = torchtitan.ParallelDims(1, -1, 1, 2, 2, 1, SIZE)
+    titan = [dims.get_mesh(axis) for axis in ("dp_shard", "tp", "pp")]
     dist.barrier()
-    return [members(mesh["dp"].get_group()), mesh["tp"].get_local_rank(), list(adopted["dp_shard"].ranks)]
+    return [
+        [members(one.get_group()) for one in titan],
+        members(mesh["dp"].get_group()),
+        mesh["tp"].get_local_rank(),
+        list(adopted["dp_shard"].ranks),
+    ]
 
 
 def test_device_meshes():
-    """8 simulated ranks: accelerate's mesh, and the groups that are adopted from it."""
+    """8 simulated ranks: accelerate's mesh, the groups that are adopted from it, and torchtitan's meshes."""
     plan = accelerate.plan(dp_shard_size=2, dp_replicate_size=2, tp_size=2)
+    titan = rm.recipes.torchtitan(SIZE, tp=2, pp=2)
     for rank, found in enumerate(sim.run(_meshes, SIZE)):
         dp, shard = own(plan, rank, "dp", "dp_shard")
-        assert found == [dp, plan.mesh.coordinate(rank)["tp"], shard]
+        assert found == [own(titan, rank, "dp_shard", "tp", "pp"), dp, plan.mesh.coordinate(rank)["tp"], shard]

@@ -25,7 +25,7 @@ LIMIT = 100
 # Long lines of output may be wrapped in examples; the output of commands stands as it is.
 _EXAMPLES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _TIME = re.compile(r"\b\d+(\.\d+)? ?(ms|µs|s)\b")
-_PLANNING = re.compile(r"rankmesh (show|groups|explain|diff|presets|--\w+|(?!bench)\w+ --help)\b[^|<>&;]*$")
+_PLANNING = re.compile(r"rankmesh (show|groups|explain|diff|explore|presets|--\w+|(?!bench)\w+ --help)\b[^|<>&;]*$")
 _TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 # What a terminal does not have: wishes for colours, and that the tests themselves were started by pytest and make.
 _UNSET = (

@@ -197,13 +197,23 @@ def _lost(me):
         groups = rm.connect(_cube())  # noqa: F841  - lost with the frame that had it
         raise KeyError
     held = [list(live) for live in World.current().live]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_private, "create", _no_memory)
+        error = me.error(ConnectError, rm.connect, _line(8), timeout=15)["message"]
     rm.close_all()
-    return len(held), list(World.current().live), torch_private.registries() == before
+    return len(held), error, list(World.current().live), torch_private.registries() == before
+
+
+def _no_memory(*_, **__):
+    raise RuntimeError("out of memory")
 
 
 def test_what_was_lost_can_be_closed(ranks):
-    """8 ranks: groups whose mapping an exception has lost are still the world's, which closes them."""
-    assert ranks(8, _lost) == [[1, [], True]] * 8
+    """8 ranks: groups whose mapping an exception has lost are the world's, which closes them; an error says how."""
+    for held, error, live, back in ranks(8, _lost):
+        assert (held, live, back) == (1, [], True)
+        assert "out of memory" in error
+        assert "groups of earlier connects are held here, which rm.close_all() closes" in error
 
 
 def _two_threads(me):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore
 
 import rankmesh as rm
 from rankmesh.groups import torch_private
@@ -26,24 +27,25 @@ def _port():
         return probe.getsockname()[1]
 
 
-def _sockets():
+def _held():
+    """The sockets and the threads of this process."""
     names = (path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
-    return sum(name.name.startswith("socket:") for name in names)
+    return sum(name.name.startswith("socket:") for name in names), len(list(Path("/proc/self/task").iterdir()))
 
 
-def _settled(sockets):
-    """How many sockets there are more than before, once those that close in the background have."""
+def _settled(held):
+    """How many sockets and threads there are more than before, once those that end in the background have."""
     end = time.monotonic() + 10
-    while _sockets() != sockets and time.monotonic() < end:
+    while _held() != held and time.monotonic() < end:
         time.sleep(0.05)
-    return _sockets() - sockets
+    return [now - then for now, then in zip(_held(), held, strict=True)]
 
 
 def _there_and_back(me, port):
     _as_rank(me, port)
     me.meet("all ranks have reached the store that rank 0 serves")
     time.sleep(0.2)
-    before, sockets, seen = dict(os.environ), _sockets(), []
+    before, held, seen = dict(os.environ), _held(), []
     for _ in range(3):
         with rm.init(timeout=20) as rank, rm.connect("tp=2,dp=*") as groups:
             x = torch.ones(1, device=rank.device)
@@ -54,19 +56,48 @@ def _there_and_back(me, port):
     assert dict(os.environ) == before
     del groups  # closed, it still knows its world, and that its store
     gc.collect()
-    left = _settled(sockets)
+    left = _settled(held)
     me.meet("all have counted")
     return seen, left, torch_private.registries()["pg_map"]
 
 
 def test_three_worlds_one_after_the_other(ranks):
-    """4 ranks: each world is joined and left three times; no variable, group or socket is left of any of them."""
-    for rank, (seen, sockets, groups) in enumerate(ranks(4, _there_and_back, _port(), world=None)):
+    """4 ranks: each world is joined and left three times; no variable, group, socket or thread is left of any."""
+    for rank, (seen, held, groups) in enumerate(ranks(4, _there_and_back, _port(), world=None)):
         assert seen == [[rank, 4, rank, "environment", "gloo", 2.0, False]] * 3
-        assert (sockets, groups) == (0, 0)
+        assert (held, groups) == ([0, 0], 0)
+
+
+def _of_an_agent(me, port):
+    _as_rank(me, port, TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID="job")
+    with rm.init(timeout=20) as rank, rm.connect("tp=2,dp=*") as groups:
+        x = torch.ones(1)
+        dist.all_reduce(x, group=groups["dp"].pg)
+        told = [rank.launcher, x.item()]
+    return told, [rm.check(rm.read(plan), timeout=10).ok for plan in ("tp=2,dp=2", "tp=4")]
+
+
+def test_one_command_after_the_other_under_one_agent(ranks):
+    """4 ranks, twice: processes that follow each other, as in a shell that torchrun starts, share its store."""
+    agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for _ in range(2):
+        assert ranks(4, _of_an_agent, agent.port, world=None) == [[["torchrun", 2.0], [True, True]]] * 4
+
+
+def _again(me, port):
+    _as_rank(me, port)
+    return [rm.check(rm.read("tp=2"), timeout=20).ok for _ in range(3)]
+
+
+def test_checks_one_after_the_other(ranks):
+    """2 ranks, three checks in a process, each with a store of its own: none is taken for the one before."""
+    assert ranks(2, _again, _port(), world=None) == [[True] * 3] * 2
 
 
 def _in_a_world(me):
+    if me.rank == 1:
+        # Nobody's numbers: what is initialised counts.
+        os.environ.update(RANK="7", WORLD_SIZE="2")
     with rm.init() as rank:
         told = [rank.rank, rank.world_size, rank.backend]
     return told, dist.is_initialized()

@@ -134,9 +134,18 @@ def test_the_script_that_sbatch_runs_is_no_rank():
     assert started_by(batch).launcher == started_by({"SLURM_NTASKS": "8"}).launcher == "nobody"
 
 
+@pytest.mark.parametrize(("name", "value", "other"), [("RANK", "3", "WORLD_SIZE"), ("WORLD_SIZE", "4", "RANK")])
+def test_half_of_the_variables(name, value, other):
+    """One variable of two: refused, with the one that is missing; no rank takes itself for a world of one."""
+    with pytest.raises(ConnectError, match=f"received {name}={value} without {other}") as error:
+        started_by({name: value})
+    assert (error.value.variable, error.value.evidence) == (other, {name: value})
+
+
 def test_started_alone():
-    """No variables, or a rank without a size: nobody started it, and it is a world of one."""
+    """No variables, or those of the only rank: nobody started it, and it is a world of one."""
     assert started_by({}, host="here") == started_by({"RANK": "0"}, host="here")
+    assert started_by({"WORLD_SIZE": "1"}, host="here") == started_by({}, host="here")
     assert started_by({}, host="here") == Launch("nobody", local_rank=0, local_world_size=1, host="here")
 
 
@@ -172,9 +181,11 @@ def test_slurms_tasks_on_this_node(text, node, here):
 
 
 def test_steps_of_one_job_meet_at_ports_of_their_own():
-    """Two steps that run at once on the same first node do not meet each other."""
+    """Two steps that run at once on the same first node do not meet each other, nor do two mpiruns on one host."""
     ports = {started_by({**SLURM, "SLURM_STEP_ID": str(step)}).port for step in range(4)}
     assert len(ports) == 4
+    here = {**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "5"}
+    assert len({started_by({**here, "PMIX_NAMESPACE": f"193973452{job}"}).meeting for job in range(4)}) == 4
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())

@@ -1,4 +1,4 @@
-"""Four workers of Ray's TorchTrainer: ``python ray_job.py WHAT FOLDER``; each writes what it found as JSON."""
+"""Four workers of Ray's TorchTrainer: ``python ray_job.py FOLDER``; each writes what it found as JSON."""
 
 import json
 import sys
@@ -10,32 +10,37 @@ from ray.train.torch import TorchTrainer
 
 def train(config):
     """What each worker does."""
+    import os
+
     import torch
     import torch.distributed as dist
 
     import rankmesh as rm
+    from rankmesh.cli.where import where
 
+    before, told = dict(os.environ), {"where": where().to_dict()}
     with rm.init() as me:
-        told = {"launcher": me.launcher, "rank": me.rank, "size": me.world_size, "local": me.local_rank}
+        told["me"] = [me.launcher, me.rank, me.world_size, me.local_rank, me.local_world_size]
+        with rm.connect("tp=2,dp=*") as groups:
+            x = torch.ones(1, device=me.device)
+            dist.all_reduce(x, group=groups["dp"].pg)
+            told["sum"] = x.item()
+            told["measured"] = sorted({row.name for row in groups.measure([4096]).rows})
+        told["ok"] = rm.check(rm.read("tp=2,dp=*", world_size=me.world_size), timeout=30).ok
+        told["hosts"] = [host.devices for host in rm.discover().hosts]
         try:
-            if config["what"] == "wrong":
-                rm.check(rm.read("tp=8"))
-            with rm.connect("tp=2,dp=*") as groups:
-                x = torch.ones(1, device=me.device)
-                dist.all_reduce(x, group=groups["dp"].pg)
-                told["sum"] = x.item()
-            told["ok"] = rm.check(rm.read("tp=2,dp=*", world_size=me.world_size), timeout=30).ok
+            rm.check(rm.read("tp=8"))
         except rm.RankmeshError as error:
-            told["error"] = str(error)
+            told["wrong"] = str(error)
     told["still there"] = dist.is_initialized()
+    told["variables"] = dict(os.environ) == before
     (Path(config["folder"]) / f"{me.rank}.json").write_text(json.dumps(told), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    what, folder = sys.argv[1:]
     TorchTrainer(
         train,
-        train_loop_config={"what": what, "folder": folder},
+        train_loop_config={"folder": sys.argv[1]},
         scaling_config=ScalingConfig(num_workers=4, resources_per_worker={"CPU": 0.25}),
-        run_config=RunConfig(storage_path=folder),
+        run_config=RunConfig(storage_path=sys.argv[1]),
     ).fit()

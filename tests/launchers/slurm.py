@@ -94,7 +94,8 @@ class Slurm:
         path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
         with (self.folder / "log").open("ab") as log:
             how = {"stdout": log, "stderr": log, "start_new_session": True, "env": {**os.environ, "PATH": path}}
-            self.daemons.append(subprocess.Popen(command, **how))
+            # It ends with this process, however that ends.
+            self.daemons.append(subprocess.Popen(("setpriv", "--pdeathsig", "TERM", *command), **how))
 
     def environment(self, **more):
         """The environment of Slurm's own commands."""

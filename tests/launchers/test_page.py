@@ -50,17 +50,24 @@ def test_mpirun(run, job):
     """4 ranks: the two commands of the page, with as many ranks as this machine has no slots for."""
     needs("Open MPI", "mpirun.openmpi")
     commands = re.sub(r"\bmpirun\b", "mpirun.openmpi --oversubscribe", _snippet("mpirun -np"))
-    done = run("sh", "-ec", commands, PATH=PATH)
+    done = run("sh", "-ec", f"cd {job}; {commands}", PATH=PATH)
     assert done.returncode == 0, done.stderr
     assert "every group was proved: 4 groups of 2 kinds on 4 ranks (gloo)" in done.stdout
     assert "openmpi: 4 ranks, 2 in dp" in done.stdout
 
 
-@pytest.mark.timeout(150)
-def test_ray(run, job):
+def test_mpiexec(run, job):
+    """4 ranks: the command of the page with MPICH's launcher."""
+    needs("MPICH", "mpiexec.hydra")
+    done = run("sh", "-ec", f"cd {job}; {_snippet('mpiexec').replace('mpiexec', 'mpiexec.hydra')}", PATH=PATH)
+    assert done.returncode == 0, done.stderr
+    assert "mpich: 4 ranks, 2 in dp" in done.stdout
+
+
+@pytest.mark.timeout(200)
+def test_ray(run, job, ray):
     """4 workers: the page's file, as it stands there."""
-    needs("Ray", modules=("ray", "pandas"))
     (job / "with_ray.py").write_text(_snippet("TorchTrainer"), encoding="utf-8")
-    done = run(BIN / "python", job / "with_ray.py", limit=110, HOME=str(job), RAY_USAGE_STATS_ENABLED="0")
+    done = run(BIN / "python", job / "with_ray.py", limit=150, HOME=str(job), **ray)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "rank 3 of 4 by ray is in tp@dp1" in done.stdout + done.stderr

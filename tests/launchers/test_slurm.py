@@ -1,33 +1,9 @@
-"""rankmesh under a real Slurm of four nodes: srun, sbatch, salloc, a heterogeneous job, a rank that is killed."""
+"""rankmesh under a real Slurm of four nodes: sbatch, salloc, a heterogeneous job, a rank that is killed."""
 
-import json
 import sys
 
-from tests.launchers.conftest import BIN, ROOT, told
-
-CHECK = (BIN / "rankmesh", "check", "tp=2,dp=*", "--timeout", "30")
-
-
-def test_a_check_under_srun(slurm):
-    """8 ranks, two on each of four nodes: every group is proved, one rank speaks, and says how."""
-    done = slurm.run("srun", "-N4", "--ntasks-per-node=2", *CHECK, "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert (result["ok"], result["world_size"], result["failures"]) == (True, 8, [])
-
-
-def test_where_each_task_is(slurm):
-    """4 tasks on two nodes: rank, node and evidence of each; they meet at the first node, not where srun was called."""
-    done = slurm.run("srun", "-N2", "--ntasks-per-node=2", BIN / "rankmesh", "where", "--json")
-    text = done.stdout.replace("}\n{", "}\0{")
-    found = {data["rank"]: data for data in map(json.loads, text.split("\0"))}
-    assert sorted(found) == [0, 1, 2, 3]
-    for rank, data in found.items():
-        assert data["launcher"] == "slurm"
-        assert (data["world_size"], data["local_rank"], data["local_world_size"]) == (4, rank % 2, 2)
-        assert data["host"] == f"node{1 + rank // 2}"
-        assert data["meeting"].startswith("node1:")
-        assert data["evidence"]["SLURM_PROCID"] == str(rank)
+from tests.launchers.conftest import BIN, told
+from tests.launchers.starts import PATH
 
 
 def test_four_lines_under_sbatch(slurm, script):
@@ -67,25 +43,7 @@ def test_a_rank_that_is_killed(slurm):
     """4 ranks, one is killed, and Slurm leaves the others alone: they name it, and it alone, with status 5."""
     phases = (sys.executable, "-m", "tests.check.phases", "use", "2", "SIGKILL")
     srun = ("srun", "-N4", "-n4", "--kill-on-bad-exit=0", "--chdir", "/", "--export=ALL")
-    done = slurm.run(*srun, *phases, "tp=2,dp=2", "--timeout", "10", PYTHONPATH=str(ROOT))
+    done = slurm.run(*srun, *phases, "tp=2,dp=2", "--timeout", "10", **PATH)
     assert "received no proof from rank 2: it does not answer after it had proved a group" in done.stderr
     assert "every group was proved" not in done.stdout
     assert "exit code 5" in done.stderr.lower() or "exited with exit code 5" in done.stderr.lower(), done.stderr
-
-
-def test_a_wrong_size(slurm):
-    """2 ranks for a plan of 4: refused by each, with both sizes."""
-    done = slurm.run("srun", "-N2", "-n2", BIN / "rankmesh", "check", "tp=2,dp=2")
-    assert done.returncode != 0
-    assert "received a plan for 4 ranks in a job of 2; they must be equal" in done.stderr
-
-
-def test_torchrun_inside_srun(slurm, script):
-    """4 ranks: srun starts one torchrun on each of two nodes, and torchrun's variables count."""
-    # On a cluster torchrun knows its own name; these nodes are all this machine, under other names.
-    first = "--rdzv-conf is_host=$((SLURM_NODEID == 0))"
-    torchrun = f"{BIN}/torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=node1:29611 {first}"
-    done = slurm.run("srun", "-N2", "--ntasks-per-node=1", "sh", "-c", f"exec {torchrun} {script} 'tp=2,dp=*'")
-    found = told(done)
-    assert [found[rank][:2] for rank in range(4)] == [("torchrun", 4)] * 4
-    assert {found[rank][4] for rank in range(4)} == {"node1", "node2"}

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -83,8 +83,8 @@ def _build(hosts):
             _ip("-n", host.space, "link", "set", link, "up")
 
 
-@pytest.fixture
-def hosts():
+@contextmanager
+def two_hosts():
     """Two hosts, hosta and hostb; skipped where this machine does not let us make them."""
     for tool in ("ip", "unshare"):
         if shutil.which(tool) is None:
@@ -101,6 +101,13 @@ def hosts():
     finally:
         for host in both:
             host.remove()
+
+
+@pytest.fixture
+def hosts():
+    """Two hosts for one test."""
+    with two_hosts() as both:
+        yield both
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ OTHERS = {
     "accelerate": "1.15.0",
     "deepspeed": "0.19.8",
     "nanotron": "0.4",
+    "pytest-mock": "3.15.1",  # for Megatron's own tests
     "sglang": "0.5.23",
     "torchtitan": "0.3.0",
     "vllm": "0.33.0",
@@ -24,6 +25,9 @@ RELEASES = (*(("megatron-core", version) for version in MEGATRON), *OTHERS.items
 
 # Of a wheel of hundreds of megabytes, what is compared.
 KEPT = {"vllm": "vllm/distributed", "sglang": "sglang/srt"}
+
+# What a release imports that the tests have not, in its folder.
+BESIDE = {"deepspeed": ("hjson==3.1.0", "msgpack==1.2.4", "psutil==7.2.2", "py-cpuinfo==9.0.0", "tqdm==4.70.1")}
 
 # A source release that asks this environment's torch how to be built, and is told to build no kernels.
 BUILT = {"deepspeed": ("--no-build-isolation",)}
@@ -45,7 +49,7 @@ def fetch(name, version, root):
     # A release may say that it wants a newer Python than this one: what is compared runs on each.
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
            "--ignore-requires-python", "--no-compile", "--target", str(unfinished)]  # fmt: skip
-    subprocess.run([*pip, *BUILT.get(name, ()), f"{name}=={version}"], check=True, timeout=600)
+    subprocess.run([*pip, *BUILT.get(name, ()), f"{name}=={version}", *BESIDE.get(name, ())], check=True, timeout=600)
     if name in KEPT:
         shutil.move(unfinished / KEPT[name], unfinished / "kept")
         whole, unfinished = unfinished, unfinished.with_suffix(".kept")

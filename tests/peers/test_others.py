@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.dialects import dry
+from torch.distributed.device_mesh import DeviceMesh
 
 import rankmesh as rm
 from rankmesh.dialects import accelerate as accelerate_dialect
@@ -244,8 +245,42 @@ def test_nanotron(ranks):
     assert ranks(1, _nanotron, world=None, limit=60) == [[]]
 
 
+BOTH = ("dp_enabled", "dp_replicate_enabled", "dp_shard_enabled", "cp_enabled", "dp_cp_enabled", "fsdp_enabled",
+        "tp_enabled", "pp_enabled", "ep_enabled", "non_data_parallel_size", "seq_len_divisor", "dp_shard")  # fmt: skip
+AXES = ("pp", "batch", "loss", "dp_replicate", "dp_shard", "fsdp", "dp", "cp", "tp", "ep", "efsdp")
+
+
+def _mesh_of(said):
+    """A mesh as its names and ranks, and the members of each group that torchtitan makes for real."""
+    if not isinstance(said, DeviceMesh):
+        return said
+    return said.mesh_dim_names, said.mesh.tolist()
+
+
+def _asked(dims, draw):
+    """What one object answers: each function with what a training loop may ask it."""
+    draw = random.Random(draw)  # noqa: S311
+    questions = [("get_optional_mesh", axis) for axis in AXES] + [("get_mesh", axis) for axis in AXES]
+    for _ in range(12):
+        axes = draw.sample(AXES, draw.choice((2, 3)))
+        questions += [(name, axes) for name in ("get_optional_mesh", "get_activated_mesh", "resolve_mesh")]
+        axes = sorted(axes, key=("pp", "dp_replicate", "dp", "dp_shard", "fsdp", "efsdp", "cp", "ep", "tp").index) if (
+            not set(axes) & {"batch", "loss"}) else axes  # fmt: skip
+        questions.append(("get_optional_mesh", axes))
+    questions += [("resolve_mesh", axes) for axes in (["dp", "cp", "tp"], ["dp_replicate", "efsdp", "ep"])]
+    questions += [(name, None) for name in ("spmd_meshes", "spmd_dense_mesh", "spmd_sparse_mesh", "get_dense_tp_mesh")]
+    for name, axes in questions:
+        try:
+            said = getattr(dims, name)(*([] if axes is None else [axes]))
+        except (ValueError, KeyError, IndexError, RuntimeError):
+            said = ["refused"]
+        yield name, axes, [_mesh_of(one) for one in said] if isinstance(said, list) else _mesh_of(said)
+
+
 def _torchtitan(me):
     from tests.peers import theirs
+
+    from rankmesh.dialects.torchtitan import ParallelDims
 
     theirs.stand_in("spmd_types")
     for name in (
@@ -259,21 +294,35 @@ def _torchtitan(me):
     theirs.stand_in("torchtitan.tools.utils", device_type="cpu")
     dims_of = theirs.load("torchtitan", "torchtitan/distributed/parallel_dims.py").ParallelDims
     draw, wrong = random.Random(10), []  # noqa: S311
-    for _ in range(CASES):
+    for case in range(CASES):
         replicate, shard, cp, tp, pp = (draw.choice((1, 1, 2, 3)) for _ in range(5))
         ep = draw.choice([size for size in range(1, shard * cp * tp + 1) if shard * cp * tp % size == 0])
-        world = replicate * shard * cp * tp * pp
-        rank = draw.randrange(world)
+        world, backend = replicate * shard * cp * tp * pp, ("partial_dtensor", "full_dtensor", "spmd_types")[case % 3]
+        rank, degrees = draw.randrange(world), (replicate, draw.choice((shard, -1)), cp, tp, pp, ep, world, backend)
         plan = rm.recipes.torchtitan(world, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, pp=pp, ep=ep)
         with dry.world(rank, world):
-            own = dims_of(replicate, shard, cp, tp, pp, ep, world, spmd_backend="partial_dtensor")
+            own = dims_of(*degrees)
             for name, mesh in own.get_all_one_dimensional_meshes().items():
-                if mesh.mesh.tolist() != list(plan.groups(name).of(rank).ranks):
-                    wrong.append((name, replicate, shard, cp, tp, pp, ep, rank))
+                if mesh.mesh.tolist() != list(plan.groups("batch" if name == "dp" else name).of(rank).ranks):
+                    wrong.append((name, degrees, rank))
+            with ParallelDims(*degrees) as ours:
+                wrong += [(name, degrees) for name in BOTH if getattr(own, name) != getattr(ours, name)]
+                for one, other in zip(_asked(own, case), _asked(ours, case), strict=True):
+                    if one != other:
+                        wrong.append((degrees, rank, one, other[2]))
+                meshes = own.get_all_one_dimensional_meshes(), ours.get_all_one_dimensional_meshes()
+                if list(meshes[0]) != list(meshes[1]):
+                    wrong.append((degrees, list(meshes[0]), list(meshes[1])))
+                for name, mesh in meshes[1].items():
+                    if dry.members(mesh.get_group()) != mesh.mesh.tolist():
+                        wrong.append((degrees, name, mesh))
+    for degrees in ((0, 1, 1, 1, 1, 1, 1), (1, 3, 1, 1, 1, 1, 8), (1, -1, 1, 9, 1, 1, 8), (1, 0, 1, 1, 1, 1, 8)):
+        for of in (dims_of, ParallelDims):
+            me.error(AssertionError, of, *degrees)
     return wrong[:10]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="torchtitan 0.3.0 is written for Python 3.11")
 def test_torchtitan(ranks):
-    """40 layouts of torchtitan 0.3.0: the groups of its ParallelDims are the recipe's."""
-    assert ranks(1, _torchtitan, world=None, limit=60) == [[]]
+    """40 layouts of torchtitan 0.3.0: its ParallelDims beside the recipe, and each answer beside the drop-in's."""
+    assert ranks(1, _torchtitan, world=None, limit=100) == [[]]

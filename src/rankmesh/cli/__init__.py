@@ -8,7 +8,7 @@ complete     what the shell's completion offers; bash_words: how bash asks for i
 outputs      files beside what is printed
 console      data to stdout, words for people to stderr
 columns      tables that fit the terminal
-show, groups, explain, diff, presets      one file each; show_text and diff_text write for the terminal
+show, groups, explain, diff, explore, presets      one file each; show_text and diff_text write for the terminal
 ```
 """
 

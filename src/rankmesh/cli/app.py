@@ -15,6 +15,7 @@ from rankmesh.cli import (
     diff,
     doctor,
     explain,
+    explore,
     groups,
     measure,
     place,
@@ -95,4 +96,5 @@ _register("place", place.command, place.EXAMPLES)
 _register("search", search.command, search.EXAMPLES)
 _register("measure", measure.command, measure.EXAMPLES)
 _register("doctor", doctor.command, doctor.EXAMPLES)
+_register("explore", explore.command, explore.EXAMPLES)
 _register("presets", presets.command, presets.EXAMPLES)

@@ -1,6 +1,6 @@
 """``rankmesh check``: every group of a layout built and proved on real ranks.
 
-Alone, the command starts the ranks on this machine through torchrun's launcher; inside a job (torchrun, srun) each of
+Alone, the command starts the ranks on this machine; inside a job (torchrun, srun) each of
 the job's ranks runs it, and rank 0 prints the table.
 """
 

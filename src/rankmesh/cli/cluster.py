@@ -76,8 +76,8 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Show the cluster: its levels, its hosts in natural order, and which ranks are where."""
-    launch = started_by()
-    if file is None and launch.world_size > 1:
+    launch = started_by() if file is None else None
+    if launch is not None and launch.world_size > 1:
         found = _asked(launch, timeout)
         if launch.rank:
             return

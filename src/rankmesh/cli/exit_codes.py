@@ -27,7 +27,7 @@ class ExitCode(IntEnum):
     BAD_SPEC = 3, "a spec, layout or plan that is refused"
     UNPROVED = 4, "check: a group failed its proof"
     LOST_RANKS = 5, "check: ranks died or never arrived"
-    NO_JOB = 6, "where: what the launcher says contradicts itself, or lacks something"
+    NO_JOB = 6, "what the launcher says contradicts itself, or lacks something"
     HUNG = 7, "doctor: ranks hang"
     INTERNAL = 70, "a defect of rankmesh itself; --debug shows where"
     INTERRUPTED = 130, "interrupted from the keyboard"

@@ -24,7 +24,7 @@ from typer.core import TyperGroup
 
 from rankmesh.cli.console import error, note, plain
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.errors import MissingExtra, RankmeshError
+from rankmesh.errors import ConnectError, MissingExtra, RankmeshError
 
 __all__ = ["DEBUG", "Failed", "Shell", "outcome", "save"]
 
@@ -118,7 +118,9 @@ def _told(problem: Exception) -> tuple[str, int]:
     if isinstance(problem, MissingExtra):
         return str(problem), ExitCode.USAGE
     if isinstance(problem, RankmeshError):
-        return str(problem), ExitCode.BAD_SPEC
+        # With the evidence of the launcher's variables, which are what is refused.
+        of_launcher = isinstance(problem, ConnectError) and "evidence" in problem.values
+        return str(problem), ExitCode.NO_JOB if of_launcher else ExitCode.BAD_SPEC
     if isinstance(problem, Failed):
         return str(problem), problem.code
     if isinstance(problem, _CommandError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 from collections.abc import Mapping
@@ -9,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import note, out, write_json
+from rankmesh.cli.console import out, write_json
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug, Json
 from rankmesh.cli.shell import Failed
 from rankmesh.errors import ConnectError
 from rankmesh.launch.started import Launch, started_by
-from rankmesh.launch.table import NOBODY
+from rankmesh.launch.table import MPI, NOBODY
 
 __all__ = ["EXAMPLES", "Whereabouts", "command", "where"]
 
@@ -74,7 +75,11 @@ def _missing(told: Launch) -> str:
     if told.world_size == 1:
         return ""
     if told.address is None:
-        return "a meeting place: MASTER_ADDR is not set; mpi4py, where it is installed, tells the ranks where rank 0 is"
+        if told.launcher not in MPI:
+            return "a meeting place: MASTER_ADDR is not set; set it to the host of rank 0, on all ranks"
+        if importlib.util.find_spec("mpi4py") is None:
+            return "a meeting place: MASTER_ADDR is not set, and mpi4py, which could tell, is not installed"
+        return ""
     try:
         socket.getaddrinfo(told.address, told.port)
     except (OSError, UnicodeError) as error:
@@ -87,19 +92,20 @@ def command(json: Json = False, debug: Debug = False) -> None:
     try:
         found = where()
     except ConnectError as error:
-        _show_evidence(error.evidence, json)
-        raise Failed(str(error), ExitCode.NO_JOB) from error
+        _show_evidence(error, json)
+        raise
     if json:
         write_json(found.to_dict())
     else:
         _print(found)
     if found.missing:
-        note(f"missing: {found.missing}")
+        raise Failed(f"missing is {found.missing}", ExitCode.NO_JOB)
 
 
-def _show_evidence(evidence: Any, json: bool) -> None:
+def _show_evidence(error: ConnectError, json: bool) -> None:
+    evidence: Any = error.evidence
     if json:
-        write_json({"evidence": dict(evidence)})
+        write_json({"missing": str(error), "evidence": dict(evidence)})
     elif evidence:
         print_columns(
             out(), [Column("variable", list(evidence), style="cyan"), Column("value", list(evidence.values()))]
@@ -114,7 +120,7 @@ def _print(found: Whereabouts) -> None:
         "local rank": _local(told),
         "host": told.host,
         "devices": "unknown: torch is not installed" if found.devices is None else ", ".join(found.devices) or "no GPU",
-        "meeting": told.meeting or ("nobody to meet" if told.world_size == 1 else "not known yet"),
+        "meeting": told.meeting or _unmet(found),
     }
     evidence = [", ".join(f"{name}={told.evidence[name]}" for name in told.facts.get(fact, ())) for fact in rows]
     evidence[0] = evidence[0] or ("no launcher's variables" if told.launcher == NOBODY else "")
@@ -125,6 +131,12 @@ def _print(found: Whereabouts) -> None:
         Column("evidence", [line or "-" for line in evidence], fit=True),
     ]
     print_columns(out(), columns)
+
+
+def _unmet(found: Whereabouts) -> str:
+    if found.launch.world_size == 1:
+        return "nobody to meet"
+    return "not known" if found.missing else "mpi4py tells it"
 
 
 def _local(told: Launch) -> str:

@@ -18,14 +18,11 @@ Refusals are ``AssertionError`` too, as fairscale asserts.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from rankmesh.groups.getters import Getters, first_of, group_of, rank_in, ranks_of, size_of
 from rankmesh.groups.handles import LiveGroup
 from rankmesh.groups.held import Held, refusing_sizes, world_size
 from rankmesh.plan import Options, Plan, recipes
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 __all__ = [
     "ModelParallel",
@@ -49,7 +46,7 @@ __all__ = [
 ]
 
 
-class ModelParallel:
+class ModelParallel(Getters):
     """One state: no groups, or the groups of ``initialize_model_parallel``."""
 
     def __init__(self) -> None:
@@ -98,67 +95,29 @@ class ModelParallel:
 
     # -- model ------------------------------------------------------------------------------------
 
-    def get_model_parallel_group(self) -> ProcessGroup:
-        """The process group that shares a layer's weights with this rank."""
-        return self._group("tp").pg
-
-    def get_model_parallel_world_size(self) -> int:
-        """How many ranks share a layer."""
-        return self._group("tp").size
-
-    def get_model_parallel_rank(self) -> int:
-        """The position of this rank in its model-parallel group."""
-        return self._group("tp").rank
-
-    def get_model_parallel_src_rank(self) -> int:
-        """The global rank of the first member of the model-parallel group."""
-        return self._group("tp").first
+    get_model_parallel_group = group_of("tp")
+    get_model_parallel_world_size = size_of("tp")
+    get_model_parallel_rank = rank_in("tp")
+    get_model_parallel_src_rank = first_of("tp")
 
     # -- context ----------------------------------------------------------------------------------
 
-    def get_context_parallel_group(self) -> ProcessGroup:
-        """The process group that shares a sequence with this rank."""
-        return self._group("cp").pg
-
-    def get_context_parallel_ranks(self) -> list[int]:
-        """The global ranks of the context-parallel group."""
-        return list(self._group("cp").ranks)
-
-    def get_context_parallel_world_size(self) -> int:
-        """How many ranks share a sequence."""
-        return self._group("cp").size
-
-    def get_context_parallel_rank(self) -> int:
-        """The position of this rank in its context-parallel group."""
-        return self._group("cp").rank
+    get_context_parallel_group = group_of("cp")
+    get_context_parallel_ranks = ranks_of("cp")
+    get_context_parallel_world_size = size_of("cp")
+    get_context_parallel_rank = rank_in("cp")
 
     # -- data -------------------------------------------------------------------------------------
 
-    def get_data_parallel_group(self) -> ProcessGroup:
-        """The process group that holds the same weights as this rank."""
-        return self._group("dp").pg
-
-    def get_data_parallel_ranks(self) -> list[int]:
-        """The global ranks of the data-parallel group."""
-        return list(self._group("dp").ranks)
-
-    def get_data_parallel_world_size(self) -> int:
-        """How many ranks hold the same weights."""
-        return self._group("dp").size
-
-    def get_data_parallel_rank(self) -> int:
-        """The position of this rank in its data-parallel group."""
-        return self._group("dp").rank
+    get_data_parallel_group = group_of("dp")
+    get_data_parallel_ranks = ranks_of("dp")
+    get_data_parallel_world_size = size_of("dp")
+    get_data_parallel_rank = rank_in("dp")
 
     # -- pipeline ---------------------------------------------------------------------------------
 
-    def get_pipeline_parallel_group(self) -> ProcessGroup:
-        """The process group of the stages that this rank's activations pass."""
-        return self._group("pp").pg
-
-    def get_pipeline_parallel_ranks(self) -> list[int]:
-        """The global ranks of the pipeline, first stage first."""
-        return list(self._group("pp").ranks)
+    get_pipeline_parallel_group = group_of("pp")
+    get_pipeline_parallel_ranks = ranks_of("pp")
 
 
 _default = ModelParallel()

@@ -8,7 +8,6 @@ rank r    host name, boot, device, NVLink domain, Slurm's switches ── say �
 from __future__ import annotations
 
 import os
-import socket
 import warnings
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -23,6 +22,7 @@ from rankmesh.groups.limits import time_limit
 from rankmesh.groups.say import say
 from rankmesh.groups.torch_private import default_group
 from rankmesh.groups.world import World
+from rankmesh.launch.started import host_name
 from rankmesh.launch.table import LAUNCHERS
 from rankmesh.topology.cluster import Cluster
 from rankmesh.topology.met import Witness, met
@@ -63,7 +63,7 @@ def witness(rank: int, environment: Any = os.environ) -> Witness:
     """What this process can say of its host and its device."""
     return Witness(
         rank=rank,
-        host=environment.get("SLURMD_NODENAME") or socket.gethostname(),
+        host=host_name(environment),
         boot=_text(_BOOT),
         slot=_slot(environment, rank),
         memory=_link(_MEMORY),

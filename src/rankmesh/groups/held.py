@@ -47,7 +47,7 @@ class Held:
         """The groups; ``NotInitialized`` where there are none."""
         if self._groups is None:
             raise NotInitialized(
-                f"received a use of {self._dialect}'s groups while there are none; they exist from "
+                f"received a use of {self._dialect}'s groups, which are not initialized; they exist from "
                 f"{self._initialiser}() to {self._destroyer}(); call {self._initialiser}() first"
             )
         return self._groups
@@ -56,8 +56,8 @@ class Held:
         """``AlreadyInitialized`` where there are groups."""
         if self._groups is not None:
             raise AlreadyInitialized(
-                f"received a second {self._initialiser}() of one state; its groups {' '.join(self._groups)} exist; "
-                f"call {self._destroyer}() first, or make another state"
+                f"received a second {self._initialiser}() of one state, which is already initialized: its groups "
+                f"{' '.join(self._groups)} exist; call {self._destroyer}() first, or make another state"
             )
 
     def open(self, plan: Plan) -> LiveGroups:

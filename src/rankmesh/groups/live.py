@@ -177,7 +177,8 @@ class LiveGroups(Mapping[str, LiveGroup]):
         except RankmeshError:
             raise
         except (RuntimeError, ValueError) as error:
-            raise _failure(self.rank, own, error) from error
+            others = sum(len(live) for live in self._world.live if live.generation != self.generation)
+            raise _failure(self.rank, own, error, others) from error
 
     # -- what they are for --------------------------------------------------------------------------------------
 
@@ -286,8 +287,8 @@ def _destroy(pg: ProcessGroup) -> RuntimeError | None:
     return None
 
 
-def _failure(rank: int, own: OwnGroup, error: Exception) -> ConnectError:
-    """Which group could not be made, which of its members came and which did not, where the backend tells."""
+def _failure(rank: int, own: OwnGroup, error: Exception, others: int) -> ConnectError:
+    """Which group could not be made, and where the backend tells, which of its members came; what else is held here."""
     seen = tuple(getattr(error, "seen", ()))
     unseen = tuple(member for member in own.ranks if member not in seen) if seen else ()
     who = (
@@ -297,7 +298,11 @@ def _failure(rank: int, own: OwnGroup, error: Exception) -> ConnectError:
     )
     return ConnectError(
         f"rank {rank}: the process group of {own} could not be made ({first_line(error)}); {who}; "
-        "look at the logs of the members for the one that failed first",
+        "look at the logs of the members for the one that failed first"
+        + (
+            f"; this process holds {others} groups that were connected before: rm.close_all() closes them"
+            * (others > 0)
+        ),
         rank=rank,
         group=own.name,
         ranks=own.ranks,

@@ -12,7 +12,6 @@ Each rank times its own calls; a group takes as long as its slowest member (`ran
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from rankmesh.errors import PlanError
 from rankmesh.groups.handles import LiveGroup
 from rankmesh.groups.say import say
+from rankmesh.launch.started import host_name
 from rankmesh.placement.measured import HOP, Measurement, measurement
 from rankmesh.plan.spec import GroupSpec
 
@@ -70,7 +70,7 @@ def measure(
     meeting = groups.world.meeting(f"measure/{plan.digest[:16]}/{groups.generation}")
     rows = list(_rows(groups, chosen, given, progress, meeting, limit))
     span = plan.mesh.span
-    said = {"rank": groups.rank, "host": socket.gethostname(), "rows": rows}
+    said = {"rank": groups.rank, "host": host_name(), "rows": rows}
     world = groups.world.default
     told = say(world.store, meeting, groups.rank, span.size, said, _sorted, limit, "tell what they measured")
     hosts = {each["rank"]: each["host"] for each in told}

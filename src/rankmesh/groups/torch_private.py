@@ -623,7 +623,24 @@ def device_mesh(
     return DeviceMesh.from_group(groups, kind, mesh=torch.tensor(ranks), mesh_dim_names=axes)
 
 
-def flatten(mesh: DeviceMesh, axes: tuple[str, ...], name: str, pg: dist.ProcessGroup) -> None:
+def unfold(
+    root: DeviceMesh, axes: tuple[str, ...], sizes: tuple[int, ...], groups: Sequence[dist.ProcessGroup | None]
+) -> DeviceMesh:
+    """A mesh of these dimensions over the ranks of a mesh of one, over groups that exist; None: there is none."""
+    made = DeviceMesh(
+        root.device_type,
+        _layout=type(root._layout).from_sizes_strides(sizes),
+        _rank_map=root._rank_map,
+        mesh_dim_names=axes,
+        _root_mesh=root,
+        _init_backend=False,
+    )
+    root._pg_registry.update({pg.group_name: pg for pg in groups if pg is not None})
+    made._dim_group_names = [c10d.GroupName("") if pg is None else pg.group_name for pg in groups]
+    return made
+
+
+def flatten(mesh: DeviceMesh, axes: tuple[str, ...], name: str, pg: dist.ProcessGroup) -> DeviceMesh:
     """Give a ``DeviceMesh`` the dimension ``name``: its dimensions ``axes`` joined, over a group that exists."""
     root = mesh._get_root_mesh()
     layout = mesh[axes]._layout
@@ -638,6 +655,7 @@ def flatten(mesh: DeviceMesh, axes: tuple[str, ...], name: str, pg: dist.Process
     joined._dim_group_names = [pg.group_name]
     root._pg_registry[pg.group_name] = pg
     root._flatten_mapping[name] = joined
+    return joined
 
 
 def is_registered(name: str) -> bool:

@@ -23,8 +23,9 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from rankmesh.errors import AgreementError, ConnectError, first_line, in_words
 from rankmesh.launch.devices import Choice, Offer, choose
+from rankmesh.launch.store import turn
 
-__all__ = ["StoreGone", "muster"]
+__all__ = ["StoreGone", "entrance", "muster"]
 
 # How long a choice that was made takes to be written, and how long a rank that serves the store stays for the others.
 _PATIENCE = 5.0
@@ -33,6 +34,18 @@ _LOOK = 0.02
 
 class StoreGone(ConnectError):
     """The store went away before the choice was made: it was that of an earlier world, or its rank is gone."""
+
+
+def entrance(store: Store, what: str, own: Offer) -> str:
+    """Where this rank comes together with the others this time: what they tell each other there is of no other time.
+
+    A second process of one rank comes to where the first one is, and is told there.
+    """
+    with _answering(own):
+        times = turn(store, what, own.rank)
+        if times and store.check([f"{what}/{times - 1}/claim/{own.rank}"]):
+            times -= 1
+    return f"{what}/{times}"
 
 
 def muster(store: Store, prefix: str, own: Offer, timeout: timedelta, serves: bool) -> Choice:

@@ -12,13 +12,14 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from rankmesh.errors import ClusterError, ConnectError, first_line
 from rankmesh.launch.table import ENVIRONMENT, LAUNCHERS, NOBODY, PORT, Launcher
 from rankmesh.launch.variables import Variables
 from rankmesh.topology.names import host_list
 
-__all__ = ["Launch", "started_by"]
+__all__ = ["Launch", "host_name", "started_by"]
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,22 @@ def started_by(environment: Mapping[str, str] = os.environ, host: str | None = N
     read = Variables(environment)
     row = next((row for row in LAUNCHERS if _is_marked(row, read)), None)
     try:
-        return Launch(NOBODY, 0, 1, 0, 1, _host(read, host), None) if row is None else _read(row, read, host)
+        return _nobody(read, host) if row is None else _read(row, read, host)
     except ConnectError as error:
         # The command that shows where this process is tells what it saw until then.
         raise ConnectError(error.message, **error.values, evidence=read.evidence) from error
+
+
+def _nobody(read: Variables, host: str | None) -> Launch:
+    """A world of one; unless one variable of two is set, which by mistake would make every rank a world of its own."""
+    for name, alone, other in (("RANK", "0", "WORLD_SIZE"), ("WORLD_SIZE", "1", "RANK")):
+        if name in read and other not in read and not read.holds(name, alone):
+            raise ConnectError(
+                f"received {name}={read.text(name)} without {other}; a rank knows its number and how many there are; "
+                f"set {other} too, or start the ranks with torchrun or srun, or unset {name}",
+                variable=other,
+            )
+    return Launch(NOBODY, 0, 1, 0, 1, _host(read, host), None)
 
 
 def _is_marked(row: Launcher, read: Variables) -> bool:
@@ -111,6 +124,15 @@ def _read(row: Launcher, read: Variables, host: str | None) -> Launch:
     host = _host(read, host)
     facts = {fact: tuple(names) for fact, names in read.facts.items()}
     return Launch(row.name, rank, size, local, here, host, address, port, read.evidence, facts)
+
+
+def host_name(environment: Mapping[str, str] = os.environ) -> str:
+    """What this host is called by its launcher, else by itself.
+
+    >>> host_name({"SLURMD_NODENAME": "node3"})
+    'node3'
+    """
+    return _host(Variables(environment), None)
 
 
 def _host(read: Variables, host: str | None) -> str:
@@ -219,11 +241,12 @@ def _meeting(row: Launcher, read: Variables, size: int, here: int | None) -> tup
 
 
 def _port(row: Launcher, read: Variables) -> int:
-    """A port of the job's own, where the launcher numbers jobs: two on one host must not meet each other."""
-    if row.name != "slurm":
-        return PORT
-    job, step = read.number("SLURM_JOB_ID", 0), read.optional("SLURM_STEP_ID") or 0
-    return PORT + (job + step) % 1000
+    """A port of the job's own, where the launcher names jobs: two on one host must not meet each other."""
+    if row.name == "slurm":
+        job, step = read.number("SLURM_JOB_ID", 0), read.optional("SLURM_STEP_ID") or 0
+        return PORT + (job + step) % 1000
+    named = read.text("PMIX_NAMESPACE") if row.name == "openmpi" else None
+    return PORT if named is None else PORT + crc32(named.encode()) % 1000
 
 
 def _first_host(row: Launcher, read: Variables) -> str | None:

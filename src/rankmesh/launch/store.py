@@ -25,16 +25,21 @@ from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-de
 
 from rankmesh.errors import ConnectError, first_line
 from rankmesh.launch.started import Launch
+from rankmesh.launch.table import MPI
 
-__all__ = ["is_served", "open_store"]
+__all__ = ["is_served", "open_store", "turn"]
 
-_MPI = ("openmpi", "mpich", "intelmpi", "pals", "flux", "jsrun", "pmix", "slurm")
 _KNOCK, _PAUSE, _MOMENT = 2.0, 0.1, 1.0
 
 
 def is_served() -> bool:
     """Whether the launcher itself serves the store, as torchrun's agent does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def turn(store: Store, what: str, rank: int) -> int:
+    """How many times this rank came here before: the store of torchrun's agent outlives the processes that use it."""
+    return store.add(f"{what}/turns/{rank}", 1) - 1
 
 
 def open_store(launch: Launch, timeout: timedelta) -> tuple[Launch, Store]:
@@ -182,13 +187,13 @@ def _own_address() -> str:
 
 
 def _mpi_world(launch: Launch) -> Any:
-    if launch.launcher not in _MPI:
+    if launch.launcher not in MPI:
         raise _placeless(launch, "the ranks meet at the host of rank 0")
     try:
-        from mpi4py import MPI
+        from mpi4py.MPI import COMM_WORLD
     except (ImportError, RuntimeError) as error:
         raise _placeless(launch, f"mpi4py could tell, which cannot be used here ({first_line(error)})") from error
-    size, rank = MPI.COMM_WORLD.Get_size(), MPI.COMM_WORLD.Get_rank()
+    size, rank = COMM_WORLD.Get_size(), COMM_WORLD.Get_rank()
     if (rank, size) != (launch.rank, launch.world_size):
         raise ConnectError(
             f"received rank {launch.rank} of {launch.world_size} from {launch.launcher}, and {rank} of {size} from "
@@ -198,7 +203,7 @@ def _mpi_world(launch: Launch) -> Any:
             world_size=launch.world_size,
             received=(rank, size),
         )
-    return MPI.COMM_WORLD
+    return COMM_WORLD
 
 
 def _placeless(launch: Launch, rule: str) -> ConnectError:

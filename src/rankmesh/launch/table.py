@@ -30,7 +30,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ENVIRONMENT", "LAUNCHERS", "NOBODY", "PORT", "SBATCH", "Launcher", "srun_variables", "torchrun_variables"]
+__all__ = [
+    "ENVIRONMENT",
+    "LAUNCHERS",
+    "MPI",
+    "NOBODY",
+    "PORT",
+    "SBATCH",
+    "Launcher",
+    "srun_variables",
+    "torchrun_variables",
+]
 
 NOBODY = "nobody"
 # Where ranks meet when nobody says otherwise, as torch has it.
@@ -133,6 +143,9 @@ LAUNCHERS = (
     Launcher("environment", ("RANK", "WORLD_SIZE"), *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
 )
 ENVIRONMENT = LAUNCHERS[-1]
+
+# Whose ranks can be ranks of MPI: it tells them where rank 0 is, where nothing else does.
+MPI = ("openmpi", "mpich", "intelmpi", "pals", "flux", "jsrun", "pmix", "slurm")
 
 # What sbatch makes of its options, for the script that it runs.
 SBATCH: Mapping[str, tuple[str, ...]] = {

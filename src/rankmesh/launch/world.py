@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -24,9 +23,10 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from rankmesh.errors import ConnectError, first_line
 from rankmesh.launch.devices import Choice, Offer, choose, offer
 from rankmesh.launch.limits import time_limit
-from rankmesh.launch.muster import StoreGone, muster
-from rankmesh.launch.started import Launch, started_by
+from rankmesh.launch.muster import StoreGone, entrance, muster
+from rankmesh.launch.started import Launch, host_name, started_by
 from rankmesh.launch.store import is_served, open_store
+from rankmesh.launch.table import NOBODY
 
 __all__ = ["LiveRank", "enter", "init"]
 
@@ -34,9 +34,7 @@ __all__ = ["LiveRank", "enter", "init"]
 _LIMIT = timedelta(seconds=300)
 # How long the rank that serves the store stays for the others when all is done.
 _FAREWELL, _LOOK = 30.0, 0.01
-
-# Counts the worlds of this process: ranks enter and leave them in the same order.
-_worlds = count()
+_KEYS = "rankmesh/init"
 
 
 @dataclass(eq=False)
@@ -95,7 +93,14 @@ def init(backend: str | None = None, *, timeout: float | timedelta | None = None
     ranks that ask for different backends, and a backend that some rank has no device for; ``AgreementError`` naming
     the ranks that did not come.
     """
-    return enter(started_by(), backend, timeout)
+    try:
+        launch = started_by()
+    except ConnectError:
+        if not dist.is_initialized():
+            raise
+        # Whoever made the world knew more than these variables.
+        launch = Launch(NOBODY, host=host_name())
+    return enter(launch, backend, timeout)
 
 
 def enter(launch: Launch, backend: str | None = None, timeout: float | timedelta | None = None) -> LiveRank:
@@ -104,17 +109,16 @@ def enter(launch: Launch, backend: str | None = None, timeout: float | timedelta
     _check_backend(backend)
     if dist.is_initialized():
         return _joined(launch, backend)
-    prefix = f"rankmesh/init/{launch.attempt}/{next(_worlds)}"
     own = offer(launch.rank, launch.world_size, launch.host, os.getpid(), backend, launch.local_rank)
-    launch, store, choice = _together(launch, prefix, own, limit or _LIMIT)
+    launch, store, prefix, choice = _together(launch, own, limit or _LIMIT)
     backend, device = str(choice.backend), _device(str(choice.backend), own)
     _initialise(launch, backend, PrefixStore(f"{prefix}/world", store), limit)
     farewell = "" if launch.alone or is_served() else f"{prefix}/left"
     return _live(launch, device, backend, choice.why, store, farewell)
 
 
-def _together(launch: Launch, prefix: str, own: Offer, limit: timedelta) -> tuple[Launch, Store, Choice]:
-    """Where the ranks met, and the choice of all of them.
+def _together(launch: Launch, own: Offer, limit: timedelta) -> tuple[Launch, Store, str, Choice]:
+    """Where the ranks met, under which keys, and the choice of all of them.
 
     A rank that is early may find the store of the world before, which rank 0 is about to close: it tries again.
     """
@@ -122,10 +126,11 @@ def _together(launch: Launch, prefix: str, own: Offer, limit: timedelta) -> tupl
     while True:
         left = timedelta(seconds=max(1.0, end - time.monotonic()))
         found, store = open_store(launch, left)
-        if found.alone:
-            return found, store, _alone(own)
         try:
-            return found, store, muster(store, prefix, own, left, found.rank == 0 and not is_served())
+            prefix = entrance(store, f"{_KEYS}/{launch.attempt}", own)
+            if found.alone:
+                return found, store, prefix, _alone(own)
+            return found, store, prefix, muster(store, prefix, own, left, found.rank == 0 and not is_served())
         except StoreGone:
             if found.rank == 0 or is_served() or time.monotonic() > end:
                 raise

@@ -115,7 +115,7 @@ class Measurement:
         return tuple(dict.fromkeys(self.hosts[rank] for rank in ranks))
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``rankmesh measure --json`` prints."""
+        """What ``rankmesh measure --json`` prints; ``groups`` are seconds of each, in the plan's order, all at once."""
         return {
             "backend": self.backend,
             "kinds": [
@@ -129,6 +129,7 @@ class Measurement:
                     "algbw": row.algbw,
                     "busbw": row.busbw,
                     "slowest": {"ranks": list(row.slowest.ranks), "hosts": list(self.hosts_of(row.slowest.ranks))},
+                    "groups": [group.together for group in row.groups],
                 }
                 for row in self.rows
             ],

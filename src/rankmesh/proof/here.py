@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rankmesh.plan.plan import Plan
 from rankmesh.proof.diary import Diary, ended, line, run_rank
 from rankmesh.proof.lifelines import BEAT, Lifelines
-from rankmesh.proof.ranks import POLL, Watcher, begin, check_size, start_ranks
+from rankmesh.proof.ranks import POLL, Ranks, begin, check_size
 from rankmesh.proof.results import CheckResult, collect
 
 __all__ = ["check_here"]
@@ -42,15 +42,11 @@ def check_here(
     size = check_size(plan)
     started = time.perf_counter() if since is None else since
     lifelines = Lifelines(size)
-
-    def work(text: str, folder: str, backend: str | None, timeout: float) -> None:
-        _rank(text, Path(folder), backend, timeout, lifelines)
-
     with tempfile.TemporaryDirectory(prefix="rankmesh-check-") as folder:
         place = Path(folder)
         proofs = sum(len(kind) * kind.size for kind in plan.kinds.values())
-        with _Judge(place, lifelines, timeout, proofs, progress) as judge:
-            unseen = start_ranks(plan, place, backend, timeout, work)
+        judge = _Judge(place, lifelines, timeout, proofs, progress)
+        unseen = judge.run(lambda rank: _rank(plan, rank, place, backend, timeout, lifelines))
         diaries = {rank: _diary(place, rank) for rank in range(size)}
     return collect(plan, diaries, time.perf_counter() - started, judge.lost or unseen)
 
@@ -58,14 +54,14 @@ def check_here(
 # -- in a rank ------------------------------------------------------------------------------------------------------
 
 
-def _rank(text: str, place: Path, backend: str | None, timeout: float, lifelines: Lifelines) -> None:
+def _rank(plan: Plan, rank: int, place: Path, backend: str | None, timeout: float, lifelines: Lifelines) -> None:
     """What each started rank does."""
-    lifelines.hold()
-    launch = begin(place)
-    with (place / f"diary-{launch.rank}").open("a", encoding="utf-8", buffering=1) as diary:
-        well = run_rank(Plan.from_json(text), launch, backend, timeout, lambda event: _write(diary, event))
+    lifelines.hold(rank)
+    launch = begin(place, rank, plan.world_size)
+    with (place / f"diary-{rank}").open("a", encoding="utf-8", buffering=1) as diary:
+        well = run_rank(plan, launch, backend, timeout, lambda event: _write(diary, event))
     if not well:
-        _linger(place, launch.rank, launch.world_size, timeout)
+        _linger(place, rank, plan.world_size, timeout)
         raise SystemExit(1)
 
 
@@ -92,8 +88,8 @@ def _diary(place: Path, rank: int) -> Diary:
 # -- in the parent --------------------------------------------------------------------------------------------------
 
 
-class _Judge(Watcher):
-    """A watcher that finds out who is lost."""
+class _Judge(Ranks):
+    """Ranks of which it is found out who is lost."""
 
     def __init__(
         self,
@@ -110,9 +106,20 @@ class _Judge(Watcher):
         self._stuck = False
         self.lost: dict[int, str] = {}
 
-    def watch(self) -> None:
+    def run(self, work: Callable[[int], None]) -> dict[int, str]:
+        """Run the ranks to their end, and hear their last."""
+        try:
+            unseen = super().run(work)
+            if not (self.lost or self._stuck):
+                self._lifelines.listen(0)
+                self._judge_gone()
+        finally:
+            self._lifelines.close()
+        return unseen
+
+    def watch(self, processes: Mapping[int, int]) -> None:
         """Look at the ranks until they have ended, or it is known who is to blame; then end them."""
-        self._lifelines.forked(self.processes)
+        self._lifelines.forked(processes)
         self._moved, looked = time.monotonic(), 0.0
         while not (self.over.is_set() or self.lost or self._stuck):
             self._lifelines.listen(POLL)
@@ -122,12 +129,6 @@ class _Judge(Watcher):
                 self._look()
         if self.lost or self._stuck:
             self.end_all()
-
-    def end_all(self) -> None:
-        """Kill the ranks; those that were never forked are lost."""
-        if len(self.processes) < self.size:
-            self.lost = {rank: "did not start" for rank in range(self.size) if rank not in self.processes}
-        super().end_all()
 
     def _look(self) -> None:
         """How far the ranks are; a roll call where one has failed, or all of them stand still."""
@@ -166,14 +167,3 @@ class _Judge(Watcher):
         if self._progress is not None:
             done = sum(event["event"] == "proved" for diary in self._diaries().values() for event in diary)
             self._progress(done, self._proofs)
-
-    def __enter__(self) -> _Judge:
-        self.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)
-        if not (self.lost or self._stuck) and len(self.processes) == self.size:
-            self._lifelines.listen(0)
-            self._judge_gone()
-        self._lifelines.close()

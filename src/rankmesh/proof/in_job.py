@@ -67,7 +67,7 @@ def check_in_job(
         )
     started = time.perf_counter() if since is None else since
     launch, store = open_store(launch, timedelta(seconds=timeout))
-    notices = Notices(launch, store)
+    notices = Notices(launch, store, lambda: open_store(launch, timedelta(seconds=timeout))[1])
     diary: Diary = []
 
     def write(event: dict[str, Any]) -> None:

@@ -22,8 +22,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from rankmesh.launch.started import started_by
-
 __all__ = ["BEAT", "Lifelines"]
 
 BEAT = 0.2
@@ -48,9 +46,9 @@ class Lifelines:
 
     # -- in a rank ----------------------------------------------------------------------------------------------
 
-    def hold(self) -> None:
+    def hold(self, rank: int) -> None:
         """This process is one of the ranks: let go of the others' pipes, and beat from now on."""
-        mine = self.pipes[started_by().rank][1]
+        mine = self.pipes[rank][1]
         for end in (end for pipe in self.pipes for end in pipe if end != mine):
             os.close(end)
         os.set_blocking(mine, False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable
@@ -17,7 +16,7 @@ from rankmesh.launch.world import enter
 from rankmesh.placement.measured import Measurement
 from rankmesh.plan.plan import Plan
 from rankmesh.proof.check import runs_alone
-from rankmesh.proof.ranks import Watcher, begin, check_size, start_ranks
+from rankmesh.proof.ranks import Ranks, begin, check_size
 
 __all__ = ["measure"]
 
@@ -72,9 +71,8 @@ def _here(
     size = check_size(plan)
     with tempfile.TemporaryDirectory(prefix="rankmesh-measure-") as folder:
         place = Path(folder)
-        (place / "asked").write_text(json.dumps([sizes, kinds]), encoding="utf-8")
-        with Watcher(place, size, None if progress is None else _told(place, progress)):
-            stopped = start_ranks(plan, place, backend, timeout, _rank)
+        ranks = Ranks(place, size, None if progress is None else _told(place, progress))
+        stopped = ranks.run(lambda rank: _rank(plan, begin(place, rank, size), place, sizes, kinds, backend, timeout))
         if stopped or not (place / "found").exists():
             said = [path.read_text(encoding="utf-8") for path in sorted(place.glob("failed-*"))]
             why = said[0] if said else next(iter(stopped.values()), "said nothing")
@@ -94,19 +92,23 @@ def _told(place: Path, progress: Progress) -> Callable[[], None]:
     return tell
 
 
-def _rank(text: str, folder: str, backend: str | None, timeout: float) -> None:
+def _rank(
+    plan: Plan,
+    job: Launch,
+    place: Path,
+    sizes: tuple[int, ...],
+    kinds: tuple[str, ...] | None,
+    backend: str | None,
+    timeout: float,
+) -> None:
     """What each started rank does."""
-    place = Path(folder)
-    job = begin(place)
-    sizes, kinds = json.loads((place / "asked").read_text(encoding="utf-8"))
 
     def far(done: int, total: int) -> None:
         with (place / "far").open("a", encoding="utf-8") as file:
             file.write(f"{done} {total}\n")
 
     try:
-        progress = far if job.rank == 0 else None
-        found = _in_world(Plan.from_json(text), job, tuple(sizes), kinds, backend, timeout, progress)
+        found = _in_world(plan, job, sizes, kinds, backend, timeout, far if job.rank == 0 else None)
     except (RankmeshError, RuntimeError) as error:
         (place / f"failed-{job.rank}").write_text(f"{job.rank} failed: {first_line(error)}", encoding="utf-8")
         raise SystemExit(1) from None

@@ -1,6 +1,7 @@
 """Notices: what the ranks of a check tell each other through the job's store, whatever their collectives do.
 
 ```
+open         rank 0 is there: the store is not that of a check before, which rank 0 is about to close
 diary/3      the diary of rank 3, written again after each event
 ended        how many ranks have had their last word
 roll         somebody calls the roll: a rank failed, or stands still
@@ -17,12 +18,14 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.launch.started import Launch
+from rankmesh.launch.store import is_served, turn
 from rankmesh.proof.diary import Diary, ended
 
 __all__ = ["Notices"]
@@ -38,8 +41,9 @@ class Notices:
     Where the store does not answer any more, calls come back all the same, with what was known until then.
     """
 
-    def __init__(self, launch: Launch, store: Store) -> None:
-        self._store = PrefixStore(f"rankmesh/check/{launch.attempt}", store)
+    def __init__(self, launch: Launch, store: Store, again: Callable[[], Store]) -> None:
+        self._store, self._again = store, again
+        self._what = f"rankmesh/check/{launch.attempt}"
         self._rank, self._size = launch.rank, launch.world_size
         self._lock = threading.Lock()
         self._todo: list[tuple[str, str | int]] = []
@@ -79,6 +83,7 @@ class Notices:
 
     def _talk(self) -> None:
         try:
+            self._find()
             while not self._over.is_set() or self._todo:
                 self._send()
                 self._look()
@@ -87,6 +92,20 @@ class Notices:
                 self._news.clear()
         except RuntimeError:
             self.gone = True
+
+    def _find(self) -> None:
+        """The keys of this check; a rank that is early may find the store of the one before, and looks again."""
+        try:
+            self._store = PrefixStore(f"{self._what}/{turn(self._store, self._what, self._rank)}", self._store)
+            if self._rank == 0:
+                self._store.set("open", "yes")
+            while not (is_served() or self._store.check(["open"]) or self._over.is_set()):
+                time.sleep(self._pause)
+        except RuntimeError:
+            if self._rank == 0 or is_served() or self._over.is_set():
+                raise
+            self._store = self._again()
+            self._find()
 
     def _send(self) -> None:
         with self._lock:

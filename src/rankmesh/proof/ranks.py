@@ -1,40 +1,40 @@
-"""Ranks on this machine, started by torchrun's own launcher.
-
-torch is imported once and the ranks are forked from this process, so sixteen start in a second. A fork copies the
-locks of the other threads as they are at that moment, and the launcher's store has a thread that takes the resolver's
-lock whenever a rank connects; so no rank touches the network before all of them are forked (the *gate*).
+"""Ranks on this machine, forked from this process, which loads torch once: sixteen start in a second.
 
 ```
-this process     start_ranks ── fork ──> rank: begin() ──> forked-3 ── wait for "go" ──> its work
-a thread of it   Watcher: all are forked ──> go          tells how far they are, until they have ended
+this process     fork, fork, ... ──> store ──> go: its port ──> a thread watches ──> wait for the last rank
+rank             begin(): wait for "go" ──────────────────────> its work
 ```
+
+A fork copies the locks of all other threads as they are at that moment, the resolver's and the loader's among them. So
+nothing here has a thread before the last rank is forked: neither the store, which torchrun's launcher would start
+first, nor the watcher.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rankmesh.errors import ConnectError, PlanError
 from rankmesh.launch.started import Launch, started_by
+from rankmesh.launch.table import torchrun_variables
 from rankmesh.plan.plan import Plan
 
-__all__ = ["FORKING", "LIMIT", "POLL", "Watcher", "begin", "check_size", "start_ranks"]
+__all__ = ["LIMIT", "POLL", "Ranks", "begin", "check_size"]
 
 # Each rank is a process with about 35 threads and 100 descriptors.
 LIMIT = 256
 
 POLL = 0.02
 # How long forking all ranks may take: that is this machine's work, in which no rank waits for another one's.
-FORKING = 60.0
+_FORKING = 60.0
 
 
 def check_size(plan: Plan) -> int:
@@ -50,123 +50,133 @@ def check_size(plan: Plan) -> int:
     return size
 
 
-def start_ranks(
-    plan: Plan, place: Path, backend: str | None, timeout: float, work: Callable[[str, str, str | None, float], None]
-) -> dict[int, str]:
-    """Run ``work`` on ranks to their end; the one that the launcher saw fail first, and how.
+# -- in a rank ------------------------------------------------------------------------------------------------------
 
-    ``work(plan as JSON, folder, backend, timeout)`` is called on each rank, and begins with ``begin``.
-    """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=plan.world_size,
-        run_id=f"rankmesh-check-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        start_method="fork",
-        max_restarts=0,
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(log_dir=str(place / "logs"), redirects=Std.ALL),
-    )
+def _rank(rank: int, place: Path, work: Callable[[int], None]) -> None:
+    # The parent's handlers came along with the fork; a rank that waits in a collective would never run them.
+    for number in (signal.SIGINT, *_ENDS):
+        signal.signal(number, signal.SIG_DFL)
+    said = os.open(place / f"said-{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    work(rank)
+
+
+def begin(place: Path, rank: int, size: int) -> Launch:
+    """Who this rank is, once all are forked and the store is there; torchrun's variables are set for it."""
+    import torch
+
+    go, end = place / "go", time.monotonic() + _FORKING
+    while not go.exists():
+        if time.monotonic() > end:
+            raise ConnectError(f"rank {rank} waited {_FORKING:g} s for the other ranks to be started", rank=rank)
+        time.sleep(POLL)
+    port = int(go.read_text(encoding="ascii"))
+    os.environ.update(torchrun_variables(rank, size, local_rank=rank, local_world_size=size, port=port))
+    os.environ.update(TORCHELASTIC_RUN_ID="rankmesh", TORCHELASTIC_RESTART_COUNT="0")
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True")
+    torch.set_num_threads(1)
+    return started_by()
+
+
+# -- in the parent --------------------------------------------------------------------------------------------------
+
+# What ends a command from outside; it takes its ranks along.
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Ranks:
+    """So many ranks of this machine, which leave word in the folder ``place``; ``tell`` is called while they run."""
+
+    def __init__(self, place: Path, size: int, tell: Callable[[], None] | None = None) -> None:
+        self.place, self.size, self.tell = place, size, tell or (lambda: None)
+        self.over = threading.Event()
+        self._processes: list[Any] = []
+
+    def run(self, work: Callable[[int], None]) -> dict[int, str]:
+        """Fork the ranks, of which each calls ``work(rank)``, and wait for them; the first that failed, and how."""
+        from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
+
+        with _quiet(), _ends_raise():
+            try:
+                ranks: Any = start_processes(_rank, (self.place, work), self.size, join=False, start_method="fork")
+                self._processes = ranks.processes
+                with self._open(), self._watched(dict(enumerate(ranks.pids()))):
+                    while not ranks.join():
+                        pass
+            except ProcessExitedException as error:
+                how = (
+                    f"was ended by {error.signal_name}" if error.signal_name else f"ended with status {error.exit_code}"
+                )
+                return {error.error_index: how}
+            except ProcessRaisedException as error:
+                return {error.error_index: "ended with status 1"}
+            finally:
+                self.end_all()
+                for process in self._processes:
+                    process.join()
+        return {}
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """All are forked: serve their store, and tell them where."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
+
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        part = self.place / "part"
+        part.write_text(str(store.port), encoding="ascii")
+        part.rename(self.place / "go")
+        yield
+
+    @contextmanager
+    def _watched(self, processes: Mapping[int, int]) -> Iterator[None]:
+        watcher = threading.Thread(target=self.watch, args=(processes,), daemon=True, name="rankmesh-watcher")
+        watcher.start()
+        try:
+            yield
+        finally:
+            self.over.set()
+            watcher.join()
+            self.tell()
+
+    def watch(self, processes: Mapping[int, int]) -> None:
+        """Tell how far the ranks are, until they have ended; ``processes`` has the process of each rank."""
+        while not self.over.wait(0.1):
+            self.tell()
+
+    def end_all(self) -> None:
+        """Kill the ranks that are left: one that is stopped would be waited for half a minute."""
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+
+
+@contextmanager
+def _ends_raise() -> Iterator[None]:
+    """A signal that ends this process raises ``SystemExit``, so that what was begun is cleaned up."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in _ENDS}
     try:
-        with _quiet():
-            elastic_launch(config, work)(plan.to_json(), str(place), backend, timeout)
-    except ChildFailedError as error:
-        return {rank: _exit(failure) for rank, failure in error.failures.items()}
-    return {}
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No words from the launcher: what its ranks did is in their diaries, and it would print tracebacks."""
-    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.multiprocessing")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL if not os.environ.get("RANKMESH_DEBUG") else logger.level)
+    """No words of torch on ranks that are ended: what they did is in their diaries."""
+    logger = logging.getLogger("torch.multiprocessing.spawn")
+    level = logger.level
+    logger.setLevel(level if os.environ.get("RANKMESH_DEBUG") else logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def _exit(failure: Any) -> str:
-    name = failure.signal_name()
-    return f"was ended by {name}" if name and name != "<N/A>" else f"ended with status {failure.exitcode}"
-
-
-def begin(place: Path) -> Launch:
-    """The first thing that a started rank does: it waits until all are forked, and then knows who it is."""
-    import torch
-
-    launch = started_by()
-    # The launcher's handlers came along with the fork; a rank that waits in a collective would never run them.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _gate(place, launch.rank)
-    torch.set_num_threads(1)
-    return launch
-
-
-def _gate(place: Path, rank: int) -> None:
-    part = place / f"part-{rank}"
-    part.write_text(str(os.getpid()), encoding="ascii")
-    part.rename(place / f"forked-{rank}")
-    end = time.monotonic() + FORKING + 5  # the parent is the first to say who is missing
-    while not (place / "go").exists():
-        if time.monotonic() > end:
-            raise ConnectError(f"rank {rank} waited {FORKING:g} s for the other ranks to be started")
-        time.sleep(POLL)
-
-
-class Watcher(threading.Thread):
-    """Opens the gate when every rank is forked, and tells how far the ranks are, for which ``tell`` is called."""
-
-    def __init__(self, place: Path, size: int, tell: Callable[[], None] | None = None) -> None:
-        super().__init__(daemon=True, name="rankmesh-watcher")
-        self.place, self.size, self.tell = place, size, tell or (lambda: None)
-        self.over = threading.Event()
-        self.processes: dict[int, int] = {}
-        self._before = {child.pid for child in multiprocessing.active_children()}
-
-    def run(self) -> None:
-        """What the thread does."""
-        if self.open_gate():
-            self.watch()
-        else:
-            self.end_all()
-
-    def watch(self) -> None:
-        """Tell how far the ranks are, until they have ended."""
-        while not self.over.wait(0.1):
-            self.tell()
-
-    def open_gate(self) -> bool:
-        """Whether all ranks were forked in time, or ended before."""
-        end = time.monotonic() + FORKING
-        while not self.over.wait(POLL) and time.monotonic() < end:
-            self.processes = {int(path.name[7:]): int(path.read_text("ascii")) for path in self.place.glob("forked-*")}
-            if len(self.processes) == self.size:
-                (self.place / "go").touch()
-                return True
-        return self.over.is_set()
-
-    def end_all(self) -> None:
-        """Kill the ranks: the launcher would wait half a minute for one that is stopped."""
-        for child in multiprocessing.active_children():
-            if child.pid not in self._before:
-                child.kill()
-
-    def __enter__(self) -> Watcher:
-        self.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.over.set()
-        self.join()
-        self.tell()
+        logger.setLevel(level)

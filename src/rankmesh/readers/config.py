@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rankmesh.errors import PlanError, RankmeshError
@@ -24,7 +24,10 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class Config:
-    """A plan and the lines of the file that it comes from; ``notes`` say what else was seen and not used."""
+    """A plan and the lines of the file that it comes from; ``notes`` say what else was seen and not used.
+
+    ``arguments`` are those of the recipe of this format, the world size among them.
+    """
 
     format: str
     title: str
@@ -32,6 +35,7 @@ class Config:
     plan: Plan
     readings: tuple[Reading, ...]
     notes: tuple[tuple[int, str], ...]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [(reading.line, f"{reading} ({_source(reading)})") for reading in self.readings]
@@ -148,7 +152,8 @@ def _made(name: str, title: str, settled: Settled, path: str, world_size: int | 
     except RankmeshError as error:
         lines = ", ".join(f"line {reading.line}: {reading}" for reading in settled.readings)
         raise PlanError(f"{path}: {error} ({lines})", **{**error.values, "path": path}) from error
-    return Config(name, title, path, plan, tuple(settled.readings), tuple(settled.notes))
+    made = {"world_size": plan.world_size, **arguments}
+    return Config(name, title, path, plan, tuple(settled.readings), tuple(settled.notes), made)
 
 
 def _overruled(settled: Settled, world_size: int | None) -> Settled:

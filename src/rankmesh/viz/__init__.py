@@ -7,6 +7,7 @@ sheet           where each rank of a mesh is drawn
 grid            a mesh as text
 svg             a mesh as a picture, coloured by the groups of a kind
 html            one page with the tables and the pictures
+explorer        one page to play with a layout, and to share it
 ```
 """
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from rankmesh.doctor.formats import parsed
 from rankmesh.errors import first_line
 from rankmesh.groups import torch_private
+from rankmesh.launch.started import host_name
 from rankmesh.watch import stacks
 
 __all__ = ["CALLS", "Recorder", "packed", "prepare", "write"]
@@ -51,7 +51,7 @@ class Recorder:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.run = os.environ.get("TORCHELASTIC_RUN_ID", os.environ.get("SLURM_JOB_ID", ""))
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
-        self.host = socket.gethostname()
+        self.host = host_name()
         self._groups: dict[str, tuple[str, tuple[int, ...]]] = {}
 
     def look(self) -> None:

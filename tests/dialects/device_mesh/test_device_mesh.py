@@ -210,8 +210,12 @@ def _axes(me, axes):
 
 def _named(me):
     specs = [rm.GroupSpec("slow", "dp-cp", timeout=600, share=False), rm.GroupSpec("zero", "dp-cp", share=False)]
-    specs += [rm.GroupSpec(name) for name in ("dp", "cp", "tp")]
+    specs += [rm.GroupSpec("dp_slow", "dp", timeout=600, share=False), *map(rm.GroupSpec, ("dp", "cp", "tp"))]
+    either = [rm.GroupSpec(name, "tp", share=False) for name in ("one", "other")]
+    with rm.connect(rm.Plan(rm.Mesh(tp=8), either)) as groups:
+        between = me.error(ConnectError, groups.device_mesh, "tp")["message"]
     with rm.connect(rm.Plan(rm.Mesh(tp=2, cp=2, dp=2), specs)) as groups:
+        alone = groups.device_mesh("dp")
         mesh = to_device_mesh(groups, "dp", "cp", "tp", flattened={"zero": ("dp", "cp")})
         along = to_device_mesh(groups, "zero", "tp")
         doubtful = me.error(ConnectError, to_device_mesh, groups, flattened={"dp_cp": ("dp", "cp")})["message"]
@@ -219,12 +223,15 @@ def _named(me):
             mesh["zero"].get_group() is groups["zero"].pg,
             along["zero"].get_group() is groups["zero"].pg,
             along.mesh.shape == (4, 2),
+            [alone.get_group() is groups["dp"].pg, mesh["dp"].get_group() is groups["dp"].pg] == [True, True],
+            between,
             doubtful,
         ]
 
 
 def test_groups_are_taken_by_name(ranks):
     """8 ranks: of two groups with the same members the one that is named; where none is, both are named to choose."""
-    for *found, doubtful in ranks(8, _named):
-        assert found == [True] * 3
+    for *found, between, doubtful in ranks(8, _named):
+        assert found == [True] * 4
+        assert "the groups one, other are all along it" in between
         assert "the groups slow, zero are all along them" in doubtful

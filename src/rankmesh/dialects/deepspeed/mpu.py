@@ -22,19 +22,15 @@ There is no ``initialize_sequence_parallel``: DeepSpeed takes an object that has
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rankmesh.dialects.deepspeed.grid import Grid
 from rankmesh.errors import PlanError
+from rankmesh.groups.getters import Getters, first_of, group_of, rank_in, ranks_of, size_of
 from rankmesh.groups.handles import LiveGroup
 from rankmesh.groups.held import Held, refusing_sizes, world_size
 from rankmesh.groups.live import LiveGroups
 from rankmesh.layout import Mesh
 from rankmesh.plan import GroupSpec, Options, Plan
 from rankmesh.plan.recipes.sizes import world_and_dp
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 __all__ = ["Mpu", "plan"]
 
@@ -59,7 +55,7 @@ def plan(
     return Plan(Mesh(tp=tp, sp=sp, dp=data, pp=pp), specs, world_size=world, options=options)
 
 
-class Mpu(Grid):
+class Mpu(Grid, Getters):
     """The model-parallel unit over live groups of the kinds ``tp sp dp pp sp_dp mp``, whatever mesh they are of.
 
     ``Mpu(groups)`` uses groups that someone else owns; ``Mpu.connect`` makes them, and ``close`` destroys these.
@@ -112,98 +108,41 @@ class Mpu(Grid):
 
     # -- tensors ----------------------------------------------------------------------------------
 
-    def get_tensor_model_parallel_rank(self) -> int:
-        """The position of this rank among those that share a layer's tensors."""
-        return self._group("tp").rank
-
-    def get_tensor_model_parallel_world_size(self) -> int:
-        """How many ranks share a layer's tensors."""
-        return self._group("tp").size
-
-    def get_tensor_model_parallel_group(self) -> ProcessGroup:
-        """The process group that shares a layer's tensors."""
-        return self._group("tp").pg
-
-    def get_tensor_model_parallel_src_rank(self) -> int:
-        """The global rank from which that group broadcasts: its first member."""
-        return self._group("tp").first
-
+    get_tensor_model_parallel_rank = rank_in("tp")
+    get_tensor_model_parallel_world_size = size_of("tp")
+    get_tensor_model_parallel_group = group_of("tp")
+    get_tensor_model_parallel_src_rank = first_of("tp")
     get_slice_parallel_rank = get_tensor_model_parallel_rank
     get_slice_parallel_world_size = get_tensor_model_parallel_world_size
     get_slice_parallel_group = get_tensor_model_parallel_group
 
     # -- stages -----------------------------------------------------------------------------------
 
-    def get_pipeline_model_parallel_rank(self) -> int:
-        """The stage of this rank."""
-        return self._group("pp").rank
-
-    def get_pipeline_model_parallel_world_size(self) -> int:
-        """How many stages there are."""
-        return self._group("pp").size
-
-    def get_pipeline_model_parallel_group(self) -> ProcessGroup:
-        """The process group of the stages that this rank's activations pass."""
-        return self._group("pp").pg
-
+    get_pipeline_model_parallel_rank = rank_in("pp")
+    get_pipeline_model_parallel_world_size = size_of("pp")
+    get_pipeline_model_parallel_group = group_of("pp")
     get_pipe_parallel_rank = get_pipeline_model_parallel_rank
     get_pipe_parallel_world_size = get_pipeline_model_parallel_world_size
     get_pipe_parallel_group = get_pipeline_model_parallel_group
 
     # -- the whole model --------------------------------------------------------------------------
 
-    def get_model_parallel_rank(self) -> int:
-        """The position of this rank among those that hold one model: tensors and stages."""
-        return self._group("mp").rank
-
-    def get_model_parallel_world_size(self) -> int:
-        """How many ranks hold one model."""
-        return self._group("mp").size
-
-    def get_model_parallel_group(self) -> ProcessGroup:
-        """The process group that holds one model."""
-        return self._group("mp").pg
+    get_model_parallel_rank = rank_in("mp")
+    get_model_parallel_world_size = size_of("mp")
+    get_model_parallel_group = group_of("mp")
 
     # -- data -------------------------------------------------------------------------------------
 
-    def get_data_parallel_rank(self) -> int:
-        """The position of this rank among those that hold the same weights and other data."""
-        return self._group("dp").rank
-
-    def get_data_parallel_world_size(self) -> int:
-        """How many ranks hold the same weights and other data."""
-        return self._group("dp").size
-
-    def get_data_parallel_group(self) -> ProcessGroup:
-        """The process group that holds the same weights and other data."""
-        return self._group("dp").pg
-
-    def get_data_parallel_group_ranks(self) -> list[int]:
-        """The global ranks of the data-parallel group."""
-        return list(self._group("dp").ranks)
+    get_data_parallel_rank = rank_in("dp")
+    get_data_parallel_world_size = size_of("dp")
+    get_data_parallel_group = group_of("dp")
+    get_data_parallel_group_ranks = ranks_of("dp")
 
     # -- sequences --------------------------------------------------------------------------------
 
-    def get_sequence_parallel_rank(self) -> int:
-        """The position of this rank among those that share a sequence."""
-        return self._group("sp").rank
-
-    def get_sequence_parallel_world_size(self) -> int:
-        """How many ranks share a sequence."""
-        return self._group("sp").size
-
-    def get_sequence_parallel_group(self) -> ProcessGroup:
-        """The process group that shares a sequence."""
-        return self._group("sp").pg
-
-    def get_sequence_data_parallel_rank(self) -> int:
-        """The position of this rank among those that hold the same weights, sequences and data taken together."""
-        return self._group("sp_dp").rank
-
-    def get_sequence_data_parallel_world_size(self) -> int:
-        """How many ranks hold the same weights, sequences and data taken together."""
-        return self._group("sp_dp").size
-
-    def get_sequence_data_parallel_group(self) -> ProcessGroup:
-        """The process group of gradients and ZeRO shards."""
-        return self._group("sp_dp").pg
+    get_sequence_parallel_rank = rank_in("sp")
+    get_sequence_parallel_world_size = size_of("sp")
+    get_sequence_parallel_group = group_of("sp")
+    get_sequence_data_parallel_rank = rank_in("sp_dp")
+    get_sequence_data_parallel_world_size = size_of("sp_dp")
+    get_sequence_data_parallel_group = group_of("sp_dp")

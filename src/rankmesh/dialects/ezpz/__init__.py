@@ -20,12 +20,15 @@ refused, never clamped. ``destroy_tensor_parallel`` destroys the groups instead 
 
 from __future__ import annotations
 
+import sys
+
 from rankmesh.dialects.ezpz.state import TensorParallel, default
 from rankmesh.dialects.ezpz.utils import (
     divide_and_check_no_remainder,
     ensure_divisibility,
     split_tensor_along_last_dim,
 )
+from rankmesh.dialects.ezpz.written import globals_of
 
 __all__ = [
     "TensorParallel",
@@ -74,3 +77,6 @@ get_data_parallel_group = default.get_data_parallel_group
 get_data_parallel_ranks = default.get_data_parallel_ranks
 get_data_parallel_world_size = default.get_data_parallel_world_size
 get_data_parallel_rank = default.get_data_parallel_rank
+
+# Tests read and write ezpz's globals, _TENSOR_PARALLEL_GROUP and its like: they are those of the default state.
+sys.modules[__name__].__class__ = globals_of(default)

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from rankmesh.dialects.ezpz.written import GROUPS, Written
+from rankmesh.errors import AlreadyInitialized
+from rankmesh.groups.getters import Getters, Told, group_of, rank_in, ranks_of, size_of
 from rankmesh.groups.handles import LiveGroup
 from rankmesh.groups.held import Held, refusing_sizes, world_size
 from rankmesh.plan import Options, Plan, recipes
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
 __all__ = ["TensorParallel", "default"]
 
 
-class TensorParallel:
+class TensorParallel(Getters):
     """One state; the functions of ``rankmesh.dialects.ezpz`` are the methods of one, any other is independent of it.
 
     Without groups the tensor-parallel size is 1 and the rank 0, so that a model can be built without parallelism;
     everything else raises ``NotInitialized``, which is an ``AssertionError`` too.
+
+    ``written`` has the groups that a program put in place itself, by kind; they come before those that were made.
     """
 
     def __init__(self) -> None:
         self._held = Held("ezpz", "initialize_tensor_parallel", "destroy_tensor_parallel")
+        self.written: dict[str, Written] = {}
 
-    def _group(self, axis: str) -> LiveGroup:
-        return self._held.groups[axis]
+    def _group(self, kind: str) -> Told:
+        return self.written.get(kind) or self._held.groups[kind]
+
+    def held_group(self, kind: str) -> LiveGroup | None:
+        """The group of a kind that was made here; None where there is none."""
+        return self._held.groups[kind] if self._held.held else None
 
     def initialize_tensor_parallel(
         self,
@@ -45,9 +51,11 @@ class TensorParallel:
 
         A backend or timeout that is None is the world's. ``AlreadyInitialized`` the second time, ``SizesError`` for
         sizes whose product does not divide the world, ``NotInitialized`` without a world; each an ``AssertionError``.
+
+        A test that plays ``torch.distributed`` without a world is asked for every group by ``new_group``.
         """
         world = world_size("initialize_tensor_parallel()")
-        self._held.check_free()
+        self._check_free()
         with refusing_sizes():
             plan = recipes.ezpz(world, tp=tensor_parallel_size, cp=context_parallel_size, pp=pipeline_parallel_size)
         backends = {
@@ -57,93 +65,78 @@ class TensorParallel:
             "dp": data_parallel_backend,
         }
         specs = [spec.with_options(Options(backend=backends[spec.name], timeout=timeout)) for spec in plan.specs]
-        self._held.open(Plan(plan.mesh, specs, world_size=world))
+        whole = Plan(plan.mesh, specs, world_size=world)
+        if dist.group.WORLD is None:
+            self._ask_for_groups(whole, timeout)
+        else:
+            self._held.open(whole)
+
+    def _check_free(self) -> None:
+        self._held.check_free()
+        if self.tensor_parallel_is_initialized():
+            raise AlreadyInitialized(
+                "received initialize_tensor_parallel() where groups were written, so that the state is already "
+                "initialized; call destroy_tensor_parallel() first"
+            )
+
+    def _ask_for_groups(self, plan: Plan, timeout: timedelta | None) -> None:
+        for spec in plan.specs:
+            for ranks in plan.groups(spec.name).tolist():
+                group = dist.new_group(ranks, backend=spec.options.backend, timeout=timeout)
+                if dist.get_rank() in ranks:
+                    self.written[spec.name] = Written(group, ranks)
 
     def tensor_parallel_is_initialized(self) -> bool:
         """Whether there are groups."""
-        return self._held.held
+        return self._held.held or all(kind in self.written and self.written[kind].group for kind in GROUPS)
 
     def destroy_tensor_parallel(self) -> None:
-        """Destroy the groups; nothing where there are none."""
+        """Destroy the groups, and forget those that were written; nothing where there are none."""
+        self.written.clear()
         self._held.close()
+
+    def _has(self, kind: str) -> bool:
+        return self._held.held or kind in self.written
 
     # -- tensor -----------------------------------------------------------------------------------
 
-    def get_tensor_parallel_group(self) -> ProcessGroup:
-        """The process group that shares a layer's weights with this rank."""
-        return self._group("tp").pg
-
-    def get_tensor_parallel_ranks(self) -> list[int]:
-        """The global ranks of the tensor-parallel group."""
-        return list(self._group("tp").ranks)
+    get_tensor_parallel_group = group_of("tp")
+    get_tensor_parallel_ranks = ranks_of("tp")
 
     def get_tensor_parallel_world_size(self) -> int:
         """How many ranks share a layer; 1 without groups."""
-        return self._group("tp").size if self._held.held else 1
+        return self._group("tp").size if self._has("tp") else 1
 
     def get_tensor_parallel_rank(self) -> int:
         """The position of this rank in its tensor-parallel group; 0 without groups."""
-        return self._group("tp").rank if self._held.held else 0
+        return self._group("tp").rank if self._has("tp") else 0
 
     def get_tensor_parallel_src_rank(self) -> int:
         """The global rank of the first member of the tensor-parallel group; this rank without groups."""
-        if self._held.held:
+        if self._has("tp"):
             return self._group("tp").first
         return dist.get_rank() if dist.is_initialized() else 0
 
     # -- context ----------------------------------------------------------------------------------
 
-    def get_context_parallel_group(self) -> ProcessGroup:
-        """The process group that shares a sequence with this rank."""
-        return self._group("cp").pg
-
-    def get_context_parallel_ranks(self) -> list[int]:
-        """The global ranks of the context-parallel group."""
-        return list(self._group("cp").ranks)
-
-    def get_context_parallel_world_size(self) -> int:
-        """How many ranks share a sequence."""
-        return self._group("cp").size
-
-    def get_context_parallel_rank(self) -> int:
-        """The position of this rank in its context-parallel group."""
-        return self._group("cp").rank
+    get_context_parallel_group = group_of("cp")
+    get_context_parallel_ranks = ranks_of("cp")
+    get_context_parallel_world_size = size_of("cp")
+    get_context_parallel_rank = rank_in("cp")
 
     # -- pipeline ---------------------------------------------------------------------------------
 
-    def get_pipeline_parallel_group(self) -> ProcessGroup:
-        """The process group of the stages that this rank's activations pass."""
-        return self._group("pp").pg
-
-    def get_pipeline_parallel_ranks(self) -> list[int]:
-        """The global ranks of the pipeline, first stage first."""
-        return list(self._group("pp").ranks)
-
-    def get_pipeline_parallel_world_size(self) -> int:
-        """How many stages there are."""
-        return self._group("pp").size
-
-    def get_pipeline_parallel_rank(self) -> int:
-        """The stage of this rank."""
-        return self._group("pp").rank
+    get_pipeline_parallel_group = group_of("pp")
+    get_pipeline_parallel_ranks = ranks_of("pp")
+    get_pipeline_parallel_world_size = size_of("pp")
+    get_pipeline_parallel_rank = rank_in("pp")
 
     # -- data -------------------------------------------------------------------------------------
 
-    def get_data_parallel_group(self) -> ProcessGroup:
-        """The process group that holds the same weights as this rank."""
-        return self._group("dp").pg
-
-    def get_data_parallel_ranks(self) -> list[int]:
-        """The global ranks of the data-parallel group."""
-        return list(self._group("dp").ranks)
-
-    def get_data_parallel_world_size(self) -> int:
-        """How many ranks hold the same weights."""
-        return self._group("dp").size
-
-    def get_data_parallel_rank(self) -> int:
-        """The position of this rank in its data-parallel group."""
-        return self._group("dp").rank
+    get_data_parallel_group = group_of("dp")
+    get_data_parallel_ranks = ranks_of("dp")
+    get_data_parallel_world_size = size_of("dp")
+    get_data_parallel_rank = rank_in("dp")
 
     # -- a state belongs to its process -----------------------------------------------------------
 

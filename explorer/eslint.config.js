@@ -1,0 +1,27 @@
+import js from "@eslint/js";
+import tseslint from "typescript-eslint";
+
+export default tseslint.config(
+  { ignores: ["node_modules"] },
+  js.configs.recommended,
+  {
+    files: ["src/**/*.ts"],
+    extends: [...tseslint.configs.strictTypeChecked, ...tseslint.configs.stylisticTypeChecked],
+    languageOptions: {
+      parserOptions: {
+        projectService: true,
+        tsconfigRootDir: import.meta.dirname,
+      },
+    },
+    rules: {
+      // Sizes and ranks are numbers, and are written as such.
+      "@typescript-eslint/restrict-template-expressions": ["error", { allowNumber: true }],
+      // Indices come from the sizes of what they index; a check of each would hide the arithmetic.
+      "@typescript-eslint/no-non-null-assertion": "off",
+    },
+  },
+  {
+    files: ["build.mjs"],
+    languageOptions: { globals: { URL: "readonly", console: "readonly" } },
+  },
+);

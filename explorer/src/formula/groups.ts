@@ -1,0 +1,180 @@
+/**
+ * Groups: the ranks that agree on every coordinate but those of the chosen axes.
+ *
+ *     group of a rank = base + members      base: its digits along the fixed axes, members: all digits of the others
+ *
+ * A kind may be narrowed twice: `level` regroups the positions of each group as one level of a hierarchy, `picked`
+ * keeps some positions. `of(rank)` lists one group; `array()` is the whole world, group after group.
+ */
+import { integer, product } from "./axes";
+import type { Span } from "./span";
+import { between, coalesced, dense, digitsOf, positionOf, sizeOf, valueAt, values, type Pairs } from "./strided";
+import { layoutError, tuple } from "./words";
+
+export interface Level {
+  readonly stride: number;
+  readonly width: number;
+}
+
+export class Groups {
+  #array: Int32Array | null = null;
+  #index: Int32Array | null = null;
+
+  constructor(
+    readonly span: Span,
+    readonly axes: readonly string[],
+    readonly members: Pairs,
+    readonly fixed: readonly string[],
+    readonly bases: Pairs,
+    readonly level: Level | null = null,
+    readonly picked: readonly number[] | null = null,
+  ) {}
+
+  get width(): number {
+    return this.level ? this.level.width : sizeOf(this.members);
+  }
+
+  /** How many ranks each group has. */
+  get size(): number {
+    return this.picked ? this.picked.length : this.width;
+  }
+
+  get #pieces(): number {
+    return sizeOf(this.members) / this.width;
+  }
+
+  /** How many groups there are. */
+  get count(): number {
+    return sizeOf(this.bases) * this.#pieces;
+  }
+
+  levelOf(sizes: readonly number[], level: number): Groups {
+    const widths = sizes.map((size) => integer(size, "size of a level", 1));
+    const whole = sizeOf(this.members);
+    if (product(widths) !== whole)
+      throw layoutError(
+        `received level sizes ${tuple(widths)} (product ${product(widths)}) for groups of ${whole} ranks ` +
+          `along ${this.axes.join("-")}; the product must be the size of the group`,
+      );
+    if (level >= widths.length)
+      throw layoutError(`received level ${level} of ${tuple(widths)}; levels go from 0 to ${widths.length - 1}`);
+    const [width, stride] = dense(widths)[level];
+    return new Groups(this.span, this.axes, this.members, this.fixed, this.bases, { stride, width }, this.picked);
+  }
+
+  pick(positions: readonly number[]): Groups {
+    const size = this.width;
+    const outside = positions.find((position) => position < -size || position >= size);
+    if (outside !== undefined)
+      throw layoutError(
+        `received position ${outside} in a pick; groups have ${size} ranks, so positions go from ${-size} to ${size - 1}`,
+      );
+    const picked = [...new Set(positions.map((position) => (position + size) % size))];
+    return new Groups(this.span, this.axes, this.members, this.fixed, this.bases, this.level, picked);
+  }
+
+  /** Where a rank is: the number of its group, and its position in the whole group. */
+  #locate(rank: number): { group: number; position: number } {
+    const number = this.span.position(rank);
+    const base = positionOf(this.bases, digitsOf(this.bases, number));
+    const place = positionOf(this.members, digitsOf(this.members, number));
+    if (!this.level) return { group: base, position: place };
+    const { stride, width } = this.level;
+    const rest = Math.floor(place / stride);
+    const piece = Math.floor(rest / width) * stride + (place % stride);
+    return { group: base * this.#pieces + piece, position: rest % width };
+  }
+
+  has(rank: number): boolean {
+    if (!this.span.has(rank)) return false;
+    return !this.picked || this.picked.includes(this.#locate(rank).position);
+  }
+
+  /** The number of a rank's group. */
+  indexOf(rank: number): number {
+    return this.#locate(rank).group;
+  }
+
+  /** The position of a rank among the members of its group. */
+  positionOf(rank: number): number {
+    const { position } = this.#locate(rank);
+    return this.picked ? this.picked.indexOf(position) : position;
+  }
+
+  /** Which piece of its whole group a rank's group is at this level; null for whole groups. */
+  pieceOf(rank: number): number | null {
+    return this.level ? this.#locate(rank).group % this.#pieces : null;
+  }
+
+  /** The coordinate that all members of a rank's group agree on. */
+  coordinateOf(rank: number): [string, number][] {
+    const digits = digitsOf(this.bases, this.span.position(rank));
+    return this.fixed.map((name, place) => [name, digits[place]]);
+  }
+
+  /** One member of one group, by its position. */
+  member(index: number, position: number): number {
+    const base = valueAt(this.bases, Math.floor(index / this.#pieces));
+    const piece = index % this.#pieces;
+    const { stride, width } = this.level ?? { stride: 1, width: 1 };
+    const start = this.level ? Math.floor(piece / stride) * stride * width + (piece % stride) : 0;
+    const place = this.picked ? this.picked[position] : position;
+    return this.span.rank(base + valueAt(this.members, start + place * stride));
+  }
+
+  /** The members of one group, in the order of their positions; the first `most` of them. */
+  group(index: number, most = this.size): number[] {
+    return Array.from({ length: Math.min(most, this.size) }, (_, position) => this.member(index, position));
+  }
+
+  /** The members of a rank's group, or null where a pick leaves the rank out. */
+  of(rank: number): number[] | null {
+    return this.has(rank) ? this.group(this.indexOf(rank)) : null;
+  }
+
+  /** All members, group after group. */
+  array(): Int32Array {
+    this.#array ??= this.#listed();
+    return this.#array;
+  }
+
+  #listed(): Int32Array {
+    const bases = values(this.bases);
+    const members = values(this.members);
+    const { stride, width } = this.level ?? {
+      stride: members.length,
+      width: members.length,
+    };
+    const kept = this.picked ?? Array.from({ length: width }, (_, position) => position);
+    const found = new Int32Array(bases.length * this.#pieces * kept.length);
+    let next = 0;
+    for (const base of bases)
+      for (let piece = 0; piece < this.#pieces; piece++) {
+        const start = this.level ? Math.floor(piece / stride) * stride * width + (piece % stride) : 0;
+        const step = this.level ? stride : 1;
+        for (const position of kept) found[next++] = this.span.rank(base + members[start + position * step]);
+      }
+    return found;
+  }
+
+  /** The number of the group of each rank of the span, -1 where a pick leaves it out. */
+  index(): Int32Array {
+    if (this.#index) return this.#index;
+    const array = this.array();
+    const { size } = this;
+    const found = new Int32Array(this.span.size).fill(-1);
+    for (let place = 0; place < array.length; place++)
+      found[array[place] - this.span.offset] = Math.floor(place / size);
+    this.#index = found;
+    return found;
+  }
+
+  /** What makes two kinds of one mesh the same groups on every rank. */
+  get partition(): string {
+    const shortest = coalesced(this.members);
+    const { level } = this;
+    const members = level ? (between(shortest, level.stride, level.width) ?? [shortest, level]) : shortest;
+    const whole = !this.picked || (this.picked.length === this.width && this.picked.every((at, place) => at === place));
+    return JSON.stringify([members, whole ? null : this.picked]);
+  }
+}

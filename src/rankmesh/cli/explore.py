@@ -1,0 +1,108 @@
+"""``rankmesh explore``: a page on which a layout is seen, played with and shared."""
+
+from __future__ import annotations
+
+import json as jsons
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rankmesh.cli.console import note, write_json
+from rankmesh.cli.options import Cluster, Debug, Json, Spec, Variables, WorldSize, cluster_of, source_of, tell
+from rankmesh.cli.outputs import Output, check_stdout, deliver
+from rankmesh.doctor import doctor
+from rankmesh.errors import PlacementError
+from rankmesh.readers.source import Source
+from rankmesh.topology import Cluster as Machine
+from rankmesh.viz.explorer import fragment, given, page
+
+__all__ = ["EXAMPLES", "command", "explored"]
+
+EXAMPLES = """\
+$ rankmesh explore megatron:world=64,tp=2,pp=2,ep=4
+$ rankmesh explore llama3-405b --cluster 'host=8,leaf=32,spine=*' --html layout.html
+$ rankmesh explore plan.json --measured measured.json --html measured.html
+$ rankmesh explore train.sh --recordings /tmp/nccl_traces --open
+"""
+
+
+def explored(
+    spec: str | Source,
+    *,
+    cluster: str | None = None,
+    measured: str | Path | None = None,
+    recordings: str | Path | None = None,
+    world_size: int | None = None,
+) -> dict[str, Any]:
+    """What the page of a layout is given; `rankmesh.viz.explorer.page` makes the page of it.
+
+    >>> explored("tp=2,dp=4", cluster="host=4,leaf=2")["state"]
+    {'spec': 'tp=2,dp=4', 'cluster': 'host=4,leaf=2'}
+    """
+    source = source_of(spec, world_size)
+    return given(
+        source,
+        cluster=None if cluster is None else _machine(cluster, source.plan.world_size),
+        measured=None if measured is None else _document(Path(measured)),
+        hang=None if recordings is None else doctor(recordings, source.plan),
+    )
+
+
+def _machine(text: str, world_size: int) -> Machine | str:
+    """A cluster of a string stays the string, which the page has controls for; its ranks must have a device."""
+    found = cluster_of(text, world_size)
+    found.hosts_of(range(world_size))
+    return text if "=" in text and not Path(text).is_file() else found
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        return dict(jsons.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise PlacementError(
+            f"received the measurement {str(path)!r}, which cannot be read ({error}); write it with "
+            "rankmesh measure SPEC --json",
+            path=str(path),
+        ) from error
+
+
+def command(
+    spec: Spec,
+    cluster: Cluster = None,
+    html: Annotated[str, typer.Option(metavar="FILE", help="Where the page is written. - is stdout.")] = "explore.html",
+    measured: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also show bandwidths: what rankmesh measure --json printed.")
+    ] = None,
+    recordings: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also show what hangs, by the recordings in this folder.")
+    ] = None,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    world_size: WorldSize = None,
+    variables: Variables = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write one page to play with a layout: sizes, order, hosts, groups. It needs no server and no network."""
+    source = source_of(spec, world_size, variables)
+    tell(source)
+    data = explored(source, cluster=cluster, measured=measured, recordings=recordings)
+    outputs = [Output("--html", html, (".html", ".htm"), lambda: page(data))]
+    check_stdout(outputs, json=json)
+
+    def printed() -> None:
+        if json:
+            write_json(
+                {"html": html, "fragment": fragment(data["state"]), "world_size": source.plan.world_size, **data}
+            )
+        if browser and html != "-":
+            _show(Path(html))
+
+    deliver(outputs, printed)
+
+
+def _show(path: Path) -> None:
+    import webbrowser
+
+    if not webbrowser.open(path.resolve().as_uri()):
+        note(f"no browser was found; open {path} in one")

@@ -1,0 +1,135 @@
+"""The degrees of parallelism of torchtitan, and what follows from them alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rankmesh.errors import PlanError, SizesError
+from rankmesh.groups.held import refusing_sizes
+from rankmesh.plan import Plan, recipes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Degrees"]
+
+_BACKENDS = ("partial_dtensor", "full_dtensor", "spmd_types")
+
+
+@dataclass
+class Degrees:
+    """The degrees, and the plan of the process groups that meshes over them are made of.
+
+    ``dp_shard=-1`` is what the others leave of ``world_size``. ``SizesError`` (an ``AssertionError`` and a
+    ``ValueError``) for degrees that do not give the world, ``PlanError`` for another ``spmd_backend``.
+    """
+
+    dp_replicate: int
+    dp_shard: int
+    cp: int
+    tp: int
+    pp: int
+    ep: int
+    world_size: int
+    spmd_backend: str = "spmd_types"
+    plan: Plan = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        others = self.dp_replicate * self.cp * self.tp * self.pp
+        if self.dp_shard == -1 and others > 0:
+            self.dp_shard = self.world_size // others
+        if self.spmd_backend not in _BACKENDS:
+            raise PlanError(
+                f"received spmd_backend {self.spmd_backend!r}; it is one of {', '.join(_BACKENDS)}; use one of them",
+                received=self.spmd_backend,
+            )
+        if self.dp_shard < 1:
+            raise SizesError(
+                f"received dp_shard {self.dp_shard} in a world of {self.world_size}, of which the other degrees take "
+                f"{others}; it is 1 or more, or -1 for what they leave; lower the others",
+                dp_shard=self.dp_shard,
+            )
+        with refusing_sizes():
+            self.plan = self._planned()
+
+    @classmethod
+    def from_config(cls, parallelism_config: Any, world_size: int) -> Self:
+        """The degrees of torchtitan's ``ParallelismConfig``."""
+        given = parallelism_config
+        return cls(
+            dp_replicate=given.data_parallel_replicate_degree,
+            dp_shard=given.data_parallel_shard_degree,
+            cp=given.context_parallel_degree,
+            tp=given.tensor_parallel_degree,
+            pp=given.pipeline_parallel_degree,
+            ep=given.expert_parallel_degree,
+            world_size=world_size,
+            spmd_backend=given.spmd_backend,
+        )
+
+    def _planned(self) -> Plan:
+        """The kinds that meshes of this backend are made of; ``efsdp`` without experts is no axis that one asks for."""
+        plan = recipes.torchtitan(
+            self.world_size, dp_replicate=self.dp_replicate, dp_shard=self.dp_shard, cp=self.cp, tp=self.tp,
+            pp=self.pp, ep=self.ep,
+        )  # fmt: skip
+        unused = {"etp", "dp_shard" if self.spmd_backend == "partial_dtensor" else "fsdp"}
+        return plan.without(*(unused if self.ep > 1 else unused | {"efsdp"}))
+
+    # -- which axes there are ---------------------------------------------------------------------------------------
+
+    @property
+    def dp_enabled(self) -> bool:
+        """Whether data is parallel, replicated or sharded."""
+        return self.dp_replicate > 1 or self.dp_shard > 1
+
+    @property
+    def dp_replicate_enabled(self) -> bool:
+        """Whether parameters are replicated."""
+        return self.dp_replicate > 1
+
+    @property
+    def dp_shard_enabled(self) -> bool:
+        """Whether parameters are sharded over data."""
+        return self.dp_shard > 1
+
+    @property
+    def cp_enabled(self) -> bool:
+        """Whether sequences are cut."""
+        return self.cp > 1
+
+    @property
+    def dp_cp_enabled(self) -> bool:
+        """Whether a loss is reduced over ranks."""
+        return self.dp_enabled or self.cp_enabled
+
+    @property
+    def fsdp_enabled(self) -> bool:
+        """Whether parameters are sharded over data or sequences."""
+        return self.dp_shard_enabled or self.cp_enabled
+
+    @property
+    def tp_enabled(self) -> bool:
+        """Whether layers are cut."""
+        return self.tp > 1
+
+    @property
+    def pp_enabled(self) -> bool:
+        """Whether there are stages."""
+        return self.pp > 1
+
+    @property
+    def ep_enabled(self) -> bool:
+        """Whether experts are spread."""
+        return self.ep > 1
+
+    @property
+    def non_data_parallel_size(self) -> int:
+        """How many ranks see the same data."""
+        return self.cp * self.tp * self.pp
+
+    @property
+    def seq_len_divisor(self) -> int:
+        """What divides the length of a sequence: tp for sequence parallelism, 2 x cp for its balanced cut."""
+        return self.tp * self.cp * 2

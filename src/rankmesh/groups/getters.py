@@ -1,0 +1,99 @@
+"""Getters: the methods by which a dialect's state tells of one kind of its groups.
+
+```
+class ModelParallel(Getters):                                of this rank's group of the kind cp
+    get_context_parallel_group = group_of("cp")              its process group
+    get_context_parallel_ranks = ranks_of("cp")              its members, global ranks
+    get_context_parallel_world_size = size_of("cp")          how many there are
+    get_context_parallel_rank = rank_in("cp")                the position of this rank among them
+    get_model_parallel_src_rank = first_of("tp")             its first member
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Getters", "Told", "first_of", "group_of", "rank_in", "ranks_of", "size_of"]
+
+_Answer = TypeVar("_Answer")
+
+
+class Told(Protocol):
+    """What getters tell of one group; a ``LiveGroup`` has all of it."""
+
+    @property
+    def pg(self) -> ProcessGroup:
+        """The process group."""
+
+    @property
+    def ranks(self) -> Iterable[int]:
+        """The members, as global ranks in the order of their positions."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    @property
+    def rank(self) -> int:
+        """The position of this rank among them."""
+
+    @property
+    def first(self) -> int:
+        """The first of them."""
+
+
+class Getters:
+    """A state with getters; each has the name that it is given in the class."""
+
+    def _group(self, kind: str) -> Told:
+        """The group that the getters of a kind tell of."""
+        raise NotImplementedError
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, value in vars(cls).items():
+            if getattr(value, "__name__", "") == "getter":
+                value.__name__, value.__qualname__ = name, f"{cls.__qualname__}.{name}"
+                value.__module__ = cls.__module__
+
+
+def group_of(kind: str) -> Callable[[Any], ProcessGroup]:
+    """A getter of the process group."""
+    return _getter(kind, lambda group: group.pg, "ProcessGroup", f"The process group ``{kind}`` that this rank is in.")
+
+
+def ranks_of(kind: str) -> Callable[[Any], list[int]]:
+    """A getter of the members, in the order of their positions."""
+    return _getter(
+        kind, lambda group: list(group.ranks), "list[int]", f"The global ranks of this rank's group ``{kind}``."
+    )
+
+
+def size_of(kind: str) -> Callable[[Any], int]:
+    """A getter of the number of members."""
+    return _getter(kind, lambda group: group.size, "int", f"How many ranks are in this rank's group ``{kind}``.")
+
+
+def rank_in(kind: str) -> Callable[[Any], int]:
+    """A getter of this rank's position among the members."""
+    return _getter(kind, lambda group: group.rank, "int", f"The position of this rank in its group ``{kind}``.")
+
+
+def first_of(kind: str) -> Callable[[Any], int]:
+    """A getter of the first member, from which the group broadcasts."""
+    return _getter(
+        kind, lambda group: group.first, "int", f"The global rank of the first member of this rank's ``{kind}``."
+    )
+
+
+def _getter(kind: str, answer: Callable[[Told], _Answer], form: str, meaning: str) -> Callable[[Any], _Answer]:
+    def getter(self):  # type: ignore[no-untyped-def]
+        return answer(self._group(kind))
+
+    getter.__doc__, getter.__annotations__ = meaning, {"return": form}
+    return getter

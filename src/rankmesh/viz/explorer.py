@@ -1,0 +1,160 @@
+"""The explorer: one self-contained page on which people see, play with and share a layout.
+
+```
+explorer/src  ──make page──>  explorer.html  (in the wheel)  ──page(given)──>  FILE
+                                                 given: the layout, its cluster, what was measured, what hangs
+```
+
+The page computes every layout itself, by the formula of `rankmesh.layout` in TypeScript; tests in a browser hold the
+two against each other. A layout that a SPEC says is given as that SPEC, so that it stays a thing to play with; any
+other plan is given as it is.
+
+>>> from rankmesh.readers.source import read
+>>> data = given(read("tp=2,dp=2"))
+>>> data["state"], fragment(data["state"])
+({'spec': 'tp=2,dp=2', 'cluster': '8'}, 'spec=tp=2,dp=2&cluster=8')
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
+
+from rankmesh.doctor import Diagnosis
+from rankmesh.errors import PlacementError, RankmeshError
+from rankmesh.plan.saved import contents
+from rankmesh.readers.config import Config
+from rankmesh.readers.source import Source, read
+from rankmesh.topology import Cluster
+
+__all__ = ["fragment", "given", "page", "spec_of"]
+
+_PLACE = '<script type="application/json" id="given">null</script>'
+# What a page starts with where nobody says how many devices a host has.
+_DEVICES = 8
+_MEASURED = ("name", "collective", "bytes", "seconds", "busbw", "slowest")
+
+
+def given(
+    source: Source,
+    *,
+    cluster: Cluster | str | None = None,
+    measured: Mapping[str, Any] | None = None,
+    hang: Diagnosis | None = None,
+) -> dict[str, Any]:
+    """What the page is given, as plain data.
+
+    ``cluster``   a cluster, or the axis string of one; without, hosts of eight devices, or those of the preset
+    ``measured``  the document of ``rankmesh measure --json``
+    ``hang``      what the doctor found
+
+    Raises ``PlacementError`` for a document that is no measurement of this plan.
+    """
+    spec, world = spec_of(source)
+    state: dict[str, Any] = {"spec": spec or "given"}
+    if world is not None:
+        state["world"] = world
+    data: dict[str, Any] = {"state": state}
+    if spec is None:
+        data |= {"title": source.text, "plan": contents(source.plan)}
+    if isinstance(cluster, Cluster):
+        state["cluster"], data["cluster"] = "given", cluster.to_dict()
+    else:
+        state["cluster"] = cluster or str(source.preset.gpus_per_node if source.preset else _DEVICES)
+    if measured is not None:
+        data["measured"] = _checked(measured, source)
+        state["overlay"] = "measured"
+    if hang is not None:
+        data["hang"] = _hang(hang)
+        state["overlay"] = "hang"
+    return data
+
+
+def page(data: Mapping[str, Any]) -> str:
+    """The page with this given, as HTML text; it loads nothing from anywhere.
+
+    >>> text = page({"state": {"spec": "tp=2,dp=2"}})
+    >>> text.startswith("<!doctype html>"), '"tp=2,dp=2"' in text
+    (True, True)
+    """
+    text = files("rankmesh.viz").joinpath("explorer.html").read_text(encoding="utf-8")
+    # Inside a script element a text must not look like its end.
+    inside = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
+    return text.replace(_PLACE, _PLACE.replace("null", inside))
+
+
+def fragment(state: Mapping[str, Any]) -> str:
+    """What follows the ``#`` of the page's address for this state.
+
+    >>> fragment({"spec": "tp=2,dp=*", "world": 8})
+    'spec=tp=2,dp=*&world=8'
+    """
+    return "&".join(f"{name}={quote(str(value), safe='=,:/*')}" for name, value in state.items())
+
+
+def spec_of(source: Source) -> tuple[str | None, int | None]:
+    """The SPEC by which the page makes the same plan, with the world size that it needs; None where no SPEC says it.
+
+    A training config is the recipe of its lines.
+
+    >>> spec_of(read("tp=2,dp=*", world_size=8))
+    ('tp=2,dp=*', 8)
+    """
+    if source.kind in ("axes", "recipe", "preset"):
+        return source.text, source.plan.world_size if _needs_world(source) else None
+    recipe = None if source.config is None else _recipe(source.config)
+    return (recipe, None) if recipe is not None and _makes(recipe, source) else (None, None)
+
+
+def _needs_world(source: Source) -> bool:
+    """Whether the text alone does not say this plan."""
+    return source.kind != "preset" and not _makes(source.text, source)
+
+
+def _makes(spec: str, source: Source) -> bool:
+    try:
+        return read(spec).plan == source.plan
+    except RankmeshError:
+        return False
+
+
+def _recipe(config: Config) -> str:
+    """The lines of a config as the arguments of its recipe."""
+    return f"{config.format}:{','.join(_arguments(config.arguments))}"
+
+
+def _arguments(said: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in said.items():
+        text = "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        yield f"{'world' if name == 'world_size' else name}={text}"
+
+
+def _checked(measured: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """A measurement whose rows name kinds of the plan."""
+    rows = measured.get("kinds")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= set(_MEASURED) for row in rows):
+        raise PlacementError(
+            f"received a document that is no measurement; it has kinds with {', '.join(_MEASURED)}; write it with "
+            "rankmesh measure SPEC --json"
+        )
+    for row in rows:
+        count = len(source.plan.groups(row["name"]))
+        if len(row.get("groups", ())) not in (0, count):
+            raise PlacementError(
+                f"received a measurement of {len(row['groups'])} groups of {row['name']}; this plan has {count}; "
+                "measure this layout, or show the one that was measured",
+                kind=row["name"],
+                groups=count,
+            )
+    return {"backend": str(measured.get("backend", "")), "kinds": rows, "slow_hosts": measured.get("slow_hosts", [])}
+
+
+def _hang(found: Diagnosis) -> dict[str, Any]:
+    """The diagnosis with who waits for whom."""
+    turns = [
+        {"call": turn.words, "waiting": list(turn.waiting), "missing": list(turn.missing)} for turn in found.waits.turns
+    ]
+    return {**found.to_dict(), "turns": turns}

@@ -1,0 +1,142 @@
+"""SIGKILL in the middle of a dialect's initialisation, and of its end: the others hear which rank it was, in time.
+
+``RANKMESH_TEST_SWEEP=1`` (make test-sweeps) kills at every store operation of the meeting, at every group that is made
+and at every one that is destroyed, in every dialect; otherwise a few of these stand for all.
+"""
+
+import os
+import signal
+import time
+
+import pytest
+import torch.distributed as dist
+from tests.groups.test_kill_sweep import Killing
+
+from rankmesh.dialects import deepspeed, ezpz, fairscale, nanotron, process_groups, torchtitan
+from rankmesh.dialects.megatron import lifecycle, parallel_state
+from rankmesh.dialects.megatron.hyper_comm_grid import HyperCommGrid
+from rankmesh.errors import AgreementError, ConnectError
+from rankmesh.groups import torch_private, world
+from rankmesh.groups.connect import connect
+
+TIMEOUT, SIZE, VICTIM = 1.0, 4, 1
+WIDE = bool(os.environ.get("RANKMESH_TEST_SWEEP"))
+
+
+def _megatron():
+    parallel_state.initialize_model_parallel(2)
+    return parallel_state.destroy_model_parallel
+
+
+def _grid():
+    grid = HyperCommGrid([2, 2], ["tp", "dp"])
+    grid.create_pg("tp")
+    return grid.destroy
+
+
+def _ezpz():
+    ezpz.initialize_tensor_parallel(2)
+    return ezpz.destroy_tensor_parallel
+
+
+def _fairscale():
+    fairscale.initialize_model_parallel(2)
+    return fairscale.destroy_model_parallel
+
+
+def _torchtitan():
+    dims = torchtitan.ParallelDims(1, -1, 1, 2, 1, 1, SIZE)
+    dims.build_mesh()
+    return dims.close
+
+
+DIALECTS = {
+    "megatron": _megatron,
+    "grid": _grid,
+    "ezpz": _ezpz,
+    "fairscale": _fairscale,
+    "nanotron": lambda: nanotron.ParallelContext(2, 1, 2).destroy,
+    "process_groups": lambda: process_groups.ProcessGroups(tp=2, pp=1, dp=2).close,
+    "deepspeed": lambda: deepspeed.Mpu.connect(tp=2).close,
+    "torchtitan": _torchtitan,
+}
+
+
+def _kill_at(name, nth):
+    """End this process at the nth call of a function of ``torch_private``."""
+    own, left = getattr(torch_private, name), [nth]
+
+    def counted(*args, **how):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return own(*args, **how)
+
+    setattr(torch_private, name, counted)
+
+
+def _begin(initialise):
+    """What initialisation gives, or what this rank hears in its place, and after how many seconds."""
+    started = time.perf_counter()
+    try:
+        return initialise(), None
+    except (AgreementError, ConnectError) as error:
+        missing = list(error.values.get("missing", ()))
+        return None, {"missing": missing, "seconds": time.perf_counter() - started, "said": str(error)}
+
+
+def _survive(me, dialect, where, nth):
+    """A rank of a world that loses one there; the victim says so where there was nothing to be killed at."""
+    connect.__kwdefaults__["timeout"] = lifecycle.DEFAULT_TIMEOUT = TIMEOUT  # what every dialect waits for
+    initialise = DIALECTS[dialect]
+    dist.barrier()
+    if me.rank == VICTIM and where == "store":
+        agree = world.agree
+        world.agree = lambda store, claim, limit: agree(Killing(store, nth), claim, limit)
+    if me.rank == VICTIM and where == "create":
+        _kill_at("create", nth)
+    close, heard = _begin(initialise)
+    if close is None:
+        return heard
+    if where != "destroy":
+        return "nothing to kill at" if me.rank == VICTIM else None
+    if me.rank == VICTIM:
+        _kill_at("destroy", nth)
+    started = time.perf_counter()
+    close()
+    seconds = time.perf_counter() - started
+    if me.rank == VICTIM:
+        return "nothing to kill at"
+    again, heard = _begin(initialise)
+    return {**(heard or {"missing": [], "seconds": 0.0, "said": "nothing"}), "close": seconds, "again": again is None}
+
+
+def _wrong(ended):
+    """What the survivors heard that they should not have, or not so late."""
+    for outcome in (ended[rank] for rank in range(SIZE) if rank != VICTIM):
+        told = outcome.value
+        if not outcome.ok:
+            yield str(outcome)
+        elif told is not None and not (
+            told["missing"] == [VICTIM] and told["seconds"] < TIMEOUT + 2 and told.get("close", 0.0) < 2
+        ):
+            yield told
+
+
+POINTS = [(name, where) for name in DIALECTS for where in ("store", "create", "destroy")]
+NARROW = {("megatron", "store"): (5,), ("megatron", "create"): (2,), ("ezpz", "destroy"): (1,)}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("dialect", "where"), POINTS if WIDE else NARROW, ids="-".join)
+def test_the_rank_that_was_killed_is_named(outcomes, dialect, where):
+    """4 ranks, one ends there: whoever has not succeeded by then names it alone, in the timeout and two seconds."""
+    bad = {}
+    for nth in range(1, 60) if WIDE else NARROW[dialect, where]:
+        ended = outcomes(SIZE, _survive, dialect, where, nth, limit=25)
+        if ended[VICTIM].value == "nothing to kill at":
+            assert nth > 1
+            break
+        if wrong := list(_wrong(ended)):
+            bad[nth] = wrong
+    assert not bad, bad

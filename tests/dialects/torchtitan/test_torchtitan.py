@@ -1,0 +1,125 @@
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.dialects import dry, leaks
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import rankmesh as rm
+from rankmesh.dialects.torchtitan import ParallelDims
+from rankmesh.errors import PlanError, SizesError
+from rankmesh.groups import torch_private
+
+BACKENDS = ("partial_dtensor", "full_dtensor", "spmd_types")
+EIGHT = {"dp_replicate": 2, "dp_shard": -1, "cp": 1, "tp": 2, "pp": 1, "ep": 1, "world_size": 8}
+
+
+def _layout(me):
+    @dry.PROPERTIES
+    @given(st.tuples(*[st.integers(1, 3)] * 5), st.sampled_from(BACKENDS), st.data())
+    def check(sizes, backend, data):
+        replicate, shard, cp, tp, pp = sizes
+        world = replicate * shard * cp * tp * pp
+        ep = data.draw(st.sampled_from([size for size in range(1, shard * cp * tp + 1) if shard * cp * tp % size == 0]))
+        rank = data.draw(st.integers(0, world - 1))
+        plan = rm.recipes.torchtitan(world, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, pp=pp, ep=ep)
+        with dry.world(rank, world), ParallelDims(replicate, -1, cp, tp, pp, ep, world, backend) as dims:
+            for name, mesh in dims.get_all_one_dimensional_meshes().items():
+                own = list(plan.groups("batch" if name == "dp" else name).of(rank).ranks)
+                assert mesh.mesh.tolist() == dry.members(mesh.get_group()) == own, name
+                assert mesh.get_local_rank() == own.index(rank)
+            missing = {"partial_dtensor": "dp_shard", "full_dtensor": "fsdp", "spmd_types": "fsdp"}[backend]
+            me.error(ValueError, dims.get_mesh, missing)
+
+    check()
+
+
+def test_any_rank_of_any_world(ranks):
+    """Dry worlds of up to 243 ranks, each backend: the mesh of every axis has the recipe's ranks and their group."""
+    ranks(1, _layout, world=None, limit=60)
+
+
+def _loss(model, rows):
+    loss = model(rows).square().mean()
+    loss.backward()
+    return loss
+
+
+def _mlp():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+
+
+def _train(me):
+    alone = _mlp()
+    replicas = [torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+    expected = torch.stack([_loss(alone, rows) for rows in replicas]).mean()
+    before = torch_private.registries()["pg_map"]
+    with ParallelDims(**EIGHT, spmd_backend="partial_dtensor") as dims:
+        model = _mlp()
+        parallelize_module(model, dims.get_mesh("tp"), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        fully_shard(model, mesh=dims.get_mesh(["dp_replicate", "fsdp"]))
+        loss = _loss(model, replicas[dims.get_mesh("batch").get_local_rank()]).detach()
+        dist.all_reduce(loss, group=dims.get_mesh("loss").get_group())
+        whole = model[0].weight.grad.full_tensor()
+        made = torch_private.registries()["pg_map"] - before
+    return [
+        torch.allclose(loss / 4, expected, atol=1e-6),
+        torch.allclose(whole, alone[0].weight.grad / 4, atol=1e-6),
+        made,
+        torch_private.registries()["pg_map"] - before,
+        leaks.left_by(me, _cycle),
+    ]
+
+
+def _cycle():
+    with ParallelDims(**EIGHT) as dims:
+        dims.build_mesh()
+
+
+def test_fsdp_and_tensor_parallelism(ranks):
+    """8 ranks, 2 replicas x 2 shards x 2 tensors: loss and gradients of one process; 4 groups; nothing left."""
+    for loss, gradient, made, kept, left in ranks(8, _train, limit=60):
+        # batch and loss share theirs; pp, cp and ep have one rank, and a group of it that torch counts too
+        assert (loss, gradient, left) == (True, True, {})
+        assert made == 4 + 1
+        assert kept == 0
+
+
+def _of_two_degrees(me):
+    dims = ParallelDims(1, -1, 1, 2 if me.rank else 1, 1, 1, 2)
+    return me.error(RuntimeError, dims.build_mesh)["message"]
+
+
+def test_ranks_with_other_degrees_are_told(ranks):
+    """2 ranks that pass other degrees: an error on both, where torchtitan hangs."""
+    for message in ranks(2, _of_two_degrees):
+        assert "tp" in message
+
+
+@pytest.mark.parametrize("degrees", [(1, 3, 1, 1, 1, 1, 8), (0, 1, 1, 1, 1, 1, 1), (1, -1, 1, 9, 1, 1, 8)])
+def test_degrees_that_do_not_give_the_world(degrees):
+    """An AssertionError, as in torchtitan."""
+    with pytest.raises(SizesError, match="received"):
+        ParallelDims(*degrees)
+
+
+def test_what_it_knows_without_a_world():
+    """Which axes there are, from the degrees alone; a backend that there is not is refused."""
+    dims = ParallelDims(**EIGHT)
+    assert (dims.dp_shard, dims.seq_len_divisor, dims.non_data_parallel_size) == (2, 4, 2)
+    assert [dims.dp_enabled, dims.fsdp_enabled, dims.tp_enabled, dims.pp_enabled] == [True, True, True, False]
+    assert dims == ParallelDims(**EIGHT) != ParallelDims(**{**EIGHT, "tp": 1})
+    with pytest.raises(PlanError, match="received spmd_backend 'other'"):
+        ParallelDims(**EIGHT, spmd_backend="other")
+
+
+def test_a_config_of_torchtitan():
+    """The degrees that a ParallelismConfig has, by its names."""
+    names = ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel",
+             "pipeline_parallel", "expert_parallel")  # fmt: skip
+    values = dict(zip((f"{name}_degree" for name in names), (1, -1, 1, 2, 1, 2), strict=True))
+    config = type("Config", (), {**values, "spmd_backend": "full_dtensor"})
+    assert ParallelDims.from_config(config, 4) == ParallelDims(1, 2, 1, 2, 1, 2, 4, "full_dtensor")

@@ -1,0 +1,122 @@
+"""Others' own tests against the drop-ins, from a checkout of their sources.
+
+``make test-peers EZPZ=/path MEGATRON=/path ARGS='-k own_tests'``: the package index has releases without their tests.
+"""
+
+import importlib
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from tests.dialects import dry
+from tests.peers.fetch import folder
+
+from rankmesh.dialects import ezpz as drop_in
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+RANKS = 8
+
+# Megatron's tests of what the drop-ins stand for; a release has those that it has.
+FILES = (
+    "test_parallel_state.py",
+    "test_process_groups_config.py",
+    "test_hyper_comm_grid.py",
+    "test_mimo_hetero_topology.py",
+    "pipeline_parallel/test_bridge_communicator.py",
+)
+
+
+def checkout(variable):
+    """Where a variable says that another's sources lie."""
+    if not os.environ.get(variable):
+        pytest.skip(f"{variable} names no checkout")
+    return Path(os.environ[variable]).resolve()
+
+
+def test_ezpz(tmp_path):
+    """All 17 tests in ezpz's test_tp.py, with the drop-in where they import ezpz.tp."""
+    told = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.peers.as_ezpz", "--noconftest", "-c", os.devnull,
+         "--rootdir", str(tmp_path), str(checkout("EZPZ") / "tests" / "test_tp.py")],
+        capture_output=True, text=True, timeout=200, check=False, cwd=REPOSITORY,
+    )  # fmt: skip
+    assert "17 passed" in told.stdout, told.stdout[-4000:]
+
+
+def _ezpz(me, source):
+    ezpz = ModuleType("ezpz")
+    ezpz.__path__ = [f"{source}/src/ezpz"]  # its package without what it imports
+    sys.modules["ezpz"] = ezpz
+    own, draw, wrong = importlib.import_module("ezpz.tp"), random.Random(11), []  # noqa: S311
+    for _ in range(40):
+        tp, pp, cp, dp = (draw.choice((1, 2, 3, 4)) for _ in range(4))
+        world, told = tp * pp * cp * dp, []
+        rank = draw.randrange(world)
+        for module in (own, drop_in):
+            with dry.world(rank, world):
+                module.initialize_tensor_parallel(tp, pp, cp)
+                ask = {name: getattr(module, name) for name in dir(own) if name.startswith("get_")}
+                said = {name: getter() for name, getter in ask.items()}
+                told.append({name: dry.members(one) if "group" in name else one for name, one in said.items()})
+                module.destroy_tensor_parallel()
+        wrong += [(tp, pp, cp, dp, rank, told)] if told[0] != told[1] or len(told[0]) < 16 else []
+    return wrong[:5]
+
+
+def test_ezpz_groups(ranks):
+    """40 configurations of ezpz's own functions: every getter gives what the drop-in's gives."""
+    assert ranks(1, _ezpz, str(checkout("EZPZ")), world=None) == [[]]
+
+
+def over(peer, place, *drop_ins):
+    """How each test ended on each of eight gloo ranks, over Megatron's own modules or over the drop-ins."""
+    place.mkdir()
+    for path in FILES:
+        theirs = peer / "tests" / "unit_tests" / path
+        if theirs.exists():
+            text = theirs.read_text(encoding="utf-8").replace("'nccl'", "'gloo'").replace('"nccl"', '"gloo"')
+            (place / theirs.name).write_text(text, encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    paths = f"{peer}:{HERE}:{folder('pytest-mock')}"
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": paths,
+             "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}  # fmt: skip
+    subprocess.run(
+        [sys.executable, str(HERE / "as_megatron.py"), str(place), *drop_ins],
+        cwd=place, env={**os.environ, **world}, timeout=290, check=True,
+    )  # fmt: skip
+    return [ended(place / f"{rank}.json") for rank in range(RANKS)]
+
+
+def ended(file):
+    """What a rank wrote; nothing where it was killed for hanging."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+@pytest.mark.timeout(600)
+def test_megatron(tmp_path):
+    """8 ranks, twice: whatever passes over Megatron's own modules passes over the drop-ins."""
+    peer = checkout("MEGATRON")
+    own, ours = over(peer, tmp_path / "its-own"), over(peer, tmp_path / "drop-ins", "install")
+    worse = {
+        f"rank {rank}: {name}": ours[rank].get(name)
+        for rank in range(RANKS)
+        for name, how in own[rank].items()
+        if how == "passed" and ours[rank].get(name) != "passed"
+    }
+    for path in FILES:
+        counts = [
+            [sum(how == "passed" for name, how in seen.items() if name.startswith(Path(path).name)) for seen in side]
+            for side in (own, ours)
+        ]
+        print(f"{path}: passed by rank {counts[0]} over its own, {counts[1]} over the drop-ins")  # noqa: T201
+    assert not worse, worse
+    assert all(own), "a rank hung over Megatron's own modules"
