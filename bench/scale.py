@@ -42,6 +42,8 @@ from rankmesh.plan.saved import contents
 __all__ = ["ours", "replay", "theirs"]
 
 _PROCESSES = 4
+# How many clients of one process connect at a time: the rest of the queue of a socket is the system's.
+_CONNECTING = 64
 _STACK = 256 << 10
 _LONG = timedelta(minutes=30)
 # What NCCL's identifier and gloo's address take, in bytes.
@@ -155,9 +157,9 @@ def replay(side: str, world: int, limit: float) -> dict[str, Any]:
         for part in range(_PROCESSES):
             ranks = range(part, world, _PROCESSES)
             running.append(_start(fork, _clients, side, plan, ranks, port, done, through, ready, gate))
-        for _ in range(_PROCESSES):
+        for _ in range(world):
             if not ready.acquire(timeout=300):
-                raise TimeoutError(f"not all of {world} clients were connected within 300 s")
+                raise TimeoutError(f"not all of {world} clients are connected: none in 300 s")
         started = time.monotonic()
         gate.set()
         while time.monotonic() - started < limit and not all(through):
@@ -227,17 +229,21 @@ def _clients(side: str, plan: Plan, ranks: range, port: int, done: Any, through:
     threading.stack_size(_STACK)
     # Each thread that waits for the interpreter would else ask for it a hundred times a second.
     sys.setswitchinterval(60)
-    fields = contents(plan)
+    fields, open_here, connecting = contents(plan), threading.Event(), threading.Semaphore(_CONNECTING)
 
-    def run(rank: int, store: Any, own: OwnGroups) -> None:
-        gate.wait()
+    def run(rank: int) -> None:
+        own = plan.of(rank)
+        with connecting:
+            store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=_LONG)
+        ready.release()
+        open_here.wait()
         SIDES[side](_Counted(store, done, rank), rank, own, fields, plan.world_size)
         through[rank] = time.monotonic()
 
     for rank in ranks:
-        store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=_LONG)
-        threading.Thread(target=run, args=(rank, store, plan.of(rank)), daemon=True).start()
-    ready.release()
+        threading.Thread(target=run, args=(rank,), daemon=True).start()
+    gate.wait()
+    open_here.set()
     signal.pause()
 
 
