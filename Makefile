@@ -20,10 +20,11 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-torch test-browser test-hangs test-launchers test-peers lint lint-page page bench bench-cluster docs clean
+.PHONY: help demo test test-torch test-browser screenshots test-hangs test-sweeps test-cluster test-launchers \
+	test-peers lint lint-page page bench bench-transfers bench-cluster docs clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-14s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-15s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and prove its groups live on this machine
 	$(BIN)/rankmesh show '$(SPEC)'
@@ -38,11 +39,20 @@ test-torch: $(VENV)/torch-$(TORCH)/.installed  ## run the tests of live and simu
 test-browser: $(VENV)/.installed-browser  ## open the explorer in a real browser (root: it installs chromium)
 	@RANKMESH_BROWSER=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/browser $(ARGS)
 
-test-hangs: $(VENV)/.installed-test  ## run every program that hangs, and the doctor on what it leaves (one needs root)
-	@HANGS=all $(BIN)/python -m pytest tests/hangs $(ARGS)
+screenshots: $(VENV)/.installed-browser  ## make the explorer's pictures of docs/images anew (root: it installs chromium)
+	@$(BIN)/python -m tests.browser.screenshots
+
+test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor on what it leaves, the watch (root)
+	@HANGS=all $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/hangs tests/watch tests/check/test_verdicts.py $(ARGS)
+
+test-sweeps: $(VENV)/.installed-test  ## kill a rank at every store operation of connect, over both kinds of store
+	@RANKMESH_TEST_SWEEP=1 $(BIN)/python -m pytest -n 0 tests/groups/test_kill_sweep.py $(ARGS)
+
+test-cluster: $(VENV)/.installed-test  ## emulate clusters, and predict, measure and move on them (root)
+	@RANKMESH_CLUSTER=1 $(BIN)/python -m pytest -n 0 tests/bench/test_cluster.py $(ARGS)
 
 test-launchers: $(VENV)/.installed-launchers  ## run under a real Slurm, Open MPI, MPICH, Ray and torchrun (root: it installs them)
-	@RANKMESH_LAUNCHERS=1 $(BIN)/python -m pytest -n 0 tests/launchers $(ARGS)
+	@RANKMESH_LAUNCHERS=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/launchers $(ARGS)
 
 test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, each release of it (ARGS='-k interface')
 	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load --timeout 400 tests/peers $(ARGS)
@@ -70,8 +80,12 @@ page: explorer/node_modules/.installed  ## build the explorer's page, which the 
 bench: $(VENV)/.installed-test  ## measure against the peers; writes bench/results.json, docs/benchmarks.md (ARGS='--rounds 3')
 	$(BIN)/python -m bench --json bench/results.json --markdown docs/benchmarks.md $(ARGS)
 
-bench-cluster: $(VENV)/.installed-test  ## placement, predicted and measured on emulated clusters (root); bench/cluster.json, docs
-	$(BIN)/python -m bench.cluster
+bench-transfers: $(VENV)/.installed-test  ## transfers beside what others do (root); bench/transfers.json, docs
+	$(BIN)/python -m bench.transfers --json bench/transfers.json --peers $(VENV)/peers $(ARGS)
+	$(BIN)/python -m bench --from bench/results.json --markdown docs/benchmarks.md
+
+bench-cluster: $(VENV)/.installed-test  ## placement and transfers on emulated clusters (root); bench/cluster.json, docs
+	$(BIN)/python -m bench.cluster $(ARGS)
 	$(BIN)/python -m bench --from bench/results.json --markdown docs/benchmarks.md
 
 docs: $(VENV)/.installed-docs  ## build the documentation into build/docs; a warning is an error

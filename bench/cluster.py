@@ -7,19 +7,21 @@ racks    the same in racks of two, and a trunk of 100 Mbit/s between them
 
 On each the cluster is measured and calibrated; every order of the axes and torchrun's own order (hosts as strings) are
 predicted from that, and run; the placement that ``rm.place`` chooses is among them. Then one host's link is halved, and
-``measure`` has to name it; and the example is trained under the worst and the chosen order.
+``measure`` has to name it; the example is trained under the worst and the chosen order; and transfers between layouts
+are counted at the links (`bench.slow_levels`).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -28,10 +30,11 @@ import torch.distributed as dist
 
 import rankmesh as rm
 from bench.emulated import Emulated, emulated, problem
+from bench.slow_levels import refits
 from rankmesh.placement import Traffic, place
 from rankmesh.placement.measured import Measurement, calibrated
 
-__all__ = ["kendall", "main", "placements", "study", "train"]
+__all__ = ["fastest", "kendall", "main", "placements", "study", "train"]
 
 RACKS = (("node1", "node2"), ("node10", "node11"))
 LINK, TRUNK = 200, 100
@@ -83,12 +86,13 @@ def step(groups: rm.LiveGroups) -> None:
                     dist.recv(tensor, group.prev, group=group.pg)
 
 
-def _steps(cases: Mapping[str, tuple[int, ...]], rounds: int) -> dict[str, float]:
-    """Seconds of a step under each placement, on this rank: the median over rounds that take turns."""
+def _steps(cases: Mapping[str, tuple[int, ...]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of a step under each placement on this rank, round by round; each round begins with another placement."""
     times: dict[str, list[float]] = {name: [] for name in cases}
+    names = list(cases)
     for turn in range(rounds + 1):
-        for name, rank_map in cases.items():
-            with rm.connect(planned(rank_map)) as groups:
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            with rm.connect(planned(cases[name])) as groups:
                 dist.barrier()
                 step(groups)
                 dist.barrier()
@@ -97,12 +101,35 @@ def _steps(cases: Mapping[str, tuple[int, ...]], rounds: int) -> dict[str, float
                 dist.barrier()
                 if turn:
                     times[name].append(time.perf_counter() - started)
-    return {name: median(found) for name, found in times.items()}
+    return times
+
+
+def fastest(every: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """Seconds of a step under each placement: of each round the slowest rank's, of these the least.
+
+    What else runs on the machine makes a step longer, never shorter, so the least is nearest to what the links take.
+
+    >>> fastest([{"placed": [1.0, 2.0, 9.0]}, {"placed": [1.5, 1.0, 9.0]}])
+    {'placed': 1.5}
+    """
+    return {name: min(map(max, zip(*(found[name] for found in every), strict=True))) for name in every[0]}
 
 
 def _measured(sizes: Sequence[int]) -> Measurement:
     with rm.connect(planned()) as groups:
         return groups.measure(sizes)
+
+
+def once(cases: Mapping[str, Sequence[int]]) -> list[str]:
+    """The first name of each rank map: two names of one placement are one measurement.
+
+    >>> once({"torchrun": (0, 2, 1), "other": (2, 1, 0), "placed": (0, 2, 1)})
+    ['torchrun', 'other']
+    """
+    found: dict[tuple[int, ...], str] = {}
+    for name, rank_map in cases.items():
+        found.setdefault(tuple(rank_map), name)
+    return list(found.values())
 
 
 def kendall(left: Sequence[float], right: Sequence[float]) -> float:
@@ -132,14 +159,16 @@ def study(there: Emulated, rounds: int) -> dict[str, Any]:
     }
     chosen = place(planned(cases["torchrun"]), cluster, traffic=TRAFFIC, backend="gloo")
     cases["placed"], predicted["placed"] = chosen.rank_map, chosen.cost
-    every = there.on_ranks(_steps, cases, rounds)
-    measured = {name: max(found[name] for found in every) for name in cases}
+    single = once(cases)
+    found = fastest(there.on_ranks(_steps, {name: cases[name] for name in single}, rounds))
+    measured = {name: found[next(one for one in single if cases[one] == rank_map)] for name, rank_map in cases.items()}
     best = min(measured.values())
     return {
+        "rounds": rounds,
         "levels": [level.to_dict() for level in cluster.levels],
         "predicted": predicted,
         "measured": measured,
-        "kendall": kendall([predicted[name] for name in cases], [measured[name] for name in cases]),
+        "kendall": kendall([predicted[name] for name in single], [measured[name] for name in single]),
         "placed": {
             "order": chosen.order,
             "rank_map": list(chosen.rank_map),
@@ -170,66 +199,98 @@ def _load_example() -> None:
     torch.optim.AdamW([weight]).step()
 
 
-def _trained(rank_map: tuple[int, ...], steps: int) -> tuple[list[float], float]:
+def _trained(rank_map: tuple[int, ...], steps: int) -> tuple[list[float], list[float]]:
+    """Losses, and the seconds of each step after the first."""
     from gpt.layout import Sizes, rankmesh
     from gpt.loop import Run, Trainer
     from gpt.model import Shape
 
     shape = Shape(layers=2, hidden=128, heads=4, experts=0, sequence=64, batch=4, microbatches=1)
+    losses, seconds = [], []
     with rankmesh(Sizes(**MESH), rank_map) as groups:
         trainer = Trainer(Run(shape, steps=steps + 1), groups, torch.device("cpu"))
-        losses = [trainer.step(0).loss]
-        dist.barrier()
-        started = time.perf_counter()
-        losses += [trainer.step(index).loss for index in range(1, steps + 1)]
-        dist.barrier()
-    return losses, (time.perf_counter() - started) / steps
+        for index in range(steps + 1):
+            dist.barrier()
+            started = time.perf_counter()
+            losses.append(trainer.step(index).loss)
+            dist.barrier()
+            seconds.append(time.perf_counter() - started)
+    return losses, seconds[1:]
 
 
 def train(there: Emulated, cases: Mapping[str, Sequence[int]], steps: int) -> dict[str, Any]:
-    """Seconds a step and losses of the example under each placement."""
+    """Seconds of the fastest step and losses of the example under each placement."""
     found = {}
     _load_example()
     for name, rank_map in cases.items():
         ranks = there.on_ranks(_trained, tuple(rank_map), steps)
-        found[name] = {"seconds": max(seconds for _, seconds in ranks), "losses": ranks[0][0]}
+        seconds = fastest([{name: seconds} for _, seconds in ranks])[name]
+        found[name] = {"seconds": seconds, "losses": ranks[0][0]}
     return found
 
 
-def main(rounds: int = 3, steps: int = 5, tell: Callable[[str], object] = sys.stderr.write) -> dict[str, Any]:
-    """All of it, as data; ``tell`` hears how far it is."""
+def _flat(rounds: int, _: Mapping[str, Any]) -> dict[str, Any]:
+    with emulated([tuple(host for rack in RACKS for host in rack)], link=LINK) as there:
+        return {"flat": study(there, rounds)}
+
+
+def _slow(_rounds: int, _: Mapping[str, Any]) -> dict[str, Any]:
+    with emulated([tuple(host for rack in RACKS for host in rack)], link=LINK) as there:
+        return {"slow": [slow_host(there, host, LINK // 2) for host in there.hosts]}
+
+
+def _racks(rounds: int, _: Mapping[str, Any]) -> dict[str, Any]:
+    with emulated(RACKS, link=LINK, trunk=TRUNK) as there:
+        return {"racks": study(there, rounds)}
+
+
+def _train(rounds: int, before: Mapping[str, Any]) -> dict[str, Any]:
+    measured, maps = before["racks"]["measured"], before["racks"]["rank_maps"]
+    worst = max(measured, key=measured.__getitem__)
+    with emulated(RACKS, link=LINK, trunk=TRUNK) as there:
+        return {"train": train(there, {name: maps[name] for name in (worst, "torchrun", "placed")}, rounds)}
+
+
+def _transfers(_rounds: int, _: Mapping[str, Any]) -> dict[str, Any]:
+    with emulated(RACKS, link=LINK, trunk=TRUNK) as there:
+        return {"transfers": refits(there)}
+
+
+# What is measured, each on a cluster of its own that is there for a minute or two; `train` takes what `racks` found.
+PARTS: dict[str, Callable[[int, Mapping[str, Any]], dict[str, Any]]] = {
+    "flat": _flat,
+    "slow": _slow,
+    "racks": _racks,
+    "train": _train,
+    "transfers": _transfers,
+}
+
+
+def main(parts: Sequence[str], rounds: int, before: Mapping[str, Any]) -> dict[str, Any]:
+    """These parts measured, and the others as they were ``before``."""
     why = problem()
     if why is not None:
         raise SystemExit(f"error: {why}")
-    started = time.perf_counter()
     # A launcher that ends this must not leave namespaces behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-
-    def done(what: str, found: object) -> None:
-        tell(f"{time.perf_counter() - started:5.0f} s  {what}: {json.dumps(found)}\n")
-
-    results: dict[str, Any] = {"link": LINK, "trunk": TRUNK, "traffic": TRAFFIC.to_dict(), "mesh": MESH, "tie": TIE}
-    with emulated([tuple(host for rack in RACKS for host in rack)], link=LINK) as there:
-        results["flat"] = study(there, rounds)
-        done("flat", results["flat"])
-        results["slow"] = [slow_host(there, host, LINK // 2) for host in there.hosts]
-        done("slow", results["slow"])
-    with emulated(RACKS, link=LINK, trunk=TRUNK) as there:
-        results["racks"] = found = study(there, rounds)
-        done("racks", found)
-        worst = max(found["measured"], key=found["measured"].get)
-        maps = found["rank_maps"]
-        results["train"] = train(
-            there, {worst: maps[worst], "torchrun": maps["torchrun"], "placed": maps["placed"]}, steps
-        )
-        done("train", results["train"])
-    both = [results[name] for name in ("flat", "racks")]
-    pairs = [(each["predicted"][name], each["measured"][name]) for each in both for name in each["measured"]]
-    results["kendall"] = kendall([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-    return results
+    results = {**before, "link": LINK, "trunk": TRUNK, "traffic": TRAFFIC.to_dict(), "mesh": MESH, "tie": TIE}
+    for part in parts:
+        started, load = time.perf_counter(), os.getloadavg()[0]
+        found = PARTS[part](rounds, results)
+        results |= found
+        results.setdefault("load", {})[part] = [load, os.getloadavg()[0]]
+        sys.stderr.write(f"{part}, {time.perf_counter() - started:.0f} s: {json.dumps(found)}\n")
+    both = [results[name] for name in ("flat", "racks") if name in results]
+    pairs = [(each["predicted"][name], each["measured"][name]) for each in both for name in once(each["rank_maps"])]
+    return {**results, "kendall": kendall([one for one, _ in pairs], [other for _, other in pairs])}
 
 
 if __name__ == "__main__":
-    found = main()
+    parser = argparse.ArgumentParser(description="Placement on emulated clusters, predicted and measured; needs root.")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts to measure anew, of: %(default)s")
+    parser.add_argument("--rounds", type=int, default=9)
+    given = parser.parse_args()
+    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    found = main(given.only.split(","), given.rounds, known)
     RESULTS.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    sys.stdout.write(json.dumps({key: found[key] for key in ("kendall", "slow")}, indent=2) + "\n")
+    sys.stdout.write(json.dumps({key: found.get(key) for key in ("kendall", "slow", "transfers")}, indent=2) + "\n")

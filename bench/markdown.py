@@ -66,18 +66,20 @@ def _transfers(document: Mapping[str, Any]) -> Iterator[str]:
     yield "## Transfers"
     yield ""
     ranks, rounds, layers, width = (settings[name] for name in ("ranks", "rounds", "layers", "hidden"))
-    before, after = machine["load"]
     yield f"One model moved from one layout to another by {ranks} gloo ranks of one machine, each method in turn in one"
     yield f"world, {rounds} rounds; what is planned or connected once is not counted. {layers} layers of width {width},"
     yield "float32. On the wire: what the loopback of a network namespace of their own carried, acknowledgements and"
-    yield "the store's messages included. Memory: the most that any rank grew by while it moved, beside its tensors;"
-    yield f"rankmesh's budget is {settings['budget'] >> 20} MiB. torch's checkpoint goes through files in memory."
-    yield f"{machine['cores']} cores, load {before:.1f} before and {after:.1f} after; torch {versions['torch']},"
-    yield f"megatron-core {versions['megatron-core']}. `python -m bench.transfers`"
+    yield "the store's messages included. Memory: the most that any rank's resident size grew by while it moved, its"
+    yield "tensors being there and the allocator's leftovers given back before (`bench/memory.py`); rankmesh's budget"
+    yield f"is {settings['budget'] >> 20} MiB. torch's checkpoint goes through files in memory. Megatron-Core's planner"
+    yield "is that of its head; its copies stage each piece as for a GPU, but in memory that is not pinned."
+    yield f"{machine['cores']} cores; torch {versions['torch']}, megatron-core {versions['megatron-core']}."
+    yield "`make bench-transfers`"
     for case in document["cases"].values():
         yield ""
         whole, planned, least = (_mib(case[name]) for name in ("whole", "bytes", "lower_bound"))
-        yield f"{case['title']}: {whole} MiB of weights, {planned} MiB planned to travel; {least} MiB must."
+        yield f"{case['title']}: {whole} MiB of weights, {planned} MiB planned to travel; {least} MiB must"
+        yield "(load {:.1f} before, {:.1f} after).".format(*case["load"])
         yield ""
         yield _row(("by", "seconds", "times slower", "MiB on the wire", "MiB of memory"))
         yield _row(["---"] * 5)

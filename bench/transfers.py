@@ -1,12 +1,15 @@
 """Transfers against what others do, in one world, in turn: bytes on the wire, seconds, peak memory.
 
 ```
-python -m bench.transfers --json bench/transfers.json        as root: in a network namespace of its own, so
-                                                             that all bytes of its loopback are the transfer's
+make bench-transfers        as root: in a network namespace of its own, so that all bytes of its loopback are the
+                            transfer's
 ```
 
 Each case is 16 gloo ranks with one model; each round every method moves it once, and its result is checked. What is
 planned or connected once (plans, groups, first messages) is done in a round before, which does not count.
+
+Memory is the highest resident size while a method runs, less that before it. The allocator first gives back what it
+keeps of methods before: new buffers in memory that it kept would not show. The targets' pages are resident by then.
 """
 
 from __future__ import annotations
@@ -20,16 +23,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import rankmesh as rm
+from bench.memory import highest, resident
 from bench.processes import run_world
 
 RANKS = 16
@@ -237,15 +242,12 @@ def checkpoint(side: Side) -> Method:
 
 
 def megatron(side: Side) -> Method:
-    """Megatron-Core's planner and its copies over gloo (megatron.core.resharding)."""
+    """Megatron-Core's planner and its copies over gloo (megatron.core.resharding), of the newest release."""
     import torch
     import torch.distributed as dist
 
     resharding = import_module("megatron.core.resharding")
     services = import_module("megatron.core.resharding.copy_services.gloo_copy_service")
-    with patch("torch.cuda.Stream", lambda: None):  # which it makes without a GPU too, and does not need then
-        service = services.GlooCopyService()
-
     models = []
     for mesh, shardings, tensors in (
         (side.case.source, side.source, side.tensors),
@@ -262,8 +264,29 @@ def megatron(side: Side) -> Method:
             parameter.partition_dim = next(d for d, axes in enumerate(shardings[name].cut or ()) if axes)
             model.register_parameter(name.replace(".", "_"), parameter)
         models.append(model)
-    plan = resharding.build_centralized_reshard_plan(*models)
-    return lambda: resharding.execute_reshard_plan(plan, *models, service=service)
+    with _without_gpu():
+        service = services.GlooCopyService()
+        plan = resharding.build_local_reshard_plan(*models)
+
+    def move() -> None:
+        with _without_gpu():
+            resharding.execute_reshard_plan(plan, *models, service=service)
+
+    return move
+
+
+@contextmanager
+def _without_gpu() -> Iterator[None]:
+    """Streams that are none and memory that is not pinned, which Megatron's copies ask for on any machine."""
+    import torch
+
+    empty, stream = torch.empty, MagicMock()
+    with (
+        patch.multiple(torch.cuda, Stream=stream, current_stream=stream, synchronize=stream),
+        patch("torch.cuda.stream", lambda _: nullcontext()),
+        patch("torch.empty", lambda *size, pin_memory=False, **how: empty(*size, **how)),
+    ):
+        yield
 
 
 METHODS: dict[str, tuple[Callable[[Side], Method], tuple[str, ...]]] = {
@@ -274,12 +297,6 @@ METHODS: dict[str, tuple[Callable[[Side], Method], tuple[str, ...]]] = {
     "redistribute": (redistribute, ("same",)),
     "checkpoint": (checkpoint, ("refit", "apart", "same")),
 }
-
-
-def _status(field: str) -> int:
-    """A line of this process's status, in bytes."""
-    text = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(next(line for line in text.splitlines() if line.startswith(field)).split()[1]) * 1024
 
 
 def _wire() -> int:
@@ -299,20 +316,19 @@ def measured(case_name: str, rounds: int, hidden: int, layers: int) -> Callable[
         found: dict[str, list[list[float]]] = {name: [] for name in methods}
         for number in range(rounds + 1):
             for name, method in methods.items():
-                Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-                before = _status("VmRSS")
+                before = resident()
                 dist.barrier()
                 wire = _wire() if rank == 0 else 0
                 dist.barrier()
                 started = time.perf_counter()
                 method()
                 dist.barrier()
-                seconds = time.perf_counter() - started
+                seconds, grown = time.perf_counter() - started, highest() - before
                 carried = _wire() - wire if rank == 0 else 0
                 dist.barrier()
                 side.check()
                 if number:
-                    found[name].append([seconds, carried, _status("VmHWM") - before])
+                    found[name].append([seconds, carried, grown])
         moves = side.moves
         facts = {
             "bytes": moves.bytes,
@@ -329,7 +345,8 @@ def run(case: str, rounds: int, hidden: int, layers: int) -> dict[str, Any]:
     # Loaded once, before the ranks are forked: sixteen of them would load it at the same time.
     for name in LOADED:
         import_module(name)
-    outcome = run_world(RANKS, measured(case, rounds, hidden, layers), limit=150)
+    load = os.getloadavg()[0]
+    outcome = run_world(RANKS, measured(case, rounds, hidden, layers), limit=280)
     if outcome.failure:
         raise SystemExit(f"{case}: {outcome.failure}")
     reports = sorted(outcome.reports, key=lambda report: report["rank"])
@@ -341,31 +358,43 @@ def run(case: str, rounds: int, hidden: int, layers: int) -> dict[str, Any]:
         wire = [runs[0][i][1] for i in range(rounds)]
         methods[name] = {"seconds": _spread(seconds), "wire": _spread(wire), "memory": _spread(memory)}
     facts = {key: reports[0][key] for key in ("bytes", "lower_bound", "whole")}
-    return {"title": CASES[case].title, **facts, "methods": methods}
+    return {"title": CASES[case].title, "load": [load, os.getloadavg()[0]], **facts, "methods": methods}
 
 
 def _spread(values: list[float]) -> list[float]:
     return [statistics.median(values), min(values), max(values)]
 
 
+def _megatron(peers: Path) -> Path:
+    """Where the newest release of megatron-core is, whose planner is that of its head."""
+    fetch = import_module("tests.peers.fetch")
+    fetch.fetch("megatron-core", fetch.MEGATRON[-1], peers)
+    return Path(fetch.folder("megatron-core", fetch.MEGATRON[-1], peers))
+
+
 def main() -> None:
     """Measure, and write the figures."""
     parser = argparse.ArgumentParser(description="Transfers against what others do, in one run.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--only", default=",".join(CASES))
+    parser.add_argument("--only", default=",".join(CASES), help="cases to measure anew; the others stay as they are")
+    parser.add_argument("--peers", type=Path, required=True, help="the folder of `python -m tests.peers.fetch`")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     if "RANKMESH_BENCH_INSIDE" not in os.environ:
+        _megatron(given.peers)
         inside = f"ip link set lo up && exec {sys.executable} -m bench.transfers " + " ".join(sys.argv[1:])
         environment = {**os.environ, "RANKMESH_BENCH_INSIDE": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         raise SystemExit(subprocess.call(["unshare", "-n", "sh", "-c", inside], env=environment))  # noqa: S603, S607
+    sys.path.insert(0, str(_megatron(given.peers)))
+    import_module("tests.peers.stand_ins").triton()
     import torch
 
-    load = os.getloadavg()[0]
-    cases = {case: run(case, given.rounds, given.hidden, given.layers) for case in given.only.split(",")}
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": [load, os.getloadavg()[0]]}
+    known = json.loads(given.json.read_text(encoding="utf-8"))["cases"] if given.json.exists() else {}
+    found = {case: run(case, given.rounds, given.hidden, given.layers) for case in given.only.split(",")}
+    cases = {case: {**known, **found}[case] for case in CASES if case in {**known, **found}}
+    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
     versions = {"rankmesh": rm.__version__, "torch": torch.__version__, "megatron-core": version("megatron-core")}
     settings = {
         "rounds": given.rounds,

@@ -16,6 +16,8 @@ html_title = f"rankmesh {release}"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings"]
 exclude_patterns = ["conf.py", "docstrings.py"]
 html_theme = "furo"
+# The explorer, beside the pages: they embed it, and links to it are layouts.
+html_extra_path = ["../src/rankmesh/viz/explorer.html"]
 html_copy_source = False
 html_show_copyright = False
 

@@ -1,15 +1,19 @@
+"""Emulated clusters: what is computed about them always, and themselves with RANKMESH_CLUSTER: `make test-cluster`."""
+
 import os
 
 import pytest
 from tests.placement.dumb import cost
 
 import rankmesh as rm
-from bench import cluster
-from bench.emulated import emulated, problem
+from bench import cluster, slow_levels
+from bench.emulated import Emulated, emulated, problem
 from rankmesh.placement import place
 from rankmesh.placement.measured import calibrated
+from rankmesh.transfer import Transfer
 
-PROBLEM = problem() if hasattr(os, "fork") else "hosts are network namespaces, which Linux has"
+PROBLEM = problem() if "RANKMESH_CLUSTER" in os.environ else "emulated clusters are `make test-cluster`'s"
+emulates = pytest.mark.skipif(PROBLEM is not None, reason=str(PROBLEM))
 HOSTS = ("node1", "node2", "node10", "node11")
 
 
@@ -37,23 +41,40 @@ def _dumb(order, machine):
     return sum(cost(plan.groups(kind).tolist(), cluster.TRAFFIC[kind], machine, "gloo") for kind in cluster.MESH)
 
 
-@pytest.mark.skipif(PROBLEM is not None, reason=str(PROBLEM))
+@emulates
 def test_a_placement_is_predicted_and_measured():
     """8 ranks on 4 emulated hosts in 2 racks: predicted and measured agree on the best and the worst of three."""
     with emulated(cluster.RACKS, link=200, trunk=100) as there:
         seen = there.on_ranks(cluster._measured, (4096, 64 * 2**10))[0]
         machine = calibrated(there.cluster, cluster.planned(), seen)
         cases = {name: cluster.placements(8, HOSTS, 2)[name] for name in ("tp-dp-pp", "dp-tp-pp", "pp-dp-tp")}
-        every = there.on_ranks(cluster._steps, cases, 1)
-    measured = {name: max(found[name] for found in every) for name in cases}
+        measured = cluster.fastest(there.on_ranks(cluster._steps, cases, 2))
     predicted = {name: _dumb(order, machine) for name, order in cases.items()}
     assert sorted(cases, key=predicted.get) == sorted(cases, key=measured.get)
     placed = place(cluster.planned(cases["pp-dp-tp"]), machine, traffic=cluster.TRAFFIC, backend="gloo")
     assert placed.cost <= min(predicted.values()) * 1.001
 
 
-@pytest.mark.skipif(PROBLEM is not None, reason=str(PROBLEM))
+@emulates
 def test_a_slow_host_is_named():
     """8 ranks on 4 emulated hosts: the one with half a link is named, no other."""
     with emulated([HOSTS], link=200) as there:
         assert cluster.slow_host(there, "node10", 60)["named"] == ["node10"]
+
+
+@pytest.mark.parametrize("case", slow_levels.CASES)
+def test_slow_levels_carry_the_least_by_the_plan(case):
+    """8 ranks in two racks, not run: bytes by level are those that no nearer rank holds, element by element."""
+    machine = Emulated(cluster.RACKS, 2, 200, 100).cluster
+    assert Transfer(*slow_levels.CASES[case], machine).levels == slow_levels.bound(case, machine)
+
+
+@emulates
+def test_slow_levels_carry_the_least_by_the_counters():
+    """8 ranks in two racks: what the trunk and the hosts' links carry is the bound and a twentieth at most."""
+    with emulated(cluster.RACKS, link=400, trunk=200) as there:
+        for case, found in slow_levels.refits(there).items():
+            least, spare = found["least"], 1 << 19  # connections, headers and the store's messages
+            assert least["spine"] <= found["carried"]["trunk"] <= 1.05 * least["spine"] + spare, case
+            leaving = least["leaf"] + least["spine"]
+            assert leaving <= found["carried"]["hosts"] <= 1.05 * leaving + spare, case

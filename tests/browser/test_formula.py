@@ -17,7 +17,9 @@ from rankmesh.readers.source import RECIPES, read, recipe_arguments
 from rankmesh.testing.strategies import plans
 from rankmesh.topology import Cluster, crossings, widest
 
-LAYOUTS, WIDTH = 1000, 3
+LAYOUTS = 1000
+# Devices a host: those that divide most layouts, and those that cut across.
+WIDTHS = (2, 3, 4, 8)
 SIZES = (1, 1, 2, 2, 3, 4, 6, 8)
 
 
@@ -30,7 +32,7 @@ def page(browser):
     page.close()
 
 
-def facts(plan, width=WIDTH):
+def facts(plan, width):
     """All that the page says of a plan, in plain data."""
     mesh, use = plan.mesh, communicators(plan)
     cluster = Cluster.of_nodes(width, plan.world_size)
@@ -62,8 +64,8 @@ def _crossings(groups, cluster):
 # What `facts` is, said by the page.
 FACTS = """(asked) => {
   const { read, Plan, Cluster, communicators, useText, crossings, RankmeshError } = rankmesh;
-  const facts = (plan) => {
-    const { mesh } = plan, use = communicators(plan), cluster = Cluster.ofNodes(WIDTH, plan.worldSize);
+  const facts = (plan, width) => {
+    const { mesh } = plan, use = communicators(plan), cluster = Cluster.ofNodes(width, plan.worldSize);
     const { offset, stop } = mesh.span, views = [null, ...mesh.views.keys()];
     const ranks = [...new Set([offset, offset + Math.floor(mesh.size / 2), stop - 1])];
     const each = (make) => Object.fromEntries([...plan.kinds].map(([name, groups]) => [name, make(groups, name)]));
@@ -93,20 +95,20 @@ FACTS = """(asked) => {
       }),
     };
   };
-  return asked.map(([text, world]) => {
-    try { return facts(typeof text === "string" ? read(text, world) : Plan.from(text)); }
+  return asked.map(([text, world, width]) => {
+    try { return facts(typeof text === "string" ? read(text, world) : Plan.from(text), width); }
     catch (error) {
       if (!(error instanceof RankmeshError)) throw error;
       return { kind: error.kind, message: error.message };
     }
   });
-}""".replace("WIDTH", str(WIDTH))
+}"""
 
 
-def _answer(text, world):
+def _answer(text, world, width):
     """What Python says of a SPEC: its facts, or its error."""
     try:
-        return facts(source_of(text, world).plan)
+        return facts(source_of(text, world).plan, width)
     except RankmeshError as error:
         kind = "PlanError" if type(error).__name__ == "SizesError" else type(error).__name__
         return {"kind": kind, "message": str(error)}
@@ -164,8 +166,9 @@ def _recipe(chance):
 def test_a_thousand_random_layouts(page):
     """Strides, coordinates, groups, labels, communicators, crossings are Python's, or the error is, word for word."""
     chance = random.Random(15)  # noqa: S311  - layouts, not secrets
-    asked = [[_axes(chance) if number % 2 else _recipe(chance), None] for number in range(LAYOUTS)]
-    answers = [_answer(text, world) for text, world in asked]
+    texts = [_axes(chance) if number % 2 else _recipe(chance) for number in range(LAYOUTS)]
+    asked = [[text, None, chance.choice(WIDTHS)] for text in texts]
+    answers = [_answer(*question) for question in asked]
     right = [answer for answer in answers if "kind" not in answer]
     assert len(right) > LAYOUTS / 3
     assert sum("expert" in answer["strides"] or "decode" in answer["strides"] for answer in right) > LAYOUTS / 10
@@ -183,13 +186,13 @@ def test_saved_plans_with_maps_levels_and_picks(page):
         found.append(plan)
 
     collect()
-    _agree(page, [[contents(plan), None] for plan in found], [facts(plan) for plan in found])
+    _agree(page, [[contents(plan), None, 3] for plan in found], [facts(plan, 3) for plan in found])
 
 
 def test_every_preset(page):
     """A preset is the layout that Python makes of it."""
     names = [name for name in presets.names() if read(name).plan.world_size <= 1024]
-    _agree(page, [[name, None] for name in names], [facts(read(name).plan) for name in names])
+    _agree(page, [[name, None, 8] for name in names], [facts(read(name).plan, 8) for name in names])
     assert page.evaluate("Object.keys(rankmesh.PRESETS)") == list(presets.names())
 
 
@@ -208,8 +211,8 @@ MISTAKES = [
 
 def test_mistakes_have_the_same_words(page):
     """What cannot be is told as Python tells it, but for paths, which a page does not open."""
-    asked = [[text, world] for text in MISTAKES for world in (None, 8)]
-    answers = [_answer(text, world) for text, world in asked]
+    asked = [[text, world, 4] for text in MISTAKES for world in (None, 8)]
+    answers = [_answer(*question) for question in asked]
     assert sum("kind" in answer for answer in answers) > len(MISTAKES)
     _agree(page, asked, answers)
 
@@ -219,7 +222,7 @@ def test_differences(page):
     chance, pairs = random.Random(16), []  # noqa: S311  - as above
     while len(pairs) < 60:
         texts = [_recipe(chance) if chance.random() < 0.5 else _axes(chance) for _ in range(2)]
-        if all("kind" not in _answer(text, None) for text in texts):
+        if all("kind" not in _answer(text, None, 8) for text in texts):
             pairs.append(texts)
     said = page.evaluate(
         "pairs => pairs.map(([one, two]) => { const { groups, onlyLeft, onlyRight, equal } ="

@@ -8,6 +8,7 @@ from tests.docs.pages import ROOT
 from rankmesh import errors, sim
 from rankmesh.cli.app import app
 from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.plan import presets
 from rankmesh.readers.source import RECIPES
 
 
@@ -46,3 +47,10 @@ def test_every_recipe_and_dialect_is_named():
     assert all(f"`{name}`" in _page("command_line") for name in RECIPES)
     for page in (ROOT / "docs" / "migrate").glob("*.md"):
         assert page.stem == "index" or f"({page.name})" in _page("migrate/index")
+
+
+def test_every_preset_starts_the_playground():
+    """The playground has a link for each published layout, whose fragment is its name and its hosts."""
+    for name in presets.names():
+        link = f'"explorer.html#spec={name}&amp;cluster={presets.get(name).gpus_per_node}"'
+        assert link in _page("playground")

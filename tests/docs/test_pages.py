@@ -60,7 +60,7 @@ def test_every_drawing_has_its_command():
         if block.kind == "console"
         for command, _ in block.commands
     ]
-    for drawing in DRAWINGS.iterdir():
+    for drawing in DRAWINGS.glob("*.svg"):
         assert any(f"--svg {drawing.name}" in command for command in commands), drawing.name
 
 

@@ -32,6 +32,8 @@ PACKAGES = (
     "rankmesh.dialects.accelerate",
 )
 
+EMBEDDING = {"playground.html": 1, "concepts.html": 2}
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
@@ -100,6 +102,13 @@ def test_nothing_of_markdown_is_left(site):
         text = page.read_text(encoding="utf-8")
         assert "```" not in text, page.name
         assert 'class="system-message' not in text, page.name
+
+
+def test_the_explorer_is_on_the_site(site):
+    """The playground and the concepts embed the page that the wheel holds, which lies beside them."""
+    assert (site / "explorer.html").read_bytes() == (ROOT / "src" / "rankmesh" / "viz" / "explorer.html").read_bytes()
+    embedded = {page: (site / page).read_text().count('<iframe src="explorer.html') for page in EMBEDDING}
+    assert embedded == EMBEDDING
 
 
 def _docstrings():

@@ -104,7 +104,7 @@ def _after_failure(me):
         return create(making, **how)
 
     torch_private.create = failing
-    failed = me.error(rm.ConnectError, rm.connect, plan, timeout=20)["message"]
+    failed = me.error(rm.ConnectError, rm.connect, plan, timeout=3)["message"]
     torch_private.create = create
     for _ in range(3):
         with rm.connect(plan, timeout=20) as groups:

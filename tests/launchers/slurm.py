@@ -104,7 +104,7 @@ class Slurm:
         }
         return {**kept, "SLURM_CONF": f"{self.folder}/slurm.conf", "OMP_NUM_THREADS": "1", **more}
 
-    def run(self, *command, limit=90, **more):
+    def run(self, *command, limit=150, **more):
         """One of Slurm's commands, bounded from outside; what it starts ends with it."""
         return bounded(command, limit, self.environment(**more), self.folder)
 

@@ -180,6 +180,75 @@ def test_from_a_trainer_into_vllms_own_parameters():
         assert torch.equal(parameters[name], padded.chunk(4)[tp])
 
 
+MIXTURE = CONFIG | {"model_type": "qwen3_moe", "num_experts": 6, "moe_intermediate_size": 8, "mlp_only_layers": [1]}
+
+
+def _stacked(whole, rank, parallel):
+    """The experts of layer 2 that rank (dp, tp) of 2 x 2 has, cut by hand: whole ones, or a quarter of each."""
+    own = ([0, 1], [2, 3], [4], [5])[rank] if parallel else range(6)
+    parts = {name: [] for name in ("gate", "up", "down")}
+    for expert in own:
+        for name, into in parts.items():
+            weight = whole[f"model.layers.2.mlp.experts.{expert}.{name}_proj.weight"]
+            into.append(weight if parallel else weight.chunk(4, dim=int(name == "down"))[rank])
+    up = [torch.cat(both) for both in zip(parts["gate"], parts["up"], strict=True)]
+    return torch.stack(up), torch.stack(parts["down"])
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_experts_into_vllms_stacked_parameters(parallel):
+    """8 simulated ranks: TP2·EP4 to vLLM's TP2·PP2·DP2: whole experts on one rank each, or cut by all of a stage."""
+    shapes = huggingface.shapes(MIXTURE)
+    trainer = rm.Mesh(tp=2, dp=4).with_view("expert", tp=2, ep=2, edp=2, shared=("tp",))
+    source = huggingface.shardings(shapes, rm.Mesh(tp=2, dp=4), dtype="float32")
+    for name, shape in shapes.items():
+        if ".experts." in name:
+            at = {"ep": int(name.split(".")[5]) % 2}
+            source[name] = rm.Sharding(trainer, source[name].cut, shape, at=at, view="expert")
+    mesh = rm.recipes.vllm(tp=2, pp=2, dp=2).mesh
+    target = vllm.shardings(MIXTURE, mesh, dtype="float32", expert_parallel=parallel)
+    target = {name: sharding for name, sharding in target.items() if ".mlp." in name and ".layers.2." in name}
+    moves = rm.Transfer(source, target)
+    whole = live.shards({name: rm.Sharding(rm.Mesh(dp=1), None, shape) for name, shape in shapes.items()}, 0)
+
+    def refit():
+        rank = dist.get_rank()
+        own = mesh.coordinate(rank)
+        up, down = _stacked(whole, 2 * own["dp"] + own["tp"], parallel)
+        block = "model.layers.2.mlp"
+        expected = {f"{block}.gate.weight": whole[f"{block}.gate.weight"]}
+        expected |= {
+            f"{block}.experts.routed_experts.w13_weight": up,
+            f"{block}.experts.routed_experts.w2_weight": down,
+        }
+        parameters = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+        moves.run(live.shards(source, rank), vllm.views(parameters, target, rank))
+        return own["pp"], {name: torch.equal(parameters[name], tensor) for name, tensor in expected.items()}
+
+    for stage, good in sim.run(refit, 8):
+        assert set(good.values()) == {stage == 1}
+
+
+def test_mixtures_of_hugging_face():
+    """Experts by Qwen's names and Mixtral's; layers without; shared experts and odd widths are refused."""
+    shapes = huggingface.shapes(MIXTURE)
+    assert shapes["model.layers.0.mlp.experts.5.down_proj.weight"] == (16, 8)
+    assert shapes["model.layers.0.mlp.gate.weight"] == (6, 16)
+    assert shapes["model.layers.1.mlp.up_proj.weight"] == (24, 16)
+    assert shapes["model.layers.0.self_attn.k_norm.weight"] == (2,)
+    mixtral = CONFIG | {"num_local_experts": 2, "model_type": "mixtral"}
+    made = huggingface.shardings(huggingface.shapes(mixtral), rm.Mesh(tp=2))
+    cuts = {
+        name.partition("experts.1.")[2]: made[name].cut for name in made if ".2.block_sparse_moe.experts.1." in name
+    }
+    assert cuts == {"w1.weight": ("tp", None), "w3.weight": ("tp", None), "w2.weight": (None, "tp")}
+    assert made["model.layers.2.block_sparse_moe.gate.weight"].cut == (None, None)
+    with pytest.raises(LayoutError, match="shared experts"):
+        huggingface.shapes(MIXTURE | {"shared_expert_intermediate_size": 8})
+    with pytest.raises(LayoutError, match="experts of width 8 for dp x pcp x tp = 16"):
+        vllm.shardings(MIXTURE, rm.recipes.vllm(tp=4, dp=4).mesh)
+
+
 def test_stages_and_heads_of_vllm():
     """What is left of the layers goes before the last stage; heads that tp does not fit are refused."""
     assert [vllm.stages(layers, 4) for layers in (8, 9, 10, 11)] == [

@@ -9,7 +9,7 @@ from rankmesh import sim
 ROWS = 8
 
 
-def _training(source, target, colocated=False):
+def _training(source, target):
     """Two halves of a model on two meshes: w1 before the bridge, w2 behind it; gradients of both, by rank."""
     x, w1, w2 = (torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
                  for n, shape in enumerate([(ROWS, 4), (4, 6), (6, 5)]))  # fmt: skip

@@ -27,8 +27,12 @@ export class Cluster {
   /** The names of the units of each level. */
   readonly names: readonly (readonly string[])[];
   readonly size: number;
+  /** Devices of a unit of each level, where all units of a level are alike and ranks ascend; else null. */
+  readonly even: readonly number[] | null;
   /** Devices of each host. */
   readonly devices: readonly number[];
+  /** The lowest rank in each unit of each level. */
+  readonly lowest: readonly (readonly number[])[];
   /** The rank at each device, null when they ascend. */
   readonly ranks: Int32Array | null;
 
@@ -42,6 +46,7 @@ export class Cluster {
     this.ranks = rankMap ? Int32Array.from(rankMap) : null;
     const units = levels.map(() => new Int32Array(this.size));
     const names: string[][] = levels.map(() => []);
+    const lowest: number[][] = levels.map(() => []);
     const numbers = levels.map(() => new Map<string, number>());
     let device = 0;
     hosts.forEach((host, number) => {
@@ -50,13 +55,24 @@ export class Cluster {
         const known = numbers[level].get(name);
         if (known !== undefined) return known;
         names[level].push(level ? name : host.name);
+        lowest[level].push(this.size);
         numbers[level].set(name, names[level].length - 1);
         return names[level].length - 1;
       });
-      for (let end = device + host.devices; device < end; device++)
-        own.forEach((unit, level) => (units[level][this.ranks?.[device] ?? device] = unit));
+      for (let end = device + host.devices; device < end; device++) {
+        const rank = this.ranks ? this.ranks[device] : device;
+        for (let level = 0; level < own.length; level++) {
+          units[level][rank] = own[level];
+          if (rank < lowest[level][own[level]]) lowest[level][own[level]] = rank;
+        }
+      }
     });
     this.units = units;
+    this.lowest = lowest;
+    const sizes = lowest.map((ranks) => (ranks.length > 1 ? ranks[1] : this.size));
+    const alike =
+      !this.ranks && sizes.every((size, level) => lowest[level].every((rank, unit) => rank === unit * size));
+    this.even = alike && sizes.every((size) => this.size % size === 0) ? sizes : null;
     this.names = names;
   }
 

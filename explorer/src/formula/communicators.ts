@@ -71,6 +71,7 @@ function sameGroups(plan: Plan, one: string, name: string): Uint8Array | true | 
   if (plan.partition(one) === plan.partition(name)) return true;
   const [ours, theirs] = [plan.groups(one), plan.groups(name)];
   if (!ours.picked && !ours.level && !theirs.picked && !theirs.level) return null;
+  if (!ours.level && !theirs.level && ours.steps().join() !== theirs.steps().join()) return null;
   return rowsThatMatch(ours, theirs);
 }
 

@@ -3,6 +3,7 @@
  */
 import type { Cluster } from "./cluster";
 import type { Groups } from "./groups";
+import { sizeOf } from "./strided";
 
 export interface Crossings {
   readonly groups: number;
@@ -17,9 +18,11 @@ export interface Crossings {
 }
 
 export function crossings(groups: Groups, cluster: Cluster): Crossings {
-  const ranks = groups.array();
   const { size } = groups;
-  const count = ranks.length / size;
+  const alike = allAlike(groups, cluster);
+  const times = alike ? sizeOf(groups.bases) : 1;
+  const count = groups.count / times;
+  const ranks = alike ? firstGroups(groups, count) : groups.array();
   const hosts = cluster.units[0];
   const seen = new Int32Array(cluster.devices.length).fill(-1);
   const reach = cluster.levels.map(() => 0);
@@ -41,7 +44,29 @@ export function crossings(groups: Groups, cluster: Cluster): Crossings {
     found.hops = Math.max(found.hops, hops);
     reach[nodes > 1 ? level(ranks, start, size, cluster) : 0]++;
   }
-  return { groups: count, ...found, reach };
+  const { crossing, nodes, hops } = found;
+  return { groups: count * times, crossing: crossing * times, nodes, hops, reach: reach.map((each) => each * times) };
+}
+
+/**
+ * Whether the groups lie alike whatever their base: units of all sizes end where a digit of an axis ends, so that a base
+ * moves a group from units to units.
+ */
+function allAlike(groups: Groups, cluster: Cluster): boolean {
+  const sizes = cluster.even;
+  if (!sizes || groups.span.map || groups.span.offset) return false;
+  const pairs = [...groups.members, ...groups.bases];
+  return sizes.slice(0, -1).every((unit) => unit >= groups.span.size || pairs.some((pair) => endsIn(pair, unit)));
+}
+
+const endsIn = ([size, stride]: readonly [number, number], unit: number): boolean =>
+  unit % stride === 0 && size % (unit / stride) === 0;
+
+/** The members of the groups of the first base. */
+function firstGroups(groups: Groups, count: number): Int32Array {
+  const found = new Int32Array(count * groups.size);
+  for (let group = 0; group < count; group++) found.set(groups.group(group), group * groups.size);
+  return found;
 }
 
 /** The innermost level that holds the members from `start` on. */

@@ -127,6 +127,13 @@ export class Groups {
     return Array.from({ length: Math.min(most, this.size) }, (_, position) => this.member(index, position));
   }
 
+  /** How far each member is from the first one, in positions; the same in every group but those of a level. */
+  steps(): number[] {
+    const places = this.picked ?? Array.from({ length: this.size }, (_, position) => position);
+    const first = valueAt(this.members, places[0]);
+    return places.map((place) => valueAt(this.members, place) - first);
+  }
+
   /** The members of a rank's group, or null where a pick leaves the rank out. */
   of(rank: number): number[] | null {
     return this.has(rank) ? this.group(this.indexOf(rank)) : null;

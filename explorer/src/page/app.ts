@@ -58,12 +58,8 @@ export class App {
     addEventListener("hashchange", () => {
       if (location.hash.slice(1) !== fragmentOf(this.state, this.start)) this.set(stateOf(location.hash, this.start));
     });
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-      this.render();
-    });
-    addEventListener("beforeprint", () => {
-      printed(this);
-    });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.render());
+    addEventListener("beforeprint", () => printed(this));
     this.render();
   }
 

@@ -70,34 +70,33 @@ function hostDepth(nest: Omit<Nest, "hosts">, cluster: Cluster): number | null {
 
 function places(model: Model, cluster: Cluster): Nest {
   const world = model.plan.worldSize;
-  const used = cluster.levels.map((_, level) => usedUnits(cluster, level, world));
+  const key = `places ${world}`;
+  const known = NESTS.get(cluster);
+  if (known?.key === key) return known.nest;
+  const nest = placesOf(cluster, world);
+  NESTS.set(cluster, { key, nest });
+  return nest;
+}
+
+// The places of a cluster stay when only the layout changes.
+const NESTS = new WeakMap<Cluster, { key: string; nest: Nest }>();
+
+function placesOf(cluster: Cluster, world: number): Nest {
+  const used = cluster.lowest.map((ranks) => [...ranks.keys()].filter((unit) => ranks[unit] < world));
   const counts = [
-    Math.max(...cluster.devices),
+    Math.max(...new Set(cluster.devices)),
     ...cluster.levels.slice(1).map((_, level) => most(cluster, level, used)),
   ];
   const top = used.at(-1)!.length;
   const depths: Depth[] = counts.map((count, level) => {
     const blocks = level ? namesIn(cluster, level - 1, used, counts) : [];
-    return {
-      name: level ? cluster.levels[level - 1] : "device",
-      count,
-      label: (block: number) => blocks[block] ?? "",
-    };
+    return { name: level ? cluster.levels[level - 1] : "device", count, label: (block: number) => blocks[block] ?? "" };
   });
   if (top > 1) {
     const blocks = namesIn(cluster, cluster.levels.length - 1, used, counts);
-    depths.push({
-      name: cluster.levels.at(-1)!,
-      count: top,
-      label: (block) => blocks[block] ?? "",
-    });
+    depths.push({ name: cluster.levels.at(-1)!, count: top, label: (block) => blocks[block] ?? "" });
   }
   return { ...slotsOf(cluster, used, counts, world), depths, hosts: 1 };
-}
-
-/** The units of a level that hold ranks of the world, in order. */
-function usedUnits(cluster: Cluster, level: number, world: number): number[] {
-  return [...new Set(cluster.units[level].subarray(0, world))].sort((a, b) => a - b);
 }
 
 /** The unit of the level above that each used unit of `level` lies in, and its place there. */
@@ -106,13 +105,10 @@ function placed(
   level: number,
   used: readonly number[][],
 ): Map<number, { parent: number; place: number }> {
-  const parents = new Map<number, number>();
-  const [units, above] = [cluster.units[level], cluster.units[level + 1]];
-  for (let rank = 0; rank < units.length; rank++) if (!parents.has(units[rank])) parents.set(units[rank], above[rank]);
   const filled = new Map<number, number>();
   return new Map(
     used[level].map((unit) => {
-      const parent = parents.get(unit)!;
+      const parent = cluster.units[level + 1][cluster.lowest[level][unit]];
       const place = filled.get(parent) ?? 0;
       filled.set(parent, place + 1);
       return [unit, { parent, place }];
@@ -121,7 +117,7 @@ function placed(
 }
 
 const most = (cluster: Cluster, level: number, used: readonly number[][]): number =>
-  Math.max(...[...placed(cluster, level, used).values()].map(({ place }) => place + 1));
+  [...placed(cluster, level, used).values()].reduce((found, { place }) => Math.max(found, place + 1), 0);
 
 /** The block number of each used unit of a level, by the places of its ancestors. */
 function blocksOf(
@@ -156,15 +152,14 @@ function slotsOf(
   const slots = counts.reduce((total, count) => total * count, used.at(-1)!.length);
   const rankAt = new Int32Array(slots).fill(-1);
   const slotOf = new Int32Array(world).fill(-1);
-  const blocks = blocksOf(cluster, 0, used, counts);
-  const filled = new Map<number, number>();
+  const blocks = new Int32Array(cluster.devices.length);
+  for (const [host, block] of blocksOf(cluster, 0, used, counts)) blocks[host] = block;
+  const filled = new Int32Array(cluster.devices.length);
   for (let device = 0; device < cluster.size; device++) {
-    const rank = cluster.ranks?.[device] ?? device;
+    const rank = cluster.ranks ? cluster.ranks[device] : device;
     if (rank >= world) continue;
     const host = cluster.units[0][rank];
-    const place = filled.get(host) ?? 0;
-    filled.set(host, place + 1);
-    const slot = blocks.get(host)! * counts[0] + place;
+    const slot = blocks[host] * counts[0] + filled[host]++;
     rankAt[slot] = rank;
     slotOf[rank] = slot;
   }

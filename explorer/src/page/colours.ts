@@ -57,7 +57,7 @@ export const DARK: Colours = {
   cell: "#14181d",
   onKind: "#0c0f13",
   kinds: ["#79aef5", "#f0a35e", "#6cc788", "#bd98f2", "#ee8fbd", "#5cc3d4", "#d8b94a", "#f58a83"],
-  groups: wheel(30, 42, 34),
+  groups: wheel(36, 45, 37),
   focus: "#f5f8fb",
   onFocus: "#14181d",
   cause: "#f58a83",
@@ -65,8 +65,11 @@ export const DARK: Colours = {
   scale: (part) => hcl(255, 8 + 34 * part, 24 + 30 * part).formatHex(),
 };
 
+/** The place of a group's colour: each round begins elsewhere, lest every n-th group look alike. */
+export const hueOf = (group: number): number => (group + 5 * Math.floor(group / HUES)) % HUES;
+
 /** The colour of one group of many. */
-export const groupColour = (colours: Colours, group: number): string => colours.groups[group % HUES];
+export const groupColour = (colours: Colours, group: number): string => colours.groups[hueOf(group)];
 
 /** The colour of a kind by its place among those that are shown. */
 export const kindColour = (colours: Colours, place: number): string => colours.kinds[place % colours.kinds.length];

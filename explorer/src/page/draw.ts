@@ -22,7 +22,7 @@ export interface Canvas {
   readonly height: number;
 }
 
-const SEEN = 3;
+const SEEN = 4;
 const READ = 7.5;
 
 /** What a drawing took: its rectangles, and the depth whose blocks stand for their ranks (0: every rank is drawn). */
@@ -142,9 +142,9 @@ class Drawing {
       return;
     }
     const part = width / stripes.length;
-    stripes.forEach((fill, place) => {
-      this.painter.rect(x + place * part, y, part + 0.5 * Number(place < stripes.length - 1), height, fill);
-    });
+    stripes.forEach((fill, place) =>
+      this.painter.rect(x + place * part, y, part + 0.5 * Number(place < stripes.length - 1), height, fill),
+    );
   }
 
   /** Many groups, of which the colour is that of the first. */
@@ -194,9 +194,7 @@ class Drawing {
     const { scene } = this;
     for (const each of scene.lines) this.#line(each);
     for (const write of this.#words) write();
-    scene.pins.forEach((rank, place) => {
-      this.#frame(rank, scene.colours.cause, "AB"[place]);
-    });
+    scene.pins.forEach((rank, place) => this.#frame(rank, scene.colours.cause, "AB"[place]));
     if (scene.focus !== null) this.#frame(scene.focus, scene.colours.focus, "");
   }
 

@@ -1,7 +1,7 @@
 /**
  * A search among ranks: a number, a coordinate, a host.
  *
- *     13      rank 13      tp=1,dp=3      tp1 dp3      node3
+ *     13      rank 13      tp=1,dp=3      tp 1 dp 3      node3
  */
 import { int } from "../formula/axes";
 import type { Model } from "./model";
@@ -69,9 +69,10 @@ export function search(model: Model, text: string): Found {
 
 const all = (model: Model): number[] => Array.from({ length: model.plan.worldSize }, (_, rank) => rank);
 
-/** `tp=1,dp=3` or `tp1 dp3`. */
+/** `tp=1,dp=3`, `tp1 dp3` or `tp 1, dp 3`. */
 function coordinateOf(text: string): [string, number][] {
-  const parts = text.split(/[\s,]+/).filter(Boolean);
-  const found = parts.map((part) => /^([a-z_]+(?:_\d+[a-z_]+)*?)=?(\d+)$/i.exec(part));
+  const joined = text.replace(/\s*=\s*|(?<=[a-z_])\s+(?=\d)/gi, "");
+  const parts = joined.split(/[\s,]+/).filter(Boolean);
+  const found = parts.map((part) => /^([a-z_]+)(\d+)$/i.exec(part));
   return found.every((match) => match !== null) ? found.map((match) => [match[1], Number(match[2])]) : [];
 }

@@ -28,9 +28,7 @@ export function header(app: App): Node[] {
           type: "button",
           "data-key": "compare",
           "aria-pressed": state.compare ? "true" : "false",
-          onclick: () => {
-            toggleCompare(app);
-          },
+          onclick: () => toggleCompare(app),
         },
         state.compare ? "End comparison" : "Compare",
       ),
@@ -40,9 +38,7 @@ export function header(app: App): Node[] {
         {
           type: "button",
           "data-key": "theme",
-          onclick: () => {
-            app.set({ theme: app.dark ? "light" : "dark" });
-          },
+          onclick: () => app.set({ theme: app.dark ? "light" : "dark" }),
         },
         app.dark ? "Light" : "Dark",
       ),
@@ -73,9 +69,7 @@ function specField(
     "data-key": `${name} field`,
     "aria-invalid": error ? "true" : null,
     "aria-describedby": error ? `${name}-error` : null,
-    oninput: () => {
-      app.set({ [name]: input.value });
-    },
+    oninput: () => app.set({ [name]: input.value }),
   });
   return h(
     "div",
@@ -215,9 +209,7 @@ function show(label: string, make: () => string): void {
     said,
     h("form", { method: "dialog" }, h("button", { class: "primary" }, "Close")),
   );
-  dialog.addEventListener("close", () => {
-    dialog.remove();
-  });
+  dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
   if (!text) return;

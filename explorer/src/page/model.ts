@@ -70,7 +70,16 @@ export class Model {
   }
 }
 
+/** The last cluster, which stays when only the layout changes. */
+let last: { key: string; cluster: Cluster | null } = { key: "", cluster: null };
+
 function clusterOf(text: string, world: number, given: Given): Cluster | null {
+  const key = `${text} ${world}`;
+  if (key !== last.key) last = { key, cluster: newCluster(text, world, given) };
+  return last.cluster;
+}
+
+function newCluster(text: string, world: number, given: Given): Cluster | null {
   if (!text) return null;
   if (text === GIVEN && given.cluster) return Cluster.from(given.cluster).check(world);
   if (/^\d+$/.test(text)) return Cluster.ofNodes(Number(text), world);

@@ -3,7 +3,7 @@
  * was measured, who hangs. Aggregates look like the ranks that they stand for.
  */
 import type { Colours } from "./colours";
-import { groupColour, kindColour } from "./colours";
+import { groupColour, hueOf, kindColour } from "./colours";
 import type { Hang, Measured } from "./given";
 import type { Model } from "./model";
 
@@ -86,15 +86,12 @@ export class GroupsScene extends Base {
   constructor(model: Model, colours: Colours, pins: readonly number[], kind: string) {
     super(model, colours, pins);
     this.#index = model.plan.groups(kind).index();
-    this.#looks = colours.groups.map((_, group) => ({
-      stripes: [groupColour(colours, group)],
-      ink: colours.ink,
-    }));
+    this.#looks = colours.groups.map((fill) => ({ stripes: [fill], ink: colours.ink }));
   }
 
   of(rank: number): Look {
     const group = this.#index[rank - this.model.plan.mesh.span.offset] ?? -1;
-    return group < 0 ? this.outside() : { ...this.#looks[group % this.#looks.length], note: `g${group}` };
+    return group < 0 ? this.outside() : { ...this.#looks[hueOf(group)], note: `g${group}` };
   }
 
   override block(rankAt: Int32Array, start: number, stop: number): Look {
@@ -107,6 +104,33 @@ export class GroupsScene extends Base {
     const many = seen.length > STRIPES;
     const stripes = (many ? seen.slice(0, 1) : seen).map((group) => groupColour(this.colours, group));
     return { stripes: stripes.length ? stripes : [this.colours.place[1]], ink: this.colours.ink, many };
+  }
+}
+
+/** What a search found keeps its colours, the rest fades. */
+export class FoundScene extends GroupsScene {
+  constructor(
+    model: Model,
+    colours: Colours,
+    pins: readonly number[],
+    kind: string,
+    readonly found: ReadonlySet<number>,
+  ) {
+    super(model, colours, pins, kind);
+  }
+
+  override of(rank: number): Look {
+    return this.found.has(rank)
+      ? { stripes: [this.colours.kinds[0]], ink: this.colours.onKind }
+      : { stripes: [this.colours.cell], ink: this.colours.soft };
+  }
+
+  override block(rankAt: Int32Array, start: number, stop: number): Look {
+    const some = rankAt.subarray(start, stop).some((rank) => this.found.has(rank));
+    return {
+      stripes: [some ? this.colours.kinds[0] : this.colours.cell],
+      ink: this.colours.ink,
+    };
   }
 }
 

@@ -62,14 +62,10 @@ export class View {
     );
     this.#zoom = zoom<HTMLCanvasElement, unknown>()
       .scaleExtent([0.5, 64])
-      .on("zoom", () => {
-        this.redraw();
-      });
+      .on("zoom", () => this.redraw());
     select(this.#canvas).call(this.#zoom).on("dblclick.zoom", null);
     this.#listen();
-    new ResizeObserver(() => {
-      this.#resize();
-    }).observe(this.element);
+    new ResizeObserver(() => this.#resize()).observe(this.element);
   }
 
   #listen(): void {
@@ -77,9 +73,7 @@ export class View {
     canvas.addEventListener("pointermove", (event) => {
       if (event.buttons === 0) this.listeners.point(this.#rankAt(event));
     });
-    canvas.addEventListener("pointerleave", () => {
-      this.listeners.point(null);
-    });
+    canvas.addEventListener("pointerleave", () => this.listeners.point(null));
     canvas.addEventListener("pointerdown", (event) => (this.#down = { x: event.clientX, y: event.clientY }));
     canvas.addEventListener("click", (event) => {
       const still = this.#down && Math.hypot(event.clientX - this.#down.x, event.clientY - this.#down.y) < 4;
@@ -122,9 +116,7 @@ export class View {
       [-width * 0.5, -height * 0.5],
       [width * 1.5, height * 1.5],
     ]);
-    select(this.#canvas).call((canvas) => {
-      this.#zoom.transform(canvas, zoomIdentity);
-    });
+    select(this.#canvas).call((canvas) => this.#zoom.transform(canvas, zoomIdentity));
   }
 
   /** Everything in view. */
@@ -133,9 +125,7 @@ export class View {
   }
 
   zoomBy(factor: number): void {
-    select(this.#canvas).call((canvas) => {
-      this.#zoom.scaleBy(canvas, factor);
-    });
+    select(this.#canvas).call((canvas) => this.#zoom.scaleBy(canvas, factor));
   }
 
   get #zoomed(): ZoomTransform {
@@ -187,9 +177,7 @@ export class View {
     if (!context || !this.#nest || !this.#geometry || !this.#scene) return null;
     context.scale(2, 2);
     this.#draw(new CanvasPainter(context), this.#size, this.#zoomed);
-    return new Promise((resolve) => {
-      canvas.toBlob(resolve, "image/png");
-    });
+    return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
   }
 
   #slotAt(x: number, y: number): number | null {
@@ -244,15 +232,15 @@ export class View {
     const k = Math.min(Math.max(this.#zoomed.k, 24 / (cell.height * base.k)), 64);
     const centre = centreOf(this.#geometry, slot);
     const point: [number, number] = [centre.x * base.k + base.x, centre.y * base.k + base.y];
-    select(this.#canvas).call((canvas) => {
+    select(this.#canvas).call((canvas) =>
       this.#zoom.transform(
         canvas,
         zoomIdentity
           .translate(this.#size.width / 2, this.#size.height / 2)
           .scale(k)
           .translate(-point[0], -point[1]),
-      );
-    });
+      ),
+    );
   }
 
   #pressed(event: KeyboardEvent): boolean {

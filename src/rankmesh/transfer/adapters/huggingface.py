@@ -7,7 +7,9 @@ anything else                               copies
 ```
 
 Source: ``base_model_tp_plan`` of transformers' configurations. The shapes are those of a checkpoint
-(`rankmesh.transfer.files.Checkpoint.shapes`), or follow from the configuration of a model of the Llama family.
+(`rankmesh.transfer.files.Checkpoint.shapes`), or follow from the configuration of a model of the Llama family. Each
+expert has names of its own, as in checkpoints: ``mlp.experts.3.gate_proj`` (Qwen 3), ``block_sparse_moe.experts.3.w1``
+(Mixtral).
 
 >>> config = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
 ...           "num_hidden_layers": 1, "vocab_size": 100}
@@ -28,13 +30,17 @@ from rankmesh.layout.sharding import Sharding
 
 __all__ = ["LLAMA", "cut_of", "shapes", "shardings"]
 
-# Llama's plan, which Mistral and Qwen share; the embedding and the head are whole in it.
+# Llama's plan, which Mistral and Qwen share; the embedding and the head are whole in it, and who routes to experts.
 LLAMA = {
     **dict.fromkeys((f"layers.*.self_attn.{name}_proj" for name in "qkv"), "colwise"),
     "layers.*.self_attn.o_proj": "rowwise",
     "layers.*.mlp.gate_proj": "colwise",
     "layers.*.mlp.up_proj": "colwise",
     "layers.*.mlp.down_proj": "rowwise",
+    **dict.fromkeys((f"layers.*.mlp.experts.*.{name}_proj" for name in ("gate", "up")), "colwise"),
+    "layers.*.mlp.experts.*.down_proj": "rowwise",
+    **dict.fromkeys((f"layers.*.block_sparse_moe.experts.*.{name}" for name in ("w1", "w3")), "colwise"),
+    "layers.*.block_sparse_moe.experts.*.w2": "rowwise",
 }
 
 # What a style does to a weight (out, in); ``_rep`` and ``_gather_output`` speak of activations.
@@ -44,37 +50,75 @@ Shape = tuple[int, ...]
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
-    """Shapes by name of a model of the Llama family (Llama, Mistral, Qwen 2 and 3), from its ``config.json``."""
+    """Shapes by name of a model of the Llama family, from its ``config.json``: Llama, Mistral, Mixtral, Qwen 2 and 3.
+
+    Raises ``LayoutError`` where the configuration lacks a size, or has experts that every token goes to.
+    """
     try:
-        hidden, units, heads = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
-        layers, vocabulary = config["num_hidden_layers"], config["vocab_size"]
+        return _shapes(config)
     except KeyError as error:
         raise LayoutError(
             f"received a configuration without {error}; it is one of the Llama family; give shapes of another model "
             "yourself: Checkpoint.open(folder).shapes",
             missing=str(error),
         ) from error
-    width = config.get("head_dim") or hidden // heads
-    groups = config.get("num_key_value_heads") or heads
-    outs = {"q": heads * width, "k": groups * width, "v": groups * width}
-    bias = config.get("attention_bias", config.get("model_type") == "qwen2")
+
+
+def _shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
+    hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     made: dict[str, Shape] = {"model.embed_tokens.weight": (vocabulary, hidden)}
-    for layer in range(layers):
-        block = f"model.layers.{layer}"
-        for name, out in outs.items():
-            made[f"{block}.self_attn.{name}_proj.weight"] = (out, hidden)
-            made |= {f"{block}.self_attn.{name}_proj.bias": (out,)} if bias else {}
-        made |= {
-            f"{block}.self_attn.{name}_norm.weight": (width,) for name in "qk" if config.get("model_type") == "qwen3"
-        }
-        made[f"{block}.self_attn.o_proj.weight"] = (hidden, heads * width)
-        made |= {f"{block}.mlp.{name}_proj.weight": (units, hidden) for name in ("gate", "up")}
-        made[f"{block}.mlp.down_proj.weight"] = (hidden, units)
-        made |= {f"{block}.{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+    for layer in range(config["num_hidden_layers"]):
+        own = {**_attention(config), **_feed_forward(config, layer)}
+        own |= {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+        made |= {f"model.layers.{layer}.{name}": shape for name, shape in own.items()}
     made["model.norm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings"):
         made["lm_head.weight"] = (vocabulary, hidden)
     return made
+
+
+def _attention(config: Mapping[str, Any]) -> dict[str, Shape]:
+    hidden, heads, kind = config["hidden_size"], config["num_attention_heads"], config.get("model_type")
+    width = config.get("head_dim") or hidden // heads
+    groups = config.get("num_key_value_heads") or heads
+    made: dict[str, Shape] = {}
+    for name, count in (("q", heads), ("k", groups), ("v", groups)):
+        made[f"self_attn.{name}_proj.weight"] = (count * width, hidden)
+        if config.get("attention_bias", kind == "qwen2"):
+            made[f"self_attn.{name}_proj.bias"] = (count * width,)
+    if kind in ("qwen3", "qwen3_moe"):
+        made |= {f"self_attn.{name}_norm.weight": (width,) for name in "qk"}
+    made["self_attn.o_proj.weight"] = (hidden, heads * width)
+    return made
+
+
+def _feed_forward(config: Mapping[str, Any], layer: int) -> dict[str, Shape]:
+    """One layer's own, or its experts and who routes to them."""
+    hidden = config["hidden_size"]
+    if "num_local_experts" in config:
+        block, count, units = "block_sparse_moe", config["num_local_experts"], config["intermediate_size"]
+        gate, up, down = "w1", "w3", "w2"
+    else:
+        block, count, units = "mlp", _experts_of(config, layer), config["intermediate_size"]
+        gate, up, down = "gate_proj", "up_proj", "down_proj"
+        if count:
+            units = config["moe_intermediate_size"]
+    parts = {f"{gate}.weight": (units, hidden), f"{up}.weight": (units, hidden), f"{down}.weight": (hidden, units)}
+    if not count:
+        return {f"{block}.{name}": shape for name, shape in parts.items()}
+    experts = {f"{block}.experts.{e}.{name}": shape for e in range(count) for name, shape in parts.items()}
+    return {f"{block}.gate.weight": (count, hidden), **experts}
+
+
+def _experts_of(config: Mapping[str, Any], layer: int) -> int:
+    """How many experts a layer of Qwen has: every ``decoder_sparse_step``-th layer, but for those said to have none."""
+    if config.get("shared_expert_intermediate_size") or config.get("n_shared_experts"):
+        raise LayoutError(
+            "received a configuration with shared experts; their shapes are not known here; give shapes yourself: "
+            "Checkpoint.open(folder).shapes"
+        )
+    sparse = (layer + 1) % (config.get("decoder_sparse_step") or 1) == 0
+    return config.get("num_experts", 0) if sparse and layer not in (config.get("mlp_only_layers") or ()) else 0
 
 
 def shardings(

@@ -53,7 +53,10 @@ _SHORTEST = 64
 
 @dataclass(frozen=True)
 class Moved:
-    """What one rank did: bytes received, sent and copied, ``memory`` bytes of buffers at most, seconds, rounds."""
+    """What one rank did: bytes received, sent and copied, bytes of ``memory`` that it took, seconds, rounds.
+
+    ``memory``: buffers, at most the budget; and sources that were copied first, out of the way of a target.
+    """
 
     bytes_in: int
     bytes_out: int
@@ -109,7 +112,9 @@ def run(
     side.finish(())
     own = moves.of(world.rank)
     seconds = time.perf_counter() - started
-    return Moved(own.bytes_in, own.bytes_out, own.bytes_copied, exchange.memory, seconds, len(itinerary.sends))
+    return Moved(
+        own.bytes_in, own.bytes_out, own.bytes_copied, exchange.memory + side.memory, seconds, len(itinerary.sends)
+    )
 
 
 def _moved(side: _Side, exchange: Exchange, itinerary: Itinerary, meeting: TransferMeeting | None) -> Fault | None:
@@ -132,7 +137,7 @@ class _Side:
 
     def __init__(self, moves: Transfer, tensors: Mapping[str, Tensor], into: Mapping[str, Tensor], rank: int) -> None:
         self.moves, self.rank, self.given = moves, rank, into
-        self.problem = ""
+        self.problem, self.memory = "", 0
         self.tensors: dict[str, Tensor] = {}
         self.into: dict[str, Tensor] = {}
         sides = ((moves.source, tensors, "source", self.tensors), (moves.target, into, "target", self.into))
@@ -153,6 +158,7 @@ class _Side:
         }
         for name in apart(self.tensors, self.into.items(), alike):
             self.tensors[name] = self.tensors[name].clone()
+            self.memory += self.tensors[name].nbytes
 
     def finish(self, incomplete: tuple[str, ...]) -> None:
         """Mark what is complete."""

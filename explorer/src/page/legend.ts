@@ -1,0 +1,54 @@
+/** Below the drawing: what its colours mean now, and ranks in words. */
+import type { App } from "./app";
+import { swatch } from "./card";
+import { kindColour } from "./colours";
+import { h, number, plural } from "./dom";
+import type { Model } from "./model";
+
+/** A rank in words: its place and its groups. */
+export function rankWords(model: Model, rank: number): string {
+  const host = model.cluster ? ` on ${model.cluster.hostOf(rank)}` : "";
+  if (!model.has(rank)) return `rank ${rank}${host}, outside the mesh`;
+  const place = [...model.plan.mesh.coordinate(rank)].map(([axis, at]) => `${axis} ${at}`).join(", ");
+  return `rank ${rank}${host}: ${place}`;
+}
+
+/** What the colours of the drawing mean now. */
+export function legend(app: App): Node[] {
+  const { model, colours, rank } = app;
+  if (app.state.overlay === "hang" && app.given.hang)
+    return [
+      h("span", {}, swatch(colours.cause), "named as a cause"),
+      h("span", {}, swatch(colours.waits), "waits"),
+      h("span", {}, "lines lead to whom a rank waits for"),
+    ];
+  if (rank !== null)
+    return [
+      h("b", {}, rankWords(model, rank)),
+      ...app.kinds.map((kind, place) => h("span", {}, swatch(kindColour(colours, place)), kind)),
+    ];
+  if (app.found.length) return [h("span", {}, swatch(colours.kinds[0]), plural(app.found.length, "rank"), " found")];
+  const groups = model.plan.groups(app.kind);
+  if (app.state.overlay === "measured" && app.given.measured)
+    return [
+      h("span", {}, swatch(colours.scale(0)), "slow"),
+      h("span", {}, swatch(colours.scale(1)), `fastest of ${app.kind}`),
+    ];
+  const crossing = model.crossings(app.kind);
+  const cross = crossing ? `, ${number(crossing.crossing)} cross hosts` : "";
+  const words = `each colour is one group of ${app.kind}: ${plural(groups.count, "group")} of ${number(groups.size)}${cross}`;
+  const { aggregate } = app.stage.view;
+  const far = aggregate
+    ? [
+        h(
+          "span",
+          {},
+          `each square stands for the ${number(aggregate.ranks)} ranks of one ${aggregate.name}; a hollow one holds more than four groups. Zoom in for ranks.`,
+        ),
+      ]
+    : [];
+  const changedWords = app.compared
+    ? [h("span", {}, swatch(colours.cause), `a corner: another group of ${app.kind}`)]
+    : [];
+  return [h("span", {}, ...[0, 1, 2].map((group) => swatch(colours.groups[group])), words), ...far, ...changedWords];
+}

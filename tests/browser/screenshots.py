@@ -1,0 +1,55 @@
+"""Six views of the explorer, as the pages show them: `python -m tests.browser.screenshots` writes docs/images.
+
+```
+explorer            a rank that is pointed at, among hosts        explorer-compare   two layouts side by side
+explorer-mesh       five axes, blocks inside blocks               explorer-hang      who hangs, and who waits for whom
+explorer-far        131,072 ranks, in the dark                    explorer-tables    the same as tables
+```
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.browser.conftest import FLAGS, PAGE, ROOT
+
+from rankmesh.cli.explore import explored
+from rankmesh.viz.explorer import page as page_text
+
+IMAGES = ROOT / "docs" / "images"
+RECORDINGS = ROOT / "tests" / "hangs" / "recordings" / "skips_a_call"
+SIZE = {"width": 1440, "height": 900}
+_MOE = "megatron:world=32,tp=2,cp=2,pp=2,ep=8,etp=1"
+# The fragment of each view; the hang is a page of its own.
+VIEWS = {
+    "explorer": f"spec={_MOE}&cluster=host=8,leaf=*&rank=13",
+    "explorer-mesh": "spec=tp=2,cp=2,ep=2,dp=4,pp=2&cluster=8&arrange=mesh&kind=ep",
+    "explorer-far": "spec=tp=8,cp=2,pp=16,dp=512&cluster=host=8,nvlink=8,leaf=32,spine=*&kind=pp&theme=dark",
+    "explorer-compare": f"spec={_MOE}&compare=megatron:world=32,tp=4,pp=2,ep=8,etp=1&kind=tp&cluster=8",
+    "explorer-hang": "cluster=2",
+    "explorer-tables": f"spec={_MOE}&cluster=8&tab=table&kind=ep_dp",
+}
+
+
+def main(target: Path = IMAGES) -> None:
+    """Write the six pictures."""
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        hang = Path(folder) / "hang.html"
+        hang.write_text(page_text(explored("tp=2,dp=2", recordings=RECORDINGS)), encoding="utf-8")
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        for name, fragment in VIEWS.items():
+            page = browser.new_context(viewport=SIZE, color_scheme="light").new_page()
+            page.goto(f"{(hang if name == 'explorer-hang' else PAGE).as_uri()}#{fragment}")
+            page.wait_for_function("rankmesh.app.state.tab === 'table' || rankmesh.app.stage.view.took.rectangles > 0")
+            page.screenshot(path=target / f"{name}.png")
+            page.context.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
