@@ -56,7 +56,7 @@ TIE = 0.05
 RESULTS = Path(__file__).with_name("cluster.json")
 
 
-def plan_of(rank_map: Sequence[int] | None = None) -> rm.Plan:
+def planned(rank_map: Sequence[int] | None = None) -> rm.Plan:
     """The layout that is placed."""
     return rm.Plan(rm.Mesh(**MESH, rank_map=rank_map), [rm.GroupSpec(name) for name in MESH])
 
@@ -94,7 +94,7 @@ def _steps(cases: Mapping[str, tuple[int, ...]], rounds: int) -> dict[str, list[
     names = list(cases)
     for turn in range(rounds + 1):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            with rm.connect(plan_of(cases[name])) as groups:
+            with rm.connect(planned(cases[name])) as groups:
                 dist.barrier()
                 step(groups)
                 dist.barrier()
@@ -118,7 +118,7 @@ def fastest(every: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
 
 
 def _measured(sizes: Sequence[int]) -> Measurement:
-    with rm.connect(plan_of()) as groups:
+    with rm.connect(planned()) as groups:
         return groups.measure(sizes)
 
 
@@ -154,12 +154,12 @@ def study(there: Emulated, rounds: int) -> dict[str, Any]:
     """Everything that is measured on one emulated cluster."""
     cases = placements(there.size, there.hosts, there.ranks)
     seen: Measurement = there.on_ranks(_measured, SIZES)[0]
-    cluster = calibrated(there.cluster, plan_of(), seen)
+    cluster = calibrated(there.cluster, planned(), seen)
     predicted = {
-        name: place(plan_of(rank_map), cluster, traffic=TRAFFIC, backend="gloo").before
+        name: place(planned(rank_map), cluster, traffic=TRAFFIC, backend="gloo").before
         for name, rank_map in cases.items()
     }
-    chosen = place(plan_of(cases["torchrun"]), cluster, traffic=TRAFFIC, backend="gloo")
+    chosen = place(planned(cases["torchrun"]), cluster, traffic=TRAFFIC, backend="gloo")
     cases["placed"], predicted["placed"] = chosen.rank_map, chosen.cost
     single = once(cases)
     found = fastest(there.on_ranks(_steps, {name: cases[name] for name in single}, rounds))

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.cluster_text import cluster_section
+from bench.gloo_text import gloo_section
 from bench.results import Results
+from bench.scale_text import scale_section
 from bench.tables import Table, tables
 
 __all__ = ["METHODS", "markdown", "recorded_transfers"]
@@ -54,6 +56,8 @@ def _lines(results: Results, transfers: Mapping[str, Any] | None) -> Iterator[st
     yield ""
     yield "Made by `make bench` from `bench/results.json` and `bench/transfers.json`; do not edit."
     yield from cluster_section()
+    yield from gloo_section()
+    yield from scale_section()
 
 
 def _transfers(document: Mapping[str, Any]) -> Iterator[str]:
