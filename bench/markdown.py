@@ -65,9 +65,9 @@ def _transfers(document: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "## Transfers"
     yield ""
-    ranks, rounds, layers, width = (settings[name] for name in ("ranks", "rounds", "layers", "hidden"))
+    ranks, layers, width = (settings[name] for name in ("ranks", "layers", "hidden"))
     yield f"One model moved from one layout to another by {ranks} gloo ranks of one machine, each method in turn in one"
-    yield f"world, {rounds} rounds; what is planned or connected once is not counted. {layers} layers of width {width},"
+    yield f"world; what is planned or connected once is not counted. {layers} layers of width {width},"
     yield "float32. On the wire: what the loopback of a network namespace of their own carried, acknowledgements and"
     yield "the store's messages included. Memory: the most that any rank's resident size grew by while it moved, its"
     yield "tensors being there and the allocator's leftovers given back before (`bench/memory.py`); rankmesh's budget"
@@ -79,7 +79,7 @@ def _transfers(document: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         whole, planned, least = (_mib(case[name]) for name in ("whole", "bytes", "lower_bound"))
         yield f"{case['title']}: {whole} MiB of weights, {planned} MiB planned to travel; {least} MiB must"
-        yield "(load {:.1f} before, {:.1f} after).".format(*case["load"])
+        yield "({} rounds; load {:.1f} before, {:.1f} after).".format(case["rounds"], *case["load"])
         yield ""
         yield _row(("by", "seconds", "times slower", "MiB on the wire", "MiB of memory"))
         yield _row(["---"] * 5)

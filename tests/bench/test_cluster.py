@@ -71,10 +71,10 @@ def test_slow_levels_carry_the_least_by_the_plan(case):
 
 @emulates
 def test_slow_levels_carry_the_least_by_the_counters():
-    """8 ranks in two racks: what the trunk and the hosts' links carry is the bound and a twentieth at most."""
+    """8 ranks in two racks: what the trunk and the hosts' links carry is the bound and a tenth at most."""
     with emulated(cluster.RACKS, link=400, trunk=200) as there:
         for case, found in slow_levels.refits(there).items():
-            least, spare = found["least"], 1 << 19  # connections, headers and the store's messages
-            assert least["spine"] <= found["carried"]["trunk"] <= 1.05 * least["spine"] + spare, case
+            least, spare = found["least"], 1 << 20  # connections, headers and the store's messages
+            assert least["spine"] <= found["carried"]["trunk"] <= 1.1 * least["spine"] + spare, case
             leaving = least["leaf"] + least["spine"]
-            assert leaving <= found["carried"]["hosts"] <= 1.05 * leaving + spare, case
+            assert leaving <= found["carried"]["hosts"] <= 1.1 * leaving + spare, case
