@@ -38,15 +38,10 @@ def test_torchrun_on_two_hosts(hosts, job):
 def test_the_batch_script(slurm, job):
     """4 ranks on two nodes: the page's script, given to sbatch."""
     (job / "job.sh").write_text(_snippet("#SBATCH"), encoding="utf-8")
-    out = job / "out"
-    try:
-        done = slurm.run("sbatch", "--wait", "-D", job, "-o", out, job / "job.sh", PATH=PATH)
-    except AssertionError as late:
-        raise AssertionError(f"{late}\n{out.read_text(encoding='utf-8')}") from None
-    text = out.read_text(encoding="utf-8")
-    assert done.returncode == 0, text
-    assert "every group was proved: 4 groups of 2 kinds on 4 ranks (gloo)" in text
-    assert "slurm: 4 ranks, 2 in dp" in text
+    done = slurm.batch(job / "out", "-D", job, job / "job.sh", PATH=PATH)
+    assert done.returncode == 0, done
+    assert "every group was proved: 4 groups of 2 kinds on 4 ranks (gloo)" in done.stdout
+    assert "slurm: 4 ranks, 2 in dp" in done.stdout
 
 
 def test_mpirun(run, job):

@@ -11,12 +11,9 @@ def test_four_lines_under_sbatch(slurm, script):
     batch = slurm.folder / "job.sh"
     where = f"{BIN}/rankmesh where --json | grep launcher"
     batch.write_text(f"#!/bin/bash\n{where}\nsrun {sys.executable} {script} dp=*\n", encoding="utf-8")
-    out = slurm.folder / "out"
-    done = slurm.run("sbatch", "--wait", "-N2", "-n2", "-o", out, batch)
-    text = out.read_text(encoding="utf-8")
-    assert done.returncode == 0, text
-    done.stdout = text
-    assert '"nobody"' in text
+    done = slurm.batch(slurm.folder / "out", "-N2", "-n2", batch)
+    assert done.returncode == 0, done
+    assert '"nobody"' in done.stdout
     found = told(done)
     assert [(*line[:2], line[4], line[6]) for _, line in sorted(found.items())] == [
         ("slurm", 2, "node1", 2),
