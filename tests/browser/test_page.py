@@ -455,7 +455,7 @@ def test_tables_say_everything(shown):
     page.get_by_role("button", name="Tables").click()
     captions = page.locator(".tables caption").all_inner_texts()
     assert captions == ["Axes", "Kinds of group", "Groups of tp", "Ranks", "4 hosts"]
-    kinds = page.get_by_role("table", name="Kinds of group").last.inner_text()
+    kinds = page.get_by_role("table", name="Kinds of group", exact=True).inner_text()
     assert re.search(r"^dp_cp\tdp-cp\t\t4\t8\t.*\town\t4\t2\t2\tnetwork$", kinds, re.MULTILINE)
     assert "[14, 15]" in page.get_by_role("table", name="Groups of tp").inner_text()
     page.fill("#spec-field", "dp=1000")
