@@ -4,10 +4,14 @@
 PYTHON ?= python3
 SPEC ?= megatron:world=16,tp=2,cp=2,pp=2,ep=2
 ARGS ?=
+# The torch of `make test-torch`: the newest that the tests pass on.
+TORCH ?= 2.14.1
 # Test files run side by side in this many processes; the tests of one file follow each other. JOBS=0: no xdist.
 JOBS ?= 2
 
 VENV := .venv
+# What depends on torch's insides: live groups, ranks that are threads, and what stands on both.
+LIVE_TESTS := tests/groups tests/sim tests/check tests/testing tests/dialects
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # The exact requirement that constraints.txt holds for a package: $(call pin,torch) is torch==x.y.z
@@ -16,8 +20,8 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-browser screenshots test-hangs test-cluster test-launchers test-peers lint lint-page page bench \
-	bench-transfers bench-cluster docs clean
+.PHONY: help demo test test-torch test-browser screenshots test-hangs test-sweeps test-cluster test-launchers \
+	test-peers lint lint-page page bench bench-transfers bench-cluster docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-15s %s\n", $$1, $$2 }'
@@ -29,20 +33,26 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and pr
 test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS='-k mesh', JOBS=0)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
+test-torch: $(VENV)/torch-$(TORCH)/.installed  ## run the tests of live and simulated ranks on another torch (TORCH=2.14.1: downloads up to 3 GB)
+	@$(VENV)/torch-$(TORCH)/bin/python -m pytest -n $(JOBS) --dist loadfile $(LIVE_TESTS) $(ARGS)
+
 test-browser: $(VENV)/.installed-browser  ## open the explorer in a real browser (root: it installs chromium)
 	@RANKMESH_BROWSER=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/browser $(ARGS)
 
 screenshots: $(VENV)/.installed-browser  ## make the explorer's pictures of docs/images anew (root: it installs chromium)
 	@$(BIN)/python -m tests.browser.screenshots
 
-test-hangs: $(VENV)/.installed-test  ## run every program that hangs, and the doctor on what it leaves (one needs root)
-	@HANGS=all $(BIN)/python -m pytest tests/hangs $(ARGS)
+test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor on what it leaves, the watch (root)
+	@HANGS=all $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/hangs tests/watch tests/check/test_verdicts.py $(ARGS)
+
+test-sweeps: $(VENV)/.installed-test  ## kill a rank at every store operation of connect, over both kinds of store
+	@RANKMESH_TEST_SWEEP=1 $(BIN)/python -m pytest -n 0 tests/groups/test_kill_sweep.py $(ARGS)
 
 test-cluster: $(VENV)/.installed-test  ## emulate clusters, and predict, measure and move on them (root)
 	@RANKMESH_CLUSTER=1 $(BIN)/python -m pytest -n 0 tests/bench/test_cluster.py $(ARGS)
 
 test-launchers: $(VENV)/.installed-launchers  ## run under a real Slurm, Open MPI, MPICH, Ray and torchrun (root: it installs them)
-	@RANKMESH_LAUNCHERS=1 $(BIN)/python -m pytest -n 0 tests/launchers $(ARGS)
+	@RANKMESH_LAUNCHERS=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/launchers $(ARGS)
 
 test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, each release of it (ARGS='-k interface')
 	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load --timeout 400 tests/peers $(ARGS)
@@ -99,6 +109,14 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) -e '.[test,docs,examples]'
 	$(PIP) --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)'
+	@touch $@
+
+# The pins, but for torch's own; torch brings NVIDIA's libraries along where it is built for CUDA, and uses none of them here.
+$(VENV)/torch-$(TORCH)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(@D)
+	@grep -v '^torch==' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt 'torch==$(TORCH)' -e '.[test]'
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)'
 	@touch $@
 
 # The system's programs each time: a stamp in .venv knows nothing of them.

@@ -31,7 +31,7 @@ import torch.distributed as dist
 import rankmesh as rm
 from bench.emulated import Emulated, emulated, problem
 from bench.slow_levels import refits
-from rankmesh.placement import Traffic, place
+from rankmesh.placement import Traffic, Training, Transformer, place, step_traffic
 from rankmesh.placement.measured import Measurement, calibrated
 
 __all__ = ["fastest", "kendall", "main", "placements", "study", "train"]
@@ -49,12 +49,14 @@ TRAFFIC = Traffic(
 SIZES = (4 * 2**10, 512 * 2**10)
 # A slow link shows in messages of this size.
 SLOW = (256 * 2**10,)
+# The example's model and batch.
+EXAMPLE = {"layers": 2, "hidden": 128, "heads": 4, "sequence": 64, "batch": 4}
 # Costs that differ by less than this part are tied, predicted or measured.
 TIE = 0.05
 RESULTS = Path(__file__).with_name("cluster.json")
 
 
-def plan_of(rank_map: Sequence[int] | None = None) -> rm.Plan:
+def planned(rank_map: Sequence[int] | None = None) -> rm.Plan:
     """The layout that is placed."""
     return rm.Plan(rm.Mesh(**MESH, rank_map=rank_map), [rm.GroupSpec(name) for name in MESH])
 
@@ -92,7 +94,7 @@ def _steps(cases: Mapping[str, tuple[int, ...]], rounds: int) -> dict[str, list[
     names = list(cases)
     for turn in range(rounds + 1):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            with rm.connect(plan_of(cases[name])) as groups:
+            with rm.connect(planned(cases[name])) as groups:
                 dist.barrier()
                 step(groups)
                 dist.barrier()
@@ -116,7 +118,7 @@ def fastest(every: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
 
 
 def _measured(sizes: Sequence[int]) -> Measurement:
-    with rm.connect(plan_of()) as groups:
+    with rm.connect(planned()) as groups:
         return groups.measure(sizes)
 
 
@@ -152,12 +154,12 @@ def study(there: Emulated, rounds: int) -> dict[str, Any]:
     """Everything that is measured on one emulated cluster."""
     cases = placements(there.size, there.hosts, there.ranks)
     seen: Measurement = there.on_ranks(_measured, SIZES)[0]
-    cluster = calibrated(there.cluster, plan_of(), seen)
+    cluster = calibrated(there.cluster, planned(), seen)
     predicted = {
-        name: place(plan_of(rank_map), cluster, traffic=TRAFFIC, backend="gloo").before
+        name: place(planned(rank_map), cluster, traffic=TRAFFIC, backend="gloo").before
         for name, rank_map in cases.items()
     }
-    chosen = place(plan_of(cases["torchrun"]), cluster, traffic=TRAFFIC, backend="gloo")
+    chosen = place(planned(cases["torchrun"]), cluster, traffic=TRAFFIC, backend="gloo")
     cases["placed"], predicted["placed"] = chosen.rank_map, chosen.cost
     single = once(cases)
     found = fastest(there.on_ranks(_steps, {name: cases[name] for name in single}, rounds))
@@ -205,7 +207,7 @@ def _trained(rank_map: tuple[int, ...], steps: int) -> tuple[list[float], list[f
     from gpt.loop import Run, Trainer
     from gpt.model import Shape
 
-    shape = Shape(layers=2, hidden=128, heads=4, experts=0, sequence=64, batch=4, microbatches=1)
+    shape = Shape(**EXAMPLE, experts=0, microbatches=1)
     losses, seconds = [], []
     with rankmesh(Sizes(**MESH), rank_map) as groups:
         trainer = Trainer(Run(shape, steps=steps + 1), groups, torch.device("cpu"))
@@ -218,14 +220,42 @@ def _trained(rank_map: tuple[int, ...], steps: int) -> tuple[list[float], list[f
     return losses, seconds[1:]
 
 
-def train(there: Emulated, cases: Mapping[str, Sequence[int]], steps: int) -> dict[str, Any]:
-    """Seconds of the fastest step and losses of the example under each placement."""
-    found = {}
+def example_plan(rank_map: Sequence[int] | None = None) -> rm.Plan:
+    """The layout of the example."""
+    return rm.recipes.megatron(tp=MESH["tp"], dp=MESH["dp"], pp=MESH["pp"]).replace(rank_map=rank_map)
+
+
+def example_traffic() -> Traffic:
+    """What a step of the example sends, which tests hold against the bytes that it sends."""
+    from gpt.text import VOCABULARY
+
+    sizes: dict[str, Any] = {name: EXAMPLE[name] for name in ("layers", "hidden", "heads")}
+    model = Transformer(**sizes, units=4 * EXAMPLE["hidden"], vocabulary=VOCABULARY)
+    batch = EXAMPLE["batch"]
+    four: dict[str, Any] = dict.fromkeys(("activation", "gradient", "parameter", "scalar"), 4)
+    training = Training(
+        batch=batch, microbatch=batch // MESH["dp"], sequence=EXAMPLE["sequence"], context="all-gather", **four
+    )
+    return step_traffic(example_plan(), model, training)
+
+
+def train(there: Emulated, cluster: rm.Cluster, steps: int) -> dict[str, Any]:
+    """Seconds of the fastest step and losses of the example: the order predicted dearest, torchrun's, and placed."""
     _load_example()
-    for name, rank_map in cases.items():
-        ranks = there.on_ranks(_trained, tuple(rank_map), steps)
+    traffic = example_traffic()
+    maps = placements(there.size, there.hosts, there.ranks)
+    costs = {
+        name: place(example_plan(rank_map), cluster, traffic=traffic, backend="gloo").before
+        for name, rank_map in maps.items()
+    }
+    placed = place(example_plan(maps["torchrun"]), cluster, traffic=traffic, backend="gloo")
+    worst = max((name for name in maps if name != "torchrun"), key=costs.__getitem__)
+    maps["placed"], costs["placed"] = placed.rank_map, placed.cost
+    found = {}
+    for name in (worst, "torchrun", "placed"):
+        ranks = there.on_ranks(_trained, tuple(maps[name]), steps)
         seconds = fastest([{name: seconds} for _, seconds in ranks])[name]
-        found[name] = {"seconds": seconds, "losses": ranks[0][0]}
+        found[name] = {"predicted": costs[name], "seconds": seconds, "losses": ranks[0][0]}
     return found
 
 
@@ -245,10 +275,9 @@ def _racks(rounds: int, _: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _train(rounds: int, before: Mapping[str, Any]) -> dict[str, Any]:
-    measured, maps = before["racks"]["measured"], before["racks"]["rank_maps"]
-    worst = max(measured, key=measured.__getitem__)
     with emulated(RACKS, link=LINK, trunk=TRUNK) as there:
-        return {"train": train(there, {name: maps[name] for name in (worst, "torchrun", "placed")}, rounds)}
+        cluster = rm.Cluster.from_dict({**there.cluster.to_dict(), "levels": before["racks"]["levels"]})
+        return {"train": train(there, cluster, rounds)}
 
 
 def _transfers(_rounds: int, _: Mapping[str, Any]) -> dict[str, Any]:

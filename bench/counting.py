@@ -40,6 +40,15 @@ class CountingStore(Store):
         """Ask whether keys are there."""
         return self._count("check", *given)
 
+    def append(self, *given: Any) -> Any:
+        """Write at the end of a value."""
+        return self._count("append", *given)
+
+    def multi_get(self, keys: Any) -> Any:
+        """Read keys: each of them counts."""
+        self.operations += len(keys) - 1
+        return self._count("multi_get", keys)
+
     def wait(self, *given: Any) -> Any:
         """Wait for keys."""
         return self._count("wait", *given)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.cluster_text import cluster_section
+from bench.gloo_text import gloo_section
 from bench.results import Results
+from bench.scale_text import scale_section
 from bench.tables import Table, tables
 
 __all__ = ["METHODS", "markdown", "recorded_transfers"]
@@ -54,6 +56,8 @@ def _lines(results: Results, transfers: Mapping[str, Any] | None) -> Iterator[st
     yield ""
     yield "Made by `make bench` from `bench/results.json` and `bench/transfers.json`; do not edit."
     yield from cluster_section()
+    yield from gloo_section()
+    yield from scale_section()
 
 
 def _transfers(document: Mapping[str, Any]) -> Iterator[str]:
@@ -61,9 +65,9 @@ def _transfers(document: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "## Transfers"
     yield ""
-    ranks, rounds, layers, width = (settings[name] for name in ("ranks", "rounds", "layers", "hidden"))
+    ranks, layers, width = (settings[name] for name in ("ranks", "layers", "hidden"))
     yield f"One model moved from one layout to another by {ranks} gloo ranks of one machine, each method in turn in one"
-    yield f"world, {rounds} rounds; what is planned or connected once is not counted. {layers} layers of width {width},"
+    yield f"world; what is planned or connected once is not counted. {layers} layers of width {width},"
     yield "float32. On the wire: what the loopback of a network namespace of their own carried, acknowledgements and"
     yield "the store's messages included. Memory: the most that any rank's resident size grew by while it moved, its"
     yield "tensors being there and the allocator's leftovers given back before (`bench/memory.py`); rankmesh's budget"
@@ -75,7 +79,7 @@ def _transfers(document: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         whole, planned, least = (_mib(case[name]) for name in ("whole", "bytes", "lower_bound"))
         yield f"{case['title']}: {whole} MiB of weights, {planned} MiB planned to travel; {least} MiB must"
-        yield "(load {:.1f} before, {:.1f} after).".format(*case["load"])
+        yield "({} rounds; load {:.1f} before, {:.1f} after).".format(case["rounds"], *case["load"])
         yield ""
         yield _row(("by", "seconds", "times slower", "MiB on the wire", "MiB of memory"))
         yield _row(["---"] * 5)

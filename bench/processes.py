@@ -11,6 +11,7 @@ socket on which rank 0 serves the store.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -110,6 +111,9 @@ def _run(
 ) -> Outcome:
     sys.stdout.flush()
     sys.stderr.flush()
+    # A collection in a child would copy every page of what was imported before the fork, in the middle of a time.
+    gc.collect()
+    gc.freeze()
     reader, writer = os.pipe()
     running: dict[int, int] = {}
     try:

@@ -358,7 +358,13 @@ def run(case: str, rounds: int, hidden: int, layers: int) -> dict[str, Any]:
         wire = [runs[0][i][1] for i in range(rounds)]
         methods[name] = {"seconds": _spread(seconds), "wire": _spread(wire), "memory": _spread(memory)}
     facts = {key: reports[0][key] for key in ("bytes", "lower_bound", "whole")}
-    return {"title": CASES[case].title, "load": [load, os.getloadavg()[0]], **facts, "methods": methods}
+    return {
+        "title": CASES[case].title,
+        "rounds": rounds,
+        "load": [load, os.getloadavg()[0]],
+        **facts,
+        "methods": methods,
+    }
 
 
 def _spread(values: list[float]) -> list[float]:
@@ -397,7 +403,6 @@ def main() -> None:
     machine = {"cores": os.cpu_count(), "python": platform.python_version()}
     versions = {"rankmesh": rm.__version__, "torch": torch.__version__, "megatron-core": version("megatron-core")}
     settings = {
-        "rounds": given.rounds,
         "hidden": given.hidden,
         "layers": given.layers,
         "budget": BUDGET,

@@ -1,6 +1,7 @@
 """Runs ``rankmesh check`` on 8 ranks of this machine with one thing broken: ``python sabotage.py HOW``."""
 
 import os
+import signal
 import sys
 import time
 
@@ -29,6 +30,11 @@ def _raise():
     raise ProofError("received nothing, by sabotage")
 
 
+def _loop():
+    while True:
+        pass
+
+
 def _swap_tp_and_pp():
     opener = live.LiveGroups._opener
     other = {"tp": "pp", "pp": "tp"}
@@ -42,6 +48,8 @@ def _swap_tp_and_pp():
 HOW = {
     "killed": lambda: _at_the_third_proof(lambda: os.kill(os.getpid(), 9)),
     "exits": lambda: _at_the_third_proof(lambda: os._exit(7)),
+    "stops": lambda: _at_the_third_proof(lambda: os.kill(os.getpid(), signal.SIGSTOP)),
+    "loops": lambda: _at_the_third_proof(_loop),
     "raises": lambda: _at_the_third_proof(_raise),
     "stays": lambda: _at_the_third_proof(lambda: time.sleep(60)),
     "swapped": _swap_tp_and_pp,

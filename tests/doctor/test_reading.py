@@ -13,12 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.doctor.making import WORLD, call, document, recordings, write
 
+import rankmesh as rm
 from rankmesh.doctor import diagnose, doctor, recording_of
 from rankmesh.doctor.folder import read_folder
 from rankmesh.doctor.formats import document as read_document
 from rankmesh.errors import RecordingError
 
 RANKS = (0, 1, 2, 3)
+PLAN = rm.recipes.axes(rm.Mesh(tp=2, dp=2))
 
 
 def hung(without=(3,), version="2.10", **about):
@@ -78,6 +80,9 @@ HOSTILE = {
     "nested json": b"[" * 200_000,
     "deep json": b'{"version": "2.1", "entries": ' + b"[" * 200_000,
     "gzip bomb": gzip.compress(b'{"version": "' + bytes(200 * 2**20)),
+    "huge number": b'{"version": "2.1", "entries": [' + b"9" * 2**20 + b"]}",
+    "huge long": b"\x80\x02\x8b" + struct.pack("<i", 2**24) + bytes(2**24 - 1) + b"\x7f.",
+    "huge text": b'{"version": "' + b"x" * 2**24 + b'", "entries": []}',
     "a list": b"[1, 2]",
     "no entries": b'{"version": "2.1"}',
     "entries of nothing": b'{"version": "2.1", "entries": [null, 3]}',
@@ -194,3 +199,50 @@ def test_no_recordings(tmp_path):
         doctor(tmp_path)
     with pytest.raises(RecordingError, match="no folder"):
         doctor(tmp_path / "absent")
+
+
+ODD = st.one_of(
+    st.sampled_from(
+        [None, True, -1, 0, 2**31, 2**64, -(2**70), 10**400, 1.5, float("nan"), float("inf"), "", "[0, 999999999999]"]
+    ),
+    st.sampled_from(
+        ["[0, 5, 1048577]", "x" * 5000, [], [[]], [[2**64] * 70], {"a": {}}, [None], ["Float"] * 9, {}, b"x"]
+    ),
+    st.text(max_size=20),
+    st.lists(st.integers(-(2**80), 2**80), max_size=6),
+)
+FIELDS = (
+    *("record_id", "process_group", "collective_seq_id", "profiling_name", "time_created_ns", "input_sizes"),
+    *("input_dtypes", "output_sizes", "output_dtypes", "state", "retired", "is_p2p", "frames"),
+)
+ABOUT = ("rank", "world_size", "run", "attempt", "host", "time_ns", "ended", "state", "in_call")
+
+
+@settings(max_examples=400, deadline=5000)
+@given(
+    st.sampled_from([None, PLAN]),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.sampled_from(FIELDS), ODD), max_size=4),
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from(ABOUT), ODD), max_size=3),
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["name", "desc", "ranks"]), ODD), max_size=2),
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(["version", "pg_config", "stacks", "rankmesh"]), ODD), max_size=1
+    ),
+)
+def test_odd_values(plan, fields, about, groups, tops):
+    """Any value in any field gives a diagnosis soon, or a RecordingError that leaves the file out."""
+    documents = {rank: data | {"rankmesh": {"rank": rank}} for rank, data in hung().items()}
+    for rank, place, name, value in fields:
+        documents[rank]["entries"][place][name] = value
+    for rank, name, value in about:
+        documents[rank]["rankmesh"][name] = value
+    for rank, name, value in groups:
+        documents[rank]["pg_config"]["0"][name] = value
+    for rank, name, value in tops:
+        documents[rank][name] = value
+    found = {}
+    for rank, data in documents.items():
+        with suppress(RecordingError):
+            found[rank] = recording_of(data, rank, f"rank{rank}")
+    result = diagnose(found, plan)
+    assert result.world_size <= 2**20
+    json.dumps(result.to_dict())

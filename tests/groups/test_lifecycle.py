@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 import rankmesh as rm
+from rankmesh import sim
 from rankmesh.errors import ConnectError, NotAMember, PlanError, UnknownGroup
 from rankmesh.groups import torch_private
 
@@ -244,3 +245,19 @@ def test_a_warm_up_that_is_not_through_names_the_group(ranks):
     error, _ = ranks(2, _member_absent)
     assert error["group"] == "tp"
     assert error["seconds"] < 4
+
+
+def _warmed():
+    plan = rm.Plan(rm.Mesh(stage=2, dp=2), [rm.GroupSpec("stage", pipeline=True), rm.GroupSpec("dp")])
+    with rm.connect(plan) as groups:
+        return list(groups.warm_up())
+
+
+def test_a_warm_up_knows_pipelines_by_what_they_are_for(monkeypatch):
+    """4 simulated ranks: a kind that says that it is a pipeline warms its neighbours, whatever its axis is called."""
+    asked, send = [], dist.batch_isend_irecv
+    monkeypatch.setattr(
+        dist, "batch_isend_irecv", lambda calls: asked.append((dist.get_rank(), calls[0].peer)) or send(calls)
+    )
+    assert sim.run(_warmed, 4) == [["stage", "dp"]] * 4
+    assert set(asked) == {(0, 1), (1, 0), (2, 3), (3, 2)}

@@ -1,6 +1,7 @@
 """Real hangs: of every program the rank, the group and the cause are named, from recordings and in a new run.
 
-``make test`` reads the recordings that are kept and runs a few programs; ``make test-hangs`` runs them all.
+``make test`` reads the recordings that are kept and runs a few programs; ``make test-hangs`` runs them all, and
+``HANGS=dies,is_stopped`` runs these.
 """
 
 import importlib.util
@@ -18,7 +19,8 @@ from rankmesh.readers.source import read
 
 # What a few seconds allow; the others run where they are asked for.
 FEW = ("loads_slowly", "skips_a_call")
-CHOSEN = sorted(HANGS) if os.environ.get("HANGS") == "all" else FEW
+ASKED = os.environ.get("HANGS", "")
+CHOSEN = sorted(HANGS) if ASKED == "all" else [name for name in ASKED.split(",") if name] or FEW
 
 
 def _found(folder, hang):
@@ -49,6 +51,15 @@ def test_every_cause_has_its_hang():
 def test_kept_recordings(name):
     """4 to 16 ranks, recorded: the first cause is the mistake of the program."""
     _check(_found(KEPT / name, HANGS[name]), HANGS[name])
+
+
+STATES = {"is_stopped": "stopped by a signal", "holds_the_interpreter": "alive and silent, at "}
+
+
+@pytest.mark.parametrize(("name", "words"), STATES.items())
+def test_what_a_silent_rank_looks_like(name, words):
+    """4 ranks, recorded: others of its host looked at the rank that could not speak, as the verdict says."""
+    assert f"left no recording ({words}" in _found(KEPT / name, HANGS[name]).verdict
 
 
 @pytest.fixture(scope="module")

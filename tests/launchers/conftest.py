@@ -122,7 +122,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     known = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI", "RAY_")
 
-    def start(*command, limit=90, **more):
+    def start(*command, limit=150, **more):
         kept = {name: value for name, value in os.environ.items() if not name.startswith(known)}
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
         return bounded(command, limit, {**kept, **allowed, **more}, folder)

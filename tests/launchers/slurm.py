@@ -7,6 +7,7 @@ leaf2: node3 node4                                for the tasks alone: their /et
 """
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -104,9 +105,25 @@ class Slurm:
         }
         return {**kept, "SLURM_CONF": f"{self.folder}/slurm.conf", "OMP_NUM_THREADS": "1", **more}
 
-    def run(self, *command, limit=90, **more):
+    def run(self, *command, limit=150, **more):
         """One of Slurm's commands, bounded from outside; what it starts ends with it."""
         return bounded(command, limit, self.environment(**more), self.folder)
+
+    def batch(self, out, *command, limit=150, **more):
+        """A batch job to its end, as it ended, with what it wrote; ``sbatch --wait`` itself would look seldom."""
+        submitted = self.run("sbatch", "--parsable", "-o", out, *command, **more)
+        assert submitted.returncode == 0, submitted.stderr
+        end = time.monotonic() + limit
+        while not (ended := self._ended(submitted.stdout.strip())) and time.monotonic() < end:
+            time.sleep(0.3)
+        text = out.read_text(encoding="utf-8") if out.exists() else ""
+        assert ended, f"the batch job was not done after {limit} s\n{text}"
+        return subprocess.CompletedProcess(command, int(ended != "COMPLETED"), text, ended)
+
+    def _ended(self, job):
+        """How a job ended; empty while it runs."""
+        state = re.search(r"JobState=(\w+)", self.run("scontrol", "show", "job", job).stdout)[1]
+        return "" if state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING") else state
 
     def stop(self):
         """End every job and every daemon."""

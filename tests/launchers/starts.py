@@ -25,12 +25,16 @@ LIMIT = 200
 
 @dataclass(frozen=True)
 class Start:
-    """A launcher's ranks: so many on each of these hosts, which meet at a place that begins so."""
+    """A launcher's ranks: so many on each of these hosts, which meet at a place that begins so.
+
+    ``levels`` are those around the hosts that the ranks can know.
+    """
 
     launcher: str
     hosts: tuple[str, ...]
     each: int
     place: str = ""
+    levels: tuple[str, ...] = ()
     # Whether the launcher numbers the hosts in their order, or as they come.
     ordered: bool = True
 
@@ -41,14 +45,15 @@ class Start:
 
 
 _HERE = socket.gethostname()
+_SWITCHES = ("leaf", "spine")
 _NODES = ("node1", "node2", "node3", "node4")
 STARTS = {
-    "slurm": Start("slurm", _NODES, 2, "node1:"),
-    "torchrun in slurm": Start("torchrun", _NODES[:2], 2, ordered=False),
+    "slurm": Start("slurm", _NODES, 2, "node1:", _SWITCHES),
+    "torchrun in slurm": Start("torchrun", _NODES[:2], 2, "", _SWITCHES, ordered=False),
     "openmpi": Start("openmpi", (_HERE,), 4, "127.0.0.1:"),
     "mpich": Start("mpich", (_HERE,), 4, "127.0.0.1:29500"),
-    "c10d": Start("torchrun", ("hosta", "hostb"), 2, "host", ordered=False),
-    "static": Start("torchrun", ("hosta", "hostb"), 2, "hosta:"),
+    "c10d": Start("torchrun", ("hosta", "hostb"), 2, "host", ("network",), ordered=False),
+    "static": Start("torchrun", ("hosta", "hostb"), 2, "hosta:", ("network",)),
 }
 
 

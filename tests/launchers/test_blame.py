@@ -2,7 +2,6 @@
 
 from itertools import product
 
-import pytest
 from tests.check.phases import PHASES
 from tests.check.test_blame import check, sweep
 from tests.launchers.conftest import needs
@@ -10,14 +9,12 @@ from tests.launchers.conftest import needs
 CASES = [list(case) for case in product(PHASES, ("0", "3", "5"), ("SIGKILL", "SIGSTOP"))]
 
 
-@pytest.mark.timeout(300)
 def test_every_phase_here():
     """6 ranks: each phase, victims 0, 3 and 5, killed and stopped: the victim alone is named, in time."""
     needs("a sweep of 42 checks")
     check(sweep(CASES, at_once=4))
 
 
-@pytest.mark.timeout(300)
 def test_every_phase_of_a_job():
     """4 ranks of a job: each phase, victims 0 and 3, killed and stopped: the others name the victim alone, in time."""
     needs("a sweep of 28 checks")

@@ -3,11 +3,9 @@
 import json
 import sys
 
-import pytest
 from tests.launchers.conftest import ROOT
 
 
-@pytest.mark.timeout(200)
 def test_four_workers(run, tmp_path, ray):
     """4 workers: each knows its place, proves, measures, discovers, is refused a wrong size; Ray's world stays."""
     done = run(sys.executable, ROOT / "tests" / "launchers" / "ray_job.py", tmp_path, limit=150, **ray)

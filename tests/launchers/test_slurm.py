@@ -7,27 +7,25 @@ from tests.launchers.starts import PATH
 
 
 def test_four_lines_under_sbatch(slurm, script):
-    """4 ranks on four nodes, from the script of a batch job, which is no rank itself."""
+    """2 ranks on two nodes, from the script of a batch job, which is no rank itself."""
     batch = slurm.folder / "job.sh"
     where = f"{BIN}/rankmesh where --json | grep launcher"
-    batch.write_text(f"#!/bin/bash\n{where}\nsrun {sys.executable} {script} tp=2,dp=*\n", encoding="utf-8")
-    out = slurm.folder / "out"
-    done = slurm.run("sbatch", "--wait", "-N4", "-n4", "-o", out, batch)
-    text = out.read_text(encoding="utf-8")
-    assert done.returncode == 0, text
-    done.stdout = text
-    assert '"nobody"' in text
+    batch.write_text(f"#!/bin/bash\n{where}\nsrun {sys.executable} {script} dp=*\n", encoding="utf-8")
+    done = slurm.batch(slurm.folder / "out", "-N2", "-n2", batch)
+    assert done.returncode == 0, done
+    assert '"nobody"' in done.stdout
     found = told(done)
-    assert [found[rank][:2] for rank in range(4)] == [("slurm", 4)] * 4
-    assert [found[rank][4] for rank in range(4)] == ["node1", "node2", "node3", "node4"]
-    assert {found[rank][6] for rank in range(4)} == {2}
+    assert [(*line[:2], line[4], line[6]) for _, line in sorted(found.items())] == [
+        ("slurm", 2, "node1", 2),
+        ("slurm", 2, "node2", 2),
+    ]
 
 
 def test_salloc_from_another_node(slurm, script):
-    """4 ranks on two nodes of an allocation, whose shell is on this host, which is none of them."""
-    done = slurm.run("salloc", "-N2", "-n4", "srun", sys.executable, script, "tp=2,dp=*")
+    """2 ranks on two nodes of an allocation, whose shell is on this host, which is none of them."""
+    done = slurm.run("salloc", "-N2", "-n2", "srun", sys.executable, script, "dp=*")
     found = told(done)
-    assert sorted(found) == [0, 1, 2, 3]
+    assert sorted(found) == [0, 1]
     assert {line[5].partition(":")[0] for line in found.values()} == {"node1"}
 
 
@@ -44,6 +42,6 @@ def test_a_rank_that_is_killed(slurm):
     phases = (sys.executable, "-m", "tests.check.phases", "use", "2", "SIGKILL")
     srun = ("srun", "-N4", "-n4", "--kill-on-bad-exit=0", "--chdir", "/", "--export=ALL")
     done = slurm.run(*srun, *phases, "tp=2,dp=2", "--timeout", "10", **PATH)
-    assert "received no proof from rank 2: it does not answer after it had proved a group" in done.stderr
+    assert "received no proof from rank 2: it does not answer after it had" in done.stderr, done.stderr
     assert "every group was proved" not in done.stdout
     assert "exit code 5" in done.stderr.lower() or "exited with exit code 5" in done.stderr.lower(), done.stderr

@@ -101,16 +101,16 @@ def pairs(drawn):
 
 
 @given(several())
-def test_equal_tiles_are_equal_groups(drawn):
-    """Sharing by tile is sound: equal tiles mean the same groups, each with its members in the same order."""
+def test_equal_partitions_are_equal_groups(drawn):
+    """Sharing by partition is sound: equal partitions mean the same groups, each with its members in the same order."""
     for one, other in drawn:
         if one.groups.partition == other.groups.partition:
             assert sorted(one.expected) == sorted(other.expected)
 
 
 @given(several(picks=st.just(False)))
-def test_equal_regular_partitions_have_equal_tiles(drawn):
-    """Sharing by tile is complete where the groups are one pattern shifted, as whole groups are."""
+def test_equal_regular_groups_have_equal_partitions(drawn):
+    """Sharing by partition is complete where the groups are one pattern shifted, as whole groups are."""
     for one, other in drawn:
         places = [[one.groups.span.position(rank) for rank in group] for group in one.expected]
         regular = len({tuple(place - group[0] for place in group) for group in places}) == 1

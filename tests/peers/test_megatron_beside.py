@@ -18,3 +18,8 @@ def test_random_configurations_equal_the_release(asked_beside, version):
         pytest.fail("\n".join(found["wrong"]), pytrace=False)
     assert found["built"] >= COUNT // 3
     assert found["pieces"] >= (8 if version >= "0.19" else 0)
+
+
+def test_the_training_loop_is_imported(asked_beside):
+    """megatron.training of 0.19.2 under install(): it imports whatever it asks for, and its mpu is the drop-in."""
+    assert asked_beside("tests.peers.megatron_imports", folder("megatron-core", "0.19.2")).splitlines()[-1] == "True"

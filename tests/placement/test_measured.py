@@ -115,5 +115,7 @@ def test_the_slowest_group():
     (kind,) = found.to_dict()["kinds"]
     assert (kind["seconds"], kind["alone"]) == (3.0, 0.7)
     assert kind["slowest"] == {"ranks": [2, 3], "hosts": ["node2"]}
-    assert set(kind) == {"name", "collective", "bytes", "seconds", "alone", "latency", "algbw", "busbw", "slowest"}
+    keys = {"name", "collective", "bytes", "seconds", "alone", "latency", "algbw", "busbw", "slowest", "groups"}
+    assert set(kind) == keys
+    assert kind["groups"] == [1.0, 3.0]
     assert replace(found, backend="nccl").to_dict()["backend"] == "nccl"

@@ -120,7 +120,7 @@ def _show(result: CheckResult, json: dict[str, Any] | None) -> None:
         _print(result)
     sys.stdout.flush()
     if not result.ok:
-        error(_verdict(result))
+        error(_verdict(result) + (f"; by the recordings: {result.verdict}" if result.verdict else ""))
 
 
 @contextmanager

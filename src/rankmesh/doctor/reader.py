@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 
 from rankmesh.doctor.calls import Signature
+from rankmesh.doctor.columns import CALLS, EXCHANGES
 from rankmesh.doctor.formats import document
-from rankmesh.doctor.recording import Exchange, GroupName, InCall, Recording, recording_of
+from rankmesh.doctor.recording import GroupName, InCall, Recording, recording_of
 from rankmesh.errors import RecordingError
 
 __all__ = ["read_files"]
@@ -38,14 +39,8 @@ _MEMORY, _SECONDS = 3 * 2**29, 30
 _EACH = 32
 # Bytes of plain JSON that are read without a process of their own.
 _SMALL = 2**20
-_ARRAYS = {
-    "group": "int32",
-    "number": "int32",
-    "signature": "int32",
-    "pending": "bool",
-    "site": "int32",
-    "created": "int64",
-}
+# Bytes of the columns of one recording: those of 2,000 calls take fifty thousand.
+_LARGEST = 32 * 2**20
 
 
 def read_files(files: Sequence[tuple[Path, int | None]]) -> tuple[list[Recording], list[str]]:
@@ -178,8 +173,11 @@ def main(seconds: int) -> None:
             return
         _alarm(seconds)
         answer = _here(Path(path), rank)
+        plain = answer if isinstance(answer, str) else _packed(answer)
+        if len(marshal.dumps(plain)) > _LARGEST:
+            plain = f"received {Path(path).name}, which holds more than any rank records; it is left out"
         _alarm(0)
-        _write(sys.stdout.buffer, answer if isinstance(answer, str) else _packed(answer))
+        _write(sys.stdout.buffer, plain)
 
 
 def _limit_memory() -> None:
@@ -199,27 +197,20 @@ def _alarm(seconds: int) -> None:
 def _packed(recording: Recording) -> dict[str, Any]:
     """A recording as plain values for the pipe."""
     plain = {f.name: getattr(recording, f.name) for f in fields(recording)}
-    plain |= {name: plain[name].tobytes() for name in _ARRAYS}
-    plain["signatures"] = [_of_signature(signature) for signature in recording.signatures]
+    plain |= {name: plain[name].tobytes() for name in CALLS}
+    plain["exchanges"] = {name: column.tobytes() for name, column in recording.exchanges.items()}
+    plain["signatures"] = [(one.operation, one.facts, one.shown) for one in recording.signatures]
     plain["groups"] = [(group.name, group.desc, group.members) for group in recording.groups]
-    plain["exchanges"] = [
-        {**{f.name: getattr(one, f.name) for f in fields(one)}, "signature": _of_signature(one.signature)}
-        for one in recording.exchanges
-    ]
     plain["in_call"] = None if recording.in_call is None else asdict(recording.in_call)
     return plain
 
 
-def _of_signature(signature: Signature) -> tuple[Any, ...]:
-    return signature.operation, signature.facts, signature.shown
-
-
 def _unpacked(plain: dict[str, Any]) -> Recording:
-    arrays = {name: np.frombuffer(plain[name], dtype) for name, dtype in _ARRAYS.items()}
     changed = {
+        **{name: np.frombuffer(plain[name], dtype) for name, dtype in CALLS.items()},
+        "exchanges": {name: np.frombuffer(plain["exchanges"][name], dtype) for name, dtype in EXCHANGES.items()},
         "signatures": [Signature(*values) for values in plain["signatures"]],
         "groups": [GroupName(*values) for values in plain["groups"]],
-        "exchanges": [Exchange(**{**one, "signature": Signature(*one["signature"])}) for one in plain["exchanges"]],
         "in_call": None if plain["in_call"] is None else InCall(**plain["in_call"]),
     }
-    return Recording(**{**plain, **arrays, **changed})
+    return Recording(**{**plain, **changed})

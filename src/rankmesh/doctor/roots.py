@@ -74,8 +74,8 @@ def _went_past(history: History, rank: int, turn: Turn) -> bool:
 
 
 def _no_recording(history: History, ranks: Sequence[int], turn: Turn) -> str:
-    states = {recording.state for rank in ranks if (recording := history.recordings.get(rank)) and recording.state}
-    said = f"{in_words(ranks)} left no recording" + (f" ({', '.join(sorted(states))})" if states else "")
+    states = sorted({history.recordings[rank].state for rank in ranks if rank in history.recordings})
+    said = f"{in_words(ranks)} left no recording" + (f" ({', '.join(states)})" if states else "")
     return f"{said}; {_in(turn)}"
 
 

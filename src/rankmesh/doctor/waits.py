@@ -12,14 +12,19 @@ unfinished calls (gloo's end when they fail) still shows by its numbers that oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from rankmesh.doctor.groups import KnownGroup
 from rankmesh.doctor.history import History
-from rankmesh.doctor.recording import Exchange
 
 __all__ = ["Turn", "Waits", "waits_of"]
+
+# Unfinished calls of a rank in a group that are looked at: those after the first wait for it.
+_FIRST = 64
 
 
 @dataclass(eq=False)
@@ -75,7 +80,7 @@ def _collectives(history: History) -> Iterator[Turn]:
     for group, tracks in history.tracks.items():
         waiting: dict[int, list[int]] = {}
         for rank, track in tracks.items():
-            for number in track.numbers[track.pending].tolist():
+            for number in track.numbers[track.pending][:_FIRST].tolist():
                 waiting.setdefault(number, []).append(rank)
         if waiting:
             yield from _turns(history, group, waiting)
@@ -116,51 +121,57 @@ def _behind(history: History) -> Iterator[Turn]:
 def _exchanges(history: History) -> Iterator[Turn]:
     """Sends and receives that are not over: each waits for its partner, unless that is there."""
     for rank, recording in history.recordings.items():
-        for number, one in enumerate(recording.exchanges):
-            if one.pending:
-                group = history.group_of[rank, one.group]
-                peer = group.members[one.peer] if one.peer < len(group.members) else one.peer
-                missing = () if _has_partner(history, rank, peer, group, one) else (peer,)
-                site = recording.sites[one.site] if one.site >= 0 else ""
-                yield Turn(group, number + 1, one.operation, (rank,), missing, numbered=False, site=site)
+        for row in np.flatnonzero(recording.exchanges["pending"]).tolist():
+            one = {name: int(column[row]) for name, column in recording.exchanges.items()}
+            group = history.group_of[rank, one["group"]]
+            peer = group.members[one["peer"]] if one["peer"] < len(group.members) else one["peer"]
+            missing = () if _has_partner(history, rank, peer, group, one, row) else (peer,)
+            site = recording.sites[one["site"]] if one["site"] >= 0 else ""
+            operation = "send" if one["sends"] else "recv"
+            yield Turn(group, row + 1, operation, (rank,), missing, numbered=False, site=site)
 
 
-def _has_partner(history: History, rank: int, peer: int, group: KnownGroup, one: Exchange) -> bool:
+def _has_partner(history: History, rank: int, peer: int, group: KnownGroup, one: dict[str, int], row: int) -> bool:
     """Whether the peer has posted the other half; where nothing was dropped, halves are counted."""
-    recording = history.recordings.get(peer)
+    recording, ours = history.recordings.get(peer), history.recordings[rank]
     if recording is None or not recording.spoke:
         return False
     theirs = [
-        other
-        for other in recording.exchanges
-        if other.operation != one.operation
-        and (other.me, other.peer) == (one.peer, one.me)
-        and history.group_of[peer, other.group] is group
+        pending
+        for index, pending in _between(recording.exchanges, 1 - one["sends"], one["peer"], one["me"])
+        if history.group_of[peer, index] is group
     ]
-    if recording.dropped or history.recordings[rank].dropped:
-        return any(other.pending for other in theirs)
-    mine = [
-        other
-        for other in history.recordings[rank].exchanges
-        if (other.operation, other.me, other.peer, other.group) == (one.operation, one.me, one.peer, one.group)
-    ]
-    return len(theirs) > mine.index(one)
+    if recording.dropped or ours.dropped:
+        return any(theirs)
+    earlier = {name: column[:row] for name, column in ours.exchanges.items()}
+    mine = [index for index, _ in _between(earlier, one["sends"], one["me"], one["peer"]) if index == one["group"]]
+    return len(theirs) > len(mine)
+
+
+def _between(exchanges: Mapping[str, Any], sends: int, me: int, peer: int) -> list[tuple[int, bool]]:
+    """Of what these two exchanged in one direction: the group, and whether it is not over."""
+    same = (exchanges["sends"] == bool(sends)) & (exchanges["me"] == me) & (exchanges["peer"] == peer)
+    return list(zip(exchanges["group"][same].tolist(), exchanges["pending"][same].tolist(), strict=True))
 
 
 _PAIRS = {"send": "recv", "recv": "send"}
+_MEETINGS = ("monitored_barrier", "connect", "warm_up")
 
 
 def _unrecorded(history: History) -> Iterator[Turn]:
-    """Calls that only the stacks show: gloo records neither what two members exchange nor monitored barriers."""
+    """Calls that only the stacks show: gloo records neither what two members exchange nor monitored barriers.
+
+    Ranks that connect their groups meet through the store; those whose warm-up ran out have no call any more.
+    """
     meetings: dict[tuple[KnownGroup, str], list[int]] = {}
     for rank, recording in history.recordings.items():
         about = recording.in_call
         group = history.named(about.group, rank) if about is not None else None
         if about is None or group is None:
             continue
-        if about.operation in _PAIRS and not any(one.pending for one in recording.exchanges):
+        if about.operation in _PAIRS and not recording.exchanges["pending"].any():
             yield _exchange_in_stacks(history, rank, group)
-        elif about.operation == "monitored_barrier":
+        elif about.operation in _MEETINGS:
             meetings.setdefault((group, about.operation), []).append(rank)
     for (group, operation), ranks in meetings.items():
         missing = tuple(rank for rank in group.members if rank not in ranks)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rankmesh.errors import in_words
+from rankmesh.groups.addresses import Addresses
 from rankmesh.groups.claim import Claim
 from rankmesh.groups.phase import CALL, PATIENCE, Phase
 from rankmesh.groups.store import LARGEST, JobStore, checked
@@ -208,12 +209,15 @@ class Disagreement:
     def forget(self) -> None:
         """Delete the keys of the meetings of these ranks that failed; all of them have heard why."""
         key = f"{self._own.circle}/failed"
-        for place in self._store.lines(key):
+        places = self._store.lines(key)
+        for place in places:
             for phase in ("agree", "make"):
                 for old in Phase(self._store, f"{place}/{phase}", self._claim.span, self._claim.rank).keys:
                     self._store.delete(old)
-            self._store.delete(f"{place}/left")
-        self._store.delete(key)
+            for old in (*Addresses(self._store, f"{place}/at", self._claim.span).keys, f"{place}/left"):
+                self._store.delete(old)
+        if places:
+            self._store.delete(key)
 
 
 def _span(circle: str) -> Span:

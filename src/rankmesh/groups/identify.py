@@ -40,7 +40,7 @@ def identified(text: str, plans: Mapping[tuple[str, int], Plan]) -> Identity:
     """The group of these plans, by key and turn, that a process group's name or description stands for."""
     for (key, turn), plan in reversed(list(plans.items())):
         for own in _groups(plan, text):
-            named = process_group_name(plan.digest, turn, own.name, own.ranks, key)
+            named = process_group_name(plan.digest, turn, own.name, str(own), key)
             if text in (named, described(plan, key, own)):
                 return Identity(plan, key, own.name, dict(own.coordinate), own.ranks)
     raise ConnectError(

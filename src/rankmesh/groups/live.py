@@ -24,7 +24,7 @@ from rankmesh.groups.naming import process_group_name
 from rankmesh.groups.report import Report, report_of
 from rankmesh.groups.warm import warm_up
 from rankmesh.placement.measured import Measurement
-from rankmesh.plan.own import OwnGroup
+from rankmesh.plan.own import OwnGroup, OwnGroups
 from rankmesh.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         making: torch_private.Making | None = None,
         *,
         key: str = "",
+        own: OwnGroups | None = None,
     ) -> None:
         self.plan = plan
         self.key = key
@@ -65,7 +66,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         self._default = world.default
         # Groups that others made are only looked up.
         self._making = making or torch_private.Making(world.devices, world.default.store, 0.0)
-        self._own = plan.of(world.default.rank)
+        self._own = own or plan.of(world.default.rank)
         self._made: dict[str, ProcessGroup] = {}
         self._closed = False
         self._handles = {name: LiveGroup(own, self._opener(own)) for name, own in self._own.items()}
@@ -154,7 +155,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         return self._open(self._own[name])
 
     def _create(self, own: OwnGroup) -> ProcessGroup:
-        name = process_group_name(self.plan.digest, self.generation, own.name, own.ranks, self.key)
+        name = process_group_name(self.plan.digest, self.generation, own.name, str(own), self.key)
         # In a dry run nobody else is there: torch's fake backend stands for each one that the plan asks for.
         backend = self._default.backend if self._default.dry else own.options.backend or self._default.backend
         if own.size == 1:
@@ -163,13 +164,14 @@ class LiveGroups(Mapping[str, LiveGroup]):
         try:
             return torch_private.create(
                 self._making,
-                ranks=own.ranks,
+                ranks=own.group,
                 rank=own.rank,
                 name=name,
                 desc=described(self.plan, self.key, own),
                 backend=backend,
                 timeout=timeout,
                 lazy=bool(own.options.lazy),
+                addresses=self._making.addresses.get((self.key, own.name)),
                 options=None if self._default.dry else torch_private.nccl_options(own.options, backend),
             )
         except RankmeshError:

@@ -10,16 +10,18 @@ rank 2  ── came, all one claim ── verdict: go   ────────
 That is a fixed number of store operations a rank. Where the ranks turn out to differ, to be missing or to be lost, one
 of them finds out who (``disagreement``), and every rank raises that.
 
-The last rank to leave deletes the keys of the meeting; those of one that failed go with the next that succeeds.
+Keys of the meeting are deleted by the ranks that come last; those of one that failed go with the next that succeeds.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
 from rankmesh.errors import AgreementError, ConnectError, in_words
+from rankmesh.groups.addresses import Addresses
 from rankmesh.groups.claim import Claim
 from rankmesh.groups.disagreement import Disagreement
 from rankmesh.groups.phase import CALL, Phase
@@ -31,15 +33,19 @@ __all__ = ["Meeting", "agree"]
 _AT_ONCE = 0.2
 
 
-def agree(store: Store, claim: Claim, timeout: timedelta) -> Meeting:
+def agree(store: Store, claim: Claim, timeout: timedelta, tell: Callable[[Addresses], None] | None = None) -> Meeting:
     """Wait until every rank of the claim's span has made the same claim; the meeting, which goes on.
+
+    ``tell`` is what this rank does before it comes: telling the others where it listens.
 
     Raises ``AgreementError`` on every waiting rank when the ranks differ, when one has not arrived within ``timeout``,
     and when one that has arrived is lost.
     """
     with answering(claim.rank):
         keys = JobStore(store)
-        meeting = Meeting(keys, claim, keys.count(f"{claim.circle}/turn", 0))
+        meeting = Meeting(keys, claim, keys.count(f"{claim.circle}/turn", 0), tells=tell is not None)
+        if tell is not None:
+            tell(meeting.addresses)
         meeting.agree(timeout.total_seconds())
         return meeting
 
@@ -47,11 +53,12 @@ def agree(store: Store, claim: Claim, timeout: timedelta) -> Meeting:
 class Meeting:
     """The meeting of the ranks of one circle, for the ``turn``-th time that these ranks meet."""
 
-    def __init__(self, store: JobStore, claim: Claim, turn: int) -> None:
-        self._store, self._claim, self.turn = store, claim, turn
+    def __init__(self, store: JobStore, claim: Claim, turn: int, *, tells: bool = False) -> None:
+        self._store, self._claim, self.turn, self._tells = store, claim, turn, tells
         self._place = f"{claim.circle}/{turn}"
         self._disagreement = Disagreement(store, claim, turn)
         self._making = Phase(store, f"{self._place}/make", claim.span, claim.rank)
+        self.addresses = Addresses(store, f"{self._place}/at", claim.span)
         self._heard = False
 
     # -- agree --------------------------------------------------------------------------------------------------
@@ -119,13 +126,15 @@ class Meeting:
         Raises ``ConnectError`` on every rank when one of them gave up, was lost, or is not through in time.
         """
         with answering(self._claim.rank):
-            if self._making.roll.come(self._claim.rank):
-                verdict = self._say(GO)
-            else:
-                verdict = self._making.hear(seconds) or self._not_through(within, 0.0, None)
+            last = self._making.roll.come(self._claim.rank)
+            heard = None if last else self._making.hear(seconds)
+            verdict = self._say(GO) if last else heard or self._not_through(within, 0.0, None)
             self._heard = True
             self._go_on_or_raise(verdict)
-            self.leave()
+            self._forget_what_was_agreed(last)
+            if self._left():
+                self._making.clear(called=False)  # after a call nobody goes on
+                self._disagreement.forget()
 
     def give_up(self, error: BaseException, seconds: float, within: float) -> None:
         """Tell the others that this rank could not make its groups; as far as the store answers.
@@ -181,14 +190,25 @@ class Meeting:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """The last rank to leave deletes what the meeting wrote, and what failed meetings before it left."""
-        if self._store.count(f"{self._place}/left", 1) < self._claim.span.size:
-            return
-        for key in (
-            self._disagreement.alike,
-            f"{self._place}/left",
-            *self._disagreement.phase.keys,
-            *self._making.keys,
-        ):
-            self._store.delete(key)
-        self._disagreement.forget()
+        """Go away where nothing is to be made: all ranks refuse alike."""
+        if self._left():
+            self._forget_what_was_agreed(True)
+            self._disagreement.forget()
+
+    def _left(self) -> bool:
+        """Whether this rank is the last to leave: it deletes what is left, and what failed meetings before it left."""
+        left = f"{self._place}/left"
+        if self._store.count(left, 1) < self._claim.span.size:
+            return False
+        self._store.delete(left)
+        return True
+
+    def _forget_what_was_agreed(self, last: bool) -> None:
+        """All have made their groups: the rank that came last deletes what they agreed with, others the addresses."""
+        if self._tells:
+            for key in self.addresses.keys_of(self._claim.rank):
+                self._store.delete(key)
+        if last:
+            self._store.delete(self._disagreement.alike)
+            agreed = self._disagreement.phase
+            agreed.clear(called=agreed.was_called)

@@ -59,6 +59,17 @@ class Phase:
         """Every key that the phase may have in the store."""
         return [*(f"{self.key}/{name}" for name in ("judge", "verdict", "after")), *self.roll.keys, *self.called.keys]
 
+    @property
+    def was_called(self) -> bool:
+        """Whether the verdict came after a call."""
+        return self.store.has(f"{self.key}/after")
+
+    def clear(self, *, called: bool) -> None:
+        """Delete what the phase wrote, of a call too where there was one."""
+        ordinary = [f"{self.key}/judge", f"{self.key}/verdict", *self.roll.keys]
+        for key in self.keys if called else ordinary:
+            self.store.delete(key)
+
     def judge(self) -> int:
         """The rank that gives the verdict: the first that asked."""
         return self.store.first(f"{self.key}/judge", self.rank)

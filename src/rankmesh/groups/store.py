@@ -102,6 +102,11 @@ class JobStore:
         text = self._store.get(self._key(key)) if self.has(key) else b""
         return text.decode(errors="replace").splitlines() if len(text) <= LARGEST else []
 
+    def texts(self, keys: Sequence[str]) -> list[str]:
+        """The texts under keys that are there, read together."""
+        found = self._store.multi_get([self._key(key) for key in keys]) if keys else []
+        return [text.decode(errors="replace") for text in found if len(text) <= LARGEST]
+
     def first(self, key: str, rank: int) -> int:
         """The rank that came first to a key: this one, or the one that is written there."""
         text = self._store.compare_set(self._key(key), "", str(rank))

@@ -1,4 +1,4 @@
-"""Every private or version-dependent call into torch. Known on: torch 2.13.
+"""Every private or version-dependent call into torch. Known on: torch 2.13 and 2.14.
 
 ```
 default_group()      the initialised world: rank, size, store, backend, timeout
@@ -17,14 +17,17 @@ ranks, and connects every pair of members at once. The pieces that it is made of
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache
+from functools import cache, cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -41,6 +44,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankmesh.errors import ConnectError, PlanError, first_line
+from rankmesh.groups.addresses import Address
 from rankmesh.plan.options import Options
 
 __all__ = [
@@ -49,6 +53,7 @@ __all__ = [
     "GlooDevices",
     "Making",
     "Unjoined",
+    "connects_at_once",
     "create",
     "decline_split",
     "default_group",
@@ -74,9 +79,11 @@ __all__ = [
     "under_way",
 ]
 
-KNOWN_VERSIONS = ("2.13",)
+KNOWN_VERSIONS = ("2.13", "2.14")
 
-if ".".join(torch.__version__.split(".")[:2]) not in KNOWN_VERSIONS:
+_MINOR = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+if ".".join(map(str, _MINOR)) not in KNOWN_VERSIONS:
     warnings.warn(
         f"torch {torch.__version__} is installed; rankmesh was tried on {' and '.join(KNOWN_VERSIONS)}, and uses parts "
         "of torch.distributed that other releases may have changed; run rankmesh check on a small layout first",
@@ -92,7 +99,7 @@ _DEVICES = ("cpu", "cuda")
 _CONNECT_TRIES = 5
 
 # Gloo groups up to this size connect all pairs when they are made; docs/decisions.md has the figures.
-_CONNECTED_AT_ONCE = 4
+_CONNECTED_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -173,6 +180,7 @@ class GlooDevices:
 
     def __init__(self) -> None:
         self._shared: list[Any] = []
+        self._pairs = 0
 
     def of(self, *, late: bool) -> list[Any]:
         """The devices for one more group."""
@@ -182,21 +190,44 @@ class GlooDevices:
             self._shared = _gloo_devices(late=False)
         return self._shared
 
+    @cached_property
+    def listening(self) -> tuple[str, bytes] | None:
+        """The host's name and the socket's address of the shared device; None where gloo does not tell them so."""
+        devices = self.of(late=False)
+        if len(devices) > 1:
+            return None
+        told = HashStore()
+        options = _gloo_options(devices, timedelta(seconds=10))
+        c10d.ProcessGroupGloo(told, 0, 1, options)
+        self._pairs = 1
+        return _listening(bytes(told.get("0/0")))
+
+    def next_pairs(self, sizes: Mapping[int, int]) -> dict[int, int]:
+        """The number of the first pair of each of the next groups on the shared device, of these sizes."""
+        return dict(zip(sizes, accumulate(sizes.values(), initial=self._pairs)))  # noqa: B905  - one more than sizes
+
+    def numbered(self, size: int) -> None:
+        """One more group of this size takes its numbers on the shared device."""
+        self._pairs += size
+
     def release(self) -> None:
         """Keep no device; each ends with the last group on it."""
-        self._shared = []
+        self._shared, self._pairs = [], 0
+        vars(self).pop("listening", None)
 
 
 @dataclass(frozen=True)
 class Making:
     """How a world makes groups: on which devices, from which store, and until when members may let it wait.
 
-    ``deadline`` is in seconds of ``time.monotonic``.
+    ``deadline`` is in seconds of ``time.monotonic``; ``addresses`` are those of the members of groups that connect at
+    once, by plan and kind.
     """
 
     devices: GlooDevices
     store: Any
     deadline: float
+    addresses: dict[tuple[str, str], list[Address]] = field(default_factory=dict)
 
     @property
     def within(self) -> timedelta:
@@ -215,11 +246,13 @@ def create(
     timeout: timedelta,
     lazy: bool,
     options: Any = None,
+    addresses: Sequence[Address] | None = None,
 ) -> dist.ProcessGroup:
     """A process group of ``ranks`` in this order, made by its members alone and registered with torch.
 
     ``rank`` is this process's position in ``ranks``; ``lazy`` is a group whose members come at their own time, and
-    wait for each other as long as ``timeout``; ``options`` are NCCL's. Raises ``Unjoined`` when a member does not come.
+    wait for each other as long as ``timeout``; ``options`` are NCCL's; with the ``addresses`` of its members a group
+    connects without a word to the store. Raises ``Unjoined`` when a member does not come.
     """
     pg = None if make_on_thread is None else make_on_thread(ranks, name, desc, backend, making.store, meet=False)
     if pg is not None:
@@ -227,8 +260,13 @@ def create(
     check_backend(backend)
     known = c10d.Backend(backend)
     kinds = set(_config(backend)[0].values())
-    if kinds == {"gloo"}:
-        pg, prefix = _gloo(making, ranks, rank, name, timeout, known, lazy=lazy)
+    if kinds in ({"gloo"}, {"fake"}):
+        prefix = PrefixStore(f"{name}/", making.store)
+        pg = dist.ProcessGroup(prefix, rank, len(ranks))
+        if kinds == {"gloo"}:
+            _gloo(making, pg, prefix, ranks, rank, name, timeout, known, lazy=lazy, addresses=addresses)
+        else:
+            _put_under(pg, FakeProcessGroup._create_internal(rank, len(ranks)), _config(backend)[0])
         pg._set_group_name(c10d.GroupName(name))
         pg._set_group_desc(desc)
         register(pg, known, prefix, c10d.GroupName(name))
@@ -245,8 +283,36 @@ def create(
             device_id=c10d._get_default_group().bound_device_id,
             group_desc=desc,
         )
-    c10d._world.pg_group_ranks[pg] = {member: position for position, member in enumerate(ranks)}
-    return pg  # type: ignore[no-any-return]
+    c10d._world.pg_group_ranks[pg] = _Positions(ranks)  # type: ignore[assignment]  # torch has a dict, and only reads
+    return pg
+
+
+class _Positions(Mapping[int, int]):
+    """The position of each member by its global rank; all are listed when torch first asks for one."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = ranks
+
+    @cached_property
+    def _listed(self) -> dict[int, int]:
+        return {member: position for position, member in enumerate(self._ranks)}
+
+    def __getitem__(self, rank: int) -> int:
+        return self._listed[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._listed)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+
+def _put_under(pg: dist.ProcessGroup, made: Any, device_types: Iterable[str]) -> None:
+    """Let a process group use torch's fake backend on these devices."""
+    kind = dist.ProcessGroup.BackendType.CUSTOM
+    pg._set_default_backend(kind)
+    for device_type in device_types:
+        pg._register_backend(torch.device(device_type), kind, made)
 
 
 @cache
@@ -285,31 +351,78 @@ _BUILT = {
 
 
 def _gloo(
-    making: Making, ranks: Sequence[int], rank: int, name: str, timeout: timedelta, backend: Any, *, lazy: bool
-) -> tuple[Any, Any]:
-    """A gloo group whose pairs connect now, or when they first talk."""
+    making: Making,
+    pg: dist.ProcessGroup,
+    prefix: Any,
+    ranks: Sequence[int],
+    rank: int,
+    name: str,
+    timeout: timedelta,
+    backend: Any,
+    *,
+    lazy: bool,
+    addresses: Sequence[Address] | None,
+) -> None:
+    """Put gloo under a process group, whose pairs connect now, or when they first talk."""
     late = lazy or len(ranks) > _CONNECTED_AT_ONCE
-    prefix = PrefixStore(f"{name}/", making.store)
-    pg = dist.ProcessGroup(prefix, rank, len(ranks))
     pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
-    options._devices = making.devices.of(late=late)
-    options._threads = 1
-    options._timeout = timeout / _CONNECT_TRIES if late else making.within
+    options = _gloo_options(making.devices.of(late=late), timeout / _CONNECT_TRIES if late else making.within)
     options.global_ranks_in_group = list(ranks)
     options.group_name = name
-    addresses = PrefixStore("gloo/", prefix)
+    places = PrefixStore("gloo/", prefix) if addresses is None else _known(addresses, making.devices)
     try:
-        made = c10d.ProcessGroupGloo(addresses, rank, len(ranks), options)
+        made = c10d.ProcessGroupGloo(places, rank, len(ranks), options)
         if lazy:
-            _await(addresses, len(ranks), timeout)
+            _await(places, len(ranks), timeout)
     except RuntimeError as error:
-        raise Unjoined(str(error), _seen(addresses, ranks)) from error
+        raise Unjoined(str(error), _seen(places, ranks) if addresses is None else ()) from error
     made._set_default_timeout(timeout)
-    made._set_sequence_number_for_group()
+    if _MINOR < (2, 14):  # from then on they always start at zero
+        made._set_sequence_number_for_group()
     for device_type in _config(backend)[0]:
         pg._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.GLOO, made)
-    return pg, prefix
+
+
+def connects_at_once(backend: str, size: int, lazy: bool | None) -> bool:
+    """Whether a group of this backend and size is one whose pairs gloo connects when it is made."""
+    if make_on_thread is not None or lazy or not 1 < size <= _CONNECTED_AT_ONCE:
+        return False
+    return set(_config(backend)[0].values()) == {"gloo"}
+
+
+def _gloo_options(devices: list[Any], timeout: timedelta) -> Any:
+    options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
+    options._devices, options._threads, options._timeout = devices, 1, timeout
+    return options
+
+
+# What a member of a gloo group writes of itself: its host's name and its socket's address, each after its length in
+# bytes, and the numbers of its pairs. The address is a sockaddr_storage of 128 bytes and a number that is not set.
+_ADDRESS = 136
+_FAMILIES = {int(socket.AF_INET): 16, int(socket.AF_INET6): 28}
+
+
+def _listening(told: bytes) -> tuple[str, bytes] | None:
+    """Host and socket of the first group on a device, as it wrote them; None where another gloo writes otherwise."""
+    (length,) = struct.unpack_from("N", told)
+    host, rest = told[8 : 8 + length], told[8 + length :]
+    known = _FAMILIES.get(int.from_bytes(rest[8:10], sys.byteorder))
+    expected = struct.pack("N", _ADDRESS), struct.pack("nn", -1, 0)
+    if known is None or len(rest) != 8 + _ADDRESS + 8 or (rest[:8], rest[-16:]) != expected:
+        return None
+    return host.decode(errors="replace"), rest[8 : 8 + known]
+
+
+def _known(addresses: Sequence[Address], devices: GlooDevices) -> Any:
+    """A store in which gloo finds all members of a group, as if each had written itself."""
+    devices.numbered(len(addresses))
+    store = HashStore()
+    for position, address in enumerate(addresses):
+        host, place = address.host.encode(), address.socket.ljust(_ADDRESS - 8, b"\0") + struct.pack("n", -1)
+        numbers = struct.pack(f"{len(addresses)}n", *range(address.first, address.first + len(addresses)))
+        told = struct.pack("N", len(host)) + host + struct.pack("N", _ADDRESS) + place + numbers
+        store.set(f"0/{position}", told)  # type: ignore[arg-type]  # torch's stubs know only text
+    return store
 
 
 def _await(addresses: Any, size: int, timeout: timedelta) -> None:
@@ -390,11 +503,7 @@ def premultiplied(operation: Any) -> Any:
 
 def register_alone(pg: dist.ProcessGroup, *, rank: int, name: str, desc: str, backend: str) -> None:
     """Put torch's fake backend under a process group of one rank, and register it."""
-    kind = dist.ProcessGroup.BackendType.CUSTOM
-    pg._set_default_backend(kind)
-    made = FakeProcessGroup._create_internal(0, 1)
-    for device_type in _DEVICES:
-        pg._register_backend(torch.device(device_type), kind, made)
+    _put_under(pg, FakeProcessGroup._create_internal(0, 1), _DEVICES)
     pg._set_group_name(c10d.GroupName(name))
     pg._set_group_desc(desc)
     register(pg, c10d.Backend(backend), HashStore(), c10d.GroupName(name))

@@ -1,4 +1,4 @@
-"""Threads as ranks: each has registries of torch.distributed of its own. Private calls, known on torch 2.13.
+"""Threads as ranks: each has registries of torch.distributed of its own. Private calls, known on torch 2.13 and 2.14.
 
 ```
 answer_threads(...)        from now on, until its result is called, torch.distributed answers each thread for its rank

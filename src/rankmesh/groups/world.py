@@ -26,12 +26,15 @@ import torch
 
 from rankmesh.errors import AgreementError, ConnectError, RankmeshError
 from rankmesh.groups import torch_private
+from rankmesh.groups.at_once import AtOnce, some_connect_at_once
 from rankmesh.groups.claim import Claim
 from rankmesh.groups.fitting import check_lazy, check_options, check_world, circle
 from rankmesh.groups.identify import Identity, identified
 from rankmesh.groups.live import LiveGroups
 from rankmesh.groups.meeting import Meeting, agree
 from rankmesh.groups.schedule import Step, schedule
+from rankmesh.groups.store import answering
+from rankmesh.plan.own import OwnGroups
 from rankmesh.plan.plan import Plan
 from rankmesh.plan.saved import contents
 
@@ -81,14 +84,16 @@ class World:
             refusal = self._refusal(plans)
             phases["check"] = time.perf_counter() - started
             try:
-                meeting = self._agree(plans, refusal, limit, phases)
+                own = {} if refusal else {key: plan.of(self.default.rank) for key, plan in plans.items()}
+                at_once = self._at_once(plans, own)
+                meeting = self._agree(plans, refusal, limit, phases, at_once)
             except AgreementError as error:
                 raise refusal or error from None
             if refusal is not None:
                 if meeting is not None:  # all ranks refuse alike
                     meeting.leave()
                 raise refusal
-            return self._make(plans, meeting, limit, phases, started)
+            return self._make(plans, own, meeting, at_once, limit, phases, started)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -115,8 +120,19 @@ class World:
             return error
         return None
 
+    def _at_once(self, plans: Mapping[str, Plan], own: Mapping[str, OwnGroups]) -> AtOnce | None:
+        """The groups that connect when they are made; None where no rank of these plans has any."""
+        if not own or self.default.dry or not some_connect_at_once(plans, self.default):
+            return None
+        return AtOnce.of(plans, own, self.default, self.devices)
+
     def _agree(
-        self, plans: Mapping[str, Plan], refusal: RankmeshError | None, limit: timedelta, phases: dict[str, float]
+        self,
+        plans: Mapping[str, Plan],
+        refusal: RankmeshError | None,
+        limit: timedelta,
+        phases: dict[str, float],
+        at_once: AtOnce | None,
     ) -> Meeting | None:
         """The meeting of all ranks that the plans concern; None in a dry run, in which nobody is there to agree."""
         span = circle(plans.values(), self.default)
@@ -129,8 +145,12 @@ class World:
                 "they need it",
                 backend=self.default.backend,
             )
-        claim = Claim(self.default.rank, self.default.size, span, self._fields(plans, refusal))
-        return _timed(phases, "agree", lambda: agree(self.default.store, claim, limit))
+        fields = self._fields(plans, refusal)
+        if at_once and self.devices.listening is None:
+            fields["gloo"] = "asks the store for each address"
+        claim = Claim(self.default.rank, self.default.size, span, fields)
+        tell = at_once.tell if at_once else None
+        return _timed(phases, "agree", lambda: agree(self.default.store, claim, limit, tell))
 
     def _fields(self, plans: Mapping[str, Plan], refusal: RankmeshError | None) -> dict[str, object]:
         from rankmesh import __version__
@@ -147,7 +167,9 @@ class World:
     def _make(
         self,
         plans: Mapping[str, Plan],
+        own: Mapping[str, OwnGroups],
         meeting: Meeting | None,
+        at_once: AtOnce | None,
         limit: timedelta,
         phases: dict[str, float],
         started: float,
@@ -157,9 +179,12 @@ class World:
         deadline = time.monotonic() + within
         making = torch_private.Making(self.devices, self.default.store, deadline)
         turn = meeting.turn if meeting else 0
-        made = {key: LiveGroups(plan, self, turn, phases, making, key=key) for key, plan in plans.items()}
+        made = {key: LiveGroups(plan, self, turn, phases, making, key=key, own=own[key]) for key, plan in plans.items()}
         self._live += made.values()
         try:
+            if meeting and at_once and self.devices.listening is not None:
+                with answering(self.default.rank):
+                    making.addresses.update(at_once.found(meeting.addresses))
             _timed(phases, "create", lambda: self._create(made, phases))
             if meeting:
                 _timed(phases, "complete", lambda: meeting.complete(deadline - time.monotonic(), within))
@@ -188,6 +213,8 @@ class World:
         for live in reversed(list(made.values())):
             with suppress(ConnectError):
                 live.close()
+        # Members may have called under numbers that no group has taken here.
+        self.devices.release()
 
     # -- what there is ------------------------------------------------------------------------------------------
 

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rankmesh.errors import first_line
@@ -25,7 +27,7 @@ from rankmesh.launch.started import Launch
 from rankmesh.launch.world import enter
 from rankmesh.plan.plan import Plan
 from rankmesh.proof.prove import prove
-from rankmesh.watch.joined import recorded
+from rankmesh.watch.joined import watched
 
 __all__ = ["Diary", "Write", "ended", "line", "next_group", "run_rank", "where_it_was"]
 
@@ -40,13 +42,25 @@ _PAST = {
 }
 
 
-def run_rank(plan: Plan, launch: Launch, backend: str | None, timeout: float, write: Write) -> bool:
-    """Check this rank: join the world, connect, prove each group, and write the diary; whether all went well."""
+def run_rank(
+    plan: Plan,
+    launch: Launch,
+    backend: str | None,
+    timeout: float,
+    write: Write,
+    heard: Callable[[str], None],
+    place: Path | None = None,
+) -> bool:
+    """Check this rank: join the world, connect, prove each group, and write the diary; whether all went well.
+
+    ``heard`` is given the verdict on what hangs; ``place`` is a folder of this host for the time being.
+    """
     import torch.distributed as dist
 
     write({"event": "started"})
+    failures: list[Exception] = []
     try:
-        with recorded(enter(launch, backend, timeout)) as me:
+        with watched(enter(launch, backend, timeout), heard, place) as me, _told(write, failures):
             write({"event": "joined", "backend": me.backend})
             with connect(plan, timeout=timeout) as groups:
                 write({"event": "connected", "seconds": groups.phases["all"]})
@@ -56,10 +70,26 @@ def run_rank(plan: Plan, launch: Launch, backend: str | None, timeout: float, wr
                 # A rank that leaves early would close connections on which a slower one still waits.
                 dist.barrier()
     except Exception as error:  # noqa: BLE001  - whatever ends a rank is in its diary, for the one that reports
-        write({"event": "failed", "kind": type(error).__name__, "message": _said(error)})
+        if not failures:
+            _tell(write, error)
         return False
     write({"event": "done"})
     return True
+
+
+@contextmanager
+def _told(write: Write, failures: list[Exception]) -> Iterator[None]:
+    """What fails inside is written at once: it takes a while to leave a world in which something hangs."""
+    try:
+        yield
+    except Exception as error:
+        failures.append(error)
+        _tell(write, error)
+        raise
+
+
+def _tell(write: Write, error: Exception) -> None:
+    write({"event": "failed", "kind": type(error).__name__, "message": _said(error)})
 
 
 def _said(error: Exception) -> str:

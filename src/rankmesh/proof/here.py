@@ -25,6 +25,8 @@ __all__ = ["check_here"]
 
 # How long a rank may take to answer the roll, and how much longer than they may wait ranks are let wait.
 _ROLL, _MORE = 3.0, 1.0
+# Where a rank writes the verdict on what hangs.
+_VERDICT = "verdict"
 
 
 def check_here(
@@ -48,7 +50,10 @@ def check_here(
         judge = _Judge(place, lifelines, timeout, proofs, progress)
         unseen = judge.run(lambda rank: _rank(plan, rank, place, backend, timeout, lifelines))
         diaries = {rank: _diary(place, rank) for rank in range(size)}
-    return collect(plan, diaries, time.perf_counter() - started, judge.lost or unseen)
+        verdict = (place / _VERDICT).read_text("utf-8") if (place / _VERDICT).exists() else ""
+    # Where nobody is lost and all stand still, what was seen is what the judge did: it killed them.
+    lost = judge.lost if judge.lost or judge.stuck else unseen
+    return collect(plan, diaries, time.perf_counter() - started, lost, verdict)
 
 
 # -- in a rank ------------------------------------------------------------------------------------------------------
@@ -59,7 +64,15 @@ def _rank(plan: Plan, rank: int, place: Path, backend: str | None, timeout: floa
     lifelines.hold(rank)
     launch = begin(place, rank, plan.world_size)
     with (place / f"diary-{rank}").open("a", encoding="utf-8", buffering=1) as diary:
-        well = run_rank(plan, launch, backend, timeout, lambda event: _write(diary, event))
+        well = run_rank(
+            plan,
+            launch,
+            backend,
+            timeout,
+            lambda event: _write(diary, event),
+            lambda verdict: _hear(place, rank, verdict),
+            place,
+        )
     if not well:
         _linger(place, rank, plan.world_size, timeout)
         raise SystemExit(1)
@@ -67,6 +80,13 @@ def _rank(plan: Plan, rank: int, place: Path, backend: str | None, timeout: floa
 
 def _write(diary: Any, event: dict[str, Any]) -> None:
     diary.write(line(event))
+
+
+def _hear(place: Path, rank: int, verdict: str) -> None:
+    """Keep the verdict on what hangs, which is the same on each rank that hears it."""
+    draft = place / f"{_VERDICT}-{rank}"
+    draft.write_text(verdict, encoding="utf-8")
+    draft.replace(place / _VERDICT)
 
 
 def _linger(place: Path, rank: int, size: int, timeout: float) -> None:
@@ -103,14 +123,14 @@ class _Judge(Ranks):
         self._lifelines, self._timeout = lifelines, timeout
         self._proofs, self._progress = proofs, progress
         self._written, self._moved = 0, 0.0
-        self._stuck = False
+        self.stuck = False
         self.lost: dict[int, str] = {}
 
     def run(self, work: Callable[[int], None]) -> dict[int, str]:
         """Run the ranks to their end, and hear their last."""
         try:
             unseen = super().run(work)
-            if not (self.lost or self._stuck):
+            if not (self.lost or self.stuck):
                 self._lifelines.listen(0)
                 self._judge_gone()
         finally:
@@ -121,13 +141,13 @@ class _Judge(Ranks):
         """Look at the ranks until they have ended, or it is known who is to blame; then end them."""
         self._lifelines.forked(processes)
         self._moved, looked = time.monotonic(), 0.0
-        while not (self.over.is_set() or self.lost or self._stuck):
+        while not (self.over.is_set() or self.lost or self.stuck):
             self._lifelines.listen(POLL)
             self._judge_gone()
             if time.monotonic() - looked > 2 * BEAT:
                 looked = time.monotonic()
                 self._look()
-        if self.lost or self._stuck:
+        if self.lost or self.stuck:
             self.end_all()
 
     def _look(self) -> None:
@@ -140,7 +160,7 @@ class _Judge(Ranks):
         still = time.monotonic() - self._moved > self._timeout + _MORE
         if failed or still:
             self._call_the_roll()
-            self._stuck = still
+            self.stuck = still
 
     def _call_the_roll(self) -> None:
         called = time.monotonic()

@@ -76,14 +76,15 @@ def check_in_job(
         if progress is not None and event["event"] == "proved":
             progress(sum(entry["event"] == "proved" for entry in diary), len(plan.of(launch.rank)))
 
+    verdicts: list[str] = []
     with _notice_of_the_end() as told_to_end:
         work = threading.Thread(
-            target=run_rank, args=(plan, launch, backend, timeout, write), daemon=True, name=_WORKER
+            target=run_rank, args=(plan, launch, backend, timeout, write, verdicts.append), daemon=True, name=_WORKER
         )
         work.start()
         try:
             if _reports(notices, launch, diary, timeout, told_to_end):
-                return _report(notices, plan, launch, diary, started, show)
+                return _report(notices, plan, launch, diary, started, verdicts, show)
             return _heard(notices, plan, launch, diary)
         finally:
             notices.close()
@@ -117,13 +118,19 @@ def _reports(notices: Notices, launch: Launch, diary: Diary, timeout: float, tol
 
 
 def _report(
-    notices: Notices, plan: Plan, launch: Launch, diary: Diary, started: float, show: Show | None
+    notices: Notices,
+    plan: Plan,
+    launch: Launch,
+    diary: Diary,
+    started: float,
+    verdicts: list[str],
+    show: Show | None,
 ) -> CheckResult:
     diaries = {**notices.diaries(), launch.rank: list(diary)}
     silent = notices.silent() if notices.called is not None else []
     lost = {rank: "does not answer" for rank in silent if not ended(diaries.get(rank, []))}
     lost.pop(launch.rank, None)
-    result = collect(plan, diaries, time.perf_counter() - started, lost)
+    result = collect(plan, diaries, time.perf_counter() - started, lost, "".join(verdicts[-1:]))
     if show is not None:
         show(result)
     notices.show(asdict(replace(result, failures=result.failures[:_TOLD], followed=result.followed[:_TOLD])))

@@ -52,7 +52,8 @@ class KindResult:
 class CheckResult:
     """The outcome of a check: every kind, the ranks that are to blame, and those that failed because of them.
 
-    ``connect`` is the seconds that the slowest rank took to connect, ``seconds`` those of the whole check.
+    ``connect`` is the seconds that the slowest rank took to connect, ``seconds`` those of the whole check. ``verdict``
+    is what the recordings of ranks that waited too long say (``rankmesh.doctor``), empty where none did.
     """
 
     world_size: int
@@ -62,6 +63,7 @@ class CheckResult:
     followed: tuple[RankFailure, ...] = ()
     connect: float = 0.0
     seconds: float = 0.0
+    verdict: str = ""
 
     @property
     def ok(self) -> bool:
@@ -74,7 +76,9 @@ class CheckResult:
         return tuple(failure.rank for failure in self.failures if failure.kind == "lost")
 
 
-def collect(plan: Plan, diaries: Mapping[int, Diary], seconds: float, lost: Mapping[int, str]) -> CheckResult:
+def collect(
+    plan: Plan, diaries: Mapping[int, Diary], seconds: float, lost: Mapping[int, str], verdict: str = ""
+) -> CheckResult:
     """The result that the diaries of all ranks tell, and what is known of those that are ``lost``.
 
     Others without a last word were stopped because of what happened elsewhere; where nothing did, they are stuck.
@@ -94,6 +98,7 @@ def collect(plan: Plan, diaries: Mapping[int, Diary], seconds: float, lost: Mapp
         followed=tuple(failures[len(blamed) :]),
         connect=max((event["seconds"] for _, event in every if event["event"] == "connected"), default=0.0),
         seconds=seconds,
+        verdict=verdict if failures else "",
     )
 
 

@@ -11,8 +11,8 @@ from rankmesh.plan import recipes
 from rankmesh.plan.plan import Plan
 from rankmesh.readers import accelerate, deepspeed, megatron, nanotron, torchtitan
 from rankmesh.readers.documents import entries
-from rankmesh.readers.launch import Run, read_arguments, read_run
 from rankmesh.readers.reading import Entry, Reading, Settled
+from rankmesh.readers.run import Run, read_arguments, read_run
 
 __all__ = ["Config", "read_config"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rankmesh.errors import PlanError
-from rankmesh.readers.launch import Run
 from rankmesh.readers.reading import Entry, Missing, Read, Refused, Settled, Table, flag, refused, settle, whole
+from rankmesh.readers.run import Run
 from rankmesh.readers.words import Part, gap_of, text_of
 
 __all__ = ["FLAGS", "TABLE", "from_document", "from_run", "matches"]

@@ -176,7 +176,18 @@ class SimulatedGroup(dist.ProcessGroup):
 
     abort = shutdown
 
-    # Torch keeps name and description in the backends of a group, of which this one has none.
+    # Torch asks a group for its backend on a device: this one is its own, for tensors of the processor.
+
+    supports_coalescing = True
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> SimulatedGroup:
+        return self
+
+    # Torch keeps name and description in these backends.
 
     @property
     def group_name(self) -> str:

@@ -30,7 +30,7 @@ def page(found: Diagnosis) -> str:
     """The page of a diagnosis: up to 12 groups, 32 members of each, their last 24 calls."""
     sections = [f"<p>{escape(found.verdict)}</p>"]
     if found.causes:
-        sections += ["<h2>Causes</h2>", _causes(found.causes)]
+        sections += ["<h2>Causes</h2>", _causes(found.causes), _lines(found.causes)]
     sections.append(f"<p>{escape(_waiting(found))}</p>")
     groups = _involved(found)
     if groups:
@@ -42,7 +42,8 @@ def page(found: Diagnosis) -> str:
 _LEGEND = (
     f'<p class="note"><span style="color:{_COLOURS["done"]}">■</span> finished '
     f'<span style="color:{_COLOURS["open"]}">■</span> not finished '
-    f'<span style="color:{_COLOURS["cause"]}">■</span> named as a cause; numbers count the calls of the group</p>'
+    f'<span style="color:{_COLOURS["cause"]}">■</span> named as a cause, an outline where the rank never came; '
+    "numbers count the calls of the group</p>"
 )
 
 
@@ -62,11 +63,17 @@ def _causes(causes: Iterable[Cause]) -> str:
             cause.call,
             cause.operation,
             cause.explains,
-            "; ".join(f"{rank}: {site}" for rank, site in sorted(cause.sites.items())[:4]),
         )
         for cause in causes
     ]
-    return table(("cause", "ranks", "group", "call", "operation", "ranks that wait", "lines"), rows)
+    return table(("cause", "ranks", "group", "call", "operation", "ranks that wait"), rows)
+
+
+def _lines(causes: Iterable[Cause]) -> str:
+    """Where the program of each rank of the causes is."""
+    sites = {rank: site for cause in causes for rank, site in cause.sites.items()}
+    rows = [(f"rank {rank}", site) for rank, site in sorted(sites.items())[:_RANKS]]
+    return f"<h2>Lines</h2>\n{table(('rank', 'line'), rows)}" if rows else ""
 
 
 def _involved(found: Diagnosis) -> list[KnownGroup]:
@@ -84,16 +91,33 @@ def _timeline(found: Diagnosis, group: KnownGroup) -> str:
     scale = _WIDTH / (1.15 * max(high - low, 1))
     named = {(rank, cause.call) for cause in found.causes if cause.group is group for rank in cause.ranks}
     guilty = {rank for rank, _ in named}
-    rows = [
-        _row(place, rank, [(number, (time - low) * scale, done) for number, time, done in spans[rank]], guilty, named)
-        for place, rank in enumerate(ranks)
-    ]
+    placed = {
+        rank: [(number, (time - low) * scale, done) for number, time, done in calls] for rank, calls in spans.items()
+    }
+    rows = [_row(place, rank, placed[rank], guilty, named) for place, rank in enumerate(ranks)]
+    rows += [_missed(place, rank, named, placed) for place, rank in enumerate(ranks)]
     more = f" ({len(group.members) - len(ranks)} members not shown)" if len(group.members) > len(ranks) else ""
     height = _ROW * len(ranks) + 4
     return (
         f"<h3>{escape(str(group))}{more}</h3>\n"
         f'<svg viewBox="0 0 {_LEFT + _WIDTH + 20} {height}" width="{_LEFT + _WIDTH + 20}" height="{height}" '
         f'role="img" font-size="11">{"".join(rows)}</svg>'
+    )
+
+
+def _missed(
+    place: int, rank: int, named: set[tuple[int, int]], placed: dict[int, list[tuple[int, float, bool]]]
+) -> str:
+    """The outline of a call that a rank never came to, from where the first of the others made it."""
+    made = {number for number, _, _ in placed[rank]}
+    call = next((number for other, number in named if other == rank and number not in made), None)
+    start = min((at for calls in placed.values() for number, at, _ in calls if number == call), default=None)
+    if start is None:
+        return ""
+    return (
+        f'<rect x="{_LEFT + start:.1f}" y="{place * _ROW + 2}" width="{max(3.0, _WIDTH - start):.1f}" height="{_BAR}" '
+        f'rx="2" fill="none" stroke="{_COLOURS["cause"]}" stroke-dasharray="3 2">'
+        f"<title>rank {rank} never came to call {call}</title></rect>"
     )
 
 

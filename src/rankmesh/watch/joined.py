@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 from rankmesh.launch import world
 from rankmesh.launch.world import LiveRank
 from rankmesh.watch.recorder import prepare
-from rankmesh.watch.watch import start
+from rankmesh.watch.watch import Watch, start
 
-__all__ = ["init", "recorded"]
+__all__ = ["init", "watched"]
 
 
 def init(
@@ -38,15 +41,23 @@ def init(
     if not _wanted(record):
         return world.init(backend, timeout=timeout)
     prepare()
-    return recorded(world.init(backend, timeout=timeout), record)
-
-
-def recorded(live: LiveRank, record: bool | str | os.PathLike[str] = False) -> LiveRank:
-    """The same rank, watched until it leaves its world, where ``record`` or ``RANKMESH_RECORD`` asks for it."""
-    if _wanted(record):
-        watch = start(None if isinstance(record, bool) else record)
-        live.before_leaving.append(watch.close)
+    live = world.init(backend, timeout=timeout)
+    live.before_leaving.append(start(None if isinstance(record, bool) else record).close)
     return live
+
+
+@contextmanager
+def watched(live: LiveRank, heard: Callable[[str], None], place: Path | None = None) -> Iterator[LiveRank]:
+    """The same rank until it leaves its world; ``heard`` is given the verdict on what hangs, if anything does.
+
+    Recordings are left only where ``RANKMESH_RECORD`` says; ``place`` is a folder of this host for the time being.
+    """
+    with live:
+        if not live.launch.alone:
+            folder = os.environ.get("RANKMESH_RECORD")
+            watch = Watch(Path(folder).absolute() if folder else None, heard=heard, place=place)
+            live.before_leaving.append(watch.close)
+        yield live
 
 
 def _wanted(record: bool | str | os.PathLike[str]) -> bool:

@@ -12,9 +12,8 @@ Neither is relied on: the store goes with rank 0, and a folder may be another on
 
 from __future__ import annotations
 
-import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,11 +33,10 @@ class FolderPost:
 
     def __init__(self, folder: Path, token: str) -> None:
         self._place = folder / ".watch" / token
-        self._place.mkdir(parents=True, exist_ok=True)
 
     def put(self, key: str, content: bytes = b"") -> None:
         """Leave word under a key."""
-        _tried(lambda: self._path(key).write_bytes(content), 0)
+        _tried(lambda: self._made(key).write_bytes(content), 0)
 
     def get(self, key: str) -> bytes | None:
         """The word under a key, None where there is none."""
@@ -59,17 +57,23 @@ class FolderPost:
     def claim(self, key: str) -> bool | None:
         """Whether this rank is the first to claim a key; None where that cannot be known."""
         try:
-            self._path(key).touch(exist_ok=False)
+            self._made(key).touch(exist_ok=False)
         except FileExistsError:
             return False
         except OSError:
             return None
         return True
 
-    def clear(self) -> None:
-        """Take away what this session has left, when nobody needs it."""
-        shutil.rmtree(self._place, ignore_errors=True)
-        _tried(self._place.parent.rmdir, None)
+    def clear(self, keys: Iterable[str]) -> None:
+        """Take away what was left under these keys, and the folders with the last of them."""
+        for key in keys:
+            _tried(lambda key=key: self._path(key).unlink(missing_ok=True), None)  # type: ignore[misc]
+        for folder in (self._place, self._place.parent):
+            _tried(folder.rmdir, None)
+
+    def _made(self, key: str) -> Path:
+        self._place.mkdir(parents=True, exist_ok=True)
+        return self._path(key)
 
     def _path(self, key: str) -> Path:
         return self._place / key.replace("/", "-")
@@ -80,7 +84,6 @@ class StorePost:
 
     def __init__(self, store: Any, token: str) -> None:
         self._store = PrefixStore(f"rankmesh/watch/{token}", store)
-        self._keys: set[str] = set()
         self._gone = False
 
     def _ask(self, act: Callable[[], _Result], otherwise: _Result) -> _Result:
@@ -98,7 +101,6 @@ class StorePost:
 
     def put(self, key: str, content: bytes = b"") -> None:
         """Leave word under a key."""
-        self._keys.add(key)
         self._ask(lambda: self._store.set(key, content), None)  # type: ignore[arg-type]  # bytes are taken as they are
 
     def get(self, key: str) -> bytes | None:
@@ -112,7 +114,6 @@ class StorePost:
     def join(self, key: str, rank: int) -> None:
         """Be one of those who have left word under a key."""
         self.put(f"{key}/{rank}")
-        self._keys.add(f"{key}/count")
         self._ask(lambda: self._store.add(f"{key}/count", 1), 0)
 
     def count(self, key: str) -> int:
@@ -121,12 +122,11 @@ class StorePost:
 
     def claim(self, key: str) -> bool | None:
         """Whether this rank is the first to claim a key; None where that cannot be known."""
-        self._keys.add(key)
         return self._ask(lambda: self._store.add(key, 1) == 1, None)
 
-    def clear(self) -> None:
-        """Take away what this rank has left."""
-        for key in self._keys:
+    def clear(self, keys: Iterable[str]) -> None:
+        """Take away what was left under these keys."""
+        for key in keys:
             self._ask(lambda key=key: self._store.delete_key(key), None)  # type: ignore[misc]
 
 

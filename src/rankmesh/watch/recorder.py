@@ -14,6 +14,7 @@ import gzip
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,18 +46,23 @@ def prepare(calls: int = CALLS) -> None:
 
 
 class Recorder:
-    """What this rank records: made while the world lives, so that it can still tell when that is gone."""
+    """What this rank records: made by its program while the world lives, and able to tell when that is gone."""
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.run = os.environ.get("TORCHELASTIC_RUN_ID", os.environ.get("SLURM_JOB_ID", ""))
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
         self.host = host_name()
+        self._program = threading.get_ident()
         self._groups: dict[str, tuple[str, tuple[int, ...]]] = {}
 
     def look(self) -> None:
         """Learn of the groups that were made since the last look."""
         self._groups |= torch_private.registered(self._groups)
+
+    def in_call(self, mark: tuple[int, int] | None) -> tuple[dict[str, Any], tuple[int, int]]:
+        """The call that the program is in, and a mark of where it stands, after an earlier one."""
+        return stacks.in_call(self._program, mark)
 
     def document(
         self, reason: str, mark: tuple[int, int] | None = None, *, ended: bool = False, frames: bool | None = None
@@ -71,7 +77,7 @@ class Recorder:
         table: dict[str, int] = {}
         entries = [_entry(entry, table) for entry in kept.get("entries", [])]
         groups = {name: {"name": name, "desc": desc, "ranks": list(r)} for name, (desc, r) in self._groups.items()}
-        about = self._about(reason) | (_end() if ended else _now(mark))
+        about = self._about(reason) | (_end() if ended else self._now(mark))
         return {
             **kept,
             "pg_config": {**kept.get("pg_config", {}), **groups},
@@ -92,14 +98,13 @@ class Recorder:
             "reason": reason,
         }
 
+    def _now(self, mark: tuple[int, int] | None) -> dict[str, Any]:
+        return {"ended": False, "in_call": self.in_call(mark)[0], "threads": stacks.threads()}
+
     def silent(self, rank: int, state: str, text: str) -> dict[str, Any]:
         """What another rank of this host looks like, which does not speak: a recording without calls."""
         about = {**self._about(""), "rank": rank, "pid": 0, "state": state, "threads": {"": text.splitlines()[:200]}}
         return {"version": "2.10", "entries": [], "rankmesh": about}
-
-
-def _now(mark: tuple[int, int] | None) -> dict[str, Any]:
-    return {"ended": False, "in_call": stacks.in_call(mark)[0], "threads": stacks.threads()}
 
 
 def _end() -> dict[str, Any]:
@@ -124,6 +129,7 @@ def packed(data: Mapping[str, Any]) -> bytes:
 
 def write(path: Path, content: bytes) -> None:
     """A file that is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_bytes(content)
     draft.replace(path)

@@ -16,11 +16,11 @@ import faulthandler
 import json
 import os
 import re
-import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["Siblings"]
@@ -33,8 +33,8 @@ _SIGNAL = getattr(signal, "SIGUSR1", None)
 class Siblings:
     """The ranks of one session on this host."""
 
-    def __init__(self, token: str, rank: int) -> None:
-        self._place = Path(tempfile.gettempdir()) / f"rankmesh-watch-{token}"
+    def __init__(self, token: str, rank: int, place: Path | None = None) -> None:
+        self._place = (place or Path(tempfile.gettempdir())) / f"rankmesh-watch-{token}"
         self._place.mkdir(mode=0o700, exist_ok=True)
         self._rank = rank
         self._stacks = (self._place / f"{rank}.stacks").open("w+b")
@@ -92,8 +92,8 @@ class Siblings:
         self._stacks.close()
         for ending in ("stacks", "json"):
             (self._place / f"{self._rank}.{ending}").unlink(missing_ok=True)
-        if not any(self._place.glob("*.json")):
-            shutil.rmtree(self._place, ignore_errors=True)
+        with suppress(OSError):  # the last to leave takes the folder away
+            self._place.rmdir()
 
 
 def _where(text: str) -> str:

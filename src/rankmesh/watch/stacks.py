@@ -26,6 +26,7 @@ __all__ = ["in_call", "threads"]
 _TORCH = f"{Path(dist.__file__).parent.parent}/"
 _OURS = f"{Path(rankmesh.__file__).parent}/"
 _CALLS = f"{Path(dist.__file__).parent}/distributed_c10d.py"
+_MEETINGS = {"connect": f"{_OURS}groups/connect.py", "warm_up": f"{_OURS}groups/warm.py"}
 _PLUMBING = ("/contextlib.py", "/threading.py", "/functools.py")
 # Names that torch gives its flight recorder for calls of other names.
 _RECORDED = {
@@ -67,15 +68,15 @@ def _line(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def in_call(before: tuple[int, int] | None = None) -> tuple[dict[str, Any], tuple[int, int]]:
+def in_call(program: int, before: tuple[int, int] | None = None) -> tuple[dict[str, Any], tuple[int, int]]:
     """The call that the program is in, and a mark of where it stands; ``before`` is an earlier mark.
 
-    A program whose mark has moved, or that sleeps, is running: it waits in no call, whatever it has under way.
+    ``program`` is the thread that the program runs on, looked at first. A program whose mark has moved, or that
+    sleeps, is running: it waits in no call, whatever it has under way.
     """
     frames = sys._current_frames()
-    main = threading.main_thread().ident or 0
-    others = [frame for ident, frame in frames.items() if ident not in (main, threading.get_ident())]
-    first = frames.get(main)
+    first = frames.pop(program, None) or frames.pop(threading.main_thread().ident or 0, None)
+    others = [frame for ident, frame in frames.items() if ident != threading.get_ident()]
     for frame in [first, *others]:
         call = _call(frame)
         if frame is not None and call is not None:
@@ -102,11 +103,12 @@ def _users(frame: FrameType) -> FrameType:
 
 
 def _call(frame: FrameType | None) -> dict[str, Any] | None:
-    """The outermost function of torch.distributed that this thread is in; None where it is in none."""
+    """The outermost function of torch.distributed that this thread is in, or ours that waits; None where in none."""
     found = None
     inner = frame
     while inner is not None:
-        if inner.f_code.co_filename == _CALLS and inner.f_code.co_name in _KNOWN:
+        file, name = inner.f_code.co_filename, inner.f_code.co_name
+        if (file == _CALLS and name in _KNOWN) or _MEETINGS.get(name) == file:
             found = inner
         inner = inner.f_back
     if found is None or frame is None:
@@ -119,7 +121,7 @@ def _facts(given: dict[str, Any]) -> dict[str, Any]:
     """Group, peer, root and reduction of a call, from the names that torch's functions give them."""
     if not dist.is_initialized():
         return {}
-    group = given.get("group")
+    group = getattr(given.get("group"), "pg", given.get("group"))
     group = group if isinstance(group, dist.ProcessGroup) else dist.group.WORLD
     if group is None:
         return {}

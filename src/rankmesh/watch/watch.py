@@ -18,8 +18,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from rankmesh.errors import RecordingError
 from rankmesh.groups import torch_private
 from rankmesh.groups.limits import time_limit
 from rankmesh.groups.told import asked_of
-from rankmesh.watch import stacks
 from rankmesh.watch.posts import FolderPost, StorePost
 from rankmesh.watch.recorder import Recorder, packed, write
 from rankmesh.watch.siblings import Siblings
@@ -40,35 +40,52 @@ __all__ = ["Watch", "start"]
 
 _log = logging.getLogger("rankmesh.watch")
 _LONGEST_TICK, _MEET, _PATIENT = 1.0, timedelta(seconds=60), timedelta(seconds=5)
-_sessions = 0
+# Seconds that a rank waits at its beginning for the others' word, and at its end for a watch that has nothing to say.
+_MOMENT = 1.0
+# Left by the rank whose call lasts too long.
+_HANGS = "hangs"
+_sessions = count()
 
 
 class Watch:
     """The watch of this rank: ``close`` it before the world is destroyed, or leave that to the end of the program.
 
-    ``folder`` is where recordings go; ``verdict`` is what was told of the last hang, by the rank that gathered.
+    ``folder`` is where recordings go, None for nowhere but the store; ``verdict`` is what was told of the last hang, by
+    the rank that gathered. ``heard`` is given the verdict, in place of the log; ``place`` is where the ranks of this
+    host find each other.
     """
 
-    def __init__(self, folder: Path, limit: timedelta | None, number: int) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        limit: timedelta | None = None,
+        *,
+        heard: Callable[[str], None] | None = None,
+        place: Path | None = None,
+    ) -> None:
         world = torch_private.default_group()
         self.folder = folder
         self.verdict: str | None = None
+        self._heard = heard
         self._limit = None if limit is None else limit.total_seconds()
         self._patience = self._limit or world.timeout.total_seconds() / 2
         self._recorder = Recorder()
         self._store = None if world.store is None else world.store.clone()
         if self._store is not None:
             self._store.set_timeout(_PATIENT)
-        self._number = number
-        self._stop = threading.Event()
+        self._number, self._place = next(_sessions), place
+        self._posts: list[FolderPost | StorePost] = []
+        self._stop, self._met = threading.Event(), threading.Event()
         self._turn = 0
-        self._spoken = False
+        self._speaking = self._hung = False
         self._mark: tuple[int, int] | None = None
         self._since = time.monotonic()
         self._told = threading.Condition()
         self._wanted: str | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="rankmesh-watch")
         self._thread.start()
+        # A rank that stops soon is known to the others of its host by then.
+        self._met.wait(_MOMENT)
         atexit.register(self.close)
         asked_of.append(self.ask)
 
@@ -89,26 +106,46 @@ class Watch:
         except (RuntimeError, OSError) as error:
             _log.warning("rankmesh: no watch on rank %s: %s", self._recorder.rank, error)
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._posts: list[FolderPost | StorePost] = [FolderPost(self.folder, token)]
+        if self.folder is not None:
+            self._posts.append(FolderPost(self.folder, token))
         if self._store is not None:
             self._posts.append(StorePost(self._store, token))
-        self._siblings = Siblings(token, self._recorder.rank)
+        self._siblings = Siblings(token, self._recorder.rank, self._place)
+        self._met.set()
         try:
             while not self._stop.wait(self._tick):
                 self._look()
+            self._leave_nothing()
         finally:
             self._siblings.close()
+
+    @property
+    def _key(self) -> str:
+        """Where the ranks of this session meet in the store."""
+        return f"rankmesh/watch/{self._recorder.attempt}/{self._number}"
 
     def _meet(self) -> str:
         """A word that this session's ranks share: rank 0 makes it up."""
         if self._store is None:
             return f"{os.getppid()}-{self._number}"
-        key = f"rankmesh/watch/{self._recorder.attempt}/{self._number}"
         if self._recorder.rank == 0:
-            self._store.set(key, os.urandom(8).hex())
-        self._store.wait([key], _MEET)
-        return str(self._store.get(key).decode())
+            self._store.set(self._key, os.urandom(8).hex())
+        self._store.wait([self._key], _MEET)
+        return str(self._store.get(self._key).decode())
+
+    def _leave_nothing(self) -> None:
+        """Take away what this rank has left for others; the last of all ranks takes what belongs to none."""
+        rank, turns = self._recorder.rank, range(self._turn)
+        own = [f"{what}/{turn}/{rank}" for turn in turns for what in ("said", "recording")]
+        shared = [f"{what}/{turn}" for turn in turns for what in ("ask", "gather", "verdict")]
+        counts = [f"said/{turn}/count" for turn in turns]
+        store, left = self._store, f"{self._key}/left"
+        last = store is None or store.add(left, 1) == self._recorder.world_size
+        for post in self._posts:
+            post.clear([*own, *shared, *counts, _HANGS] if last else own)
+        if store is not None and last:
+            store.delete_key(self._key)
+            store.delete_key(left)
 
     def close(self) -> None:
         """End the watch; the recording of a rank that has ended stays in the folder."""
@@ -116,9 +153,12 @@ class Watch:
             return
         self._stop.set()
         asked_of.remove(self.ask)
-        self._thread.join(2 * self._grace)
+        self._thread.join(_MOMENT)
+        if self._speaking:
+            self._thread.join(2 * self._grace)
         atexit.unregister(self.close)
-        if self._spoken:
+        self._store, self._posts = None, []
+        if self._hung or self._heard is not None:
             # What hung is what counts, whatever became of it.
             return
         try:
@@ -136,7 +176,9 @@ class Watch:
 
     def _look(self) -> None:
         self._recorder.look()
-        reason = self._wanted or self._signal() or self._asked() or self._overdue()
+        reason = self._wanted or self._signal() or self._asked()
+        if not reason and (reason := self._overdue()):
+            self._put(_HANGS, b"")
         if reason:
             self._wanted = None
             self._speak(reason)
@@ -148,11 +190,11 @@ class Watch:
         return "another rank asked" if any(post.has(f"ask/{self._turn}") for post in self._posts) else ""
 
     def _overdue(self) -> str:
-        """Why this rank speaks up by itself: a call that lasts too long; once for each watch."""
-        call, mark = stacks.in_call(self._mark)
+        """Why this rank speaks up by itself: a call that lasts too long; once for each watch, whichever rank it was."""
+        call, mark = self._recorder.in_call(self._mark)
         if mark != self._mark:
             self._mark, self._since = mark, time.monotonic()
-        if self._spoken:
+        if self._hung:
             return ""
         waited = time.monotonic() - self._since
         if call.get("operation") and waited > self._patience:
@@ -171,6 +213,8 @@ class Watch:
 
     def ask(self, reason: str, within: float = 30.0) -> str | None:
         """Ask all ranks for their recordings now; the verdict, None where none was told in time."""
+        if not self._met.is_set():
+            return None
         with self._told:
             turn, self._wanted = self._turn, reason
             self._told.wait_for(lambda: self._turn > turn or not self._thread.is_alive(), within)
@@ -179,7 +223,7 @@ class Watch:
     # -- speaking ----------------------------------------------------------------------------------------------
 
     def _speak(self, reason: str) -> None:
-        turn, self._spoken = self._turn, True
+        turn, self._speaking = self._turn, True
         self._put(f"ask/{turn}", reason.encode())
         self._leave(self._recorder.document(reason, self._mark))
         for post in self._posts:
@@ -195,6 +239,8 @@ class Watch:
             self._leave(self._recorder.document(reason, self._mark, frames=True))
         # A rank that was slow to speak was sent SIGUSR1 for its stacks: that is answered.
         self._siblings.signalled()
+        self._hung = self._hung or any(post.has(_HANGS) for post in self._posts)
+        self._speaking = False
         with self._told:
             self._turn += 1
             self._told.notify_all()
@@ -207,10 +253,15 @@ class Watch:
         """Put a recording in the folder, and in the store for those who do not share the folder."""
         rank = self._recorder.rank if rank is None else rank
         content = packed(data)
-        write(self.folder / f"rank{rank}.json.gz", content)
-        for post in self._posts[1:]:
+        if self.folder is not None:
+            write(self.folder / f"rank{rank}.json.gz", content)
+        for post in self._stores:
             if not data["rankmesh"].get("ended"):
                 post.put(f"recording/{self._turn}/{rank}", content)
+
+    @property
+    def _stores(self) -> list[StorePost]:
+        return [post for post in self._posts if isinstance(post, StorePost)]
 
     def _await_others(self, turn: int) -> None:
         end = time.monotonic() + self._grace
@@ -218,7 +269,7 @@ class Watch:
             time.sleep(self._tick / 2)
 
     def _count(self, turn: int) -> int:
-        return max(post.count(f"said/{turn}") for post in self._posts)
+        return max((post.count(f"said/{turn}") for post in self._posts), default=0)
 
     def _spoke(self, turn: int) -> set[int]:
         ranks = range(self._recorder.world_size)
@@ -226,7 +277,7 @@ class Watch:
 
     def _tell_of_silent(self, spoke: set[int]) -> None:
         for rank, (state, text) in self._siblings.silent(spoke).items():
-            if not (self.folder / f"rank{rank}.json.gz").exists():
+            if self._left_by(rank, self._turn) is None:
                 self._leave(self._recorder.silent(rank, state, text), rank)
 
     def _claims(self, turn: int, spoke: set[int]) -> bool:
@@ -239,23 +290,28 @@ class Watch:
     def _gather(self, turn: int) -> None:
         diagnosis = diagnose(self._recordings(turn))
         text = report(diagnosis)
-        write(self.folder / "verdict.json", json.dumps(diagnosis.to_dict(), indent=2).encode())
+        if self.folder is not None:
+            write(self.folder / "verdict.json", json.dumps(diagnosis.to_dict(), indent=2).encode())
         self._put(f"verdict/{turn}", diagnosis.verdict.encode())
-        _log.warning("rankmesh: %s\nrankmesh: the recordings are in %s", text, self.folder)
+        if self._heard is None:
+            _log.warning("rankmesh: %s\nrankmesh: the recordings are in %s", text, self.folder)
 
     def _recordings(self, turn: int) -> dict[int, Recording]:
         found = {}
         for rank in range(self._recorder.world_size):
-            content = next((data for post in self._posts[1:] if (data := post.get(f"recording/{turn}/{rank}"))), None)
-            path = self.folder / f"rank{rank}.json.gz"
-            if content is None and path.exists():
-                content = path.read_bytes()
+            content = self._left_by(rank, turn)
             if content is not None:
                 try:
-                    found[rank] = recording_of(_document(content), rank, path.name)
+                    found[rank] = recording_of(_document(content), rank, f"rank{rank}")
                 except RecordingError as error:
                     _log.warning("rankmesh: %s", error)
         return found
+
+    def _left_by(self, rank: int, turn: int) -> bytes | None:
+        """The recording that a rank has left, in the store or in the folder."""
+        content = next((data for post in self._stores if (data := post.get(f"recording/{turn}/{rank}"))), None)
+        path = None if self.folder is None else self.folder / f"rank{rank}.json.gz"
+        return path.read_bytes() if content is None and path is not None and path.exists() else content
 
     def _hear(self, turn: int) -> None:
         """The verdict of the rank that gathers."""
@@ -265,6 +321,8 @@ class Watch:
                 said = post.get(f"verdict/{turn}")
                 if said:
                     self.verdict = said.decode()
+                    if self._heard is not None:
+                        self._heard(self.verdict)
                     return
             time.sleep(self._tick / 2)
 
@@ -281,7 +339,5 @@ def start(folder: str | os.PathLike[str] | None = None, *, limit: float | timede
     long a call may take, in seconds, before every rank that can still speak writes its recording: by default half of
     its group's timeout.
     """
-    global _sessions
     place = Path(folder or os.environ.get("RANKMESH_RECORD") or "recordings")
-    _sessions += 1
-    return Watch(place.absolute(), None if limit is None else time_limit(limit), _sessions)
+    return Watch(place.absolute(), None if limit is None else time_limit(limit))

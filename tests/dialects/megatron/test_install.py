@@ -123,6 +123,29 @@ print([name for module in modules for name, value in vars(module).items() if "ra
     assert done.stdout == "all ours\n[]\n", done.stderr
 
 
+def test_a_release_that_is_not_compared_with():
+    """install() under it warns: which releases are tested, and which of its names the drop-ins have not."""
+    program = """
+import warnings
+warnings.simplefilter("ignore")
+from megatron.core import package_info, parallel_state
+package_info.__version__ = "0.99.1"
+def unheard_of(): pass
+unheard_of.__module__ = parallel_state.__name__
+parallel_state.unheard_of = unheard_of
+from rankmesh.dialects.megatron import install
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    install()
+print(*[word.message for word in told if "install()" in str(word.message)])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.startswith(
+        "received install() under megatron-core 0.99.1; the drop-ins are tested with 0.14 to 0.20"
+    )
+    assert "unheard_of" in done.stdout.rpartition("what they have not:")[2]
+
+
 def test_without_megatron(monkeypatch):
     """Where megatron-core is not installed, install() says what to do."""
     from rankmesh.dialects import megatron as ours

@@ -25,7 +25,7 @@ from typing import Any
 from rankmesh.errors import AgreementError, TransferError, first_line, in_words
 from rankmesh.groups.store import JobStore
 
-__all__ = ["Fault", "Meeting", "told"]
+__all__ = ["Fault", "TransferMeeting", "told"]
 
 # How long a rank that lost another waits for what others have to say of it, seconds; less where the timeout is short.
 _SETTLE = 1.0
@@ -41,7 +41,7 @@ class Fault(Exception):
         self.message, self.lost = message, tuple(lost)
 
 
-class Meeting:
+class TransferMeeting:
     """One transfer's meeting of the ``ranks`` of one group; ``rank`` is this one."""
 
     def __init__(self, store: Any, name: str, rank: int, ranks: Sequence[int], timeout: timedelta) -> None:

@@ -35,7 +35,7 @@ from rankmesh.groups.limits import time_limit
 from rankmesh.layout.axes import integer
 from rankmesh.layout.cells import distinct
 from rankmesh.transfer.live.exchange import Exchange
-from rankmesh.transfer.live.meeting import Fault, Meeting, told
+from rankmesh.transfer.live.meeting import Fault, TransferMeeting, told
 from rankmesh.transfer.live.shards import Shards, apart, local, problem_of
 from rankmesh.transfer.live.stream import Message, Slices, messages, where
 
@@ -100,7 +100,7 @@ def run(
     itinerary = itinerary_of(moves, world.rank, longest)
     meeting = None
     if not world.dry and len(ranks) > 1:
-        meeting = Meeting(world.store, group.group_name, world.rank, ranks, limit)  # type: ignore[union-attr]
+        meeting = TransferMeeting(world.store, group.group_name, world.rank, ranks, limit)  # type: ignore[union-attr]
         meeting.begin({"digest": moves.digest, "budget": int(budget)}, side.problem or _outside(moves, ranks))
     elif side.problem:
         raise TransferError(f"rank {world.rank}: {side.problem}", rank=world.rank, ranks=(world.rank,))
@@ -117,7 +117,7 @@ def run(
     )
 
 
-def _moved(side: _Side, exchange: Exchange, itinerary: Itinerary, meeting: Meeting | None) -> Fault | None:
+def _moved(side: _Side, exchange: Exchange, itinerary: Itinerary, meeting: TransferMeeting | None) -> Fault | None:
     """Exchange everything; what went wrong."""
     try:
         exchange.attempt(side.prepare)

@@ -1,0 +1,63 @@
+"""Sites: the line of a call, which is the innermost that belongs neither to torch nor to rankmesh.
+
+```
+distributed_c10d.py:3245 in all_reduce
+c10d_logger.py:83 in wrapper
+train.py:31 in step                      <- the site; the outermost line where all are torch's
+train.py:12 in main
+```
+
+A frame is looked at once: torch's pickles hold each of them once, however many calls have it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+__all__ = ["Sites"]
+
+_PLUMBING = re.compile(r"(^|/)(torch|rankmesh)/|^<frozen|/(contextlib|threading|functools)\.py$")
+
+
+class Sites:
+    """The lines of a recording, each once; ``stacks`` are those that calls name by number."""
+
+    def __init__(self, stacks: Sequence[Any]) -> None:
+        self._stacks = stacks
+        self._numbers: dict[tuple[Any, Any, Any], int] = {}
+        self._of_stack: dict[int, int] = {}
+        self._of_frame: dict[int, int] = {}
+
+    @property
+    def listed(self) -> list[str]:
+        """The lines: ``train.py:31 in step``."""
+        return [f"{str(file)[:400]}:{int(line)} in {str(name)[:100]}" for file, line, name in self._numbers]
+
+    def of(self, frames: Any) -> int:
+        """The number of the line of a stack, which is a list or its number; -1 for none."""
+        if not isinstance(frames, int):
+            return self._line(frames) if frames else -1
+        if frames not in self._of_stack:
+            self._of_stack[frames] = self._line(self._stacks[frames])
+        return self._of_stack[frames]
+
+    def _line(self, frames: Sequence[Any]) -> int:
+        for frame in frames:
+            known = self._of_frame.get(id(frame))
+            if known is None:
+                known = -1 if _is_plumbing(frame["filename"]) else self._number(frame)
+                self._of_frame[id(frame)] = known
+            if known >= 0:
+                return known
+        return self._number(frames[-1])
+
+    def _number(self, frame: Mapping[str, Any]) -> int:
+        return self._numbers.setdefault((frame["filename"], frame["line"], frame["name"]), len(self._numbers))
+
+
+@cache
+def _is_plumbing(file: str) -> bool:
+    return bool(_PLUMBING.search(str(file)[:4000]))

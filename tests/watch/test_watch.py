@@ -1,0 +1,231 @@
+"""The watch, live: who speaks when, through what, how often, and what is left of it.
+
+What the verdicts say is tested by tests/hangs; ``make test-hangs`` runs all of this, ``make test`` a part.
+"""
+
+import gzip
+import json
+import logging
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import rankmesh as rm
+from rankmesh import watch
+from rankmesh.errors import AgreementError, ConnectError
+
+ALL = pytest.mark.skipif(os.environ.get("HANGS") != "all", reason="make test-hangs runs it: it takes long")
+
+
+class _Said(logging.Handler):
+    """What a rank logs."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+        logging.getLogger("rankmesh.watch").addHandler(self)
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def _steps(count=3):
+    for _ in range(count):
+        dist.all_reduce(torch.ones(4))
+
+
+def _loop(seconds):
+    """An endless loop of Python, as far as the others can tell."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def _hang(me, folder, how, limit=None, apart=False):
+    """Some steps, then one in which the victim is stopped or loops; what this rank said, heard, and when."""
+    said = _Said()
+    here = watch.start(f"{folder}/{me.rank}" if apart else folder, limit=limit)
+    _steps()
+    victim, act = how
+    began = time.time()
+    if me.rank == victim and act == "stops":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if me.rank == victim and act == "loops":
+        _loop(me.timeout + 2)
+    else:
+        with suppress(RuntimeError):
+            _steps(1)
+    ended = time.time()
+    here.close()
+    return {"verdict": here.verdict, "lines": said.lines, "began": began, "ended": ended, "folder": str(here.folder)}
+
+
+def _recording(folder, rank):
+    return json.loads(gzip.decompress((Path(folder) / f"rank{rank}.json.gz").read_bytes()))
+
+
+def test_half_of_the_timeout(ranks, tmp_path):
+    """4 ranks, one in a loop of Python: at half of the timeout all write calls and stacks; rank 0 tells, once."""
+    told = ranks(4, _hang, str(tmp_path), (3, "loops"), timeout=10)
+    assert {one["verdict"].split(":")[0] for one in told} == {"late"}
+    assert "rank 3 behind by 1 call of world" in told[0]["verdict"]
+    assert f"{__file__.rpartition('/')[2]}" in told[0]["verdict"]
+    assert [len(one["lines"]) for one in told] == [1, 0, 0, 0]
+    assert told[0]["verdict"] in told[0]["lines"][0]
+    waited = (tmp_path / "verdict.json").stat().st_mtime - min(one["began"] for one in told)
+    assert 5 <= waited < min(one["ended"] for one in told[:3]) - told[0]["began"]
+    for rank in range(4):
+        about = _recording(tmp_path, rank)["rankmesh"]
+        assert about["rank"] == rank
+        where = "_loop" if rank == 3 else "_steps"
+        assert any(where in line for stack in about["threads"].values() for line in stack)
+
+
+@ALL
+def test_folders_apart(ranks, tmp_path):
+    """4 ranks that share no folder: the store carries the recordings, and one rank's folder has the verdict."""
+    told = ranks(4, _hang, str(tmp_path), (2, "loops"), 1.0, True, timeout=9)
+    assert all("rank 2 behind" in one["verdict"] for one in told)
+    assert [path.parent.name for path in tmp_path.glob("*/verdict.json")] == ["0"]
+
+
+@ALL
+def test_the_first_survivor_tells(outcomes, tmp_path):
+    """4 ranks, the first of which serves the store and is stopped: the folder carries all, and rank 1 tells."""
+    ended = outcomes(4, _hang, str(tmp_path), (0, "stops"), 1.0, timeout=28, limit=40)
+    assert [one.hung for one in ended] == [True, False, False, False]
+    told = [one.value for one in ended[1:]]
+    assert {one["verdict"].partition(";")[0] for one in told} == {
+        "dead: rank 0 left no recording (stopped by a signal)"
+    }
+    assert [len(one["lines"]) for one in told] == [1, 0, 0]
+
+
+def _asks(me, folder):
+    """Steps in which two ranks get SIGUSR1, one after the other; then a step that hangs."""
+    said = _Said()
+    here = watch.start(folder, limit=2.0)
+    heard = []
+    for turn, rank in ((1, 2), (2, 1)):
+        if me.rank == rank:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        while len(heard) < turn:
+            _steps(1)
+            time.sleep(0.05)
+            news = torch.tensor(float(here.verdict is not None))
+            dist.all_reduce(news)
+            if news == me_size():
+                heard.append(here.verdict)
+                dist.barrier()
+                here.verdict = None
+    if me.rank == 3:
+        _loop(12)
+    else:
+        with suppress(RuntimeError):
+            _steps(1)
+    here.close()
+    return {"heard": heard, "verdict": here.verdict, "lines": len(said.lines)}
+
+
+def me_size():
+    """Of the world."""
+    return dist.get_world_size()
+
+
+@ALL
+def test_sigusr1(ranks, tmp_path):
+    """4 ranks that work: SIGUSR1 to any asks all, again and again, and does not keep a later hang from being told."""
+    told = ranks(4, _asks, str(tmp_path), timeout=10, limit=60)
+    assert all("late: rank 3" in one["verdict"] for one in told)
+    assert all(len(one["heard"]) == 2 for one in told)
+    assert [one["lines"] for one in told] == [3, 0, 0, 0]
+
+
+def _comes_late(me, folder, what):
+    """Rank 3 does not come to connect, or to warm_up; what the others are told."""
+    with watch.start(folder, limit=60):
+        if what == "connect":
+            if me.rank == 3:
+                time.sleep(12)
+                return None
+            return me.error(AgreementError, rm.connect, "tp=2,dp=2", timeout=2.0)
+        with rm.connect("tp=2,dp=2") as groups:
+            if me.rank == 3:
+                time.sleep(12)
+                return None
+            return me.error(ConnectError, groups.warm_up, timeout=2.0)
+
+
+@ALL
+def test_connect_ends_with_a_verdict(ranks, tmp_path):
+    """4 ranks, one of which does not come to connect: the errors of the others end with where it is."""
+    errors = ranks(4, _comes_late, str(tmp_path), "connect")[:3]
+    for error in errors:
+        assert error["missing"] == [3]
+        assert "by the recordings: " in error["message"]
+        verdict = error["message"].rpartition("by the recordings: ")[2]
+        assert verdict.startswith("late: rank 3 behind by 1 call of world")
+        assert "_comes_late and has made none; " in verdict
+        assert "ranks 0, 1, 2 wait in connect" in verdict
+
+
+@ALL
+def test_warm_up_ends_with_a_verdict(ranks, tmp_path):
+    """4 ranks, one of which does not warm its groups up: the errors of those that wait end with where it is."""
+    for error, group in zip(ranks(4, _comes_late, str(tmp_path), "warm_up")[1:3], ("dp@tp1", "tp@dp1"), strict=True):
+        assert f"group {group} was not warm" in error["message"]
+        assert error["message"].rpartition("by the recordings: ")[2].startswith("late: rank 3 behind by 1 call of")
+
+
+def _handles():
+    """What this process has open, without the numbers of sockets."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sorted(re.sub(r"\d+", "", str(link.readlink())) for link in links)
+
+
+def _leaves_nothing(me, folder):
+    """Keys, threads, descriptors and files before a watch and after it."""
+
+    def state():
+        me.meet(f"state {len(states)}")
+        time.sleep(0.2)
+        keys = me.store.num_keys()
+        me.meet(f"counted {len(states)}")
+        places = sorted(path.name for path in Path(tempfile.gettempdir()).glob("rankmesh-watch-*"))
+        threads = sorted(thread.name for thread in threading.enumerate())
+        return [keys, places, threads, _handles(), str(signal.getsignal(signal.SIGUSR1))]
+
+    states = []
+    with watch.start(folder, limit=60) as here:  # what torch loads once
+        _steps()
+        here.ask("a test")
+    for asks in (False, True, False):
+        states.append(state())
+        with watch.start(folder, limit=60) as here:
+            _steps()
+            if asks:
+                here.ask("a test")
+            dist.barrier()
+    states.append(state())
+    return states
+
+
+@ALL
+def test_nothing_is_left(ranks, tmp_path):
+    """2 ranks: after a watch, asked or not, no key, thread, descriptor or file is left but the recordings."""
+    for before, *others in ranks(2, _leaves_nothing, str(tmp_path)):
+        for number, after in enumerate(others, 1):
+            assert Counter(after[3]) - Counter(before[3]) == Counter(), number
+            assert after[1:] == before[1:]
+            assert after[0] - before[0] == 2 * 2 * number  # the keys of this test's own meetings
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.json.gz", "rank1.json.gz", "verdict.json"]
