@@ -455,7 +455,7 @@ def test_tables_say_everything(shown):
     page.get_by_role("button", name="Tables").click()
     captions = page.locator(".tables caption").all_inner_texts()
     assert captions == ["Axes", "Kinds of group", "Groups of tp", "Ranks", "4 hosts"]
-    kinds = page.get_by_role("table", name="Kinds of group").last.inner_text()
+    kinds = page.get_by_role("table", name="Kinds of group", exact=True).inner_text()
     assert re.search(r"^dp_cp\tdp-cp\t\t4\t8\t.*\town\t4\t2\t2\tnetwork$", kinds, re.MULTILINE)
     assert "[14, 15]" in page.get_by_role("table", name="Groups of tp").inner_text()
     page.fill("#spec-field", "dp=1000")
@@ -492,6 +492,38 @@ def test_axe_finds_nothing(shown, fragment, theme):
     assert _axe(shown.page) == []
     shown.page.locator("summary").first.evaluate("each => each.click()") if "embed" not in fragment else None
     assert _axe(shown.page) == []
+
+
+# Text on what is drawn, which axe does not see: pairs of colours, the second a list or one.
+PAIRS = """() => { const { colours } = rankmesh.app, parts = [0, 0.25, 0.5, 0.75, 1]; return [
+  [colours.ink, colours.groups], [colours.ink, colours.place], [colours.ink, [colours.waits]],
+  [colours.ink, parts.map(colours.scale)], [colours.onKind, colours.kinds], [colours.onKind, [colours.cause]],
+  [colours.soft, [colours.cell, colours.place[1]]], [colours.onFocus, [colours.focus]]]; }"""
+
+
+def _contrast(one, other):
+    """The ratio of WCAG 2.2 of two colours #rrggbb or rgb(...)."""
+
+    def light(colour):
+        numbers = (
+            re.findall(r"\d+", colour)
+            if colour.startswith("rgb")
+            else [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+        )
+        parts = [int(number) / 255 for number in numbers]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    bright, dark = sorted((light(one), light(other)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_drawing_has_contrast(shown, theme):
+    """Text on every colour of the drawing has 4.5 to 1, in light and in dark."""
+    shown.goto(f"theme={theme}")
+    pairs = [(text, ground) for text, grounds in shown.page.evaluate(PAIRS) for ground in grounds]
+    assert [(*pair, _contrast(*pair)) for pair in pairs if _contrast(*pair) < 4.5] == []
 
 
 def test_a_narrow_screen_has_it_all(shown):

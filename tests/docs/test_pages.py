@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from tests.browser.screenshots import VIEWS
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.docs.running import Reader, same
 
@@ -62,6 +63,13 @@ def test_every_drawing_has_its_command():
     ]
     for drawing in DRAWINGS.glob("*.svg"):
         assert any(f"--svg {drawing.name}" in command for command in commands), drawing.name
+
+
+def test_every_screenshot_is_made_by_the_target():
+    """The pictures of the explorer are those that `make screenshots` makes, and each stands on a page."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert {picture.stem for picture in DRAWINGS.glob("*.png")} == set(VIEWS)
+    assert all(f"images/{name}.png)" in pages for name in VIEWS)
 
 
 def test_a_wrong_page_is_noticed(tmp_path):

@@ -20,7 +20,8 @@ def data(seed):
 
 def train(stages, zero, over):
     """Three steps; the losses, a sum of this stage's parameters, and whether the grid is ours."""
-    os.environ["DS_ACCELERATOR"] = "cpu"
+    rank = str(dist.get_rank())
+    os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(dist.get_world_size())}
     import deepspeed
     from deepspeed.pipe import PipelineModule
 

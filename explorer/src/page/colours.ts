@@ -57,12 +57,12 @@ export const DARK: Colours = {
   cell: "#14181d",
   onKind: "#0c0f13",
   kinds: ["#79aef5", "#f0a35e", "#6cc788", "#bd98f2", "#ee8fbd", "#5cc3d4", "#d8b94a", "#f58a83"],
-  groups: wheel(36, 45, 37),
+  groups: wheel(36, 43, 36),
   focus: "#f5f8fb",
   onFocus: "#14181d",
   cause: "#f58a83",
-  waits: "#8a6a1f",
-  scale: (part) => hcl(255, 8 + 34 * part, 24 + 30 * part).formatHex(),
+  waits: "#7a5d17",
+  scale: (part) => hcl(255, 8 + 34 * part, 22 + 22 * part).formatHex(),
 };
 
 /** The place of a group's colour: each round begins elsewhere, lest every n-th group look alike. */

@@ -63,7 +63,7 @@ function boxOf(inner: Box, count: number, depth: number, wish: number, last: boo
     const inside = rows * inner.height + (rows - 1) * gap + margin;
     const head = last ? 0 : Math.max(19, 0.1 * Math.min(width, inside));
     const empty = (columns * rows - count) / count;
-    const wrapped = lines && columns > 1 && rows > 1 ? (count > 8 ? 0.5 : 1.4) : 0;
+    const wrapped = lines && columns > 1 && rows > 1 ? (count > 8 ? 0.5 : 1) : 0;
     const cost = Math.abs(Math.log(width / (inside + head) / wish)) + 2 * empty + wrapped;
     if (cost >= least) continue;
     least = cost;

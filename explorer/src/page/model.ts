@@ -48,6 +48,13 @@ export class Model {
     return found && this.cluster!.levels[found.reach.findLastIndex((count) => count > 0)];
   }
 
+  /** The number of the innermost level that holds one group; kinds whose groups all end at one level are not listed. */
+  reachOf(kind: string, index: number): number {
+    const { reach } = this.crossings(kind)!;
+    const ends = reach.flatMap((count, level) => (count ? [level] : []));
+    return ends.length === 1 ? ends[0] : this.cluster!.reach(this.plan.groups(kind).group(index));
+  }
+
   /** The kinds worth a colour each: the first of each class that is the same groups, axes of the mesh before unions. */
   get leading(): string[] {
     const seen = new Set<string>();

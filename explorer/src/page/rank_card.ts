@@ -87,7 +87,7 @@ function ownTable(app: App, own: readonly Own[], rank: number, caption: string):
     const place0 = app.kinds.indexOf(group.name);
     const at = (step: number): number => groups.member(index, (place + step + size) % size);
     const members = groups.group(index, 6);
-    const level = cluster ? cluster.reach(groups.group(index, 4096)) : 0;
+    const level = cluster ? app.model.reachOf(group.name, index) : 0;
     const hop = (to: number): HTMLElement | string =>
       cluster && cluster.levelOf(rank, to) > 0
         ? h("span", { class: "crosses", title: `on ${cluster.hostOf(to)}` }, number(to))

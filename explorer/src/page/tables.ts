@@ -133,7 +133,7 @@ function groups(app: App): HTMLElement {
     const members = found.group(index, MEMBERS);
     const left = found.size > MEMBERS ? `, … ${number(found.size)} ranks` : "";
     const row: Cell[] = [`${kind} ${index}`, `[${members.join(", ")}${left}]`];
-    return model.cluster ? [...row, model.cluster.levels[model.cluster.reach(found.group(index, 4096))]] : row;
+    return model.cluster ? [...row, model.cluster.levels[model.reachOf(kind, index)]] : row;
   });
   return table(`Groups of ${kind}`, ["group", "members", ...(model.cluster ? ["within"] : [])], rows, more);
 }
