@@ -286,6 +286,8 @@ def _main(words: list[str]) -> None:
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that one side may take")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("scale.json"))
     given = parser.parse_args(words)
+    # torch says of each client that nobody knows its host's name.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     found = _measured([int(size) for size in given.clients.split(",")], given.rounds, given.limit)
     given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     for world, runs in found["clients"].items():

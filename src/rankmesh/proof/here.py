@@ -9,15 +9,17 @@ a rank failed, or no rank has done anything for the timeout             roll cal
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from rankmesh.plan.plan import Plan
 from rankmesh.proof.diary import Diary, ended, line, run_rank
-from rankmesh.proof.lifelines import BEAT, Lifelines
+from rankmesh.proof.lifelines import BEAT, Lifelines, ended_by
 from rankmesh.proof.ranks import POLL, Ranks, begin, check_size
 from rankmesh.proof.results import CheckResult, collect
 
@@ -105,7 +107,15 @@ def _diary(place: Path, rank: int) -> Diary:
     return [json.loads(text) for text in lines if text.endswith("}")]
 
 
+def _is_done(diary: Diary) -> bool:
+    return bool(diary) and diary[-1]["event"] == "done"
+
+
 # -- in the parent --------------------------------------------------------------------------------------------------
+
+
+# How ranks end that are told to, because one of them has failed.
+_FOLLOWED = ended_by(-signal.SIGTERM)
 
 
 class _Judge(Ranks):
@@ -137,7 +147,7 @@ class _Judge(Ranks):
             self._lifelines.close()
         return unseen
 
-    def watch(self, processes: Mapping[int, int]) -> None:
+    def watch(self, processes: Mapping[int, BaseProcess]) -> None:
         """Look at the ranks until they have ended, or it is known who is to blame; then end them."""
         self._lifelines.forked(processes)
         self._moved, looked = time.monotonic(), 0.0
@@ -163,6 +173,7 @@ class _Judge(Ranks):
             self.stuck = still
 
     def _call_the_roll(self) -> None:
+        self._lifelines.listen(0)  # what was written before is no answer
         called = time.monotonic()
         while time.monotonic() - called < _ROLL and not self.over.is_set():
             self._lifelines.listen(POLL)
@@ -172,13 +183,11 @@ class _Judge(Ranks):
 
     def _judge_gone(self) -> None:
         """Who is gone without a last word is lost; but not who was ended because another one had ended."""
-        others = False
+        diaries = {rank: _diary(self.place, rank) for rank in self._lifelines.gone}
+        first = [rank for rank, how in self._lifelines.gone.items() if how != _FOLLOWED and not _is_done(diaries[rank])]
         for rank, how in self._lifelines.gone.items():
-            diary = _diary(self.place, rank)
-            followed = how is None or (others and how == "was ended by SIGTERM")
-            if not followed and not ended(diary):
-                self.lost.setdefault(rank, str(how))
-            others = others or not diary or diary[-1]["event"] != "done"
+            if not ended(diaries[rank]) and (how != _FOLLOWED or not first):
+                self.lost.setdefault(rank, how)
 
     def _diaries(self) -> dict[int, Diary]:
         return {rank: _diary(self.place, rank) for rank in range(self.size)}

@@ -8,7 +8,7 @@ parent  a beat       alive, even while the rank waits in a collective
 ```
 
 A rank that ends on its own account says so in its diary before. How it ended is looked at without taking it from
-whoever waits for it.
+whoever waits for it, or asked of the one who was faster.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 
-__all__ = ["BEAT", "Lifelines"]
+__all__ = ["BEAT", "Lifelines", "ended_by"]
 
 BEAT = 0.2
 
@@ -34,8 +35,8 @@ class Lifelines:
     size: int
     pipes: list[tuple[int, int]] = field(default_factory=list)
     beats: dict[int, float] = field(default_factory=dict)
-    gone: dict[int, str | None] = field(default_factory=dict)
-    processes: dict[int, int] = field(default_factory=dict)
+    gone: dict[int, str] = field(default_factory=dict)
+    processes: dict[int, BaseProcess] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pipes = [os.pipe() for _ in range(self.size)]
@@ -56,7 +57,7 @@ class Lifelines:
 
     # -- in the parent ------------------------------------------------------------------------------------------
 
-    def forked(self, processes: Mapping[int, int]) -> None:
+    def forked(self, processes: Mapping[int, BaseProcess]) -> None:
         """All ranks are there, as these processes: from now on a pipe ends when its rank does."""
         self.processes = dict(processes)
         self.beats = dict.fromkeys(processes, time.monotonic())
@@ -97,12 +98,23 @@ def _beat(end: int) -> None:
         time.sleep(BEAT)
 
 
-def _how(process: int) -> str | None:
-    """How a child ended, left for its parent to be waited for; None where the parent was faster."""
+def _how(process: BaseProcess) -> str:
+    """How a child of this process ended."""
     try:
-        seen = os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+        seen = os.waitid(os.P_PID, process.pid or 0, os.WEXITED | os.WNOWAIT)
     except ChildProcessError:
-        return None
-    if seen is None or seen.si_code == os.CLD_EXITED:
-        return None if seen is None else f"ended with status {seen.si_status}"
-    return f"was ended by {signal.Signals(seen.si_status).name}"
+        seen = None
+    if seen is not None:
+        return ended_by(seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status)
+    while process.exitcode is None:  # another thread has just waited for it, and is about to say
+        time.sleep(0.001)
+    return ended_by(process.exitcode)
+
+
+def ended_by(status: int) -> str:
+    """What a status of a process says, that of a signal being negative.
+
+    >>> ended_by(1), ended_by(-9)
+    ('ended with status 1', 'was ended by SIGKILL')
+    """
+    return f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from rankmesh.errors import ConnectError, PlanError
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import torchrun_variables
 from rankmesh.plan.plan import Plan
+from rankmesh.proof.lifelines import ended_by
 
 __all__ = ["LIMIT", "POLL", "Ranks", "begin", "check_size"]
 
@@ -92,7 +94,7 @@ class Ranks:
     def __init__(self, place: Path, size: int, tell: Callable[[], None] | None = None) -> None:
         self.place, self.size, self.tell = place, size, tell or (lambda: None)
         self.over = threading.Event()
-        self._processes: list[Any] = []
+        self._processes: list[BaseProcess] = []
 
     def run(self, work: Callable[[int], None]) -> dict[int, str]:
         """Fork the ranks, of which each calls ``work(rank)``, and wait for them; the first that failed, and how."""
@@ -102,7 +104,7 @@ class Ranks:
             try:
                 ranks: Any = start_processes(_rank, (self.place, work), self.size, join=False, start_method="fork")
                 self._processes = ranks.processes
-                with self._open(), self._watched(dict(enumerate(ranks.pids()))):
+                with self._open(), self._watched(dict(enumerate(self._processes))):
                     while not ranks.join():
                         pass
             except ProcessExitedException as error:
@@ -111,7 +113,7 @@ class Ranks:
                 )
                 return {error.error_index: how}
             except ProcessRaisedException as error:
-                return {error.error_index: "ended with status 1"}
+                return {error.error_index: ended_by(1)}
             finally:
                 self.end_all()
                 for process in self._processes:
@@ -130,7 +132,7 @@ class Ranks:
         yield
 
     @contextmanager
-    def _watched(self, processes: Mapping[int, int]) -> Iterator[None]:
+    def _watched(self, processes: Mapping[int, BaseProcess]) -> Iterator[None]:
         watcher = threading.Thread(target=self.watch, args=(processes,), daemon=True, name="rankmesh-watcher")
         watcher.start()
         try:
@@ -140,7 +142,7 @@ class Ranks:
             watcher.join()
             self.tell()
 
-    def watch(self, processes: Mapping[int, int]) -> None:
+    def watch(self, processes: Mapping[int, BaseProcess]) -> None:
         """Tell how far the ranks are, until they have ended; ``processes`` has the process of each rank."""
         while not self.over.wait(0.1):
             self.tell()
@@ -148,8 +150,8 @@ class Ranks:
     def end_all(self) -> None:
         """Kill the ranks that are left: one that is stopped would be waited for half a minute."""
         for process in self._processes:
-            if process.is_alive():
-                process.kill()
+            # Not if it is alive: whoever asks that may take the answer from the thread that waits.
+            process.kill()
 
 
 @contextmanager
