@@ -606,7 +606,7 @@ SIZES += " document.body.offsetHeight; return performance.now() - start; })"
 
 @pytest.mark.parametrize(("spec", "cluster"), [NEAR, FAR], ids=["4096", "131072"])
 def test_a_gesture_stays_under_a_tenth_of_a_second(shown, spec, cluster, record_property):
-    """The least of nine of each gesture, with all that it draws and says: what else a machine does is not the page's."""
+    """The least of nine of each gesture, with all that it draws and says: other work of a machine is not the page's."""
     shown.goto(f"spec={spec}&cluster={cluster}")
     shown.page.wait_for_function("rankmesh.app.stage.view.took.rectangles > 0")
     found = shown.page.evaluate(GESTURES)
