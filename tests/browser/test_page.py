@@ -180,7 +180,7 @@ def test_the_machine_is_a_control(shown):
     page.get_by_label("host", exact=True).fill("4")
     assert "on 8 hosts" in shown.text(".controls")
     page.get_by_role("button", name="Add a level: nvlink").click()
-    page.get_by_label("nvlink of hosts").fill("2")
+    page.get_by_label("nvlink of hosts", exact=True).fill("2")
     page.get_by_role("button", name="Add a level: leaf").click()
     assert shown.app("app.state.cluster") == "host=4,nvlink=2,leaf=*"
     assert shown.app("app.model.cluster.toString()") == "32 devices, 8 hosts of 4, levels host nvlink leaf"
@@ -463,10 +463,10 @@ def test_tables_say_everything(shown):
     assert "rank 999" in page.get_by_role("table", name="Ranks").inner_text()
 
 
-def _axe(page):
+def _axe(page, where="html"):
     page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
     rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
-    found = page.evaluate("rules => axe.run(document, rules)", rules)
+    found = page.evaluate("([where, rules]) => axe.run(where, rules)", [where, rules])
     return [
         f"{each['id']}: {node['target']} {node['failureSummary']}"
         for each in found["violations"]
@@ -490,8 +490,9 @@ def test_axe_finds_nothing(shown, fragment, theme):
     """WCAG 2.2 AA and good practice, in light and in dark: no violation."""
     shown.goto(f"{fragment}&theme={theme}")
     assert _axe(shown.page) == []
-    shown.page.locator("summary").first.evaluate("each => each.click()") if "embed" not in fragment else None
-    assert _axe(shown.page) == []
+    if "embed" not in fragment:
+        shown.page.locator(".menu summary").click()
+        assert _axe(shown.page, ".menu") == []
 
 
 # Text on what is drawn, which axe does not see: pairs of colours, the second a list or one.
@@ -606,15 +607,16 @@ SIZES += " document.body.offsetHeight; return performance.now() - start; })"
 
 @pytest.mark.parametrize(("spec", "cluster"), [NEAR, FAR], ids=["4096", "131072"])
 def test_a_gesture_stays_under_a_tenth_of_a_second(shown, spec, cluster, record_property):
-    """The median of nine of each gesture, with what it draws and says, on a machine that may be busy."""
+    """The median of nine of each gesture, with all that it draws and says; the least is said beside it."""
     shown.goto(f"spec={spec}&cluster={cluster}")
     shown.page.wait_for_function("rankmesh.app.stage.view.took.rectangles > 0")
-    medians = {name: statistics.median(times) for name, times in shown.page.evaluate(GESTURES).items()}
+    found = shown.page.evaluate(GESTURES)
     others = [spec.replace("ep=32", f"ep={ep}").replace("ep=8", f"ep={ep}") for ep in (2, 4, 16, 4, 2, 16, 4)]
-    medians["size"] = statistics.median(shown.page.evaluate(SIZES, others))
-    record_property("milliseconds", medians)
-    print({name: round(time, 1) for name, time in medians.items()})  # noqa: T201  - the figures, with -s
-    assert {name: time for name, time in medians.items() if time >= GESTURE} == {}
+    found["size"] = shown.page.evaluate(SIZES, others)
+    both = {name: (round(min(times), 1), round(statistics.median(times), 1)) for name, times in found.items()}
+    record_property("least and median, milliseconds", both)
+    print(both)  # noqa: T201  - the figures, with -s
+    assert {name: times for name, times in both.items() if times[1] >= GESTURE} == {}
 
 
 def test_far_away_a_square_stands_for_many(shown):

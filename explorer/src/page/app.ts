@@ -31,6 +31,7 @@ export class App {
   found: readonly number[] = [];
   #key = "";
   #compareKey = "";
+  #formsKey = "";
   readonly #parts = {
     header: h("header", { class: "top" }),
     controls: h("nav", {
@@ -163,12 +164,19 @@ export class App {
     document.documentElement.dataset.theme = this.dark ? "dark" : "light";
     this.root.classList.toggle("embed", this.state.embed);
     document.title = `${this.given.title ?? this.state.spec} · rankmesh explorer`;
-    if (!this.state.embed) {
-      fill(this.#parts.header, ...header(this));
-      fill(this.#parts.controls, ...controls(this));
-    }
+    this.#forms();
     this.stage.render();
     this.#inspect();
+  }
+
+  /** The header and the controls, which only what they speak of makes anew. */
+  #forms(): void {
+    const { spec, world, cluster, compare, embed } = this.state;
+    const key = JSON.stringify([spec, world, cluster, compare, embed, this.dark, this.error, this.compareError]);
+    if (key === this.#formsKey || embed) return;
+    this.#formsKey = key;
+    fill(this.#parts.header, ...header(this));
+    fill(this.#parts.controls, ...controls(this));
   }
 
   #inspect(): void {

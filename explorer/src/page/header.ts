@@ -112,13 +112,14 @@ function presets(app: App): HTMLElement {
 
 /** The menu of all that can be taken away. */
 function copies(app: App): HTMLElement {
-  const { state, model } = app;
-  const devices = model.cluster?.devices[0] ?? 8;
   const texts: [string, () => string][] = [
-    ["Copy link", () => `${location.href.split("#")[0]}#${fragmentOf(state, app.start)}`],
-    ["Copy as SPEC", () => specText(state.spec, state.world)],
-    ["Copy as Python", () => pythonOf(state.spec, model.plan, app.given)],
-    ["Copy as Megatron arguments", () => megatronOf(state.spec, model.plan, devices)],
+    ["Copy link", () => `${location.href.split("#")[0]}#${fragmentOf(app.state, app.start)}`],
+    ["Copy as SPEC", () => specText(app.state.spec, app.state.world)],
+    ["Copy as Python", () => pythonOf(app.state.spec, app.model.plan, app.given)],
+    [
+      "Copy as Megatron arguments",
+      () => megatronOf(app.state.spec, app.model.plan, app.model.cluster?.devices[0] ?? 8),
+    ],
   ];
   const menu = h(
     "details",
@@ -148,7 +149,7 @@ function copies(app: App): HTMLElement {
             menu.open = false;
             save(
               "layout.svg",
-              new Blob([app.stage.view.svg(state.spec)], {
+              new Blob([app.stage.view.svg(app.state.spec)], {
                 type: "image/svg+xml",
               }),
             );

@@ -1,7 +1,7 @@
 /** All kinds of group, and the chosen one: what it shares, what it crosses, what was measured. */
 import { useText } from "../formula/communicators";
 import { pickText } from "../formula/plan";
-import { patternText } from "../formula/strided";
+import { coalesced, patternText } from "../formula/strided";
 import type { App } from "./app";
 import { badge, card, shortened, swatch } from "./card";
 import { kindColour } from "./colours";
@@ -88,7 +88,7 @@ export function kindCard(app: App): HTMLElement {
     ["axes", each.axes.join("-") + (each.view ? ` of view ${each.view}` : "")],
     ...(part ? [["part", part] as [string, string]] : []),
     ["groups", `${number(groups.count)} of ${plural(groups.size, "rank")}`],
-    ["members", `${patternText(groups.members)} (sizes x strides)`],
+    ["members", `${patternText(coalesced(groups.members))} (sizes x strides)`],
     ["communicator", useText(use)],
     ...(shares.length ? [["the same groups", shares.join(", ")] as [string, string]] : []),
     ...Object.entries(each.options ?? {}).map(([name, value]): [string, string] => [name, JSON.stringify(value)]),

@@ -45,7 +45,6 @@ export class Stage {
     app.hover = null;
     app.set({ rank });
     this.view.reveal(rank);
-    this.draw();
     app.say(rankWords(app.model, rank));
   }
 

@@ -1,6 +1,6 @@
 /** Everything as tables: for those who do not see colours, or read with the ears. */
 import { useText } from "../formula/communicators";
-import { patternText } from "../formula/strided";
+import { coalesced, patternText } from "../formula/strided";
 import type { App } from "./app";
 import { h, number, plural } from "./dom";
 
@@ -118,7 +118,7 @@ function kinds({ model }: App): HTMLElement {
       each.view ?? "",
       found.count,
       found.size,
-      patternText(found.members),
+      patternText(coalesced(found.members)),
       useText(model.communicators.kinds.get(each.name)!),
     ];
     return crossing ? [...row, crossing.crossing, crossing.nodes, crossing.hops, model.levelOf(each.name)!] : row;
