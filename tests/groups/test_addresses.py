@@ -1,6 +1,7 @@
 """Groups that connect at once: where ranks listen is told once, and making a group asks the store for nothing."""
 
 import random
+import time
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from rankmesh.groups import torch_private
 from rankmesh.groups.addresses import Address, Addresses
 from rankmesh.groups.store import JobStore
 from rankmesh.layout.span import Span
+
+PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp")])
 
 
 def _use(groups):
@@ -78,10 +81,9 @@ def _asking(me, those):
     """Connect where gloo's addresses are of a form that these ranks do not know."""
     if me.rank in those:
         torch_private.GlooDevices.listening = None
-    plan = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp")])
     if len(those) < me.size:
-        return me.error(AgreementError, rm.connect, plan, timeout=20)["fields"]
-    with rm.connect(plan, timeout=20) as groups:
+        return me.error(AgreementError, rm.connect, PLAN, timeout=20)["fields"]
+    with rm.connect(PLAN, timeout=20) as groups:
         _use(groups)
     return "used"
 
@@ -92,9 +94,46 @@ def test_where_addresses_are_not_known_the_store_is_asked(ranks):
     assert all("gloo" in fields for fields in ranks(4, _asking, (2,)))
 
 
+def _other_numbers(me):
+    """Connect where one rank's gloo gives its pairs other numbers than that rank had told."""
+    if me.rank == 1:
+        next_pairs = torch_private.GlooDevices.next_pairs
+        torch_private.GlooDevices.next_pairs = lambda self, sizes: {
+            step: first + 1 for step, first in next_pairs(self, sizes).items()
+        }
+    return me.error(rm.ConnectError, rm.connect, rm.Plan(rm.Mesh(dp=2), [rm.GroupSpec("dp")]), timeout=2)["message"]
+
+
+def test_numbers_that_gloo_does_not_give_are_found_out(ranks):
+    """2 ranks, one tells wrong numbers of pairs: no group is made of pairs that belong to another one."""
+    assert all("rank 1" in message for message in ranks(2, _other_numbers))
+
+
+def _one_is_slow(me):
+    """Connect while rank 0, then the last rank, takes its time between two groups: longer than one try of its peers."""
+    create, turns = torch_private.create, []
+
+    def slow(making, **how):
+        if "all" in how["desc"]:
+            turns.append(len(turns))
+            time.sleep(2 if me.rank == (0, me.size - 1)[turns[-1]] else 0)
+        return create(making, **how)
+
+    torch_private.create = slow
+    for _ in range(2):
+        with rm.connect(PLAN, timeout=6) as groups:
+            assert groups.phases["all"] > 2
+            _use(groups)
+    assert turns == [0, 1]
+
+
+def test_a_slow_member_is_waited_for(ranks):
+    """4 ranks, of which the first, or the last, is slow between its groups: the others try again, and all are used."""
+    ranks(4, _one_is_slow)
+
+
 def _after_failure(me):
     """A connect that one rank fails in the middle, then three more: the first of their numbers were called before."""
-    plan = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp")])
     create, made = torch_private.create, []
 
     def failing(making, **how):
@@ -104,10 +143,10 @@ def _after_failure(me):
         return create(making, **how)
 
     torch_private.create = failing
-    failed = me.error(rm.ConnectError, rm.connect, plan, timeout=3)["message"]
+    failed = me.error(rm.ConnectError, rm.connect, PLAN, timeout=3)["message"]
     torch_private.create = create
     for _ in range(3):
-        with rm.connect(plan, timeout=20) as groups:
+        with rm.connect(PLAN, timeout=20) as groups:
             _use(groups)
     return "full disk" in failed
 

@@ -95,7 +95,7 @@ make_on_thread: Callable[..., Any] | None = None
 
 _DEVICES = ("cpu", "cuda")
 
-# A pair that connects late tries this often before it gives up, each time as long as its group was given.
+# A pair waits this often for its peer before it gives up, each time as long as its group was given.
 _CONNECT_TRIES = 5
 
 # Gloo groups up to this size connect all pairs when they are made; docs/decisions.md has the figures.
@@ -366,7 +366,9 @@ def _gloo(
     """Put gloo under a process group, whose pairs connect now, or when they first talk."""
     late = lazy or len(ranks) > _CONNECTED_AT_ONCE
     pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    options = _gloo_options(making.devices.of(late=late), timeout / _CONNECT_TRIES if late else making.within)
+    # Without a store to wait at, a pair that its member calls waits for it alone, and gloo tries that again.
+    within = timeout / _CONNECT_TRIES if late else making.within / (1 if addresses is None else _CONNECT_TRIES)
+    options = _gloo_options(making.devices.of(late=late), within)
     options.global_ranks_in_group = list(ranks)
     options.group_name = name
     places = PrefixStore("gloo/", prefix) if addresses is None else _known(addresses, making.devices)
@@ -374,6 +376,8 @@ def _gloo(
         made = c10d.ProcessGroupGloo(places, rank, len(ranks), options)
         if lazy:
             _await(places, len(ranks), timeout)
+        if addresses is not None:
+            _check_told(bytes(places.get(f"0/{rank}")), addresses[rank], len(ranks))
     except RuntimeError as error:
         raise Unjoined(str(error), _seen(places, ranks) if addresses is None else ()) from error
     made._set_default_timeout(timeout)
@@ -418,11 +422,23 @@ def _known(addresses: Sequence[Address], devices: GlooDevices) -> Any:
     devices.numbered(len(addresses))
     store = HashStore()
     for position, address in enumerate(addresses):
-        host, place = address.host.encode(), address.socket.ljust(_ADDRESS - 8, b"\0") + struct.pack("n", -1)
-        numbers = struct.pack(f"{len(addresses)}n", *range(address.first, address.first + len(addresses)))
-        told = struct.pack("N", len(host)) + host + struct.pack("N", _ADDRESS) + place + numbers
-        store.set(f"0/{position}", told)  # type: ignore[arg-type]  # torch's stubs know only text
+        store.set(f"0/{position}", _told(address, len(addresses)))  # type: ignore[arg-type]  # torch's stubs: text
     return store
+
+
+def _told(address: Address, size: int) -> bytes:
+    """What a member of a gloo group of this size writes of itself."""
+    host, place = address.host.encode(), address.socket.ljust(_ADDRESS - 8, b"\0") + struct.pack("n", -1)
+    numbers = struct.pack(f"{size}n", *range(address.first, address.first + size))
+    return struct.pack("N", len(host)) + host + struct.pack("N", _ADDRESS) + place + numbers
+
+
+def _check_told(written: bytes, address: Address, size: int) -> None:
+    """Gloo has written this rank's own address over the one that was told: what it uses of both must be the same."""
+    told = _told(address, size)
+    head = len(told) - 8 * (size + 1) - (_ADDRESS - 8 - len(address.socket))  # behind the socket nothing is set
+    if (written[:head], written[-8 * size :]) != (told[:head], told[-8 * size :]):
+        raise RuntimeError("gloo numbers its pairs otherwise than this rank had told")
 
 
 def _await(addresses: Any, size: int, timeout: timedelta) -> None:
