@@ -182,6 +182,7 @@ class Baton:
             for rank in list(self.waiting):
                 self.wake(rank, error(rank))
             for rank in self._ready:
-                self._woken.setdefault(rank, Waiting(None, error=error(rank)))
+                woken = self._woken.setdefault(rank, Waiting(None))
+                woken.error = woken.error or error(rank)
         self._hand_over(None)
         return hung

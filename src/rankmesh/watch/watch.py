@@ -19,6 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -115,7 +116,8 @@ class Watch:
         try:
             while not self._stop.wait(self._tick):
                 self._look()
-            self._leave_nothing()
+            with suppress(RuntimeError):  # a store that is gone keeps nothing
+                self._leave_nothing()
         finally:
             self._siblings.close()
 

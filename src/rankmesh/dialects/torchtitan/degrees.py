@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from rankmesh.errors import PlanError, SizesError
 from rankmesh.groups.held import refusing_sizes
 from rankmesh.plan import Plan, recipes
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 __all__ = ["Degrees"]
+
+_Degrees = TypeVar("_Degrees", bound="Degrees")
 
 _BACKENDS = ("partial_dtensor", "full_dtensor", "spmd_types")
 
@@ -54,7 +53,7 @@ class Degrees:
             self.plan = self._planned()
 
     @classmethod
-    def from_config(cls, parallelism_config: Any, world_size: int) -> Self:
+    def from_config(cls: type[_Degrees], parallelism_config: Any, world_size: int) -> _Degrees:
         """The degrees of torchtitan's ``ParallelismConfig``."""
         given = parallelism_config
         return cls(
