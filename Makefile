@@ -45,11 +45,11 @@ screenshots: $(VENV)/.installed-browser  ## make the explorer's pictures of docs
 test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor on what it leaves, the watch (root)
 	@HANGS=all $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/hangs tests/watch tests/check/test_verdicts.py $(ARGS)
 
-test-sweeps: $(VENV)/.installed-test  ## kill a rank at every store operation of connect, over both kinds of store
-	@RANKMESH_TEST_SWEEP=1 $(BIN)/python -m pytest -n 0 tests/groups/test_kill_sweep.py $(ARGS)
+test-sweeps: $(VENV)/.installed-test  ## kill a rank at every store operation of connect, and in every phase of a check
+	@RANKMESH_TEST_SWEEP=1 $(BIN)/python -m pytest -n 0 tests/groups/test_kill_sweep.py tests/check/test_blame.py $(ARGS)
 
 test-cluster: $(VENV)/.installed-test  ## emulate clusters, and predict, measure and move on them (root)
-	@RANKMESH_CLUSTER=1 $(BIN)/python -m pytest -n 0 tests/bench/test_cluster.py $(ARGS)
+	@RANKMESH_CLUSTER=1 $(BIN)/python -m pytest -n 0 tests/bench/test_cluster.py tests/multihost $(ARGS)
 
 test-launchers: $(VENV)/.installed-launchers  ## run under a real Slurm, Open MPI, MPICH, Ray and torchrun (root: it installs them)
 	@RANKMESH_LAUNCHERS=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/launchers $(ARGS)

@@ -42,6 +42,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(ProcessGroup|Tensor|DeviceMesh|Path|timedelta|ellipsis|ModuleType|IntArray)"),
     # The type of a default that is given back as it is.
     (r"py:class", r"rankmesh\..*\._Default"),
+    # The class, or one derived from it, of which a class method makes an object.
+    (r"py:class", r"rankmesh\.dialects\.torchtitan\.degrees\._Degrees"),
     # Values of the inside that a public one holds.
     (r"py:class", r"(rankmesh\.groups\.)?torch_private\.Making"),
     (r"py:class", r"rankmesh\.doctor\.(history\.History|waits\.Waits)"),

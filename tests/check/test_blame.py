@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from tests.check.phases import PHASES
 
 TIMEOUT = 2
+pytestmark = pytest.mark.skipif(not os.environ.get("RANKMESH_TEST_SWEEP"), reason="a sweep: make test-sweeps runs it")
 # The roll call, and what a loaded machine takes longer.
 SOON = 10
 

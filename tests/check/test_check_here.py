@@ -72,6 +72,8 @@ def test_a_check_that_is_ended_leaves_nothing(number, tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        # What runs in the background of a shell ignores SIGINT, and so would the command.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     end = time.monotonic() + 60
     while not list(tmp_path.glob("rankmesh-check-*/diary-7")) and time.monotonic() < end:
