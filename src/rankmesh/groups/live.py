@@ -296,13 +296,12 @@ def _failure(rank: int, own: OwnGroup, error: Exception, others: int) -> Connect
         if unseen
         else (f"its members are {_listed(own.ranks)}")
     )
+    held = (
+        f"; this process holds {others} groups that were connected before: rm.close_all() closes them" if others else ""
+    )
     return ConnectError(
         f"rank {rank}: the process group of {own} could not be made ({first_line(error)}); {who}; "
-        "look at the logs of the members for the one that failed first"
-        + (
-            f"; this process holds {others} groups that were connected before: rm.close_all() closes them"
-            * (others > 0)
-        ),
+        f"look at the logs of the members for the one that failed first{held}",
         rank=rank,
         group=own.name,
         ranks=own.ranks,

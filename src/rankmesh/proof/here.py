@@ -12,8 +12,7 @@ import json
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +146,9 @@ class _Judge(Ranks):
             self._lifelines.close()
         return unseen
 
-    def watch(self, processes: Mapping[int, BaseProcess]) -> None:
+    def watch(self) -> None:
         """Look at the ranks until they have ended, or it is known who is to blame; then end them."""
-        self._lifelines.forked(processes)
+        self._lifelines.forked(self.processes)
         self._moved, looked = time.monotonic(), 0.0
         while not (self.over.is_set() or self.lost or self.stuck):
             self._lifelines.listen(POLL)

@@ -114,7 +114,8 @@ def _how(process: BaseProcess) -> str:
 def ended_by(status: int) -> str:
     """What a status of a process says, that of a signal being negative.
 
-    >>> ended_by(1), ended_by(-9)
-    ('ended with status 1', 'was ended by SIGKILL')
+    >>> ended_by(1), ended_by(-9), ended_by(-40)
+    ('ended with status 1', 'was ended by SIGKILL', 'was ended by signal 40')
     """
-    return f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"ended with status {status}" if status >= 0 else f"was ended by {names.get(-status, f'signal {-status}')}"

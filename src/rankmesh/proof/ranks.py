@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -94,7 +94,7 @@ class Ranks:
     def __init__(self, place: Path, size: int, tell: Callable[[], None] | None = None) -> None:
         self.place, self.size, self.tell = place, size, tell or (lambda: None)
         self.over = threading.Event()
-        self._processes: list[BaseProcess] = []
+        self.processes: dict[int, BaseProcess] = {}
 
     def run(self, work: Callable[[int], None]) -> dict[int, str]:
         """Fork the ranks, of which each calls ``work(rank)``, and wait for them; the first that failed, and how."""
@@ -103,20 +103,17 @@ class Ranks:
         with _quiet(), _ends_raise():
             try:
                 ranks: Any = start_processes(_rank, (self.place, work), self.size, join=False, start_method="fork")
-                self._processes = ranks.processes
-                with self._open(), self._watched(dict(enumerate(self._processes))):
+                self.processes = dict(enumerate(ranks.processes))
+                with self._open(), self._watched():
                     while not ranks.join():
                         pass
             except ProcessExitedException as error:
-                how = (
-                    f"was ended by {error.signal_name}" if error.signal_name else f"ended with status {error.exit_code}"
-                )
-                return {error.error_index: how}
+                return {error.error_index: ended_by(error.exit_code)}
             except ProcessRaisedException as error:
                 return {error.error_index: ended_by(1)}
             finally:
                 self.end_all()
-                for process in self._processes:
+                for process in self.processes.values():
                     process.join()
         return {}
 
@@ -132,8 +129,8 @@ class Ranks:
         yield
 
     @contextmanager
-    def _watched(self, processes: Mapping[int, BaseProcess]) -> Iterator[None]:
-        watcher = threading.Thread(target=self.watch, args=(processes,), daemon=True, name="rankmesh-watcher")
+    def _watched(self) -> Iterator[None]:
+        watcher = threading.Thread(target=self.watch, daemon=True, name="rankmesh-watcher")
         watcher.start()
         try:
             yield
@@ -142,14 +139,14 @@ class Ranks:
             watcher.join()
             self.tell()
 
-    def watch(self, processes: Mapping[int, BaseProcess]) -> None:
-        """Tell how far the ranks are, until they have ended; ``processes`` has the process of each rank."""
+    def watch(self) -> None:
+        """Tell how far the ranks are, until they have ended."""
         while not self.over.wait(0.1):
             self.tell()
 
     def end_all(self) -> None:
         """Kill the ranks that are left: one that is stopped would be waited for half a minute."""
-        for process in self._processes:
+        for process in self.processes.values():
             # Not if it is alive: whoever asks that may take the answer from the thread that waits.
             process.kill()
 
