@@ -1,7 +1,7 @@
 """``python -m tests.check.phases PHASE RANK SIGNAL ...``: ``rankmesh check`` in which one rank sends itself a signal.
 
 The rest of the command line is the command's own; alone it starts its ranks, under a launcher each rank runs this file.
-``many`` runs it in forks of one process that has loaded torch, a few at a time.
+``many`` runs it in forks of one process that has loaded torch, one at a time or a few.
 """
 
 import json
@@ -97,7 +97,7 @@ def _start(folder, number, case, arguments, size):
     return {_fork(folder, f"{number}-{rank}", case, arguments, place): rank for rank, place in enumerate(places)}
 
 
-def many(cases, arguments, size=None, at_once=2, limit=60):
+def many(cases, arguments, size=None, at_once=1, limit=60):
     """Each case's statuses, words of stderr, and seconds from the signal to the end of the last process, by case."""
     folder = Path(tempfile.mkdtemp(prefix="rankmesh-phases-"))
     todo, running, done = list(enumerate(cases)), {}, {}
