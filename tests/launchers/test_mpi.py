@@ -1,12 +1,14 @@
 """rankmesh under real MPI launchers: Open MPI's mpirun and MPICH's Hydra, on this machine and, told so, on two."""
 
+import re
 import sys
 
 import pytest
 from tests.launchers.conftest import needs, told
-from tests.launchers.starts import HYDRA, OPENMPI, PATH
+from tests.launchers.starts import HYDRA, LOST_IN_USE, OPENMPI, PATH, python
 
-LAUNCHERS = pytest.mark.parametrize(("name", "start"), [("openmpi", OPENMPI), ("mpich", HYDRA)])
+USE = ("-m", "tests.check.phases", "use", "2")
+ASKED = ("tp=2,dp=2", "--timeout", "5")
 
 
 def test_ranks_that_mpi4py_brings_together(run, script):
@@ -29,11 +31,25 @@ def test_a_place_that_nobody_tells(run, script):
     assert "mpi4py" in done.stderr
 
 
-@LAUNCHERS
-def test_a_rank_that_dies(run, name, start):
-    """4 ranks that are checked, of which one is killed: the job ends, and nothing counts as proved."""
-    needs(name, start[0])
-    phases = (sys.executable, "-m", "tests.check.phases", "use", "2", "SIGKILL", "tp=2,dp=2", "--timeout", "10")
-    done = run(*start, "4", *phases, **PATH)
+def _named(text):
+    return re.findall("error: received no proof from (.*?);", text)
+
+
+@pytest.mark.parametrize(("number", "named"), [("SIGSTOP", [LOST_IN_USE]), ("SIGKILL", [])])
+def test_a_rank_that_is_lost(run, number, named):
+    """4 ranks of Open MPI: one that is stopped is named by the others; that one is killed mpirun says first."""
+    needs("Open MPI", "mpirun.openmpi")
+    done = run(*OPENMPI, "4", *python(*USE, number, *ASKED), **PATH)
+    assert _named(done.stderr) == named, done.stderr
+    assert done.returncode != 0
+    assert "every group was proved" not in done.stdout
+    assert named or "process rank 2 with PID" in done.stderr
+
+
+def test_a_rank_that_dies(run):
+    """4 ranks of MPICH, each in a shell: one is killed, its shell ends with a status, and the others name it alone."""
+    needs("MPICH", "mpiexec.hydra")
+    done = run(*HYDRA, "4", "sh", "-c", '"$@" || exit', "sh", *python(*USE, "SIGKILL", *ASKED), **PATH)
+    assert _named(done.stderr) == [LOST_IN_USE], done.stderr
     assert done.returncode != 0
     assert "every group was proved" not in done.stdout
