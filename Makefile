@@ -6,6 +6,8 @@ SPEC ?= megatron:world=16,tp=2,cp=2,pp=2,ep=2
 ARGS ?=
 # The torch of `make test-torch`: the newest that the tests pass on.
 TORCH ?= 2.14.1
+# How much `make test-sweeps` does of the phases of a check: each phase once, or `all` of phases, ranks and signals.
+SWEEP ?= few
 # Test files run side by side in this many processes; the tests of one file follow each other. JOBS=0: no xdist.
 JOBS ?= 2
 
@@ -45,8 +47,8 @@ screenshots: $(VENV)/.installed-browser  ## make the explorer's pictures of docs
 test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor on what it leaves, the watch (root)
 	@HANGS=all $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/hangs tests/watch tests/check/test_verdicts.py $(ARGS)
 
-test-sweeps: $(VENV)/.installed-test  ## kill a rank at every store operation of connect, and in every phase of a check
-	@RANKMESH_TEST_SWEEP=1 $(BIN)/python -m pytest -n 0 tests/groups/test_kill_sweep.py tests/check/test_blame.py $(ARGS)
+test-sweeps: $(VENV)/.installed-test  ## kill a rank at every store operation of connect, and in every phase of a check (SWEEP=all: several ranks, both signals)
+	@RANKMESH_TEST_SWEEP=$(SWEEP) $(BIN)/python -m pytest -n 0 tests/groups/test_kill_sweep.py tests/check/test_blame.py $(ARGS)
 
 test-cluster: $(VENV)/.installed-test  ## emulate clusters, and predict, measure and move on them (root)
 	@RANKMESH_CLUSTER=1 $(BIN)/python -m pytest -n 0 tests/bench/test_cluster.py tests/multihost $(ARGS)
