@@ -4,7 +4,7 @@ import re
 import sys
 
 from tests.launchers.conftest import needs, told
-from tests.launchers.starts import HYDRA, LOST_IN_USE, OPENMPI, PATH, python
+from tests.launchers.starts import HYDRA, LIMIT, LOST_IN_USE, OPENMPI, PATH, python
 
 USE = ("-m", "tests.check.phases", "use", "2")
 ASKED = ("tp=2,dp=2", "--timeout", "5")
@@ -37,7 +37,7 @@ def _named(text):
 def test_a_rank_that_is_stopped(run):
     """4 ranks of Open MPI, one of which is stopped: the others name it alone, and mpirun ends in failure."""
     needs("Open MPI", "mpirun.openmpi")
-    done = run(*OPENMPI, "4", *python(*USE, "SIGSTOP", *ASKED), **PATH)
+    done = run(*OPENMPI, "4", *python(*USE, "SIGSTOP", *ASKED), limit=LIMIT, **PATH)
     assert _named(done.stderr) == [LOST_IN_USE], done.stderr
     assert done.returncode != 0
     assert "every group was proved" not in done.stdout
@@ -46,7 +46,7 @@ def test_a_rank_that_is_stopped(run):
 def test_a_rank_that_is_killed(run):
     """4 ranks of Open MPI, one of which is killed: mpirun names it, and ends the others, who name nobody else."""
     needs("Open MPI", "mpirun.openmpi")
-    done = run(*OPENMPI, "4", *python(*USE, "SIGKILL", *ASKED), **PATH)
+    done = run(*OPENMPI, "4", *python(*USE, "SIGKILL", *ASKED), limit=LIMIT, **PATH)
     assert re.search(r"process rank 2 .*on signal 9", done.stdout + done.stderr, re.DOTALL), done
     assert set(_named(done.stderr)) <= {LOST_IN_USE}, done.stderr
     assert done.returncode != 0
@@ -56,7 +56,7 @@ def test_a_rank_that_is_killed(run):
 def test_a_rank_that_dies(run):
     """4 ranks of MPICH, each in a shell: one is killed, its shell ends with a status, and the others name it alone."""
     needs("MPICH", "mpiexec.hydra")
-    done = run(*HYDRA, "4", "sh", "-c", '"$@" || exit', "sh", *python(*USE, "SIGKILL", *ASKED), **PATH)
+    done = run(*HYDRA, "4", "sh", "-c", '"$@" || exit', "sh", *python(*USE, "SIGKILL", *ASKED), limit=LIMIT, **PATH)
     assert _named(done.stderr) == [LOST_IN_USE], done.stderr
     assert done.returncode != 0
     assert "every group was proved" not in done.stdout
