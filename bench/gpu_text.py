@@ -25,8 +25,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         "From an initialised world of NCCL to groups that have all been used once, by ranks that share "
         f"{machine['gpus']} {machine['gpu']}; NCCL {machine['nccl']}, torch {machine['torch']}, {found['cores']} "
         f"cores. Medians of {found['rounds']} rounds in turn, with the lowest and the highest. Ranks that share a GPU "
-        "take turns on it, so the times say little of a job with a GPU for each rank; memory is what all ranks together "
-        "took. A world that is bound to its device splits its groups from its own communicator. `python -m bench.gpu`"
+        "take turns on it, so the times say little of a job with a GPU for each rank; memory is what all ranks took "
+        "together. A world that is bound to its device splits its groups from its own communicator. `python -m bench.gpu`"
     )
     head = "| groups | ranks | by | built | used | device memory |"
     yield from ("", head, "| --- | ---: | --- | ---: | ---: | ---: |")
