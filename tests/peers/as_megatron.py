@@ -136,9 +136,12 @@ def over_gloo(owner, name):
     """Whatever makes groups makes gloo's where Megatron asks for NCCL's."""
     make = getattr(owner, name)
 
+    def other(value):
+        return "gloo" if value == "nccl" else value
+
     @functools.wraps(make)
-    def made(*args, backend=None, **how):
-        return make(*args, backend="gloo" if backend == "nccl" else backend, **how)
+    def made(*args, **how):
+        return make(*map(other, args), **{word: other(value) for word, value in how.items()})
 
     setattr(owner, name, made)
 
@@ -151,6 +154,7 @@ def run(rank, tests, told):
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     how = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", str(tests), "--timeout", "40"]
+    Utils.initialize_distributed()  # in Megatron's runs an earlier file has
     with OnCpu():
         pytest.main([*how, "-p", "no:cacheprovider", "-p", "pytest_mock", str(tests)], plugins=[endings])
     (told / f"{rank}.json").write_text(json.dumps(endings.seen), encoding="utf-8")
