@@ -22,7 +22,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-torch test-browser screenshots test-hangs test-sweeps test-cluster test-launchers \
+.PHONY: help demo test test-torch test-browser screenshots test-gpu test-hangs test-sweeps test-cluster test-launchers \
 	test-peers lint lint-page page bench bench-transfers bench-cluster docs clean
 
 help:  ## list the targets
@@ -46,6 +46,9 @@ screenshots: $(VENV)/.installed-browser  ## make the explorer's pictures of docs
 
 test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor on what it leaves, the watch (root)
 	@HANGS=all $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/hangs tests/watch tests/check/test_verdicts.py $(ARGS)
+
+test-gpu: $(VENV)/.installed-test  ## live groups, transfers and hangs on NCCL, by ranks that share the GPUs (torch 2.14 with CUDA)
+	@$(BIN)/python -m pytest -n 0 tests/gpu $(ARGS)
 
 test-sweeps: $(VENV)/.installed-test  ## kill a rank at every store operation of connect, in the dialects, in every phase of a check
 	@RANKMESH_TEST_SWEEP=$(SWEEP) $(BIN)/python -m pytest -n 0 tests/groups/test_kill_sweep.py \

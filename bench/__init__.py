@@ -7,7 +7,7 @@ live         real gloo ranks on this machine: time, descriptors, threads, store 
 dry          one rank of a large world on the backend "fake"
 planning     plans of large worlds: no process group at all
 getters      what one question to a live group costs
-gpu          the Megatron groups of a one-rank NCCL world, where there is a GPU
+gpu          groups on NCCL, by ranks that share the GPUs that there are
 processes    forked processes that report one line each and never outlive their time
 results      medians, ratios, and their JSON
 markdown     the same as a document

@@ -58,7 +58,7 @@ def command(
     ] = None,
     only: Annotated[
         str | None,
-        typer.Option("--only", metavar="NAME,...", help="Sections: live, dry, planning, getters, gpu."),
+        typer.Option("--only", metavar="NAME,...", help="Sections: live, dry, planning, getters."),
     ] = None,
     limit: Annotated[
         float | None,
@@ -149,8 +149,6 @@ def _print(results: Results) -> None:
         print_columns(out(), [Column(head, list(column)) for head, column in zip(table.head, cells, strict=True)])
         write("")
         sys.stdout.flush()
-    for section, reason in results.skipped.items():
-        note(f"{section} was not measured: {reason}")
 
 
 def _verdict(results: Results) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.cluster_text import cluster_section
 from bench.gloo_text import gloo_section
+from bench.gpu_text import gpu_section
 from bench.results import Results
 from bench.scale_text import scale_section
 from bench.tables import Table, tables
@@ -44,9 +45,6 @@ def _lines(results: Results, transfers: Mapping[str, Any] | None) -> Iterator[st
     yield f"Load before and after: {machine['load']['before']}, {machine['load']['after']}."
     for table in tables(results):
         yield from _table(table)
-    for section, reason in results.skipped.items():
-        yield ""
-        yield f"Not measured: {section} ({reason})."
     yield ""
     yield "Store operations are keys set, asked for, waited for or added to; a TCP store may carry several in one"
     yield "message. A store operation of rankmesh is either its agreement (a fixed number a rank) or a communicator's."
@@ -56,6 +54,7 @@ def _lines(results: Results, transfers: Mapping[str, Any] | None) -> Iterator[st
     yield ""
     yield "Made by `make bench` from `bench/results.json` and `bench/transfers.json`; do not edit."
     yield from cluster_section()
+    yield from gpu_section()
     yield from gloo_section()
     yield from scale_section()
 

@@ -48,10 +48,17 @@ def run_alone(body: Callable[[], Report], *, limit: float) -> Outcome:
     return _run(1, lambda _: body(), lambda _: nullcontext(), limit)
 
 
-def run_world(size: int, body: Callable[[int, Any], Report], *, limit: float, wrap: Wrap | None = None) -> Outcome:
-    """Run ``body(rank, store)`` on ``size`` ranks of an initialised gloo world for at most ``limit`` seconds.
+def run_world(
+    size: int,
+    body: Callable[[int, Any], Report],
+    *,
+    limit: float,
+    wrap: Wrap | None = None,
+    backend: str | None = "gloo",
+) -> Outcome:
+    """Run ``body(rank, store)`` on ``size`` ranks of an initialised world for at most ``limit`` seconds.
 
-    ``wrap`` puts a store around the world's store.
+    ``wrap`` puts a store around the world's store; without a ``backend`` the body initialises the world.
     """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -60,14 +67,14 @@ def run_world(size: int, body: Callable[[int, Any], Report], *, limit: float, wr
 
         @contextmanager
         def place(rank: int) -> Iterator[None]:
-            stores.append(_initialise(rank, size, listener, wrap))
+            stores.append(_initialise(rank, size, listener, wrap, backend))
             yield
             _wait_for_all()
 
         return _run(size, lambda rank: body(rank, stores[0]), place, limit)
 
 
-def _initialise(rank: int, size: int, listener: socket.socket, wrap: Wrap | None) -> Any:
+def _initialise(rank: int, size: int, listener: socket.socket, wrap: Wrap | None, backend: str | None) -> Any:
     import torch
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
@@ -88,8 +95,9 @@ def _initialise(rank: int, size: int, listener: socket.socket, wrap: Wrap | None
     )
     if wrap is not None:
         store = wrap(store)
-    dist.init_process_group("gloo", rank=rank, world_size=size, store=store, timeout=_TIMEOUT)
-    dist.barrier()
+    if backend is not None:
+        dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=_TIMEOUT)
+        dist.barrier()
     return store
 
 

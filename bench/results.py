@@ -60,7 +60,6 @@ class Results:
     versions: dict[str, str]
     settings: dict[str, Any]
     comparisons: tuple[Comparison, ...]
-    skipped: dict[str, str] = field(default_factory=dict)
 
     def of(self, section: str) -> list[Comparison]:
         """The comparisons of one section."""

@@ -11,14 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from bench.contests import CONTESTS
 from bench.dry import dry
 from bench.getters import getters
-from bench.gpu import absent_gpu, gpu
 from bench.live import live
 from bench.planning import planning
 from bench.results import Comparison, Results
 
 __all__ = ["QUICK", "SECTIONS", "Settings", "measure"]
 
-SECTIONS = ("live", "dry", "planning", "getters", "gpu")
+SECTIONS = ("live", "dry", "planning", "getters")
 
 _PACKAGES = ("rankmesh", "torch", "megatron-core", "numpy")
 
@@ -44,10 +43,9 @@ def measure(settings: Settings, tell: Callable[[Comparison], None]) -> Results:
 
     import rankmesh.groups  # noqa: F401
 
-    skipped: dict[str, str] = {}
     load = _load()
     done = []
-    for comparison in _comparisons(settings, skipped):
+    for comparison in _comparisons(settings):
         tell(comparison)
         done.append(comparison)
     machine = {
@@ -62,10 +60,10 @@ def measure(settings: Settings, tell: Callable[[Comparison], None]) -> Results:
         "rounds": settings.rounds,
         "limit": settings.limit,
     }
-    return Results(machine, _versions(), shown, tuple(done), skipped)
+    return Results(machine, _versions(), shown, tuple(done))
 
 
-def _comparisons(settings: Settings, skipped: dict[str, str]) -> Iterator[Comparison]:
+def _comparisons(settings: Settings) -> Iterator[Comparison]:
     wanted, rounds, limit = settings.sections, settings.rounds, settings.limit
     if "live" in wanted:
         for ranks in settings.ranks:
@@ -78,12 +76,6 @@ def _comparisons(settings: Settings, skipped: dict[str, str]) -> Iterator[Compar
             yield from planning(world, rounds, limit)
     if "getters" in wanted:
         yield from getters(rounds, limit)
-    if "gpu" in wanted:
-        reason = absent_gpu(limit)
-        if reason is None:
-            yield gpu(rounds, limit)
-        else:
-            skipped["gpu"] = reason
 
 
 def _load() -> float | None:

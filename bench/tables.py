@@ -42,7 +42,6 @@ _SAYS = {
     ),
     "planning": ("Planning", "The same layouts without process groups and without torch."),
     "getters": ("Getters", "One question to a group that exists, on a rank of a world of 64."),
-    "gpu": ("One GPU", "All Megatron groups of a one-rank NCCL world, each used once: time and device memory."),
 }
 
 
@@ -53,7 +52,6 @@ def tables(results: Results) -> list[Table]:
         "dry": lambda found: _timed(found, "built"),
         "planning": lambda found: _timed(found, "planned"),
         "getters": lambda found: _timed(found, "call"),
-        "gpu": _gpu,
     }
     made = []
     for section, maker in makers.items():
@@ -92,18 +90,6 @@ def _timed(found: list[Comparison], name: str) -> _Cells:
         )
         for item in found
     ]
-
-
-def _gpu(found: list[Comparison]) -> _Cells:
-    head = ("groups", "by", "built", "used", "device memory")
-    rows: list[tuple[str, ...]] = []
-    for item in found:
-        for side, stats in (("ours", item.both.ours), ("theirs", item.both.theirs)):
-            by = "rankmesh" if side == "ours" else item.peer
-            memory = stats.get("device_bytes")
-            shown = "-" if memory is None else f"{memory.median / 2**20:,.0f} MiB"
-            rows.append((item.what, by, _side(item, side, "built"), _side(item, side, "used"), shown))
-    return head, rows
 
 
 def _side(item: Comparison, side: str, name: str) -> str:

@@ -16,7 +16,7 @@ RECORDED = ROOT / "bench" / "results.json"
 def results(*comparisons):
     """Results of a made-up run."""
     machine = {"system": "Linux", "cores": 2, "python": "3.12", "load": {"before": 0.1, "after": 0.2}}
-    return Results(machine, {"rankmesh": "1", "torch": "2"}, {"rounds": 3}, comparisons, {"gpu": "no GPU"})
+    return Results(machine, {"rankmesh": "1", "torch": "2"}, {"rounds": 3}, comparisons)
 
 
 def test_the_document_is_that_of_the_recorded_figures():

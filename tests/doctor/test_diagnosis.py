@@ -200,3 +200,65 @@ def test_keys_of_the_data():
     assert {"cause", "ranks", "kind", "group", "call", "operation"} <= set(data["causes"][0])
     assert data["causes"][0]["kind"] == "dp"
     assert data["causes"][0]["group"] == "dp@tp1"
+
+
+# -- calls that a device has not come to ------------------------------------------------------------------------------
+
+
+def _queued(rank, backend):
+    """Rank 3 skips a reduction along dp; the barrier of all stands behind it on rank 1."""
+    skipped = [] if rank == 3 else [call(DP[rank][0], 2, done=rank != 1, backend=backend)]
+    last = call(WORLD, 1, "all_reduce_barrier" if backend == "nccl" else "barrier", done=False, backend=backend)
+    return [call(DP[rank][0], 1, backend=backend), *skipped, last]
+
+
+def test_what_is_queued_behind_an_unfinished_call_of_a_device_was_not_entered():
+    """The barrier that rank 1 handed over explains nothing: it is in the reduction that rank 3 left out."""
+    recorded = job(lambda rank: _queued(rank, "nccl"))
+    assert found(recorded) == [("absent", (3,), "dp@tp1", 2)]
+    assert "it is in barrier, call 1 of world" in diagnose(recorded).verdict
+
+
+def test_calls_of_a_cpu_run_side_by_side():
+    """What gloo has under way was entered, all of it: nobody is missing at the barrier, rank 3 at the reduction."""
+    recorded = job(lambda rank: _queued(rank, "gloo"))
+    assert sorted(diagnose(recorded).waits.of_rank) == [0, 1, 2, 3]
+    assert {turn.missing for turn in diagnose(recorded).waits.turns if turn.group.label == "world"} == {()}
+
+
+def test_calls_that_were_made_as_one_are_entered_as_one():
+    """A send and a receive of one batch are both there; of two calls, one after the other, only the first is."""
+
+    def calls(rank, batches):
+        peer = 1 - rank
+        names = [f"send {rank}->{peer}", f"recv {rank}<-{peer}"]
+        return [
+            call(TP[rank][0], 0, name, done=False, is_p2p=True, p2p_seq_id=batch)
+            for name, batch in zip(names, batches, strict=True)
+        ]
+
+    def made(batches):
+        return recordings({rank: document(calls(rank, batches), groups_of(rank)) for rank in (0, 1)})
+
+    assert {cause for cause, *_ in found(made((1, 1)))} == {"stuck"}
+    assert found(made((1, 2)))[0][:2] == ("crosswise", (0, 1))
+
+
+def test_another_root_may_be_why_nobody_leaves_a_broadcast():
+    """All entered it and nobody came out: the network, a device, or a root that no recording keeps."""
+    recorded = job(lambda rank: [call(WORLD, 1, "broadcast", done=False), call(WORLD, 2, done=False)])
+    assert found(recorded) == [("stuck", (0, 1, 2, 3), "world", 1)]
+    assert "or another root on some of them" in diagnose(recorded).verdict
+
+
+def test_the_first_call_of_a_group_waits_for_its_communicator():
+    """Nothing is recorded of it: the stacks tell who is in it, and who is not."""
+
+    def about(rank, group):
+        return {"in_call": {"operation": "all_reduce", "group": group[rank][0][0], "site": "a.py:1 in f"}}
+
+    def made(groups):
+        return recordings({rank: document([], groups_of(rank), **about(rank, group)) for rank, group in groups.items()})
+
+    assert [cause[:2] for cause in found(made({0: TP, 1: DP, 2: DP, 3: TP}))] == [("crosswise", (0, 1, 2, 3))]
+    assert found(made({0: TP, 1: TP}))[0] == ("stuck", (0, 1), "tp@dp0", 1)

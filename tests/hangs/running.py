@@ -23,6 +23,8 @@ import rankmesh.groups
 import rankmesh.watch
 
 LIMIT = 60.0
+# gloo on the CPU, or nccl: then all ranks share what GPUs there are.
+BACKEND = os.environ.get("HANGS_BACKEND", "gloo")
 # What a program imports is loaded once, before its ranks are forked.
 _LOADED = {
     "megatron_core": ("megatron.core.parallel_state",),
@@ -33,7 +35,7 @@ _LOADED = {
 ALONE = frozenset({"loses_the_network"})
 
 
-def hang(name, folder, *, size, watched=3.0):
+def hang(name, folder, *, size, watched):
     """Run a program of ``tests.hangs.programs`` until its verdict is in the folder, or for a minute; then end it."""
     for module in ("tests.hangs.programs", *_LOADED.get(name, ())):
         importlib.import_module(module)
@@ -83,10 +85,15 @@ def _rank(name, folder, rank, size, port, watched):
 
     program = getattr(programs, name)
     store = dist.TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
-    dist.init_process_group("gloo", rank=rank, world_size=size, store=store, timeout=timedelta(seconds=40))
+    if BACKEND == "nccl":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.set_default_device("cuda")
+    dist.init_process_group(BACKEND, rank=rank, world_size=size, store=store, timeout=timedelta(seconds=40))
     watch = rankmesh.watch.start(folder, limit=watched)
     try:
         program(rank)
+        if BACKEND == "nccl":  # where a step would read its loss: until then a GPU's calls wait on the GPU alone
+            torch.cuda.synchronize()
     except (RuntimeError, ValueError) as error:
         sys.last_value = error
     watch.close()
@@ -129,7 +136,9 @@ def main():
             )
             continue
         started = time.monotonic()
-        hang(name, Path(folder) / name, size=programs.HANGS[name].size)
+        size = programs.HANGS[name].size
+        # Sixteen ranks that share a GPU take seconds for a communicator.
+        hang(name, Path(folder) / name, size=size, watched=15.0 if BACKEND == "nccl" and size > 8 else 3.0)
         print(f"{name} {time.monotonic() - started:.1f} s", flush=True)  # noqa: T201
 
 

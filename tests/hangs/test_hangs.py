@@ -10,8 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from tests.hangs.keep import KEPT
-from tests.hangs.programs import HANGS
+from tests.hangs.keep import HERE, KEPT, KEPT_ON_NCCL
+from tests.hangs.programs import HANGS, ON_NCCL
 from tests.hangs.running import ALONE
 
 from rankmesh.doctor import CAUSES, doctor
@@ -51,6 +51,21 @@ def test_every_cause_has_its_hang():
 def test_kept_recordings(name):
     """4 to 16 ranks, recorded: the first cause is the mistake of the program."""
     _check(_found(KEPT / name, HANGS[name]), HANGS[name])
+
+
+@pytest.mark.parametrize("name", sorted(ON_NCCL))
+def test_kept_recordings_of_nccl(name):
+    """4 to 16 ranks that shared a GPU, recorded: the same mistakes, whose calls the device had not come to."""
+    _check(_found(KEPT_ON_NCCL / name, ON_NCCL[name]), ON_NCCL[name])
+
+
+@pytest.mark.parametrize("spec", ["", "tp=2,dp=2"])
+def test_what_torch_itself_writes_of_nccl(spec):
+    """4 ranks on a GPU, no watch: the files that torch left when its watchdog gave up name rank 3 and its group."""
+    found = doctor(HERE / "recordings_torch_nccl", read(spec).plan if spec else None)
+    first = found.causes[0]
+    assert (first.cause, first.ranks, first.group.label, first.call) == ("late", (3,), "dp@tp1", 4)
+    assert found.waiting == (0, 1, 2)
 
 
 STATES = {"is_stopped": "stopped by a signal", "holds_the_interpreter": "alive and silent, at "}

@@ -1,12 +1,13 @@
 """Which devices ranks use together: one backend for all of them, whatever each of them has."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh.launch.devices import Offer, choose, pick
+from rankmesh.launch.devices import Offer, choose, offer, pick
 
 
 def _offers(devices, asked=None):
@@ -30,6 +31,24 @@ def test_a_device_for_some():
     choice = choose(_offers(["a", "a", "a", "b"]))
     assert (choice.backend, choice.ranks) == ("gloo", (1,))
     assert choice.why == "rank 1 on host0 has no GPU of its own: it shares one with rank 0"
+
+
+def test_a_share_of_a_device(monkeypatch):
+    """Where NCCL was told that ranks may share a GPU and knows how, each one's share is a device of its own."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: SimpleNamespace(uuid=f"GPU-{index}"))
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+
+    def chosen(version):
+        monkeypatch.setattr("torch.cuda.nccl.version", lambda: version)
+        offers = [offer(rank, 4, "host", rank, None, rank) for rank in range(4)]
+        return choose(offers).backend, [one.index for one in offers]
+
+    assert chosen((2, 30, 7)) == ("gloo", [0, 1, None, None])
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    assert chosen((2, 30, 7)) == ("nccl", [0, 1, 0, 1])
+    assert chosen((2, 28, 9)) == ("gloo", [0, 1, None, None])
 
 
 def test_nccl_that_was_asked_for():

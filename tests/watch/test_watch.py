@@ -23,6 +23,7 @@ import torch.distributed as dist
 import rankmesh as rm
 from rankmesh import watch
 from rankmesh.errors import AgreementError, ConnectError
+from rankmesh.watch.recorder import together
 
 ALL = pytest.mark.skipif(os.environ.get("HANGS") != "all", reason="make test-hangs runs it: it takes long")
 
@@ -229,3 +230,26 @@ def test_nothing_is_left(ranks, tmp_path):
             assert after[1:] == before[1:]
             assert after[0] - before[0] == 2 * 2 * number  # the keys of this test's own meetings
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.json.gz", "rank1.json.gz", "verdict.json"]
+
+
+# -- two recorders -----------------------------------------------------------------------------------------------------
+
+
+def _kept(name, first, times, group="tp"):
+    entries = [
+        {"record_id": first + place, "process_group": (group, "tp@dp0"), "profiling_name": f"{name}:x"}
+        | {"collective_seq_id": place + 1, "time_created_ns": time}
+        for place, time in enumerate(times)
+    ]
+    return {"version": "2.10", "pg_config": {group: {"ranks": "[0, 1]"}}, "entries": entries}
+
+
+def test_what_gloo_and_nccl_have_kept_is_one_recording():
+    """In the order of time; calls of one group are told apart, as each recorder counts them by itself."""
+    one = together([_kept("gloo", 0, [1, 4]), _kept("nccl", 5, [2, 3])])
+    assert [entry["profiling_name"] for entry in one["entries"]] == ["gloo:x", "nccl:x", "nccl:x", "gloo:x"]
+    assert [entry["process_group"][0] for entry in one["entries"]] == ["tp on the CPU", "tp", "tp", "tp on the CPU"]
+    assert one["entries"][0]["record_id"] == 5  # calls were dropped
+    apart = together([_kept("gloo", 0, [1]), _kept("nccl", 0, [2], group="dp")])
+    assert [entry["process_group"][0] for entry in apart["entries"]] == ["tp", "dp"]
+    assert together([_kept("gloo", 0, []), _kept("nccl", 2, [2])]) == _kept("nccl", 2, [2])

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh.doctor.calls import Signature
+from rankmesh.doctor.queued import queued
 from rankmesh.doctor.sites import Sites
 
 __all__ = ["CALLS", "EXCHANGES", "Columns", "columns_of", "signature_of"]
@@ -62,8 +63,10 @@ _DTYPES = {
 _PEERS = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 _COMPARED = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
 _NEEDED = ("process_group", "profiling_name", "collective_seq_id")
-_OPTIONAL = ("time_created_ns", "state", "retired", "is_p2p", "frames", *_COMPARED)
+_OPTIONAL = ("time_created_ns", "state", "retired", "is_p2p", "p2p_seq_id", "frames", *_COMPARED)
 _DEVICES = ("nccl", "rccl", "hccl", "xccl", "mccl")
+# NCCL's barrier is a reduction.
+_SAME = {"all_reduce_barrier": "barrier"}
 _MOST = 64
 
 
@@ -96,8 +99,9 @@ def columns_of(entries: Sequence[Mapping[str, Any]], stacks: Sequence[Any]) -> C
         "created": _whole([time or 0 for time in table["time_created_ns"]]),
     }
     apart = calls.is_apart | np.array(list(map(bool, table["is_p2p"])), dtype=bool)
-    exchanges = _exchanges(every, apart, calls)
-    rows = _lives({name: column[~apart] for name, column in every.items()})
+    entered = ~queued(every, apart, calls.on_device, table["p2p_seq_id"])
+    exchanges = _exchanges(every, apart & entered, calls)
+    rows = _lives({name: column[~apart & entered] for name, column in every.items()})
     rows = _joined(rows, calls.signatures)
     return Columns(
         {name: rows[name].astype(dtype) for name, dtype in CALLS.items()},
@@ -239,6 +243,7 @@ def signature_of(entry: Mapping[str, Any]) -> Signature:
     gather float32[4, 2]
     """
     operation = str(entry["profiling_name"])[:100].rpartition(":")[2].partition(" ")[0]
+    operation = _SAME.get(operation, operation)
     gives = _shapes(entry.get("input_sizes"), entry.get("input_dtypes"))
     takes = _shapes(entry.get("output_sizes"), entry.get("output_dtypes"))
     shown = takes if operation == "scatter" or not gives else gives

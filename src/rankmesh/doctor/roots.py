@@ -22,6 +22,8 @@ from rankmesh.errors import in_words
 __all__ = ["roots"]
 
 _ASKED, _SHOWN = 64, 8
+# They have a root, which torch's flight recorder does not keep.
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
 def roots(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) -> Iterator[Cause]:
@@ -259,12 +261,21 @@ def _path(waits: Waits, ranks: list[int]) -> list[tuple[int, Turn, int]]:
 
 
 def _stuck(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) -> Iterator[Cause]:
-    """Calls that all members entered and that are not over, where those who wait have nothing else to wait for."""
+    """Calls that all members entered and that are not over, where those who wait have nothing else to wait for.
+
+    Of a group's calls the first one: the others are behind it.
+    """
+    seen: set[KnownGroup] = set()
     for turn in waits.turns:
-        if turn.missing or diverged.get(turn.group, turn.number + 1) <= turn.number:
+        if (
+            turn.missing
+            or (turn.numbered and turn.group in seen)
+            or diverged.get(turn.group, turn.number + 1) <= turn.number
+        ):
             continue
         if any(other.missing for rank in turn.waiting for other in waits.of_rank.get(rank, ())):
             continue
+        seen.add(turn.group)
         hosts = sorted({history.recordings[rank].host for rank in turn.group.members if rank in history.recordings})
         yield _cause(
             history,
@@ -272,7 +283,8 @@ def _stuck(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) -
             list(turn.waiting),
             turn,
             f"all members entered {turn.words}, and {in_words(turn.waiting)} did not come out: the network or a device"
-            + _between(list(filter(None, hosts))),
+            + _between(list(filter(None, hosts)))
+            + (", or another root on some of them, which is not recorded" if turn.operation in _ROOTED else ""),
         )
 
 

@@ -156,12 +156,16 @@ def _between(exchanges: Mapping[str, Any], sends: int, me: int, peer: int) -> li
 
 _PAIRS = {"send": "recv", "recv": "send"}
 _MEETINGS = ("monitored_barrier", "connect", "warm_up")
+_FIRST_CALLS = frozenset(
+    ("all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier")
+)
 
 
 def _unrecorded(history: History) -> Iterator[Turn]:
     """Calls that only the stacks show: gloo records neither what two members exchange nor monitored barriers.
 
-    Ranks that connect their groups meet through the store; those whose warm-up ran out have no call any more.
+    Ranks that connect their groups meet through the store; those whose warm-up ran out have no call any more. The first
+    call of a group on NCCL waits for all members before it is recorded.
     """
     meetings: dict[tuple[KnownGroup, str], list[int]] = {}
     for rank, recording in history.recordings.items():
@@ -171,12 +175,17 @@ def _unrecorded(history: History) -> Iterator[Turn]:
             continue
         if about.operation in _PAIRS and not recording.exchanges["pending"].any():
             yield _exchange_in_stacks(history, rank, group)
-        elif about.operation in _MEETINGS:
+        elif about.operation in _MEETINGS or _is_first(history, rank, group, about.operation):
             meetings.setdefault((group, about.operation), []).append(rank)
     for (group, operation), ranks in meetings.items():
         missing = tuple(rank for rank in group.members if rank not in ranks)
         number = 1 + max(history.last(group, rank) or 0 for rank in ranks)
         yield Turn(group, number, operation, tuple(ranks), missing, numbered=False)
+
+
+def _is_first(history: History, rank: int, group: KnownGroup, operation: str) -> bool:
+    """Whether a rank is in the first collective of a group, of which nothing is recorded yet."""
+    return operation in _FIRST_CALLS and history.last(group, rank) == 0
 
 
 def _exchange_in_stacks(history: History, rank: int, group: KnownGroup) -> Turn:

@@ -141,10 +141,12 @@ class _Barrier:
 
     def __init__(self, world: Any, meeting: str, size: int, limit: timedelta) -> None:
         self._world, self._meeting, self._size, self._limit, self._number = world, meeting, size, limit, 0
+        # Torch guesses a GPU where none is said, and warns.
+        self._devices = [torch.cuda.current_device()] if world.backend == "nccl" else None
 
     def __call__(self) -> None:
         if self._size == self._world.size:
-            dist.barrier()
+            dist.barrier(device_ids=self._devices)
             return
         self._number += 1
         meeting = f"{self._meeting}/{self._number}"

@@ -567,14 +567,18 @@ def registries() -> dict[str, int]:
     return sizes | {"group_count": c10d._world.group_count}
 
 
-def recorded(*, frames: bool = True) -> bytes:
-    """What torch's flight recorder has kept, as its pickle."""
-    return c10d_native._dump_fr_trace(True, frames, False)  # type: ignore[attr-defined,no-any-return]
+def recorded(*, frames: bool = True) -> tuple[bytes, ...]:
+    """What torch's flight recorders have kept, as pickles: that of gloo and, in a torch with NCCL, that of NCCL."""
+    nccl = getattr(c10d_native, "_dump_nccl_trace", None)
+    generic = c10d_native._dump_fr_trace(True, frames, False)  # type: ignore[attr-defined]
+    return (generic,) if nccl is None else (generic, nccl(True, frames, False))
 
 
-def under_way() -> bytes:
-    """The unfinished calls that it has kept, as JSON."""
-    return c10d_native._dump_fr_trace_json(True, True)  # type: ignore[attr-defined,no-any-return]
+def under_way() -> tuple[bytes, ...]:
+    """The unfinished calls that they have kept, as JSON."""
+    nccl = getattr(c10d_native, "_dump_nccl_trace_json", None)
+    generic = c10d_native._dump_fr_trace_json(True, True)  # type: ignore[attr-defined]
+    return (generic,) if nccl is None else (generic, nccl(True, True))
 
 
 def frames_are_ready() -> bool:

@@ -2,6 +2,7 @@
 
 ```
 every rank sees a GPU of its own      nccl, each on its own        (its only one, or the one of its local rank)
+NCCL_MULTI_RANK_GPU_ENABLE=1          nccl, ranks share GPUs       (NCCL 2.30 and later: each rank's share is its own)
 one of them does not                  gloo, all on the CPU         never nccl on some and gloo on others
 nccl was asked for, and one cannot    refused on every rank, which says who cannot, and why
 ```
@@ -9,6 +10,7 @@ nccl was asked for, and one cannot    refused on every rank, which says who cann
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +19,7 @@ import torch.distributed as dist
 
 from rankmesh.errors import in_words
 
-__all__ = ["Choice", "Offer", "choose", "offer", "pick"]
+__all__ = ["Choice", "Offer", "choose", "offer", "pick", "ranks_share"]
 
 
 @dataclass(frozen=True)
@@ -45,23 +47,33 @@ class Choice:
 
 def offer(rank: int, size: int, host: str, process: int, asked: str | None, local_rank: int | None) -> Offer:
     """What this process has."""
-    index, why = _own_index(local_rank)
+    shared = ranks_share()
+    index, why = _own_index(local_rank, shared)
     device = None if index is None else str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
-    return Offer(rank, size, host, process, asked, index, device, why)
+    # A share of a device is a device of its own.
+    return Offer(rank, size, host, process, asked, index, f"{device}/{rank}" if device and shared else device, why)
 
 
-def _own_index(local_rank: int | None) -> tuple[int | None, str]:
+def ranks_share() -> bool:
+    """Whether NCCL was told that several ranks may use one GPU, and is one that knows of it."""
+    told = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return told and dist.is_available() and dist.is_nccl_available() and torch.cuda.nccl.version() >= (2, 30)
+
+
+def _own_index(local_rank: int | None, shared: bool) -> tuple[int | None, str]:
     if not (dist.is_available() and dist.is_nccl_available()):
         return None, "its torch has no NCCL"
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return pick(seen, local_rank)
+    return pick(seen, local_rank, shared=shared)
 
 
-def pick(seen: int, local_rank: int | None) -> tuple[int | None, str]:
-    """The index of the device of a rank that sees so many, or None and why.
+def pick(seen: int, local_rank: int | None, *, shared: bool = False) -> tuple[int | None, str]:
+    """The index of the device of a rank that sees so many, or None and why; ``shared``: ranks take turns on them.
 
     >>> pick(8, 3), pick(1, 3), pick(2, 3)
     ((3, ''), (0, ''), (None, 'it sees 2 GPUs, and is the one with local rank 3'))
+    >>> pick(2, 3, shared=True)
+    (1, '')
     """
     if seen == 0:
         return None, "it sees no GPU"
@@ -69,6 +81,8 @@ def pick(seen: int, local_rank: int | None) -> tuple[int | None, str]:
         return 0, ""
     if local_rank is None:
         return None, f"it sees {seen} GPUs, and its launcher does not tell its local rank"
+    if shared:
+        return local_rank % seen, ""
     if local_rank >= seen:
         return None, f"it sees {seen} GPUs, and is the one with local rank {local_rank}"
     return local_rank, ""

@@ -68,7 +68,7 @@ def run_rank(
                     told = {"group": proof.name, "operations": proof.operations, "seconds": proof.seconds}
                     write({"event": "proved", **told})
                 # A rank that leaves early would close connections on which a slower one still waits.
-                dist.barrier()
+                dist.barrier(device_ids=[me.device.index] if me.backend == "nccl" else None)
     except Exception as error:  # noqa: BLE001  - whatever ends a rank is in its diary, for the one that reports
         if not failures:
             _tell(write, error)

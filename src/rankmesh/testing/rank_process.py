@@ -81,7 +81,7 @@ def current() -> RankTest | None:
 @contextmanager
 def _world(place: Place, name: str) -> Iterator[None]:
     if place.backend == "nccl":
-        torch.cuda.set_device(place.rank)
+        torch.cuda.set_device(place.rank % torch.cuda.device_count())
     store = dist.FileStore(str(Path(place.folder) / f"store-{name}"), place.size)  # type: ignore[attr-defined]
     limit = timedelta(seconds=place.seconds)
     dist.init_process_group(place.backend, store=store, rank=place.rank, world_size=place.size, timeout=limit)

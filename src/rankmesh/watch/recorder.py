@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ __all__ = ["CALLS", "Recorder", "packed", "prepare", "write"]
 # Calls that torch keeps for each rank, some three kilobytes each with their frames.
 CALLS = 2000
 _FRAMES = 16
+# Behind the name of a group whose calls on the CPU and on the GPU are counted apart.
+_OTHER = " on the CPU"
 _KEPT = (
     *("record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "op_id", "profiling_name", "state"),
     *("time_created_ns", "input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "retired", "timeout_ms"),
@@ -72,15 +74,15 @@ class Recorder:
         ``frames`` are given when they can be had at once, unless they are asked for.
         """
         self.look()
-        data = parsed(torch_private.recorded(frames=torch_private.frames_are_ready() if frames is None else frames))
-        kept: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {}
+        wanted = torch_private.frames_are_ready() if frames is None else frames
+        kept = together([_kept(data) for data in torch_private.recorded(frames=wanted)])
         table: dict[str, int] = {}
         entries = [_entry(entry, table) for entry in kept.get("entries", [])]
         groups = {name: {"name": name, "desc": desc, "ranks": list(r)} for name, (desc, r) in self._groups.items()}
         about = self._about(reason) | (_end() if ended else self._now(mark))
         return {
             **kept,
-            "pg_config": {**kept.get("pg_config", {}), **groups},
+            "pg_config": _twice({**kept.get("pg_config", {}), **groups}, entries),
             "rankmesh": about,
             "stacks": [json.loads(text) for text in table],
             "entries": entries,
@@ -111,6 +113,47 @@ def _end() -> dict[str, Any]:
     """That the program has ended, and with which error."""
     failure = getattr(sys, "last_value", None)
     return {"ended": True, "failure": "" if failure is None else f"{type(failure).__name__}: {first_line(failure)}"}
+
+
+def _kept(data: bytes) -> dict[str, Any]:
+    found = parsed(data)
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def together(kept: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several recorders of one rank have kept, gloo's and NCCL's, as that of one.
+
+    Each counts the calls of a group by itself: where both have calls of one group, the first one's are told apart.
+    """
+    recorders = [each for each in kept if each.get("entries")]
+    if len(recorders) < 2:
+        return dict(recorders[0] if recorders else kept[0])
+    first, second = recorders
+    both = {_group(entry) for entry in first["entries"]} & {_group(entry) for entry in second["entries"]}
+    entries = [*(_apart(entry, both) for entry in first["entries"]), *second["entries"]]
+    entries.sort(key=lambda entry: int(entry.get("time_created_ns") or 0))
+    lost = sum(int(each["entries"][0].get("record_id") or 0) for each in recorders)
+    return {
+        **first,
+        **second,
+        "pg_config": {**first.get("pg_config", {}), **second.get("pg_config", {})},
+        "entries": [{**entry, "record_id": lost + number} for number, entry in enumerate(entries)],
+    }
+
+
+def _group(entry: Mapping[str, Any]) -> str:
+    return str(entry["process_group"][0])
+
+
+def _apart(entry: Mapping[str, Any], both: Collection[str]) -> Mapping[str, Any]:
+    name, desc = entry["process_group"]
+    return {**entry, "process_group": (f"{name}{_OTHER}", desc)} if name in both else entry
+
+
+def _twice(config: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The groups by name, those whose calls are told apart under both of their names."""
+    apart = {name for entry in entries if (name := _group(entry)).endswith(_OTHER)}
+    return {**config, **{name: config.get(name.removesuffix(_OTHER), {}) for name in apart}}
 
 
 def _entry(entry: Mapping[str, Any], table: dict[str, int]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -205,8 +205,7 @@ class Watch:
 
     def _overdue_by_record(self) -> str:
         now = time.time_ns()
-        active = json.loads(torch_private.under_way())
-        for entry in active.get("entries") or ():
+        for entry in chain.from_iterable(json.loads(data).get("entries") or () for data in torch_private.under_way()):
             limit = self._limit or float(entry.get("timeout_ms") or 0) / 2000 or self._patience
             lasted = (now - int(entry["time_created_ns"])) / 1e9
             if lasted > limit and not entry.get("retired"):

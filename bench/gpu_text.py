@@ -1,0 +1,49 @@
+"""The section of docs/benchmarks.md on NCCL, from ``bench/gpu.json`` alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RESULTS", "gpu_section"]
+
+RESULTS = Path(__file__).with_name("gpu.json")
+
+
+def gpu_section(path: Path = RESULTS) -> Iterator[str]:
+    """The lines of the section; none where nothing was measured."""
+    if path.exists():
+        yield from _lines(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    machine = found["machine"]
+    yield from ("", "## On a GPU", "")
+    yield (
+        "From an initialised world of NCCL to groups that have all been used once, by ranks that share "
+        f"{machine['gpus']} {machine['gpu']}; NCCL {machine['nccl']}, torch {machine['torch']}, {found['cores']} "
+        f"cores. Medians of {found['rounds']} rounds in turn, with the lowest and the highest. Ranks that share a GPU "
+        "take turns on it, so the times say little of a job with a GPU for each rank; memory is what all ranks took "
+        "together. A world that is bound to its device splits its groups from its own communicator. `python -m bench.gpu`"
+    )
+    head = "| groups | ranks | by | built | used | device memory |"
+    yield from ("", head, "| --- | ---: | --- | ---: | ---: | ---: |")
+    for item in found["comparisons"]:
+        for side, by in (("ours", "rankmesh"), ("theirs", item["peer"])):
+            yield f"| {item['what']} | {item['ranks']} | {by} | {' | '.join(_cells(item, side))} |"
+
+
+def _cells(item: Mapping[str, Any], side: str) -> tuple[str, str, str]:
+    if side in item["failures"]:
+        # Of an error of NCCL what is between the place in torch's source and the version.
+        told = item["failures"][side]
+        return told.partition(".cpp:")[2].partition(", ")[2].partition(" (")[0] or told, "-", "-"
+    stats = item["both"][side]
+    memory = f"{stats['device_bytes']['median'] / 2**20:,.0f} MiB"
+    return _time(stats["built"]), _time(stats["used"]), memory
+
+
+def _time(stat: Mapping[str, float]) -> str:
+    return f"{stat['median']:.3g} s ({stat['low']:.3g} – {stat['high']:.3g})"

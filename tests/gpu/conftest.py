@@ -1,0 +1,31 @@
+"""Tests that need a GPU and a torch with NCCL, and are skipped, with the reason, where there is none.
+
+The ranks of a test share what GPUs there are, which NCCL allows since 2.30 (torch 2.14) where it is told so.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+# Before any rank is started: they inherit it.
+os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what cannot run here."""
+    reason = _absent()
+    if reason:
+        for item in items:
+            if item.path.is_relative_to(Path(__file__).parent):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _absent():
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        return "no GPU, or a torch without NCCL"
+    if torch.cuda.nccl.version() < (2, 30):
+        return f"NCCL {torch.cuda.nccl.version()}: before 2.30 ranks cannot share a GPU"
+    return ""
