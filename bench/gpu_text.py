@@ -26,8 +26,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         f"{machine['gpus']} {machine['gpu']}; NCCL {machine['nccl']}, torch {machine['torch']}, {found['cores']} "
         f"cores. Medians of {found['rounds']} rounds in turn, with the lowest and the highest. Ranks that share a GPU "
         "take turns on it, so the times say little of a job with a GPU for each rank; memory is what all ranks took "
-        "together. A world that is bound to its device splits its groups from its own communicator. "
-        "`python -m bench.gpu`"
+        "together. A world bound to its device splits its groups from its own communicator. `python -m bench.gpu`"
     )
     head = "| groups | ranks | by | built | used | device memory |"
     yield from ("", head, "| --- | ---: | --- | ---: | ---: | ---: |")
