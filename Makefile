@@ -6,8 +6,8 @@ SPEC ?= megatron:world=16,tp=2,cp=2,pp=2,ep=2
 ARGS ?=
 # The torch of `make test-torch`: the newest that the tests pass on.
 TORCH ?= 2.14.1
-# How much `make test-sweeps` does of the phases of a check: each phase once, or `all` of phases, ranks and signals.
-SWEEP ?= few
+# How wide `make test-sweeps` is: 1, or all.
+SWEEP ?= 1
 # Test files run side by side in this many processes; the tests of one file follow each other. JOBS=0: no xdist.
 JOBS ?= 2
 
@@ -50,8 +50,9 @@ test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor
 test-gpu: $(VENV)/.installed-test  ## live groups, transfers and hangs on NCCL, by ranks that share the GPUs (torch 2.14 with CUDA)
 	@$(BIN)/python -m pytest -n 0 tests/gpu $(ARGS)
 
-test-sweeps: $(VENV)/.installed-test  ## kill a rank at every store operation of connect, and in every phase of a check (SWEEP=all: several ranks, both signals)
-	@RANKMESH_TEST_SWEEP=$(SWEEP) $(BIN)/python -m pytest -n 0 tests/groups/test_kill_sweep.py tests/check/test_blame.py $(ARGS)
+test-sweeps: $(VENV)/.installed-test  ## kill a rank at every store operation of connect, in the dialects, in every phase of a check
+	@RANKMESH_TEST_SWEEP=$(SWEEP) $(BIN)/python -m pytest -n 0 tests/groups/test_kill_sweep.py \
+		tests/dialects/test_kill_sweep.py tests/check/test_blame.py $(ARGS)
 
 test-cluster: $(VENV)/.installed-test  ## emulate clusters, and predict, measure and move on them (root)
 	@RANKMESH_CLUSTER=1 $(BIN)/python -m pytest -n 0 tests/bench/test_cluster.py tests/multihost $(ARGS)

@@ -1,15 +1,24 @@
-"""Megatron's own tests on eight forked ranks of the CPU: ``python as_megatron.py FOLDER [install]``.
+"""Megatron's own tests on eight forked ranks of the CPU: ``python as_megatron.py FOLDER``.
+
+```
+FOLDER/test_parallel_state/test_parallel_state.py      what is run over Megatron's modules, then over the drop-ins
+FOLDER/test_parallel_state/its-own/RANK.json           how each test ended on a rank
+FOLDER/test_parallel_state/drop-ins/RANK.json
+```
 
 It stands on the path by itself, since ``tests`` is Megatron's here, and puts in the place of Megatron's
-``test_utilities``, which imports its training loop, what its tests of process groups use of it. Each rank writes how
-its tests ended to ``FOLDER/RANK.json``; ``install`` puts the drop-ins in place before any test is read.
+``test_utilities``, which imports its training loop, what its tests of process groups use of it. One process imports
+Megatron, and forks the ranks of every file; ``install`` comes between the two sides.
 """
 
+import ast
 import contextlib
+import functools
 import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -27,7 +36,7 @@ torch.cuda.current_device = lambda: torch.device("cpu")
 torch.cuda.set_device = torch.cuda.synchronize = lambda *_: None
 torch.Tensor.cuda = torch.nn.Module.cuda = lambda self, *_, **__: self
 
-RANKS, LIMIT = 8, 880.0
+RANKS, LIMIT = 8, 300.0
 _SECONDS = timedelta(seconds=30)
 
 
@@ -60,7 +69,7 @@ class Utils:
         """A new parallel state; sizes may be named as Megatron names them."""
         sizes = {"tensor": tensor, "pipeline": pipeline, "virtual_pipeline": virtual}
         named = {f"{name}_model_parallel_size": size for name, size in sizes.items()}
-        _state().destroy_model_parallel()
+        Utils.destroy_model_parallel()
         Utils.initialize_distributed()
         _state().initialize_model_parallel(**{**named, **how})
 
@@ -70,6 +79,9 @@ class Utils:
         if Utils.inited:
             dist.barrier()
             _state().destroy_model_parallel()
+            for group in list(dist.distributed_c10d._world.pg_map):
+                if group is not dist.group.WORLD:
+                    dist.destroy_process_group(group)  # Megatron's own leaves each with a thread of gloo's
             Utils.inited = False
 
 
@@ -92,69 +104,75 @@ class Endings:
             self.seen[report.nodeid] = ": ".join([report.outcome, *text])
 
 
-def prepare(drop_ins):
+def prepare(files):
     """Everything in place before the first test is read, and imported before ranks are forked."""
     utilities = ModuleType("tests.unit_tests.test_utilities")
     utilities.Utils = Utils
     sys.modules[utilities.__name__] = utilities
-    for name in ("parallel_state", "hyper_comm_grid", "process_groups_config", "tensor_parallel.layers"):
+    for name in ("new_group", "new_subgroups_by_enumeration"):
+        over_gloo(dist, name)
+    for name in sorted({name for file in files for name in imported(file)}):
         with contextlib.suppress(ImportError):
-            importlib.import_module(f"megatron.core.{name}")
-    if drop_ins:
-        from rankmesh.dialects.megatron import install
-
-        install()
-    over_gloo(importlib.import_module("megatron.core.hyper_comm_grid").HyperCommGrid)
+            importlib.import_module(name)
     if not hasattr(dist, "ProcessGroupNCCL"):  # a test puts its own in place of it
         dist.ProcessGroupNCCL = None
 
 
-def over_gloo(grid):
-    """A class of grids that makes gloo groups where Megatron's examples ask for NCCL's."""
-    make = grid.__init__
-
-    def made(self, shape, dim_names, rank_offset=0, backend=None):
-        make(self, shape, dim_names, rank_offset, "gloo" if backend == "nccl" else backend)
-
-    grid.__init__ = made
+def imported(file):
+    """The modules that a file takes from Megatron and its examples."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        names = [node.module] if isinstance(node, ast.ImportFrom) else [one.name for one in getattr(node, "names", ())]
+        yield from (name for name in names if str(name).startswith(("megatron.", "examples.")))
 
 
-def run(rank, folder):
-    """The tests of the folder on one rank."""
+def put_drop_ins():
+    """Ours in place of Megatron's modules, in whatever was imported."""
+    from rankmesh.dialects.megatron import install
+
+    install()
+
+
+def over_gloo(owner, name):
+    """Whatever makes groups makes gloo's where Megatron asks for NCCL's."""
+    make = getattr(owner, name)
+
+    def other(value):
+        return "gloo" if value == "nccl" else value
+
+    @functools.wraps(make)
+    def made(*args, **how):
+        return make(*map(other, args), **{word: other(value) for word, value in how.items()})
+
+    setattr(owner, name, made)
+
+
+def run(rank, tests, told):
+    """The tests of a folder on one rank."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     Utils.rank, endings = rank, Endings()
-    with (folder / f"{rank}.log").open("w") as log:
+    with (told / f"{rank}.log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    how = [
-        "-q",
-        "--noconftest",
-        "-c",
-        os.devnull,
-        "--rootdir",
-        str(folder),
-        "--timeout",
-        "40",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "pytest_mock",
-    ]
+    how = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", str(tests), "--timeout", "40"]
+    Utils.initialize_distributed()  # in Megatron's runs an earlier file has
     with OnCpu():
-        pytest.main([*how, str(folder)], plugins=[endings])
-    (folder / f"{rank}.json").write_text(json.dumps(endings.seen), encoding="utf-8")
+        pytest.main([*how, "-p", "no:cacheprovider", "-p", "pytest_mock", str(tests)], plugins=[endings])
+    (told / f"{rank}.json").write_text(json.dumps(endings.seen), encoding="utf-8")
     os._exit(0)
 
 
-def main(folder, *drop_ins):
-    """Fork the ranks, and wait for them."""
-    prepare(drop_ins)
+def world(tests, told):
+    """Fork the ranks of one file's tests, and wait for them."""
+    told.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     forked = []
     for rank in range(RANKS):
         forked.append(os.fork())
         if forked[-1] == 0:
             try:
-                run(rank, Path(folder))
+                run(rank, tests, told)
             finally:
                 os._exit(1)
     end, left = time.monotonic() + LIMIT, set(forked)
@@ -166,5 +184,16 @@ def main(folder, *drop_ins):
         os.waitpid(pid, 0)
 
 
+def main(folder):
+    """Every file over Megatron's own modules, then over the drop-ins."""
+    files = sorted(Path(folder).glob("*/test_*.py"))
+    prepare(files)
+    for side, begin in (("its-own", list), ("drop-ins", put_drop_ins)):
+        begin()
+        over_gloo(importlib.import_module("megatron.core.hyper_comm_grid").HyperCommGrid, "__init__")
+        for file in files:
+            world(file.parent, file.parent / side)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

@@ -14,9 +14,10 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 
-def pytest_ignore_collect():
-    """``make test`` has not fetched the others; these tests are for ``make test-peers``."""
-    return True if "RANKMESH_PEERS" not in os.environ else None
+def pytest_ignore_collect(collection_path):
+    """``make test`` has not fetched the others. Programs that tests start are not read for examples."""
+    program = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    return True if program or "RANKMESH_PEERS" not in os.environ else None
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Others' own tests against the drop-ins, from a checkout of their sources.
 
-``make test-peers EZPZ=/path MEGATRON=/path ARGS='-k own_tests'``: the package index has releases without their tests.
+``make test-peers EZPZ=/path MEGATRON=/path:/another JOBS=0 ARGS='-k own_tests -s'``: the package index has releases
+without their tests.
 """
 
 import importlib
@@ -8,7 +9,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -23,7 +23,7 @@ from rankmesh.dialects import ezpz as drop_in
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
-RANKS, LIMIT = 8, 900
+RANKS, LIMIT = 8, 1500
 
 # Megatron's tests of what the drop-ins stand for; a release has those that it has.
 FILES = (
@@ -77,49 +77,54 @@ def test_ezpz_groups(ranks):
     assert ranks(1, _ezpz, str(checkout("EZPZ")), world=None) == [[]]
 
 
-def over(peer, path, place, *drop_ins):
-    """How each test of a file ended on each of eight gloo ranks, over Megatron's own modules or over the drop-ins."""
-    place.mkdir()
-    text = (peer / "tests" / "unit_tests" / path).read_text(encoding="utf-8")
-    text = text.replace("'nccl'", "'gloo'").replace('"nccl"', '"gloo"')
-    (place / Path(path).name).write_text(text, encoding="utf-8")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    paths = f"{peer}:{HERE}:{folder('pytest-mock')}"
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": paths,
+def both_sides(peer, place):
+    """How each test of each file ended on each of eight gloo ranks, over Megatron's own modules and the drop-ins."""
+    for path in (peer / "tests" / "unit_tests" / path for path in FILES):
+        if path.exists():
+            text = path.read_text(encoding="utf-8").replace("'nccl'", "'gloo'").replace('"nccl"', '"gloo"')
+            (place / path.stem).mkdir()
+            (place / path.stem / path.name).write_text(text, encoding="utf-8")
+    world = {"MASTER_ADDR": "127.0.0.1", "PYTHONPATH": f"{peer}:{HERE}:{folder('pytest-mock')}",
              "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}  # fmt: skip
-    command = [sys.executable, str(HERE / "as_megatron.py"), str(place), *drop_ins]
+    command = [sys.executable, str(HERE / "as_megatron.py"), str(place)]
     ranks = subprocess.Popen(command, cwd=place, env={**os.environ, **world}, start_new_session=True)
     try:
         assert ranks.wait(LIMIT) == 0
     finally:
         with suppress(ProcessLookupError):
             os.killpg(ranks.pid, signal.SIGKILL)
-    return [ended(place / f"{rank}.json") for rank in range(RANKS)]
+    return {one.name: [ended(one / side) for side in ("its-own", "drop-ins")] for one in sorted(place.iterdir())}
 
 
-def ended(file):
-    """What a rank wrote; nothing where it was killed for hanging."""
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+def ended(side):
+    """What each rank wrote; nothing where it was killed for hanging."""
+    files = [side / f"{rank}.json" for rank in range(RANKS)]
+    return [json.loads(file.read_text(encoding="utf-8")) if file.exists() else {} for file in files]
 
 
-@pytest.mark.timeout(2 * LIMIT)
-@pytest.mark.parametrize("path", FILES, ids=lambda path: Path(path).stem)
-def test_megatron(tmp_path, path):
-    """8 ranks, twice: whatever passes over Megatron's own modules passes over the drop-ins."""
-    peer = checkout("MEGATRON")
-    if not (peer / "tests" / "unit_tests" / path).exists():
-        pytest.skip("this release has no such tests")
-    own, ours = over(peer, path, tmp_path / "its-own"), over(peer, path, tmp_path / "drop-ins", "install")
-    worse = {
-        f"rank {rank}: {name}": ours[rank].get(name)
-        for rank in range(RANKS)
-        for name, how in own[rank].items()
-        if how == "passed" and ours[rank].get(name) != "passed"
-    }
-    counts = [[list(seen.values()).count("passed") for seen in side] for side in (own, ours)]
-    told = f"of {len(own[0])} tests, {counts[0]} passed by rank over its own, {counts[1]} over the drop-ins"
-    print(f"{path}: {told}")  # noqa: T201  - pytest -s
+def passed(side):
+    """The tests that passed on every rank."""
+    return {name for name in side[0] if all(seen.get(name) == "passed" for seen in side)}
+
+
+@pytest.mark.timeout(LIMIT + 60)
+@pytest.mark.parametrize("peer", os.environ.get("MEGATRON", "").split(os.pathsep), ids=lambda peer: Path(peer).name)
+def test_megatron(tmp_path, peer):
+    """8 ranks, every file twice: whatever passes over Megatron's own modules passes over the drop-ins."""
+    if not peer:
+        pytest.skip("MEGATRON names no checkout")
+    told, worse = both_sides(Path(peer).resolve(), tmp_path), {}
+    for file, (own, ours) in told.items():
+        hung = [rank for rank in range(RANKS) if not own[rank]]
+        print(f"{Path(peer).name} {file}: of {len(own[0])} tests {len(passed(own))} passed over its own, "  # noqa: T201
+              f"{len(passed(ours))} over the drop-ins", *hung and [f"; hung over its own: {hung}"])  # fmt: skip
+        for how in sorted({f"  {name}: {how}" for name, how in own[0].items() if name not in passed(own)}):
+            print(how)  # noqa: T201  - pytest -s
+        worse |= {
+            f"rank {rank}: {name}": ours[rank].get(name)
+            for rank in range(RANKS)
+            for name, how in own[rank].items()
+            if how == "passed" and ours[rank].get(name) != "passed"
+        }
     assert not worse, worse
-    assert all(own), "a rank hung over Megatron's own modules"
+    assert all(passed(own) for own, _ in told.values())
