@@ -111,10 +111,10 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) -e '.[cli,configs,torch]'
 	@touch $@
 
-# megatron-core and fairscale are compared with in tests: their rank arithmetic needs none of their dependencies.
+# Others' code that tests run beside ours: what is asked of it, ranks and groups, needs none of its dependencies.
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) -e '.[test,docs,examples]'
-	$(PIP) --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)'
+	$(PIP) --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)' '$(call pin,nanotron)'
 	@touch $@
 
 # The pins, but for torch's own; torch brings NVIDIA's libraries along where it is built for CUDA, and uses none of them here.

@@ -56,10 +56,15 @@ def _with_a_victim(run_rank, phase, victim, number):
     return run
 
 
-def sabotaged(phase, victim, number, *arguments):
-    """The command with its victim; ends this process."""
+def sabotage(phase, victim, number):
+    """From now on a check in this process has its victim."""
     for module in (here, in_job):
         module.run_rank = _with_a_victim(module.run_rank, phase, int(victim), getattr(signal, number))
+
+
+def sabotaged(phase, victim, number, *arguments):
+    """The command with its victim; ends this process."""
+    sabotage(phase, victim, number)
     sys.argv = ["rankmesh", "check", *arguments]
     main()
 

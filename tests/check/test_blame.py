@@ -6,12 +6,14 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 from tests.check.phases import PHASES
 
 TIMEOUT = 2
-pytestmark = pytest.mark.skipif(not os.environ.get("RANKMESH_TEST_SWEEP"), reason="a sweep: make test-sweeps runs it")
+ASKED = os.environ.get("RANKMESH_TEST_SWEEP")
+pytestmark = pytest.mark.skipif(not ASKED, reason="a sweep: make test-sweeps runs it")
 # The roll call, and what a loaded machine takes longer.
 SOON = 10
 
@@ -24,7 +26,7 @@ def sweep(cases, size=None, **how):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
-            out, err = process.communicate(timeout=280)
+            out, err = process.communicate(timeout=30 * len(cases))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -36,32 +38,43 @@ def _blamed(words):
     """The ranks that are named by what the command says at last."""
     named = re.search(r"^error: received no proof from ranks? ([\d, ]+):", words, re.MULTILINE)
     if named is None:
-        named = re.search(r"^error: rank \d+: nothing was heard of rank (\d+)", words, re.MULTILINE)
+        named = re.search(r"^error: rank \d+(?: of \d+)?: nothing was heard of rank (\d+)", words, re.MULTILINE)
     return named[1] if named else words
 
 
 def _cases(ranks):
-    """Each phase once, with the two signals and these victims in turn; tests/launchers has all of them."""
+    """Each phase once, with the two signals and these victims in turn; where all are asked for, each with each."""
     signals = ("SIGKILL", "SIGSTOP")
+    if ASKED == "all":
+        return [[phase, str(rank), number] for phase, rank, number in product(PHASES, sorted(ranks), signals)]
     return [[phase, str(ranks[turn % len(ranks)]), signals[turn % 2]] for turn, phase in enumerate(PHASES)]
 
 
+def _wrong(one):
+    """What a case was to do and has not: be over in time, with status 5, and name its victim alone."""
+    told = {_blamed(words) for words in one["words"] if "error:" in words}
+    if one["seconds"] is None:
+        return "the phase was never reached"
+    if one["late"] or one["seconds"] > TIMEOUT + SOON:
+        return f"took {one['seconds']:.1f} s"
+    if told != {one["case"][1]}:
+        return f"blames {told}"
+    return "" if set(one["status"].values()) == {5} else f"ends with {one['status']}"
+
+
 def check(outcomes):
-    """Every case ended in time, with status 5, and named its victim alone."""
-    for one in outcomes:
-        case, told = one["case"], [_blamed(words) for words in one["words"] if "error:" in words]
-        assert one["seconds"] is not None, f"{case}: the phase was never reached: {one['words']}"
-        assert not one["late"], one
-        assert set(told) == {case[1]}, (case, one["words"])
-        assert set(one["status"].values()) == {5}, one
-        assert one["seconds"] < TIMEOUT + SOON, one
+    """Nothing is wrong with any case."""
+    wrong = [(*one["case"], _wrong(one), one["words"]) for one in outcomes if _wrong(one)]
+    assert not wrong, f"{len(wrong)} of {len(outcomes)}: {wrong}"
 
 
+@pytest.mark.timeout(900)
 def test_ranks_that_are_started_here():
     """6 ranks: killed or stopped in each phase, ranks 0, 3 and 5 in turn; the victim alone is named, with status 5."""
     check(sweep(_cases([5, 0, 3])))
 
 
+@pytest.mark.timeout(900)
 def test_ranks_of_a_job():
     """4 ranks that nobody watches, one of which serves the store: the others name the victim, each with status 5."""
     check(sweep(_cases([1, 0, 3]), size=4))

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch.distributed import TCPStore
 
 import rankmesh as rm
 from rankmesh.groups import torch_private
+from rankmesh.launch import world
 from rankmesh.launch.table import torchrun_variables
 
 
@@ -134,6 +136,31 @@ def test_ranks_that_do_not_go_together(ranks, what, words):
             assert words in told[0], told[0]
             assert told[1] < 5
             assert told[2] is False
+
+
+def _dies(*_):
+    time.sleep(2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _loses_the_first(me, port):
+    _as_rank(me, port)
+    if me.rank == 0:
+        world.muster = _dies
+    error = me.error(rm.ConnectError, rm.init, timeout=25)
+    return error["message"], error["missing"], error["seconds"], error["rank"]
+
+
+def test_the_rank_that_serves_the_store_dies(outcomes):
+    """3 ranks that come together when rank 0 is killed: the others name it and its place at once."""
+    port = _port()
+    first, *others = outcomes(3, _loses_the_first, port, world=None)
+    assert first.code == -signal.SIGKILL
+    for one in others:
+        message, missing, seconds, rank = one.value
+        assert f"rank {rank} of 3: rank 0 is gone, which served the store of the job at 127.0.0.1:{port}" in message
+        assert missing == [0]
+        assert seconds < 15
 
 
 # -- one rank ----------------------------------------------------------------------------------------------------------

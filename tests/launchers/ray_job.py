@@ -1,4 +1,7 @@
-"""Four workers of Ray's TorchTrainer: ``python ray_job.py FOLDER``; each writes what it found as JSON."""
+"""Four workers of Ray's TorchTrainer: ``python ray_job.py FOLDER``; each writes what it found as JSON.
+
+Then the third of them is killed in a check.
+"""
 
 import json
 import sys
@@ -14,6 +17,7 @@ def train(config):
 
     import torch
     import torch.distributed as dist
+    from tests.check.phases import sabotage
 
     import rankmesh as rm
     from rankmesh.cli.where import where
@@ -35,6 +39,9 @@ def train(config):
     told["still there"] = dist.is_initialized()
     told["variables"] = dict(os.environ) == before
     (Path(config["folder"]) / f"{me.rank}.json").write_text(json.dumps(told), encoding="utf-8")
+    dist.barrier()
+    sabotage("use", "2", "SIGKILL")
+    rm.check(rm.read("tp=2,dp=2"), timeout=10)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ PATH = {"PYTHONPATH": str(Path(__file__).parents[2])}
 OPENMPI = ("mpirun.openmpi", "--oversubscribe", "-np")
 HYDRA = ("mpiexec.hydra", "-n")
 LIMIT = 200
+# What is said of rank 2 by those that were with it in their second group.
+LOST_IN_USE = "rank 2: it does not answer after it had proved a group"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""What holds under every launcher: where, check, measure, cluster, the four lines, and the message of a wrong size."""
+"""What holds under every launcher: where, check, measure, cluster, the four lines, and the messages of two failures."""
 
 import json
+import re
 from functools import partial
 
 import pytest
@@ -8,6 +9,7 @@ from tests.launchers.conftest import needs, spoken
 from tests.launchers.starts import (
     HYDRA,
     LIMIT,
+    LOST_IN_USE,
     OPENMPI,
     PATH,
     STARTS,
@@ -133,3 +135,13 @@ def test_a_wrong_size(ran):
     for rank in found["wrong"]:
         assert f"received a plan for 16 ranks in a job of {start.size}; they must be equal" in rank["err"]
         assert (rank["status"], "Traceback" in rank["err"]) == (3, False)
+
+
+@pytest.mark.parametrize("name", ["torchrun in slurm", "c10d", "static"])
+def test_a_rank_that_is_killed(name, start):
+    """A check in which rank 2 is killed ends torchrun in failure, and whoever speaks before names that rank alone."""
+    ends = start[name]()("-m", "tests.check.phases", "use", "2", "SIGKILL", SPEC, "--timeout", "5")
+    said = "".join(end.stderr for end in ends)
+    assert set(re.findall(r"error: received no proof from (.*?);", said)) == {LOST_IN_USE}, said
+    assert all(end.returncode for end in ends)
+    assert "every group was proved" not in "".join(end.stdout for end in ends)

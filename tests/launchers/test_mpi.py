@@ -1,12 +1,13 @@
 """rankmesh under real MPI launchers: Open MPI's mpirun and MPICH's Hydra, on this machine and, told so, on two."""
 
+import re
 import sys
 
-import pytest
 from tests.launchers.conftest import needs, told
-from tests.launchers.starts import HYDRA, OPENMPI, PATH
+from tests.launchers.starts import HYDRA, LIMIT, LOST_IN_USE, OPENMPI, PATH, python
 
-LAUNCHERS = pytest.mark.parametrize(("name", "start"), [("openmpi", OPENMPI), ("mpich", HYDRA)])
+USE = ("-m", "tests.check.phases", "use", "2")
+ASKED = ("tp=2,dp=2", "--timeout", "5")
 
 
 def test_ranks_that_mpi4py_brings_together(run, script):
@@ -29,11 +30,33 @@ def test_a_place_that_nobody_tells(run, script):
     assert "mpi4py" in done.stderr
 
 
-@LAUNCHERS
-def test_a_rank_that_dies(run, name, start):
-    """4 ranks that are checked, of which one is killed: the job ends, and nothing counts as proved."""
-    needs(name, start[0])
-    phases = (sys.executable, "-m", "tests.check.phases", "use", "2", "SIGKILL", "tp=2,dp=2", "--timeout", "10")
-    done = run(*start, "4", *phases, **PATH)
+def _named(text):
+    return re.findall("error: received no proof from (.*?);", text)
+
+
+def test_a_rank_that_is_stopped(run):
+    """4 ranks of Open MPI, one of which is stopped: the others name it alone, and mpirun ends in failure."""
+    needs("Open MPI", "mpirun.openmpi")
+    done = run(*OPENMPI, "4", *python(*USE, "SIGSTOP", *ASKED), limit=LIMIT, **PATH)
+    assert _named(done.stderr) == [LOST_IN_USE], done.stderr
+    assert done.returncode != 0
+    assert "every group was proved" not in done.stdout
+
+
+def test_a_rank_that_is_killed(run):
+    """4 ranks of Open MPI, one of which is killed: mpirun names it, and ends the others, who name nobody else."""
+    needs("Open MPI", "mpirun.openmpi")
+    done = run(*OPENMPI, "4", *python(*USE, "SIGKILL", *ASKED), limit=LIMIT, **PATH)
+    assert re.search(r"process rank 2 .*on signal 9", done.stdout + done.stderr, re.DOTALL), done
+    assert set(_named(done.stderr)) <= {LOST_IN_USE}, done.stderr
+    assert done.returncode != 0
+    assert "every group was proved" not in done.stdout
+
+
+def test_a_rank_that_dies(run):
+    """4 ranks of MPICH, each in a shell: one is killed, its shell ends with a status, and the others name it alone."""
+    needs("MPICH", "mpiexec.hydra")
+    done = run(*HYDRA, "4", "sh", "-c", '"$@" || exit', "sh", *python(*USE, "SIGKILL", *ASKED), limit=LIMIT, **PATH)
+    assert _named(done.stderr) == [LOST_IN_USE], done.stderr
     assert done.returncode != 0
     assert "every group was proved" not in done.stdout

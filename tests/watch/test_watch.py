@@ -23,6 +23,8 @@ import torch.distributed as dist
 import rankmesh as rm
 from rankmesh import watch
 from rankmesh.errors import AgreementError, ConnectError
+from rankmesh.groups import torch_private
+from rankmesh.watch import siblings
 from rankmesh.watch.recorder import together
 
 ALL = pytest.mark.skipif(os.environ.get("HANGS") != "all", reason="make test-hangs runs it: it takes long")
@@ -188,6 +190,9 @@ def test_warm_up_ends_with_a_verdict(ranks, tmp_path):
         assert error["message"].rpartition("by the recordings: ")[2].startswith("late: rank 3 behind by 1 call of")
 
 
+SAME = ("places", "threads", "handler")
+
+
 def _handles():
     """What this process has open, without the numbers of sockets."""
     links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
@@ -204,10 +209,12 @@ def _leaves_nothing(me, folder):
         me.meet(f"counted {len(states)}")
         places = sorted(path.name for path in Path(tempfile.gettempdir()).glob("rankmesh-watch-*"))
         threads = sorted(thread.name for thread in threading.enumerate())
-        return [keys, places, threads, _handles(), str(signal.getsignal(signal.SIGUSR1))]
+        handler = str(signal.getsignal(signal.SIGUSR1))
+        return {"keys": keys, "places": places, "threads": threads, "handles": _handles(), "handler": handler}
 
     states = []
-    with watch.start(folder, limit=60) as here:  # what torch loads once
+    torch_private.recorded()  # what names frames is loaded once, which can take longer than a watch waits at its end
+    with watch.start(folder, limit=60) as here:
         _steps()
         here.ask("a test")
     for asks in (False, True, False):
@@ -224,12 +231,34 @@ def _leaves_nothing(me, folder):
 @ALL
 def test_nothing_is_left(ranks, tmp_path):
     """2 ranks: after a watch, asked or not, no key, thread, descriptor or file is left but the recordings."""
-    for before, *others in ranks(2, _leaves_nothing, str(tmp_path)):
+    for before, *others in ranks(2, _leaves_nothing, str(tmp_path), limit=100):
         for number, after in enumerate(others, 1):
-            assert Counter(after[3]) - Counter(before[3]) == Counter(), number
-            assert after[1:] == before[1:]
-            assert after[0] - before[0] == 2 * 2 * number  # the keys of this test's own meetings
+            assert Counter(after["handles"]) - Counter(before["handles"]) == Counter(), number
+            assert [after[name] for name in SAME] == [before[name] for name in SAME], number
+            assert after["keys"] - before["keys"] == 2 * 2 * number  # those of this test's own meetings
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.json.gz", "rank1.json.gz", "verdict.json"]
+
+
+def test_what_killed_ranks_left(tmp_path):
+    """The first rank of a session takes away what ranks left that are gone, and nothing else."""
+
+    def left(name, age=100, **about):
+        folder = tmp_path / f"rankmesh-watch-{name}"
+        folder.mkdir()
+        here = {"pid": os.getpid(), "began": siblings._began(os.getpid()), "space": siblings._space()}
+        for rank in (0, 1):
+            (folder / f"{rank}.stacks").touch()
+        (folder / "0.json").write_text(json.dumps({**here, **about}), encoding="utf-8")
+        os.utime(folder, (time.time() - age,) * 2)
+
+    left("gone", began="1")
+    left("runs")
+    left("elsewhere", began="1", space="pid:[1]")
+    left("starts", age=0, began="1")
+    (tmp_path / "rankmesh-watch-empty").mkdir()
+    siblings.Siblings("mine", 0, tmp_path).close()
+    found = sorted(folder.name.rpartition("-")[2] for folder in tmp_path.iterdir())
+    assert found == ["elsewhere", "empty", "runs", "starts"]
 
 
 # -- two recorders -----------------------------------------------------------------------------------------------------

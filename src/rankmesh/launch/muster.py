@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from rankmesh.errors import AgreementError, ConnectError, first_line, in_words
 from rankmesh.launch.devices import Choice, Offer, choose
-from rankmesh.launch.store import turn
+from rankmesh.launch.store import turn, turns
 
 __all__ = ["StoreGone", "entrance", "muster"]
 
@@ -36,16 +36,17 @@ class StoreGone(ConnectError):
     """The store went away before the choice was made: it was that of an earlier world, or its rank is gone."""
 
 
-def entrance(store: Store, what: str, own: Offer) -> str:
+def entrance(store: Store, what: str, own: Offer) -> tuple[str, bool]:
     """Where this rank comes together with the others this time: what they tell each other there is of no other time.
 
-    A second process of one rank comes to where the first one is, and is told there.
+    With it whether rank 0 has come there: then this is no store of an earlier world, which rank 0 is about to close. A
+    second process of one rank comes to where the first one is, and is told there.
     """
     with _answering(own):
         times = turn(store, what, own.rank)
         if times and store.check([f"{what}/{times - 1}/claim/{own.rank}"]):
             times -= 1
-    return f"{what}/{times}"
+        return f"{what}/{times}", turns(store, what, 0) > times
 
 
 def muster(store: Store, prefix: str, own: Offer, timeout: timedelta, serves: bool) -> Choice:

@@ -27,7 +27,7 @@ from rankmesh.errors import ConnectError, first_line
 from rankmesh.launch.started import Launch
 from rankmesh.launch.table import MPI
 
-__all__ = ["is_served", "open_store", "turn"]
+__all__ = ["is_served", "open_store", "turn", "turns"]
 
 _KNOCK, _PAUSE, _MOMENT = 2.0, 0.1, 1.0
 
@@ -40,6 +40,11 @@ def is_served() -> bool:
 def turn(store: Store, what: str, rank: int) -> int:
     """How many times this rank came here before: the store of torchrun's agent outlives the processes that use it."""
     return store.add(f"{what}/turns/{rank}", 1) - 1
+
+
+def turns(store: Store, what: str, rank: int) -> int:
+    """How many times a rank came here until now."""
+    return store.add(f"{what}/turns/{rank}", 0)
 
 
 def open_store(launch: Launch, timeout: timedelta) -> tuple[Launch, Store]:
@@ -89,16 +94,18 @@ def _opened(launch: Launch, address: str, port: int, serves: bool, timeout: time
     if problems:
         raise _unreachable(launch, first_line(problems[0])) from problems[0]
     raise ConnectError(
-        f"rank {launch.rank}: nothing was heard of rank 0; no store could be reached at {launch.meeting}, which "
-        "accepts and says nothing; rank 0 is stopped or stuck there, or something else uses the port; look at its logs",
+        f"rank {launch.rank} of {launch.world_size}: nothing was heard of rank 0; no store could be reached at "
+        f"{launch.meeting}, which accepts and says nothing; rank 0 is stopped or stuck there, or something else uses "
+        "the port; look at its logs",
         rank=launch.rank,
         missing=(0,),
     )
 
 
 def _unreachable(launch: Launch, why: str) -> ConnectError:
+    heard = "nothing was heard of rank 0; " if launch.rank else ""
     return ConnectError(
-        f"rank {launch.rank} of {launch.world_size}: no store could be reached at {launch.meeting} ({why}); "
+        f"rank {launch.rank} of {launch.world_size}: {heard}no store could be reached at {launch.meeting} ({why}); "
         "check that rank 0 runs there, and that nothing else uses the port",
         rank=launch.rank,
         missing=() if launch.rank == 0 else (0,),

@@ -126,14 +126,26 @@ def _together(launch: Launch, own: Offer, limit: timedelta) -> tuple[Launch, Sto
     while True:
         left = timedelta(seconds=max(1.0, end - time.monotonic()))
         found, store = open_store(launch, left)
+        met = False
         try:
-            prefix = entrance(store, f"{_KEYS}/{launch.attempt}", own)
+            prefix, met = entrance(store, f"{_KEYS}/{launch.attempt}", own)
             if found.alone:
                 return found, store, prefix, _alone(own)
             return found, store, prefix, muster(store, prefix, own, left, found.rank == 0 and not is_served())
-        except StoreGone:
+        except StoreGone as error:
             if found.rank == 0 or is_served() or time.monotonic() > end:
                 raise
+            if met:
+                raise _gone(found) from error
+
+
+def _gone(launch: Launch) -> ConnectError:
+    return ConnectError(
+        f"rank {launch.rank} of {launch.world_size}: rank 0 is gone, which served the store of the job at "
+        f"{launch.meeting}; its process or its host has ended, or the way to it is cut; look at its logs",
+        rank=launch.rank,
+        missing=(0,),
+    )
 
 
 def _alone(own: Offer) -> Choice:

@@ -7,7 +7,8 @@
 ```
 
 Each rank has a file in a folder of this host, with its process and, by ``faulthandler``, its stacks: that works in C,
-even where a call holds the interpreter and no Python runs.
+even where a call holds the interpreter and no Python runs. Ranks that are killed take no file away: the first rank of a
+later session does, once all of a folder's processes are gone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import faulthandler
 import json
 import os
 import re
+import shutil
 import signal
 import tempfile
 import time
@@ -28,21 +30,26 @@ __all__ = ["Siblings"]
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _PLUMBING = re.compile(r"/(torch|rankmesh)/|/(threading|contextlib)\.py$")
 _SIGNAL = getattr(signal, "SIGUSR1", None)
+_FOLDER = "rankmesh-watch-"
+# Seconds after which a rank that has a file in a folder has said there which process it is.
+_SETTLED = 60.0
 
 
 class Siblings:
     """The ranks of one session on this host."""
 
     def __init__(self, token: str, rank: int, place: Path | None = None) -> None:
-        self._place = (place or Path(tempfile.gettempdir())) / f"rankmesh-watch-{token}"
-        self._place.mkdir(mode=0o700, exist_ok=True)
+        self._place = (place or Path(tempfile.gettempdir())) / f"{_FOLDER}{token}"
+        with suppress(FileExistsError):
+            self._place.mkdir(mode=0o700)
+            _sweep(self._place.parent)
         self._rank = rank
         self._stacks = (self._place / f"{rank}.stacks").open("w+b")
         self._seen = 0
         self.by_signal = _SIGNAL is not None and signal.getsignal(_SIGNAL) == signal.SIG_DFL
         if _SIGNAL is not None and self.by_signal:
             faulthandler.register(_SIGNAL, file=self._stacks, all_threads=True)
-        about = {"pid": os.getpid(), "began": _began(os.getpid()), "signal": self.by_signal}
+        about = {"pid": os.getpid(), "began": _began(os.getpid()), "space": _space(), "signal": self.by_signal}
         (self._place / f"{rank}.json").write_text(json.dumps(about), encoding="utf-8")
 
     def signalled(self) -> bool:
@@ -94,6 +101,30 @@ class Siblings:
             (self._place / f"{self._rank}.{ending}").unlink(missing_ok=True)
         with suppress(OSError):  # the last to leave takes the folder away
             self._place.rmdir()
+
+
+def _sweep(place: Path) -> None:
+    """Take away the folders of sessions whose every process is gone."""
+    for folder in place.glob(f"{_FOLDER}*"):
+        with suppress(OSError, ValueError):  # another user's, or swept by another job at this moment
+            if _is_over(folder):
+                shutil.rmtree(folder)
+
+
+def _is_over(folder: Path) -> bool:
+    if time.time() - folder.stat().st_mtime < _SETTLED:
+        return False
+    ranks = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
+    gone = [rank.get("space") == _space() and _began(rank["pid"]) != rank["began"] for rank in ranks]
+    return bool(gone) and all(gone)
+
+
+def _space() -> str:
+    """In which numbers of processes mean the same: containers may share a folder, and count for themselves."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
 
 
 def _where(text: str) -> str:
