@@ -75,9 +75,9 @@ def in_call(program: int, before: tuple[int, int] | None = None) -> tuple[dict[s
     sleeps, is running: it waits in no call, whatever it has under way.
     """
     frames = sys._current_frames()
+    del frames[threading.get_ident()]  # this very frame: what it knows would live until cycles are looked for
     first = frames.pop(program, None) or frames.pop(threading.main_thread().ident or 0, None)
-    others = [frame for ident, frame in frames.items() if ident != threading.get_ident()]
-    for frame in [first, *others]:
+    for frame in [first, *frames.values()]:
         call = _call(frame)
         if frame is not None and call is not None:
             return call, (id(frame), frame.f_lasti)

@@ -137,7 +137,8 @@ class Watch:
 
     def _leave_nothing(self) -> None:
         """Take away what this rank has left for others; the last of all ranks takes what belongs to none."""
-        rank, turns = self._recorder.rank, range(self._turn)
+        # One turn more than this rank has spoken in: another may have asked again.
+        rank, turns = self._recorder.rank, range(self._turn + 1)
         own = [f"{what}/{turn}/{rank}" for turn in turns for what in ("said", "recording")]
         shared = [f"{what}/{turn}" for turn in turns for what in ("ask", "gather", "verdict")]
         counts = [f"said/{turn}/count" for turn in turns]
@@ -243,7 +244,8 @@ class Watch:
         self._hung = self._hung or any(post.has(_HANGS) for post in self._posts)
         self._speaking = False
         with self._told:
-            self._turn += 1
+            # Who asked meanwhile has this turn's answer; another turn would wait for ranks that have gone on.
+            self._turn, self._wanted = self._turn + 1, None
             self._told.notify_all()
 
     def _put(self, key: str, content: bytes) -> None:
@@ -265,8 +267,12 @@ class Watch:
         return [post for post in self._posts if isinstance(post, StorePost)]
 
     def _await_others(self, turn: int) -> None:
+        self._await(lambda: self._count(turn) >= self._recorder.world_size)
+
+    def _await(self, come: Callable[[], bool]) -> None:
+        """Wait until it has come, as long as ranks are given for their answers."""
         end = time.monotonic() + self._grace
-        while time.monotonic() < end and self._count(turn) < self._recorder.world_size:
+        while not come() and time.monotonic() < end:
             time.sleep(self._tick / 2)
 
     def _count(self, turn: int) -> int:
@@ -284,7 +290,7 @@ class Watch:
     def _claims(self, turn: int, spoke: set[int]) -> bool:
         """Whether this rank gathers: the lowest that spoke, unless another one has begun to."""
         if self._recorder.rank != min(spoke, default=self._recorder.rank):
-            time.sleep(self._grace)
+            self._await(lambda: any(post.has(f"verdict/{turn}") for post in self._posts))
         answers = (post.claim(f"gather/{turn}") for post in reversed(self._posts))
         return next((answer for answer in answers if answer is not None), True)
 
