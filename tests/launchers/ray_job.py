@@ -17,6 +17,8 @@ def train(config):
 
     import torch
     import torch.distributed as dist
+
+    sys.path.insert(0, config["root"])  # a worker is started by Ray, elsewhere
     from tests.check.phases import sabotage
 
     import rankmesh as rm
@@ -47,7 +49,7 @@ def train(config):
 if __name__ == "__main__":
     TorchTrainer(
         train,
-        train_loop_config={"folder": sys.argv[1]},
+        train_loop_config={"folder": sys.argv[1], "root": str(Path(__file__).parents[2])},
         scaling_config=ScalingConfig(num_workers=4, resources_per_worker={"CPU": 0.25}),
         run_config=RunConfig(storage_path=sys.argv[1]),
     ).fit()
