@@ -8,6 +8,8 @@ ARGS ?=
 TORCH ?= 2.14.1
 # How wide `make test-sweeps` is: 1, or all.
 SWEEP ?= 1
+# The programs that `make test-hangs` runs: all, or some by name.
+HANGS ?= all
 # Test files run side by side in this many processes; the tests of one file follow each other. JOBS=0: no xdist.
 JOBS ?= 2
 
@@ -45,7 +47,7 @@ screenshots: $(VENV)/.installed-browser  ## make the explorer's pictures of docs
 	@$(BIN)/python -m tests.browser.screenshots
 
 test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor on what it leaves, the watch (root)
-	@HANGS=all $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/hangs tests/watch tests/check/test_verdicts.py $(ARGS)
+	@HANGS=$(HANGS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/hangs tests/watch tests/check/test_verdicts.py $(ARGS)
 
 test-gpu: $(VENV)/.installed-test  ## live groups, transfers and hangs on NCCL, by ranks that share the GPUs (torch 2.14 with CUDA)
 	@$(BIN)/python -m pytest -n 0 tests/gpu $(ARGS)
