@@ -10,14 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-# Before any rank is started: they inherit it.
-os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-
 
 def pytest_collection_modifyitems(items):
     """Skip what cannot run here."""
     reason = _absent()
-    if reason:
+    if not reason:
+        # Before any rank is started: they inherit it.
+        os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    else:
         for item in items:
             if item.path.is_relative_to(Path(__file__).parent):
                 item.add_marker(pytest.mark.skip(reason=reason))

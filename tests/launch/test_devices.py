@@ -45,6 +45,7 @@ def test_a_share_of_a_device(monkeypatch):
         offers = [offer(rank, 4, "host", rank, None, rank) for rank in range(4)]
         return choose(offers).backend, [one.index for one in offers]
 
+    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
     assert chosen((2, 30, 7)) == ("gloo", [0, 1, None, None])
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     assert chosen((2, 30, 7)) == ("nccl", [0, 1, 0, 1])
