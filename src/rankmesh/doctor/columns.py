@@ -95,7 +95,7 @@ def columns_of(entries: Sequence[Mapping[str, Any]], stacks: Sequence[Any]) -> C
         "number": _whole(table["collective_seq_id"]),
         "signature": calls.signature,
         "pending": ~_done(table, calls.on_device),
-        "site": np.array(list(map(sites.of, table["frames"])), dtype=np.int32),
+        "site": np.array(sites.of_each(table["frames"]), dtype=np.int32),
         "created": _whole([time or 0 for time in table["time_created_ns"]]),
     }
     apart = calls.is_apart | np.array(list(map(bool, table["is_p2p"])), dtype=bool)
@@ -126,9 +126,9 @@ def _table(entries: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
 
 def _numbered(keys: Iterable[Hashable]) -> tuple[list[Any], Any]:
     """Each key once, in the order in which they come, and the number of each."""
-    known: dict[Hashable, int] = {}
-    numbers = [known.setdefault(key, len(known)) for key in keys]
-    return list(known), np.array(numbers, dtype=np.int32)
+    each = list(keys)
+    known = {key: number for number, key in enumerate(dict.fromkeys(each))}
+    return list(known), np.fromiter(map(known.__getitem__, each), dtype=np.int32, count=len(each))
 
 
 def _whole(values: Sequence[Any]) -> Any:

@@ -36,6 +36,20 @@ class Sites:
         """The lines: ``train.py:31 in step``."""
         return [f"{str(file)[:400]}:{int(line)} in {str(name)[:100]}" for file, line, name in self._numbers]
 
+    def of_each(self, stacks: Sequence[Any]) -> list[int]:
+        """The number of the line of each of these; most calls are made at a line that is known by the frame."""
+        known = self._of_frame
+        numbers = []
+        for frames in stacks:
+            number = -1
+            if frames.__class__ is list:
+                for frame in frames:
+                    number = known.get(id(frame), -2)
+                    if number != -1:
+                        break
+            numbers.append(number if number >= 0 else self.of(frames))
+        return numbers
+
     def of(self, frames: Any) -> int:
         """The number of the line of a stack, which is a list or its number; -1 for none."""
         if not isinstance(frames, int):
