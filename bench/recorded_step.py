@@ -2,11 +2,13 @@
 
 ```
 watch       one pair of processes, blocks of steps in turn: without a watch, with one, with one, without ...
+alone       the same with blocks in which the program sleeps: what is left is what the watch itself does
 recorder    pairs of processes in turn, whose recorder keeps nothing and 2,000 calls: processor time of one small call
 ```
 
 Torch 2.13 has its recorder on by itself, so the watch is what ``record=True`` adds. A step's wall time and its
 processor time (of both ranks, with all their threads) are taken: the second says more on a machine with other work.
+Both scatter by more than a watch costs, so what it does is also measured by itself, with a recorder that is full.
 """
 
 from __future__ import annotations
@@ -72,6 +74,27 @@ if rank == 0:
     print(json.dumps(found))
 """
 
+_ALONE = f"""{_BEGIN}
+from rankmesh import watch
+for _ in range(2500):
+    dist.all_reduce(torch.ones(4))
+found = {{"without": [], "with": []}}
+for pair in range(arguments["pairs"]):
+    for what in ("without", "with") if pair % 2 == 0 else ("with", "without"):
+        here = watch.start(f"{{folder}}/recordings") if what == "with" else None
+        dist.barrier()
+        time.sleep(2)
+        began = time.process_time()
+        time.sleep(arguments["seconds"])
+        taken = torch.tensor((time.process_time() - began) / arguments["seconds"], dtype=torch.float64)
+        dist.all_reduce(taken)
+        found[what].append(taken.item() / 2)
+        if here:
+            here.close()
+if rank == 0:
+    print(json.dumps(found))
+"""
+
 _RECORDER = f"""{_BEGIN}
 one = torch.ones(4)
 for _ in range(500):
@@ -87,8 +110,9 @@ if rank == 0:
 
 
 def measured(pairs: int = 10) -> dict[str, Any]:
-    """Both, as figures: seconds of each block, and seconds of one call."""
+    """All three, as figures: seconds of each block and of one call, and processor time a second that a watch takes."""
     blocks = _run(_WATCH, pairs=pairs, seconds=_BLOCK)
+    alone = _run(_ALONE, pairs=_ROUNDS, seconds=2 * _BLOCK)
     calls: dict[str, list[float]] = {"without": [], "with": []}
     for turn in range(_ROUNDS):
         for what in ("without", "with") if turn % 2 == 0 else ("with", "without"):
@@ -100,9 +124,14 @@ def measured(pairs: int = 10) -> dict[str, Any]:
         "step": statistics.median(wall[0]),
         "wall": _ratios(*wall),
         "processor": _ratios(*processor),
+        "alone": {what: _spread(values) for what, values in alone.items()},
         "call": {what: statistics.median(seconds) for what, seconds in calls.items()},
         "call_ratio": _ratios(calls["without"], calls["with"]),
     }
+
+
+def _spread(values: Sequence[float]) -> list[float]:
+    return [min(values), statistics.median(values), max(values)]
 
 
 def _ratios(without: Sequence[float], with_it: Sequence[float]) -> list[float]:
