@@ -81,11 +81,11 @@ def _step(step: Mapping[str, Any]) -> Iterator[str]:
     for name, words in _RATIOS.items():
         yield f"| {words} | {' | '.join(f'{ratio:.4f}' for ratio in step[name])} |"
     if "alone" in step:
-        low, middle, high = (seconds * 1e3 for seconds in step["alone"]["with"])
+        without, with_it = (step["alone"][what][1] * 1e3 for what in ("without", "with"))
         yield (
             "\nThese scatter by more than a watch costs. By itself, while the program sleeps and with a recorder "
-            f"that is full, it takes {middle:.1f} ms of processor time a second ({low:.1f} – {high:.1f}), "
-            f"{middle / 10:.1f} % of one core; without a watch a rank takes {step['alone']['without'][1] * 1e3:.1f} ms."
+            f"that is full, it adds {with_it - without:.1f} ms of processor time a second ({with_it:.1f} with a watch, "
+            f"{without:.1f} without), {(with_it - without) / 10:.1f} % of one core."
         )
 
 

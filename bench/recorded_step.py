@@ -112,7 +112,7 @@ if rank == 0:
 def measured(pairs: int = 10) -> dict[str, Any]:
     """All three, as figures: seconds of each block and of one call, and processor time a second that a watch takes."""
     blocks = _run(_WATCH, pairs=pairs, seconds=_BLOCK)
-    alone = _run(_ALONE, pairs=_ROUNDS, seconds=2 * _BLOCK)
+    alone = _run(_ALONE, pairs=3, seconds=5 * _BLOCK)
     calls: dict[str, list[float]] = {"without": [], "with": []}
     for turn in range(_ROUNDS):
         for what in ("without", "with") if turn % 2 == 0 else ("with", "without"):

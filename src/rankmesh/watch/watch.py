@@ -40,6 +40,8 @@ from rankmesh.watch.siblings import Siblings
 __all__ = ["Watch", "start"]
 
 _log = logging.getLogger("rankmesh.watch")
+# Reading the recorder takes some 20 ms where it is full, so it is read less often than the stacks are looked at.
+_LONGEST_READ = 10.0
 _LONGEST_TICK, _MEET, _PATIENT = 1.0, timedelta(seconds=60), timedelta(seconds=5)
 # Seconds that a rank waits at its beginning for the others' word, and at its end for a watch that has nothing to say.
 _MOMENT = 1.0
@@ -80,7 +82,7 @@ class Watch:
         self._turn = 0
         self._speaking = self._hung = False
         self._mark: tuple[int, int] | None = None
-        self._since = time.monotonic()
+        self._since, self._read_at = time.monotonic(), 0.0
         self._told = threading.Condition()
         self._wanted: str | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="rankmesh-watch")
@@ -205,7 +207,9 @@ class Watch:
         return self._overdue_by_record()
 
     def _overdue_by_record(self) -> str:
-        now = time.time_ns()
+        if time.monotonic() - self._read_at < min(_LONGEST_READ, self._patience / 10):
+            return ""
+        self._read_at, now = time.monotonic(), time.time_ns()
         for entry in chain.from_iterable(json.loads(data).get("entries") or () for data in torch_private.under_way()):
             limit = self._limit or float(entry.get("timeout_ms") or 0) / 2000 or self._patience
             lasted = (now - int(entry["time_created_ns"])) / 1e9
