@@ -10,6 +10,9 @@ theirs     for each group of Megatron-Core, in its order:     NCCL: one identifi
 A job as Megatron-Core has it by default: NCCL groups, and gloo twins of the data-parallel ones. NCCL and gloo are not
 there; what they would read and write is. The time is from a gate, which opens when all clients are connected, until the
 last one is through. Who is not through at the limit is stopped: then the operations done by then are the result.
+
+Torch's server asks for the name of every client's host. Where ::ffff:127.0.0.1 has none and DNS does not answer, each
+connection takes a tenth of a second: give it a line in the hosts file before ten thousand of them.
 """
 
 from __future__ import annotations
