@@ -24,9 +24,9 @@ from typing import Any
 
 from bench.contests import CONTESTS, MEGATRON, Contest, Make, Sizes, load, missing
 from bench.gpu_text import RESULTS, gpu_section
-from bench.live import live_sizes
-from bench.processes import Outcome, run_alone, run_world
-from bench.results import Comparison, Sample
+from bench.live import live_sizes, slowest
+from bench.processes import run_alone, run_world
+from bench.results import Comparison
 from bench.rounds import alternate
 
 __all__ = ["absent_gpu", "contest_on_gpus", "measured"]
@@ -83,7 +83,7 @@ def contest_on_gpus(contest: Contest, ranks: int, rounds: int, limit: float, *, 
         contest.peer,
         {side: _timed(contest, make, sizes, limit, bound) for side, make in sides.items()},
         rounds,
-        reduce=_slowest,
+        reduce=slowest,
         absent=run_alone(lambda: {"reason": missing(contest)}, limit=limit).reports[0]["reason"],
     )
 
@@ -94,10 +94,6 @@ def _timed(contest: Contest, make: Make, sizes: Sizes, limit: float, bound: bool
         return _measure(make, sizes, rank, store, bound)
 
     return lambda: run_world(sizes.world, body, limit=limit, backend=None)
-
-
-def _slowest(outcome: Outcome) -> Sample:
-    return {name: max(report[name] for report in outcome.reports) for name in outcome.reports[0]}
 
 
 def _measure(make: Make, sizes: Sizes, rank: int, store: Any, bound: bool) -> dict[str, float]:

@@ -20,7 +20,7 @@ from bench.processes import Outcome, run_world
 from bench.results import Comparison, Sample
 from bench.rounds import alternate
 
-__all__ = ["live", "live_sizes"]
+__all__ = ["live", "live_sizes", "slowest"]
 
 _PROCESS = Path("/proc/self")
 
@@ -43,7 +43,7 @@ def live(contest: Contest, ranks: int, rounds: int, limit: float) -> Comparison:
         contest.peer,
         {side: _timed(make, sizes, limit, operations.get(side)) for side, make in makes.items()},
         rounds,
-        reduce=_slowest,
+        reduce=slowest,
         absent=absent,
     )
 
@@ -53,7 +53,8 @@ def _timed(make: Make, sizes: Sizes, limit: float, operations: float | None) -> 
     return lambda: run_world(sizes.world, lambda rank, store: _measure(make, sizes) | known, limit=limit)
 
 
-def _slowest(outcome: Outcome) -> Sample:
+def slowest(outcome: Outcome) -> Sample:
+    """Of each figure that of the rank with most."""
     return {name: max(report[name] for report in outcome.reports) for name in outcome.reports[0]}
 
 
@@ -102,4 +103,4 @@ def _operations(make: Make, sizes: Sizes, limit: float) -> float | None:
         return {"store_operations": store.operations - before}
 
     outcome = run_world(sizes.world, body, limit=limit, wrap=CountingStore)
-    return None if outcome.failure else _slowest(outcome)["store_operations"]
+    return None if outcome.failure else slowest(outcome)["store_operations"]

@@ -29,9 +29,9 @@ def queued(every: Mapping[str, Any], apart: Any, on_device: Any, batches: Sequen
     if len(waiting) < 2:
         return behind
     first = waiting[0]
-    same = every["group"] == every["group"][first]
+    same = every["group"][waiting] == every["group"][first]
     if apart[first]:  # of what is exchanged, only what was made as one with it
-        batch = np.array([number == batches[first] for number in batches], dtype=bool)
-        same &= apart & batch & (every["number"] == every["number"][first])
-    behind[waiting] = ~same[waiting]
+        batch = np.array([batches[row] == batches[first] for row in waiting.tolist()], dtype=bool)
+        same &= apart[waiting] & batch & (every["number"][waiting] == every["number"][first])
+    behind[waiting] = ~same
     return behind

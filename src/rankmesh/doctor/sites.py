@@ -37,18 +37,9 @@ class Sites:
         return [f"{str(file)[:400]}:{int(line)} in {str(name)[:100]}" for file, line, name in self._numbers]
 
     def of_each(self, stacks: Sequence[Any]) -> list[int]:
-        """The number of the line of each of these; most calls are made at a line that is known by the frame."""
-        known = self._of_frame
-        numbers = []
-        for frames in stacks:
-            number = -1
-            if frames.__class__ is list:
-                for frame in frames:
-                    number = known.get(id(frame), -2)
-                    if number != -1:
-                        break
-            numbers.append(number if number >= 0 else self.of(frames))
-        return numbers
+        """The number of the line of each of these."""
+        line, of = self._line, self.of
+        return [line(frames) if frames.__class__ is list and frames else of(frames) for frames in stacks]
 
     def of(self, frames: Any) -> int:
         """The number of the line of a stack, which is a list or its number; -1 for none."""

@@ -23,7 +23,7 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rankmesh.doctor.diagnosis import diagnose
 from rankmesh.doctor.formats import parsed, unpacked
@@ -38,6 +38,8 @@ from rankmesh.watch.recorder import Recorder, packed, write
 from rankmesh.watch.siblings import Siblings
 
 __all__ = ["Watch", "start"]
+
+_Come = TypeVar("_Come")
 
 _log = logging.getLogger("rankmesh.watch")
 # Reading the recorder takes some 20 ms where it is full, so it is read less often than the stacks are looked at.
@@ -273,11 +275,12 @@ class Watch:
     def _await_others(self, turn: int) -> None:
         self._await(lambda: self._count(turn) >= self._recorder.world_size)
 
-    def _await(self, come: Callable[[], bool]) -> None:
-        """Wait until it has come, as long as ranks are given for their answers."""
+    def _await(self, come: Callable[[], _Come]) -> _Come:
+        """What has come, waited for as long as ranks are given for their answers."""
         end = time.monotonic() + self._grace
-        while not come() and time.monotonic() < end:
+        while not (found := come()) and time.monotonic() < end:
             time.sleep(self._tick / 2)
+        return found
 
     def _count(self, turn: int) -> int:
         return max((post.count(f"said/{turn}") for post in self._posts), default=0)
@@ -326,16 +329,11 @@ class Watch:
 
     def _hear(self, turn: int) -> None:
         """The verdict of the rank that gathers."""
-        end = time.monotonic() + self._grace
-        while time.monotonic() < end:
-            for post in self._posts:
-                said = post.get(f"verdict/{turn}")
-                if said:
-                    self.verdict = said.decode()
-                    if self._heard is not None:
-                        self._heard(self.verdict)
-                    return
-            time.sleep(self._tick / 2)
+        said = self._await(lambda: next((data for post in self._posts if (data := post.get(f"verdict/{turn}"))), None))
+        if said:
+            self.verdict = said.decode()
+            if self._heard is not None:
+                self._heard(self.verdict)
 
 
 def _document(content: bytes) -> dict[str, Any]:
