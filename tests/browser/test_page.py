@@ -2,12 +2,12 @@
 
 import json
 import re
-import statistics
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from tests.browser.conftest import PAGE
+from tests.browser.gestures import WORLDS, gestures
 
 from rankmesh.cli.explore import explored
 from rankmesh.readers.source import read, read_plan
@@ -15,9 +15,6 @@ from rankmesh.viz.explorer import page as page_text
 
 RECORDINGS = Path(__file__).parents[1] / "hangs" / "recordings"
 SPEC = "megatron:world=32,tp=2,cp=2,pp=2,ep=8,etp=1"
-GESTURE = 100
-FAR = ("megatron:world=131072,tp=8,cp=2,pp=16,ep=32,etp=1", "host=8,nvlink=8,leaf=32,spine=*")
-NEAR = ("megatron:world=4096,tp=8,cp=2,pp=8,ep=8,etp=1", "host=8,leaf=*")
 
 
 class Shown:
@@ -284,7 +281,8 @@ def test_search_finds_a_rank_a_coordinate_and_a_host(shown):
 
 def test_search_comes_near_in_a_large_world(shown):
     """A rank that is too small to be seen is brought near."""
-    shown.goto(f"spec={FAR[0]}&cluster={FAR[1]}")
+    spec, cluster = WORLDS["131072"]
+    shown.goto(f"spec={spec}&cluster={cluster}")
     shown.page.fill("#search", "77777")
     shown.page.press("#search", "Enter")
     x, y = shown.at(77777)
@@ -582,46 +580,21 @@ def test_a_hang_is_drawn(shown, tmp_path):
 
 # -- large worlds -------------------------------------------------------------------------------------------------
 
-# Each gesture, forced to be painted: the pointer, the wheel, a kind, an arrangement, a control.
-GESTURES = """() => {
-  const { app } = rankmesh, world = app.model.plan.worldSize, view = app.stage.view;
-  const kinds = [...app.model.plan.kinds.keys()], element = document.querySelector('.view');
-  const timed = (act) => { const start = performance.now(); act();
-    document.querySelector('canvas').getContext('2d').getImageData(0, 0, 1, 1); document.body.offsetHeight;
-    return performance.now() - start; };
-  const nine = (act) => Array.from({ length: 9 }, (_, turn) => timed(() => act(turn)));
-  const found = {
-    point: nine((turn) => app.point((turn * 7919 + 13) % world)),
-    away: nine((turn) => { app.hover = turn; app.point(null); }),
-    zoom: nine((turn) => view.zoomBy(turn % 2 ? 0.4 : 2.5)),
-    pin: nine((turn) => app.pin((turn * 104729) % world)),
-    walk: nine(() => element.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight' }))),
-    kind: nine((turn) => app.set({ kind: kinds[turn % kinds.length], rank: null })),
-    arrange: nine((turn) => app.set({ arrange: turn % 2 ? 'places' : 'mesh' })),
-  };
-  return found;
-}"""
-SIZES = "(sizes) => sizes.map((spec) => { const start = performance.now(); rankmesh.app.set({ spec });"
-SIZES += " document.body.offsetHeight; return performance.now() - start; })"
 
-
-@pytest.mark.parametrize(("spec", "cluster"), [NEAR, FAR], ids=["4096", "131072"])
-def test_a_gesture_stays_under_a_tenth_of_a_second(shown, spec, cluster, record_property):
-    """The median of nine of each gesture, with all that it draws and says; the least is said beside it."""
-    shown.goto(f"spec={spec}&cluster={cluster}")
-    shown.page.wait_for_function("rankmesh.app.stage.view.took.rectangles > 0")
-    found = shown.page.evaluate(GESTURES)
-    others = [spec.replace("ep=32", f"ep={ep}").replace("ep=8", f"ep={ep}") for ep in (2, 4, 16, 4, 2, 16, 4)]
-    found["size"] = shown.page.evaluate(SIZES, others)
-    both = {name: (round(min(times), 1), round(statistics.median(times), 1)) for name, times in found.items()}
-    record_property("least and median, milliseconds", both)
-    print(both)  # noqa: T201  - the figures, with -s
-    assert {name: times for name, times in both.items() if times[1] >= GESTURE} == {}
+@pytest.mark.parametrize("name", sorted(WORLDS))
+def test_a_gesture_costs_what_its_pixels_cost(shown, name, record_property):
+    """Whatever the world: thousands of rectangles, hundreds of elements; times are a table of gestures.py."""
+    costs = gestures(shown.page, *WORLDS[name])
+    record_property("milliseconds, rectangles, elements", costs)
+    assert {gesture: cost for gesture, cost in costs.items() if max(row[1] for row in cost) > 40_000} == {}
+    assert {gesture: cost for gesture, cost in costs.items() if max(row[2] for row in cost) > 2_000} == {}
+    assert min(row[1] for row in costs["arrange"]) > 1_000  # it is drawn at all
 
 
 def test_far_away_a_square_stands_for_many(shown):
     """131,072 ranks cost some thousands of rectangles, and the legend says what a square is."""
-    shown.goto(f"spec={FAR[0]}&cluster={FAR[1]}")
+    spec, cluster = WORLDS["131072"]
+    shown.goto(f"spec={spec}&cluster={cluster}")
     shown.page.wait_for_function("rankmesh.app.stage.view.took.rectangles > 0")
     assert shown.app("app.stage.view.took.rectangles") < 40_000
     assert re.search(r"each square stands for the \d+ ranks of one \w+", shown.text(".legend"))

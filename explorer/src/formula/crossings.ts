@@ -22,7 +22,7 @@ export function crossings(groups: Groups, cluster: Cluster): Crossings {
   const alike = allAlike(groups, cluster);
   const times = alike ? sizeOf(groups.bases) : 1;
   const count = groups.count / times;
-  const ranks = alike ? firstGroups(groups, count) : groups.array();
+  const ranks = alike ? groups.ofFirstBase() : groups.array();
   const hosts = cluster.units[0];
   const seen = new Int32Array(cluster.devices.length).fill(-1);
   const reach = cluster.levels.map(() => 0);
@@ -61,13 +61,6 @@ function allAlike(groups: Groups, cluster: Cluster): boolean {
 
 const endsIn = ([size, stride]: readonly [number, number], unit: number): boolean =>
   unit % stride === 0 && size % (unit / stride) === 0;
-
-/** The members of the groups of the first base. */
-function firstGroups(groups: Groups, count: number): Int32Array {
-  const found = new Int32Array(count * groups.size);
-  for (let group = 0; group < count; group++) found.set(groups.group(group), group * groups.size);
-  return found;
-}
 
 /** The innermost level that holds the members from `start` on. */
 function level(ranks: Int32Array, start: number, size: number, cluster: Cluster): number {

@@ -141,25 +141,29 @@ export class Groups {
 
   /** All members, group after group. */
   array(): Int32Array {
-    this.#array ??= this.#listed();
+    this.#array ??= this.#listed(values(this.bases));
     return this.#array;
   }
 
-  #listed(): Int32Array {
-    const bases = values(this.bases);
+  /** The members of the groups of the first base, group after group. */
+  ofFirstBase(): Int32Array {
+    return this.#array?.subarray(0, this.#pieces * this.size) ?? this.#listed(Int32Array.of(0));
+  }
+
+  #listed(bases: Int32Array): Int32Array {
     const members = values(this.members);
-    const { stride, width } = this.level ?? {
-      stride: members.length,
-      width: members.length,
-    };
-    const kept = this.picked ?? Array.from({ length: width }, (_, position) => position);
-    const found = new Int32Array(bases.length * this.#pieces * kept.length);
+    const { size, picked } = this;
+    const { map, offset } = this.span;
+    const { stride, width } = this.level ?? { stride: 1, width: 1 };
+    const found = new Int32Array(bases.length * this.#pieces * size);
     let next = 0;
     for (const base of bases)
       for (let piece = 0; piece < this.#pieces; piece++) {
         const start = this.level ? Math.floor(piece / stride) * stride * width + (piece % stride) : 0;
-        const step = this.level ? stride : 1;
-        for (const position of kept) found[next++] = this.span.rank(base + members[start + position * step]);
+        for (let place = 0; place < size; place++) {
+          const position = base + members[start + (picked ? picked[place] : place) * stride];
+          found[next++] = map ? map[position] : offset + position;
+        }
       }
     return found;
   }

@@ -1,0 +1,82 @@
+"""What each gesture in the explorer costs, in two large worlds: `python -m tests.browser.gestures` prints a table.
+
+The pointer, the wheel, a pin, an arrow key, a kind, an arrangement, the size of an axis: nine times each, forced to be
+painted. Milliseconds are this machine's; rectangles and elements are the page's own, and a test bounds them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from tests.browser.conftest import FLAGS, PAGE
+
+# SPEC and cluster by world size.
+WORLDS = {
+    "4096": ("megatron:world=4096,tp=8,cp=2,pp=8,ep=8,etp=1", "host=8,leaf=*"),
+    "131072": ("megatron:world=131072,tp=8,cp=2,pp=16,ep=32,etp=1", "host=8,nvlink=8,leaf=32,spine=*"),
+}
+_TIMED = """(spec) => {
+  const { app } = rankmesh, world = app.model.plan.worldSize, view = app.stage.view;
+  const kinds = [...app.model.plan.kinds.keys()], element = document.querySelector('.view');
+  const counts = [0, 0];
+  const counted = (owner, name, place) => {
+    const own = owner[name];
+    owner[name] = function (...how) { counts[place]++; return own.apply(this, how); };
+    return () => { owner[name] = own; };
+  };
+  const stop = [counted(CanvasRenderingContext2D.prototype, 'fillRect', 0), counted(document, 'createElement', 1)];
+  const timed = (act) => { counts.fill(0); const start = performance.now(); act();
+    document.querySelector('canvas').getContext('2d').getImageData(0, 0, 1, 1); document.body.offsetHeight;
+    return [performance.now() - start, ...counts]; };
+  const nine = (act) => Array.from({ length: 9 }, (_, turn) => timed(() => act(turn)));
+  const found = {
+    point: nine((turn) => app.point((turn * 7919 + 13) % world)),
+    away: nine((turn) => { app.hover = turn; app.point(null); }),
+    zoom: nine((turn) => view.zoomBy(turn % 2 ? 0.4 : 2.5)),
+    pin: nine((turn) => app.pin((turn * 104729) % world)),
+    walk: nine(() => element.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight' }))),
+    kind: nine((turn) => app.set({ kind: kinds[turn % kinds.length], rank: null })),
+    arrange: nine((turn) => app.set({ arrange: turn % 2 ? 'places' : 'mesh' })),
+    size: nine((turn) => app.set({ spec: spec.replace(/ep=[0-9]+/, 'ep=' + [2, 4, 16][turn % 3]) })),
+  };
+  stop.forEach((each) => each());
+  return found;
+}"""
+
+
+def gestures(page: Any, spec: str, cluster: str) -> dict[str, list[list[float]]]:
+    """Milliseconds, rectangles and elements of each of nine turns, by gesture."""
+    page.goto("about:blank")
+    page.goto(f"{PAGE.as_uri()}#spec={spec}&cluster={cluster}")
+    page.wait_for_function("rankmesh.app.stage.view.took.rectangles > 0")
+    found: dict[str, list[list[float]]] = page.evaluate(_TIMED, spec)
+    return found
+
+
+def main() -> None:
+    """The table, of a browser of its own."""
+    from playwright.sync_api import sync_playwright
+
+    table = Table(
+        "gesture", *(f"{name} ranks: least, median, most ms" for name in WORLDS), "most rectangles", "elements"
+    )
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+        worlds = {name: gestures(page, *world) for name, world in WORLDS.items()}
+        browser.close()
+    for gesture in worlds["4096"]:
+        turns = [world[gesture] for world in worlds.values()]
+        times = [[row[0] for row in rows] for rows in turns]
+        said = (f"{min(each):.0f}  {statistics.median(each):.0f}  {max(each):.0f}" for each in times)
+        most = (max(row[place] for rows in turns for row in rows) for place in (1, 2))
+        table.add_row(gesture, *said, *(f"{value:,.0f}" for value in most))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
