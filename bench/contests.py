@@ -60,8 +60,14 @@ class Contest:
     what: str
     peer: str
     module: str
-    ours: Make
+    plan: Callable[[Sizes], Plan]
     theirs: Make
+
+    def ours(self, sizes: Sizes) -> list[Any]:
+        """The process groups of the plan, connected."""
+        from rankmesh.groups import connect
+
+        return [group.pg for group in connect(self.plan(sizes)).values()]
 
 
 def missing(contest: Contest) -> str | None:
@@ -114,16 +120,8 @@ _GLOBALS = (
 )
 
 
-def _our_megatron(sizes: Sizes, *, gloo: bool = False) -> list[Any]:
-    return _connected(
-        megatron(sizes.world, tp=sizes.tp, cp=sizes.cp, pp=sizes.pp, ep=sizes.ep, etp=sizes.etp, gloo=gloo)
-    )
-
-
-def _connected(plan: Plan) -> list[Any]:
-    from rankmesh.groups import connect
-
-    return [group.pg for group in connect(plan).values()]
+def _megatron_plan(sizes: Sizes, *, gloo: bool = False) -> Plan:
+    return megatron(sizes.world, tp=sizes.tp, cp=sizes.cp, pp=sizes.pp, ep=sizes.ep, etp=sizes.etp, gloo=gloo)
 
 
 def _their_megatron(sizes: Sizes, *, gloo: bool = False) -> list[Any]:
@@ -151,7 +149,7 @@ def _groups(found: Iterable[Any]) -> list[Any]:
 _DATA = ("dp_replicate", "dp_shard", "cp")
 
 
-def _our_device_mesh(sizes: Sizes) -> list[Any]:
+def _device_mesh_plan(sizes: Sizes) -> Plan:
     mesh = Mesh(
         tp=sizes.tp,
         cp=sizes.cp,
@@ -160,7 +158,7 @@ def _our_device_mesh(sizes: Sizes) -> list[Any]:
         pp=sizes.pp,
     )
     specs = [GroupSpec(axis) for axis in reversed(mesh.axes)]
-    return _connected(Plan(mesh, [*specs, GroupSpec("dp_cp", "-".join(reversed(_DATA)))]))
+    return Plan(mesh, [*specs, GroupSpec("dp_cp", "-".join(reversed(_DATA)))])
 
 
 def _their_device_mesh(sizes: Sizes) -> list[Any]:
@@ -179,9 +177,9 @@ def _their_device_mesh(sizes: Sizes) -> list[Any]:
 _KINDS = (("tp",), ("cp",), ("dp",), ("pp",), ("cp", "dp"), ("tp", "cp"), ("tp", "cp", "dp"))
 
 
-def _our_grid(sizes: Sizes) -> list[Any]:
+def _grid_plan(sizes: Sizes) -> Plan:
     mesh = Mesh(tp=sizes.tp, cp=sizes.cp, dp=sizes.dp, pp=sizes.pp)
-    return _connected(Plan(mesh, [GroupSpec("_".join(kind), "-".join(kind)) for kind in _KINDS]))
+    return Plan(mesh, [GroupSpec("_".join(kind), "-".join(kind)) for kind in _KINDS])
 
 
 def _their_grid(sizes: Sizes) -> list[Any]:
@@ -191,7 +189,7 @@ def _their_grid(sizes: Sizes) -> list[Any]:
 
 
 MEGATRON = Contest(
-    "all Megatron groups", "megatron-core", "megatron.core.parallel_state", _our_megatron, _their_megatron
+    "all Megatron groups", "megatron-core", "megatron.core.parallel_state", _megatron_plan, _their_megatron
 )
 
 CONTESTS = (
@@ -200,9 +198,11 @@ CONTESTS = (
         "all Megatron groups and gloo twins",
         "megatron-core, default",
         "megatron.core.parallel_state",
-        lambda sizes: _our_megatron(sizes, gloo=True),
+        lambda sizes: _megatron_plan(sizes, gloo=True),
         lambda sizes: _their_megatron(sizes, gloo=True),
     ),
-    Contest("5 axes, 1 flattened", "DeviceMesh", "torch.distributed.device_mesh", _our_device_mesh, _their_device_mesh),
-    Contest("7 kinds", "HyperCommGrid", "megatron.core.hyper_comm_grid", _our_grid, _their_grid),
+    Contest(
+        "5 axes, 1 flattened", "DeviceMesh", "torch.distributed.device_mesh", _device_mesh_plan, _their_device_mesh
+    ),
+    Contest("7 kinds", "HyperCommGrid", "megatron.core.hyper_comm_grid", _grid_plan, _their_grid),
 )

@@ -1,12 +1,14 @@
-"""Gloo: what a group costs by itself, without rankmesh, without a store on a network, and without Python between.
+"""Gloo: what the groups of a contest cost by gloo alone, beside rankmesh and the peer.
 
 ```
-size   at once: all pairs when it is made     late: a device of its own, pairs when they first talk
-       made, used                             made, used               processor time of one member, milliseconds
+gloo alone    each group of the plan once, made by ProcessGroupGloo's own constructor in one order; no agreement,
+              no names, no registries of torch.distributed, one address and one question a member in the world's store
+rankmesh      from the sizes to groups that have all been used once, and what of it is its own: plan, agreement, making
+peer          the same kinds of group
 ```
 
-The members are threads of one process, so that what they wait for each other is nobody's time. It is what is left of a
-connect when nothing is asked of the store: the floor under the figures of live groups.
+A figure is processor time of all threads, of all ranks together, divided by the ranks. With more ranks than cores that
+is what limits the time, and it says the same on a machine that does other things too.
 """
 
 from __future__ import annotations
@@ -14,89 +16,131 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from itertools import count
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
+import torch.distributed as dist
+from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
+import rankmesh.groups
+from bench.contests import CONTESTS, Contest, Sizes, missing
 from bench.gloo_text import RESULTS, gloo_section
+from bench.live import live_sizes, use
+from bench.processes import run_world
+from rankmesh.plan.plan import Plan
 
 __all__ = ["measured"]
 
-_SIZES = (2, 4, 8, 16, 32)
-_number = count()
+# Groups of more members than this connect late, on a device each, as rankmesh makes them.
+_AT_ONCE = 16
+_LONG = timedelta(seconds=60)
 
 
-def measured(rounds: int) -> dict[str, Any]:
-    """By size and way: milliseconds of a member's processor time to make a group and to use it first, each round."""
-    store = HashStore()
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for size in _SIZES:
-        shared = [_device(late=False) for _ in range(size)]
-        ways: dict[str, list[tuple[float, float]]] = {"at once": [], "late": []}
-        for _ in range(rounds):
-            for way, rows in ways.items():
-                rows.append(_made_and_used(store, shared if way == "at once" else None, size))
-        found[str(size)] = ways
-    return {"torch": torch.__version__, "load": os.getloadavg()[0], "idle": _idle(20), "sizes": found}
+def measured(ranks: tuple[int, ...], rounds: int, tell: Callable[[str], object]) -> dict[str, Any]:
+    """By ranks and contest: milliseconds of processor time a rank of each side, by round, each side in turn."""
+    found: list[dict[str, Any]] = []
+    for size in ranks:
+        for contest in CONTESTS:
+            if missing(contest):
+                continue
+            sides = {"gloo alone": _alone(contest), "rankmesh": contest.ours, contest.peer: contest.theirs}
+            rows: dict[str, list[float]] = {side: [] for side in sides}
+            steps: list[dict[str, float]] = []
+            for _ in range(rounds):
+                for side, make in sides.items():
+                    rows[side].append(_spent(make, live_sizes(size)))
+                steps.append(_steps(contest, live_sizes(size)))
+            found.append({"ranks": size, "what": contest.what, "peer": contest.peer, "sides": rows, "steps": steps})
+            tell(f"{size} ranks, {contest.what}")
+    return {"torch": torch.__version__, "cores": os.cpu_count(), "load": os.getloadavg()[0], "contests": found}
 
 
-def _made_and_used(store: Any, shared: Sequence[Any] | None, size: int) -> tuple[float, float]:
-    prefix = PrefixStore(str(next(_number)), store)
-    groups: list[Any] = [None] * size
+# -- sides --------------------------------------------------------------------------------------------------------
 
-    def make(member: int) -> None:
+
+def _alone(contest: Contest) -> Callable[[Sizes], list[Any]]:
+    return lambda sizes: _bare(contest.plan(sizes))
+
+
+def _bare(plan: Plan) -> list[Any]:
+    """The process groups of one rank by kind, and nothing around them: kinds that share have one, a rank alone none."""
+    own, made = plan.of(dist.get_rank()), {}
+    store, shared = dist.distributed_c10d._get_default_store(), _device(late=False)
+    for group in own.communicators:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
-        options._devices = [shared[member] if shared else _device(late=True)]
-        options._threads, options._timeout = 1, timedelta(seconds=30)
-        groups[member] = ProcessGroupGloo(prefix, member, size, options)
-
-    def use(member: int) -> None:
-        one = torch.ones(1)
-        groups[member].allreduce([one]).wait()
-
-    return _spent(make, size), _spent(use, size)
-
-
-def _spent(work: Callable[[int], None], size: int) -> float:
-    started = time.process_time()
-    members = [threading.Thread(target=work, args=(member,)) for member in range(size)]
-    for member in members:
-        member.start()
-    for member in members:
-        member.join()
-    return (time.process_time() - started) / size * 1e3
+        options._devices = [_device(late=True) if group.size > _AT_ONCE else shared]
+        options._threads, options._timeout = 1, _LONG
+        made[group.name] = ProcessGroupGloo(PrefixStore(str(group), store), group.rank, group.size, options)
+    return [made[group.leader] for group in own.values() if group.size > 1]
 
 
 def _device(*, late: bool) -> Any:
     return ProcessGroupGloo.create_default_device(lazy_init=late)
 
 
-def _idle(devices: int) -> float:
-    """Milliseconds of processor time that one device takes in a second in which nobody talks."""
-    kept = [_device(late=True) for _ in range(devices)]
-    before, started = time.process_time(), time.monotonic()
-    time.sleep(2)
-    return (time.process_time() - before) / (time.monotonic() - started) / len(kept) * 1e3
+# -- figures ------------------------------------------------------------------------------------------------------
+
+
+def _spent(make: Callable[[Sizes], list[Any]], sizes: Sizes) -> float:
+    def body(rank: int, store: Any) -> dict[str, float]:
+        before = _processor()
+        groups = make(sizes)
+        use(groups)
+        dist.barrier()  # the server of the store works for all of them
+        return {"ms": (_processor() - before) * 1e3}
+
+    total: float = sum(report["ms"] for report in _reports(sizes, body))
+    return total / sizes.world
+
+
+def _steps(contest: Contest, sizes: Sizes) -> dict[str, float]:
+    """Milliseconds of processor time of the rank's own thread: the plan, the phases of connect, the first use."""
+
+    def body(rank: int, store: Any) -> dict[str, float]:
+        marks = [time.thread_time()]
+        plan = contest.plan(sizes)
+        plan.of(rank)
+        marks.append(time.thread_time())
+        live = rankmesh.groups.connect(plan)
+        marks.append(time.thread_time())
+        use([group.pg for group in live.values()])
+        marks.append(time.thread_time())
+        took = [(after - before) * 1e3 for before, after in pairwise(marks)]
+        return dict(zip(("plan", "connect", "first use"), took, strict=True))
+
+    reports = _reports(sizes, body)
+    return {step: sum(report[step] for report in reports) / sizes.world for step in reports[0]}
+
+
+def _reports(sizes: Sizes, body: Callable[[int, Any], dict[str, float]]) -> tuple[Any, ...]:
+    outcome = run_world(sizes.world, body, limit=120)
+    if outcome.failure:
+        raise RuntimeError(outcome.failure)
+    return outcome.reports
+
+
+def _processor() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def _main(words: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gloo", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", default="8,16,32,64", help="sizes of the worlds, in a row")
     parser.add_argument("--json", type=Path, default=RESULTS)
     given = parser.parse_args(words)
-    torch.set_num_threads(1)
-    given.json.write_text(json.dumps(measured(given.rounds), indent=1) + "\n", encoding="utf-8")
+    ranks = tuple(int(size) for size in given.ranks.split(","))
+    found = measured(ranks, given.rounds, lambda done: sys.stderr.write(f"{done}\n"))
+    given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     sys.stdout.write("\n".join(gloo_section(given.json)) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # closing the groups of so many threads takes longer than the measurement
 
 
 if __name__ == "__main__":

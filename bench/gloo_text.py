@@ -20,19 +20,31 @@ def gloo_section(path: Path = RESULTS) -> Iterator[str]:
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    yield from ("", "## What a gloo group costs by itself", "")
+    rounds = len(found["contests"][0]["steps"])
+    yield from ("", "## What gloo itself takes", "")
     yield (
-        "Processor time of one member, in a process whose threads are the members: no rankmesh, no store on a network. "
-        "At once: on one device for all groups, as rankmesh makes groups of up to 16 ranks. Late: a device of its own. "
-        "Medians, with the lowest and the highest. A device that nobody uses takes "
-        f"{found['idle']:.1f} ms a second. torch {found['torch']}, load {found['load']:.1f}. `python -m bench.gloo`"
+        "Milliseconds of processor time a rank, of all its threads, from the sizes to groups that have all been used "
+        f"once; medians of {rounds} rounds in turn, with the lowest and the highest. Gloo alone: each group of the "
+        "plan once, by `ProcessGroupGloo` itself, without agreement, names or registries, and used as often "
+        "as kinds have it. At most: how many times faster than the peer anyone could be who makes these groups one by "
+        "one, in no time of his own. Steps: "
+        "processor time of the rank's own thread in rankmesh, of which gloo's part is in connect and in first use. "
+        f"{found['cores']} cores, torch {found['torch']}, load {found['load']:.1f} after. `python -m bench.gloo`"
     )
-    head = "| members | made at once | first used | made late | first used |"
-    yield from ("", head, "| --- | --- | --- | --- | --- |")
-    for size, ways in found["sizes"].items():
-        cells = [_cell([row[part] for row in ways[way]]) for way in ("at once", "late") for part in (0, 1)]
-        yield f"| {size} | {' | '.join(cells)} |"
+    head = ("ranks", "groups", "gloo alone", "rankmesh", "peer", "times faster", "at most", "plan, connect, first use")
+    yield from ("", f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |")
+    for row in found["contests"]:
+        alone, ours, theirs = (row["sides"][side] for side in ("gloo alone", "rankmesh", row["peer"]))
+        steps = (f"{statistics.median(each[step] for each in row['steps']):.1f}" for step in row["steps"][0])
+        yield (
+            f"| {row['ranks']} | {row['what']} | {_cell(alone)} | {_cell(ours)} | {row['peer']}: {_cell(theirs)} | "
+            f"{_times(theirs, ours)} | {_times(theirs, alone)} | {', '.join(steps)} |"
+        )
 
 
 def _cell(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ms ({min(values):.2f} – {max(values):.2f})"
+    return f"{statistics.median(values):.1f} ({min(values):.1f} – {max(values):.1f})"
+
+
+def _times(theirs: Sequence[float], ours: Sequence[float]) -> str:
+    return f"{statistics.median(theirs) / statistics.median(ours):.2f}"

@@ -20,7 +20,7 @@ from bench.processes import Outcome, run_world
 from bench.results import Comparison, Sample
 from bench.rounds import alternate
 
-__all__ = ["live", "live_sizes", "slowest"]
+__all__ = ["live", "live_sizes", "slowest", "use"]
 
 _PROCESS = Path("/proc/self")
 
@@ -63,21 +63,24 @@ def _measure(make: Make, sizes: Sizes) -> dict[str, float]:
     started = time.perf_counter()
     groups = make(sizes)
     built = time.perf_counter()
-    _use(groups)
+    use(groups)
     used = time.perf_counter()
     held = _held()
     added = {f"added_{name}": count - before[name] for name, count in held.items()}
     return {"built": built - started, "used": used - started} | held | added | {"groups": len(groups)}
 
 
-def _use(groups: list[Any]) -> None:
-    """One all-reduce on every group, whose answer is the number of members."""
+def use(groups: list[Any]) -> None:
+    """One all-reduce on every group, whose answer is the number of members; on a bare backend too."""
     import torch
     import torch.distributed as dist
 
     for group in groups:
         one = torch.ones(1)
-        dist.all_reduce(one, group=group)
+        if isinstance(group, dist.ProcessGroup):
+            dist.all_reduce(one, group=group)
+        else:
+            group.allreduce([one]).wait()
         if int(one) != group.size():
             raise RuntimeError(f"received {int(one)} from a group of {group.size()}")
 
@@ -99,7 +102,7 @@ def _operations(make: Make, sizes: Sizes, limit: float) -> float | None:
 
     def body(rank: int, store: CountingStore) -> dict[str, float]:
         before = store.operations
-        _use(make(sizes))
+        use(make(sizes))
         return {"store_operations": store.operations - before}
 
     outcome = run_world(sizes.world, body, limit=limit, wrap=CountingStore)
