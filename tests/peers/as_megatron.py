@@ -92,16 +92,18 @@ def _state():
 
 
 class Endings:
-    """How each test ended, for where the tests of ours read it."""
+    """How each test ended, written as it ends: a rank that hangs in a later one is killed."""
 
-    def __init__(self):
-        self.seen = {}
+    def __init__(self, file):
+        self.seen, self._file = {}, file
 
     def pytest_runtest_logreport(self, report):
         """The first part of a test that did not pass says how it ended."""
         if self.seen.get(report.nodeid, "passed") == "passed":
             text = report.longreprtext.splitlines()[-1:] if report.failed else []
             self.seen[report.nodeid] = ": ".join([report.outcome, *text])
+        if report.when == "teardown":
+            self._file.write_text(json.dumps(self.seen), encoding="utf-8")
 
 
 def prepare(files):
@@ -149,7 +151,7 @@ def over_gloo(owner, name):
 def run(rank, tests, told):
     """The tests of a folder on one rank."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-    Utils.rank, endings = rank, Endings()
+    Utils.rank, endings = rank, Endings(told / f"{rank}.json")
     with (told / f"{rank}.log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -157,7 +159,6 @@ def run(rank, tests, told):
     Utils.initialize_distributed()  # in Megatron's runs an earlier file has
     with OnCpu():
         pytest.main([*how, "-p", "no:cacheprovider", "-p", "pytest_mock", str(tests)], plugins=[endings])
-    (told / f"{rank}.json").write_text(json.dumps(endings.seen), encoding="utf-8")
     os._exit(0)
 
 

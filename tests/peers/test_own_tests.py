@@ -97,7 +97,7 @@ def both_sides(peer, place):
 
 
 def ended(side):
-    """What each rank wrote; nothing where it was killed for hanging."""
+    """What each rank wrote, up to the test in which it was killed for hanging."""
     files = [side / f"{rank}.json" for rank in range(RANKS)]
     return [json.loads(file.read_text(encoding="utf-8")) if file.exists() else {} for file in files]
 
@@ -115,16 +115,12 @@ def test_megatron(tmp_path, peer):
         pytest.skip("MEGATRON names no checkout")
     told, worse = both_sides(Path(peer).resolve(), tmp_path), {}
     for file, (own, ours) in told.items():
-        hung = [rank for rank in range(RANKS) if not own[rank]]
-        print(f"{Path(peer).name} {file}: of {len(own[0])} tests {len(passed(own))} passed over its own, "  # noqa: T201
-              f"{len(passed(ours))} over the drop-ins", *hung and [f"; hung over its own: {hung}"])  # fmt: skip
-        for how in sorted({f"  {name}: {how}" for name, how in own[0].items() if name not in passed(own)}):
-            print(how)  # noqa: T201  - pytest -s
-        worse |= {
-            f"rank {rank}: {name}": ours[rank].get(name)
-            for rank in range(RANKS)
-            for name, how in own[rank].items()
-            if how == "passed" and ours[rank].get(name) != "passed"
-        }
+        names = {name: None for seen in own for name in seen}
+        hung = sorted({rank for side in (own, ours) for rank in range(RANKS) if side[rank].keys() != names.keys()})
+        print(f"{Path(peer).name} {file}: of {len(names)} tests {len(passed(own))} passed over its own, "  # noqa: T201
+              f"{len(passed(ours))} over the drop-ins", *hung and [f"; hung in some: ranks {hung}"])  # fmt: skip
+        for name in sorted(names.keys() - passed(own)):
+            print(f"  {name}: {own[0].get(name, 'hung')}; drop-ins: {ours[0].get(name, 'hung')}")  # noqa: T201
+        worse |= {name: [seen.get(name, "hung") for seen in ours] for name in passed(own) - passed(ours)}
     assert not worse, worse
-    assert all(passed(own) for own, _ in told.values())
+    assert sum(len(passed(own)) for own, _ in told.values()) > 20

@@ -20,6 +20,7 @@ def _in_pieces(me):
     pieces = {"gtp_remat_group": ps.get_gtp_weight_remat_group()}
     found = {
         "pieces": members(collections.resolve_gtp_remat_group(None, is_expert=False)),
+        "of experts": members(collections.resolve_gtp_remat_group(None, is_expert=True)),
         "its own": collections.resolve_gtp_remat_group(collections.ProcessGroupCollection(gtp_remat=None), False),
         "part": members(ps.get_data_parallel_group(True, True, True)),
         "replicas": members(ps.get_data_parallel_group(True, False)),
@@ -43,6 +44,7 @@ def test_weights_in_pieces(ranks):
     assert found.pop("again") == ["get_data_parallel_rank", True]
     assert found == {
         "pieces": [5, 7],
+        "of experts": [7],
         "its own": None,
         "part": [1, 3, 5, 7],
         "replicas": [3, 7],
