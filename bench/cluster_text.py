@@ -1,24 +1,15 @@
-"""The section of docs/benchmarks.md on placement, from ``bench/cluster.json`` alone."""
+"""The section of docs/benchmarks.md on placement: what ``bench/cluster.json`` has."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 __all__ = ["cluster_section"]
 
-_RESULTS = Path(__file__).with_name("cluster.json")
 
-
-def cluster_section(path: Path = _RESULTS) -> Iterator[str]:
-    """The lines of the section; none where nothing was measured."""
-    if path.exists():
-        yield from _lines(json.loads(path.read_text(encoding="utf-8")))
-
-
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+def cluster_section(found: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of the section."""
     sizes = ", ".join(f"{axis} {size}" for axis, size in found["mesh"].items())
     yield from ("", "## Placement on emulated clusters", "")
     yield (

@@ -31,7 +31,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr
 
 import rankmesh.groups
 from bench.contests import CONTESTS, Contest, Sizes, missing
-from bench.gloo_text import RESULTS, gloo_section
+from bench.gloo_text import gloo_section
 from bench.live import live_sizes, use
 from bench.processes import run_world
 from rankmesh.plan.plan import Plan
@@ -135,12 +135,12 @@ def _main(words: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gloo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", default="8,16,32,64", help="sizes of the worlds, in a row")
-    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--json", type=Path, default=Path(__file__).with_name("gloo.json"))
     given = parser.parse_args(words)
     ranks = tuple(int(size) for size in given.ranks.split(","))
     found = measured(ranks, given.rounds, lambda done: sys.stderr.write(f"{done}\n"))
     given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    sys.stdout.write("\n".join(gloo_section(given.json)) + "\n")
+    sys.stdout.write("\n".join(gloo_section(found)) + "\n")
 
 
 if __name__ == "__main__":

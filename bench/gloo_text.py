@@ -1,25 +1,16 @@
-"""The section of docs/benchmarks.md on what gloo itself costs, from ``bench/gloo.json`` alone."""
+"""The section of docs/benchmarks.md on what gloo itself costs: what ``bench/gloo.json`` has."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-__all__ = ["RESULTS", "gloo_section"]
-
-RESULTS = Path(__file__).with_name("gloo.json")
+__all__ = ["gloo_section"]
 
 
-def gloo_section(path: Path = RESULTS) -> Iterator[str]:
-    """The lines of the section; none where nothing was measured."""
-    if path.exists():
-        yield from _lines(json.loads(path.read_text(encoding="utf-8")))
-
-
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+def gloo_section(found: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of the section."""
     rounds = len(found["contests"][0]["steps"])
     yield from ("", "## What gloo itself takes", "")
     yield (

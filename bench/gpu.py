@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contests import CONTESTS, MEGATRON, Contest, Make, Sizes, load, missing
-from bench.gpu_text import RESULTS, gpu_section
+from bench.gpu_text import gpu_section
 from bench.live import live_sizes, slowest
 from bench.processes import run_alone, run_world
 from bench.results import Comparison
@@ -145,7 +145,7 @@ def _main(words: list[str]) -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that one run may take")
-    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--json", type=Path, default=Path(__file__).with_name("gpu.json"))
     given = parser.parse_args(words)
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     reason = absent_gpu(given.limit)
@@ -155,7 +155,7 @@ def _main(words: list[str]) -> None:
         given.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
         last = document["comparisons"][-1]
         sys.stderr.write(f"{last['what']}, {last['ranks']} ranks: done\n")
-    sys.stdout.write("\n".join(gpu_section(given.json)) + "\n")
+    sys.stdout.write("\n".join(gpu_section(document)) + "\n")
 
 
 if __name__ == "__main__":

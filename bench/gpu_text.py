@@ -1,24 +1,15 @@
-"""The section of docs/benchmarks.md on NCCL, from ``bench/gpu.json`` alone."""
+"""The section of docs/benchmarks.md on NCCL: what ``bench/gpu.json`` has."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-__all__ = ["RESULTS", "gpu_section"]
-
-RESULTS = Path(__file__).with_name("gpu.json")
+__all__ = ["gpu_section"]
 
 
-def gpu_section(path: Path = RESULTS) -> Iterator[str]:
-    """The lines of the section; none where nothing was measured."""
-    if path.exists():
-        yield from _lines(json.loads(path.read_text(encoding="utf-8")))
-
-
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+def gpu_section(found: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of the section."""
     machine = found["machine"]
     yield from ("", "## On a GPU", "")
     yield (

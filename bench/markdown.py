@@ -17,14 +17,23 @@ from bench.tables import Table, tables
 __all__ = ["METHODS", "markdown", "recorded_transfers"]
 
 
+# What has a program of its own, and a file of this name.
+_SECTIONS = {"cluster": cluster_section, "gpu": gpu_section, "gloo": gloo_section, "scale": scale_section}
+
+
 def markdown(results: Results, transfers: Mapping[str, Any] | None = None) -> str:
     """A Markdown document with one table for each section; ``transfers`` are the figures of `bench.transfers`."""
     return "\n".join(_lines(results, transfers)) + "\n"
 
 
 def recorded_transfers() -> Mapping[str, Any] | None:
-    """The figures of `bench.transfers` beside this file, where there are any."""
-    path = Path(__file__).with_name("transfers.json")
+    """The figures of `bench.transfers`, where there are any."""
+    return _recorded("transfers")
+
+
+def _recorded(name: str) -> Mapping[str, Any] | None:
+    """The figures of this name beside this file, where there are any."""
+    path = Path(__file__).with_name(f"{name}.json")
     if not path.is_file():
         return None
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -53,10 +62,9 @@ def _lines(results: Results, transfers: Mapping[str, Any] | None) -> Iterator[st
         yield from _transfers(transfers)
     yield ""
     yield "Made by `make bench` from `bench/results.json` and `bench/transfers.json`; do not edit."
-    yield from cluster_section()
-    yield from gpu_section()
-    yield from gloo_section()
-    yield from scale_section()
+    for name, section in _SECTIONS.items():
+        found = _recorded(name)
+        yield from section(found) if found else ()
 
 
 def _transfers(document: Mapping[str, Any]) -> Iterator[str]:

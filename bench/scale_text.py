@@ -1,26 +1,18 @@
-"""The section of docs/benchmarks.md on the store of a large job, from ``bench/scale.json`` alone."""
+"""The section of docs/benchmarks.md on the store of a large job: what ``bench/scale.json`` has."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 __all__ = ["scale_section"]
 
-_RESULTS = Path(__file__).with_name("scale.json")
 _NAMES = {"ours": "rankmesh", "theirs": "megatron-core, default"}
 
 
-def scale_section(path: Path = _RESULTS) -> Iterator[str]:
-    """The lines of the section; none where nothing was measured."""
-    if path.exists():
-        yield from _lines(json.loads(path.read_text(encoding="utf-8")))
-
-
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+def scale_section(found: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of the section."""
     machine = found["machine"]
     yield from ("", "## The store of a large job", "")
     yield (
