@@ -24,7 +24,7 @@ __all__ = ["LARGEST", "JobStore", "Store", "answering", "checked"]
 # A TCPStore takes no more under one key.
 LARGEST = 8 * 2**20
 
-# Nobody writes this: to ask a store to change it into itself is to read, in one message. ``get`` waits first, in another.
+# Nobody writes this: to ask a store to change it into itself reads, in one message; ``get`` waits first, in another.
 _NOTHING = "?"
 
 

@@ -148,7 +148,10 @@ class World:
         fields = self._fields(plans, refusal)
         if at_once and self.devices.listening is None:
             fields["gloo"] = "asks the store for each address"
-        claim = Claim(self.default.rank, self.default.size, span, fields)
+        # A plan has its digest for the names of its groups; what else the fields say is short.
+        short = [value for value in fields.values() if isinstance(value, str | int)]
+        stands = "" if refusal else repr((short, [(key, plan.digest) for key, plan in plans.items()]))
+        claim = Claim(self.default.rank, self.default.size, span, fields, stands)
         tell = at_once.tell if at_once else None
         return _timed(phases, "agree", lambda: agree(self.default.store, claim, limit, tell))
 
