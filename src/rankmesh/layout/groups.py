@@ -264,9 +264,13 @@ class Groups(Sequence[Group]):
 
     def of(self, rank: int) -> Group:
         """The group of one rank, without listing the others; ``NotAMember`` if a pick leaves the rank out."""
+        return self.own(rank)[0]
+
+    def own(self, rank: int) -> tuple[Group, int]:
+        """The group of one rank, and the position of the rank in it; ``NotAMember`` as in ``of``."""
         base, piece, position = self._locate(rank)
-        self._member_number(rank, position)
-        return self._group(base, piece)
+        number = self._member_number(rank, position)
+        return self._group(base, piece), number
 
     def _member_number(self, rank: int, position: int) -> int:
         """Where the rank at a position is among the members: that position, or its place in the pick."""
@@ -295,7 +299,7 @@ class Groups(Sequence[Group]):
 
     def position_of(self, rank: int) -> int:
         """The position of a rank inside its group, which is its rank in the live group; ``NotAMember`` as in ``of``."""
-        return self._member_number(rank, self._locate(rank)[2])
+        return self.own(rank)[1]
 
     def coordinate_of(self, rank: int) -> dict[str, int]:
         """The coordinate that all members of this rank's group agree on."""
@@ -317,10 +321,13 @@ class Groups(Sequence[Group]):
 
     def _locate(self, rank: int) -> tuple[int, int, int]:
         """The base of a rank's group, the piece of it at this level, and the position in the piece."""
-        number = self.span.position(rank)
-        digits = self.members.digits(number)
-        base = number - sum(digit * stride for digit, (_, stride) in zip(digits, self.members.pairs, strict=True))
-        position = self.members.position(digits)
+        number = base = self.span.position(rank)
+        position, weight = 0, 1
+        for size, stride in self.members.pairs:  # one rank's part of a plan is this, for each kind
+            digit = number // stride % size
+            base -= digit * stride
+            position += digit * weight
+            weight *= size
         if self.level is None:
             return base, 0, position
         stride, width = self.level

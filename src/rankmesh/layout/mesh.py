@@ -54,11 +54,12 @@ class Mesh:
     Raises ``LayoutError`` for sizes that are not integers of at least 1, and for a map that is no permutation.
     """
 
-    __slots__ = ("_parts", "_pattern", "_sizes", "_span", "_views")
+    __slots__ = ("_pairs", "_parts", "_pattern", "_sizes", "_span", "_views")
 
     _sizes: dict[str, int]
     _parts: dict[str, tuple[str, ...]]
     _pattern: Strided
+    _pairs: dict[str, tuple[int, int]]
     _span: Span
     _views: dict[str, Mesh]
 
@@ -71,10 +72,12 @@ class Mesh:
     def _set(
         self, sizes: dict[str, int], span: Span, parts: dict[str, tuple[str, ...]], views: dict[str, Mesh]
     ) -> None:
+        pattern = Strided.dense(sizes.values())
         values = {
             "_sizes": sizes,
             "_parts": parts,
-            "_pattern": Strided.dense(sizes.values()),
+            "_pattern": pattern,
+            "_pairs": dict(zip(sizes, pattern.pairs, strict=True)),
             "_span": span,
             "_views": views,
         }
@@ -140,7 +143,7 @@ class Mesh:
     @property
     def strides(self) -> dict[str, int]:
         """The distance in positions between neighbours along each axis."""
-        return {name: stride for name, (_, stride) in zip(self._sizes, self._pattern.pairs, strict=True)}
+        return {name: stride for name, (_, stride) in self._pairs.items()}
 
     @property
     def size(self) -> int:
@@ -197,7 +200,7 @@ class Mesh:
         for name in coordinate:
             find(name, mesh._sizes)
         position = 0
-        for name, (size, stride) in zip(mesh._sizes, mesh._pattern.pairs, strict=True):
+        for name, (size, stride) in mesh._pairs.items():
             position += stride * _digit(name, size, coordinate)
         return self._span.rank(position)
 
@@ -212,14 +215,14 @@ class Mesh:
         """
         mesh = self.view(view)
         named = mesh._leaves(axis_names(axes))
-        pairs = dict(zip(mesh._sizes, mesh._pattern.pairs, strict=True))
-        chosen = named if ordered else tuple(name for name in mesh._sizes if name in named)
+        pairs = mesh._pairs
+        chosen = named if ordered else tuple([name for name in mesh._sizes if name in named])
         return Groups(
             span=self._span,
             axes=chosen,
-            members=Strided(tuple(pairs[name] for name in chosen)),
-            fixed=tuple(name for name in pairs if name not in chosen),
-            bases=Strided(tuple(pair for name, pair in pairs.items() if name not in chosen)),
+            members=Strided(tuple([pairs[name] for name in chosen])),
+            fixed=tuple([name for name in pairs if name not in chosen]),
+            bases=Strided(tuple([pair for name, pair in pairs.items() if name not in chosen])),
         )
 
     def slice(self, axes: AxesLike, of: int, *, view: str | None = None) -> Mesh:
@@ -266,6 +269,8 @@ class Mesh:
 
     def _leaves(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """The names with every split axis replaced by its sub-axes."""
+        if not self._parts:
+            return tuple([find(name, self._sizes) for name in names])
         leaves: list[str] = []
         for name in names:
             if name in self._parts:

@@ -71,23 +71,20 @@ class Options:
 
     def over(self, inherited: Options) -> Options:
         """These options, with what they leave open taken from ``inherited``."""
-        own, others = self._set(), inherited._set()
+        own, others = vars(self), vars(inherited)
         return Options(**{**others, **own}) if own and others else self if own else inherited
 
     def effective(self) -> Options:
         """The same options with what is the default anyway left out, so that equal behaviour is equal options."""
         defaults = {"share": True, "lazy": False, "high_priority": False}
-        given = self._set()
+        given = vars(self)
         kept = {name: value for name, value in given.items() if defaults.get(name) is not value}
         return Options(**kept) if len(kept) < len(given) else self
 
     def to_dict(self) -> dict[str, Any]:
         """The options that are set, as plain data."""
-        data = {name: value for name, value in self._set().items() if name != "nccl"}
+        data = {name: value for name, value in vars(self).items() if name != "nccl"}
         return data | ({"nccl": dict(self.nccl)} if self.nccl is not None else {})
-
-    def _set(self) -> dict[str, Any]:
-        return dict(vars(self))
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"

@@ -92,18 +92,18 @@ class OwnGroups(Mapping[str, OwnGroup]):
     def __init__(self, rank: int, kinds: Iterable[tuple[GroupSpec, Groups]]) -> None:
         self.rank = rank
         given = tuple(kinds)
-        member = [(spec, groups, groups.of(rank)) for spec, groups in given if groups.has(rank)]
-        leader = leaders((spec.name, group, spec.options) for spec, _, group in member)
+        member = [(spec, groups, *groups.own(rank)) for spec, groups in given if groups.has(rank)]
+        leader = leaders((spec.name, group, spec.options) for spec, _, group, _ in member)
         self._groups = {
             spec.name: OwnGroup(
                 spec=spec,
                 group=group,
-                rank=groups.position_of(rank),
+                rank=position,
                 coordinate=tuple(groups.coordinate_of(rank).items()),
                 piece=groups.piece_of(rank),
                 leader=leader[spec.name],
             )
-            for spec, groups, group in member
+            for spec, groups, group, position in member
         }
         self._elsewhere = {spec.name: groups for spec, groups in given if spec.name not in self._groups}
 

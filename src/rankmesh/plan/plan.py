@@ -82,7 +82,8 @@ class Plan:
         self._kinds  # noqa: B018  - a spec that does not fit the mesh is refused here, not at its first use
 
     def _inherited(self, view: str | None) -> Options:
-        return self._view_options.get(view or "", Options()).over(self._options)
+        own = self._view_options.get(view or "")
+        return self._options if own is None else own.over(self._options)
 
     @classmethod
     def of_job(cls, job: Job, specs: Mapping[str, Iterable[GroupSpec]]) -> dict[str, Plan]:
