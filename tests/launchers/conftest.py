@@ -81,7 +81,13 @@ def nothing_is_left():
 def ray():
     """A Ray of this machine; the variables by which a program finds it."""
     needs("Ray", modules=("ray", "pandas"))
-    how = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_V2_ENABLED": "1"}
+    # Ray tells what two workers say alike once: the words of one rank would be lost.
+    how = {
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TRAIN_V2_ENABLED": "1",
+    }
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     # Its sockets lie in there, whose names must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
