@@ -65,6 +65,6 @@ def test_mpiexec(run, job):
 def test_ray(run, job, ray):
     """4 workers: the page's file, as it stands there."""
     (job / "with_ray.py").write_text(_snippet("TorchTrainer"), encoding="utf-8")
-    done = run(BIN / "python", job / "with_ray.py", limit=150, HOME=str(job), **ray)
+    done = run(BIN / "python", job / "with_ray.py", limit=250, HOME=str(job), **ray)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "rank 3 of 4 by ray is in tp@dp1" in done.stdout + done.stderr
