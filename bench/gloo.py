@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -34,12 +33,11 @@ from bench.contests import CONTESTS, Contest, Sizes, missing
 from bench.gloo_text import gloo_section
 from bench.live import live_sizes, use
 from bench.processes import run_world
+from rankmesh.groups import torch_private
 from rankmesh.plan.plan import Plan
 
 __all__ = ["measured"]
 
-# Groups of more members than this connect late, on a device each, as rankmesh makes them.
-_AT_ONCE = 16
 _LONG = timedelta(seconds=60)
 
 
@@ -75,7 +73,8 @@ def _bare(plan: Plan) -> list[Any]:
     store, shared = dist.distributed_c10d._get_default_store(), _device(late=False)
     for group in own.communicators:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
-        options._devices = [_device(late=True) if group.size > _AT_ONCE else shared]
+        at_once = torch_private.connects_at_once("gloo", group.size, None)
+        options._devices = [shared if at_once else _device(late=True)]
         options._threads, options._timeout = 1, _LONG
         made[group.name] = ProcessGroupGloo(PrefixStore(str(group), store), group.rank, group.size, options)
     return [made[group.leader] for group in own.values() if group.size > 1]
@@ -90,11 +89,11 @@ def _device(*, late: bool) -> Any:
 
 def _spent(make: Callable[[Sizes], list[Any]], sizes: Sizes) -> float:
     def body(rank: int, store: Any) -> dict[str, float]:
-        before = _processor()
+        before = time.process_time()
         groups = make(sizes)
         use(groups)
         dist.barrier()  # the server of the store works for all of them
-        return {"ms": (_processor() - before) * 1e3}
+        return {"ms": (time.process_time() - before) * 1e3}
 
     total: float = sum(report["ms"] for report in _reports(sizes, body))
     return total / sizes.world
@@ -124,11 +123,6 @@ def _reports(sizes: Sizes, body: Callable[[int, Any], dict[str, float]]) -> tupl
     if outcome.failure:
         raise RuntimeError(outcome.failure)
     return outcome.reports
-
-
-def _processor() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def _main(words: list[str]) -> None:

@@ -39,8 +39,26 @@ store = dist.FileStore(f"{folder}/store", 2)
 dist.init_process_group("gloo", rank=rank, world_size=2, store=store, timeout=timedelta(seconds=300))
 """
 
-_WATCH = f"""{_BEGIN}
+# With a watch and without one in turn: rank 0 tells what each block took, the sum over both ranks.
+_IN_TURN = f"""{_BEGIN}
 from rankmesh import watch
+
+def in_turn(block):
+    found = {{"without": [], "with": []}}
+    for pair in range(arguments["pairs"]):
+        for what in ("without", "with") if pair % 2 == 0 else ("with", "without"):
+            here = watch.start(f"{{folder}}/recordings") if what == "with" else None
+            dist.barrier()
+            taken = torch.tensor(block(), dtype=torch.float64)
+            dist.all_reduce(taken)
+            found[what].append(taken.tolist())
+            if here:
+                here.close()
+    if rank == 0:
+        print(json.dumps(found))
+"""
+
+_WATCH = f"""{_IN_TURN}
 weight, batch = torch.randn(512, 512), torch.randn(256, 512)
 
 def step():
@@ -56,43 +74,27 @@ def block(steps):
         step()
     return (time.perf_counter() - wall) / steps, (time.process_time() - processor) / steps
 
+def settled():
+    time.sleep(0.2)
+    wall, processor = block(int(steps))
+    return wall / 2, processor
+
 block(50)
 steps = torch.tensor(max(10, int(arguments["seconds"] / block(100)[0])))
 dist.broadcast(steps, 0)
-found = {{"without": [], "with": []}}
-for pair in range(arguments["pairs"]):
-    for what in ("without", "with") if pair % 2 == 0 else ("with", "without"):
-        here = watch.start(f"{{folder}}/recordings") if what == "with" else None
-        dist.barrier()
-        time.sleep(0.2)
-        taken = torch.tensor(block(int(steps)), dtype=torch.float64)
-        dist.all_reduce(taken)
-        found[what].append([taken[0].item() / 2, taken[1].item()])
-        if here:
-            here.close()
-if rank == 0:
-    print(json.dumps(found))
+in_turn(settled)
 """
 
-_ALONE = f"""{_BEGIN}
-from rankmesh import watch
+_ALONE = f"""{_IN_TURN}
+def asleep():
+    time.sleep(2)
+    began = time.process_time()
+    time.sleep(arguments["seconds"])
+    return [(time.process_time() - began) / arguments["seconds"] / 2]
+
 for _ in range(2500):
     dist.all_reduce(torch.ones(4))
-found = {{"without": [], "with": []}}
-for pair in range(arguments["pairs"]):
-    for what in ("without", "with") if pair % 2 == 0 else ("with", "without"):
-        here = watch.start(f"{{folder}}/recordings") if what == "with" else None
-        dist.barrier()
-        time.sleep(2)
-        began = time.process_time()
-        time.sleep(arguments["seconds"])
-        taken = torch.tensor((time.process_time() - began) / arguments["seconds"], dtype=torch.float64)
-        dist.all_reduce(taken)
-        found[what].append(taken.item() / 2)
-        if here:
-            here.close()
-if rank == 0:
-    print(json.dumps(found))
+in_turn(asleep)
 """
 
 _RECORDER = f"""{_BEGIN}
@@ -124,7 +126,7 @@ def measured(pairs: int = 10) -> dict[str, Any]:
         "step": statistics.median(wall[0]),
         "wall": _ratios(*wall),
         "processor": _ratios(*processor),
-        "alone": {what: _spread(values) for what, values in alone.items()},
+        "alone": {what: _spread([value for (value,) in values]) for what, values in alone.items()},
         "call": {what: statistics.median(seconds) for what, seconds in calls.items()},
         "call_ratio": _ratios(calls["without"], calls["with"]),
     }

@@ -7,6 +7,7 @@ import pytest
 
 from bench.markdown import markdown, recorded_transfers
 from bench.results import Comparison, Results, compare, results_from
+from bench.scale_text import scale_section
 from bench.tables import tables
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,14 @@ def test_the_document_is_that_of_the_recorded_figures():
         pytest.skip("an installed package has no recorded figures")
     recorded = results_from(json.loads(RECORDED.read_text(encoding="utf-8")))
     assert (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8") == markdown(recorded, recorded_transfers())
+
+
+def test_what_was_not_measured_has_no_section(monkeypatch):
+    """A program whose figures are not there leaves no line in the document."""
+    without = markdown(results())
+    monkeypatch.setattr("bench.markdown._SECTIONS", {"absent": scale_section})
+    assert "## The store of a large job" in without
+    assert "## The store of a large job" not in markdown(results())
 
 
 def test_a_missing_peer_is_reported():

@@ -22,6 +22,15 @@ FLAGS = (
 )
 
 
+# The window of tests, pictures and figures.
+WINDOW = {"width": 1440, "height": 900}
+
+
+def chromium(playwright):
+    """Debian's own, without a window."""
+    return playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+
+
 def _needs():
     if not os.environ.get(RUN):
         pytest.skip(f"a browser: make test-browser runs it ({RUN}=1)")
@@ -36,6 +45,6 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        yield chromium
-        chromium.close()
+        opened = chromium(playwright)
+        yield opened
+        opened.close()

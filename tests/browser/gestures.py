@@ -6,21 +6,20 @@ painted. Milliseconds are this machine's; rectangles and elements are the page's
 
 from __future__ import annotations
 
-import shutil
 import statistics
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from tests.browser.conftest import FLAGS, PAGE
+from tests.browser.conftest import PAGE, WINDOW, chromium
 
-# SPEC and cluster by world size.
+# The page's fragment by world size.
 WORLDS = {
-    "4096": ("megatron:world=4096,tp=8,cp=2,pp=8,ep=8,etp=1", "host=8,leaf=*"),
-    "131072": ("megatron:world=131072,tp=8,cp=2,pp=16,ep=32,etp=1", "host=8,nvlink=8,leaf=32,spine=*"),
+    "4096": "spec=megatron:world=4096,tp=8,cp=2,pp=8,ep=8,etp=1&cluster=host=8,leaf=*",
+    "131072": "spec=megatron:world=131072,tp=8,cp=2,pp=16,ep=32,etp=1&cluster=host=8,nvlink=8,leaf=32,spine=*",
 }
-_TIMED = """(spec) => {
-  const { app } = rankmesh, world = app.model.plan.worldSize, view = app.stage.view;
+_TIMED = """() => {
+  const { app } = rankmesh, { spec } = app.state, world = app.model.plan.worldSize, view = app.stage.view;
   const kinds = [...app.model.plan.kinds.keys()], element = document.querySelector('.view');
   const counts = [0, 0];
   const counted = (owner, name, place) => {
@@ -48,12 +47,12 @@ _TIMED = """(spec) => {
 }"""
 
 
-def gestures(page: Any, spec: str, cluster: str) -> dict[str, list[list[float]]]:
+def gestures(page: Any, fragment: str) -> dict[str, list[list[float]]]:
     """Milliseconds, rectangles and elements of each of nine turns, by gesture."""
     page.goto("about:blank")
-    page.goto(f"{PAGE.as_uri()}#spec={spec}&cluster={cluster}")
+    page.goto(f"{PAGE.as_uri()}#{fragment}")
     page.wait_for_function("rankmesh.app.stage.view.took.rectangles > 0")
-    found: dict[str, list[list[float]]] = page.evaluate(_TIMED, spec)
+    found: dict[str, list[list[float]]] = page.evaluate(_TIMED)
     return found
 
 
@@ -65,9 +64,9 @@ def main() -> None:
         "gesture", *(f"{name} ranks: least, median, most ms" for name in WORLDS), "most rectangles", "elements"
     )
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
-        worlds = {name: gestures(page, *world) for name, world in WORLDS.items()}
+        browser = chromium(playwright)
+        page = browser.new_context(viewport=WINDOW).new_page()
+        worlds = {name: gestures(page, world) for name, world in WORLDS.items()}
         browser.close()
     for gesture in worlds["4096"]:
         turns = [world[gesture] for world in worlds.values()]

@@ -9,19 +9,17 @@ explorer-far        131,072 ranks, in the dark                    explorer-table
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.browser.conftest import FLAGS, PAGE, ROOT
+from tests.browser.conftest import PAGE, ROOT, WINDOW, chromium
 
 from rankmesh.cli.explore import explored
 from rankmesh.viz.explorer import page as page_text
 
 IMAGES = ROOT / "docs" / "images"
 RECORDINGS = ROOT / "tests" / "hangs" / "recordings" / "skips_a_call"
-SIZE = {"width": 1440, "height": 900}
 _MOE = "megatron:world=32,tp=2,cp=2,pp=2,ep=8,etp=1"
 # The fragment of each view; the hang is a page of its own.
 VIEWS = {
@@ -41,9 +39,9 @@ def main(target: Path = IMAGES) -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         hang = Path(folder) / "hang.html"
         hang.write_text(page_text(explored("tp=2,dp=2", recordings=RECORDINGS)), encoding="utf-8")
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        browser = chromium(playwright)
         for name, fragment in VIEWS.items():
-            page = browser.new_context(viewport=SIZE, color_scheme="light").new_page()
+            page = browser.new_context(viewport=WINDOW, color_scheme="light").new_page()
             page.goto(f"{(hang if name == 'explorer-hang' else PAGE).as_uri()}#{fragment}")
             page.wait_for_function("rankmesh.app.state.tab === 'table' || rankmesh.app.stage.view.took.rectangles > 0")
             page.screenshot(path=target / f"{name}.png")

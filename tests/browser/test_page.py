@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from tests.browser.conftest import PAGE
+from tests.browser.conftest import PAGE, WINDOW
 from tests.browser.gestures import WORLDS, gestures
 
 from rankmesh.cli.explore import explored
@@ -61,9 +61,7 @@ class Shown:
 @pytest.fixture
 def shown(browser):
     """A window of its own, which at the end has said nothing and asked for nothing but the file."""
-    context = browser.new_context(
-        viewport={"width": 1440, "height": 900}, permissions=["clipboard-read", "clipboard-write"]
-    )
+    context = browser.new_context(viewport=WINDOW, permissions=["clipboard-read", "clipboard-write"])
     shown = Shown(context.new_page())
     shown.goto(f"spec={SPEC}")
     yield shown
@@ -281,8 +279,7 @@ def test_search_finds_a_rank_a_coordinate_and_a_host(shown):
 
 def test_search_comes_near_in_a_large_world(shown):
     """A rank that is too small to be seen is brought near."""
-    spec, cluster = WORLDS["131072"]
-    shown.goto(f"spec={spec}&cluster={cluster}")
+    shown.goto(WORLDS["131072"])
     shown.page.fill("#search", "77777")
     shown.page.press("#search", "Enter")
     x, y = shown.at(77777)
@@ -584,7 +581,7 @@ def test_a_hang_is_drawn(shown, tmp_path):
 @pytest.mark.parametrize("name", sorted(WORLDS))
 def test_a_gesture_costs_what_its_pixels_cost(shown, name, record_property):
     """Whatever the world: thousands of rectangles, hundreds of elements; times are a table of gestures.py."""
-    costs = gestures(shown.page, *WORLDS[name])
+    costs = gestures(shown.page, WORLDS[name])
     record_property("milliseconds, rectangles, elements", costs)
     assert {gesture: cost for gesture, cost in costs.items() if max(row[1] for row in cost) > 40_000} == {}
     assert {gesture: cost for gesture, cost in costs.items() if max(row[2] for row in cost) > 2_000} == {}
@@ -593,8 +590,7 @@ def test_a_gesture_costs_what_its_pixels_cost(shown, name, record_property):
 
 def test_far_away_a_square_stands_for_many(shown):
     """131,072 ranks cost some thousands of rectangles, and the legend says what a square is."""
-    spec, cluster = WORLDS["131072"]
-    shown.goto(f"spec={spec}&cluster={cluster}")
+    shown.goto(WORLDS["131072"])
     shown.page.wait_for_function("rankmesh.app.stage.view.took.rectangles > 0")
     assert shown.app("app.stage.view.took.rectangles") < 40_000
     assert re.search(r"each square stands for the \d+ ranks of one \w+", shown.text(".legend"))

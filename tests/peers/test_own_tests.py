@@ -121,6 +121,13 @@ def test_megatron(tmp_path, peer):
               f"{len(passed(ours))} over the drop-ins", *hung and [f"; hung in some: ranks {hung}"])  # fmt: skip
         for name in sorted(names.keys() - passed(own)):
             print(f"  {name}: {own[0].get(name, 'hung')}; drop-ins: {ours[0].get(name, 'hung')}")  # noqa: T201
-        worse |= {name: [seen.get(name, "hung") for seen in ours] for name in passed(own) - passed(ours)}
+        # What hung over its own on some rank says nothing of the others.
+        worse |= {
+            f"rank {rank}: {name}": ours[rank].get(name, "hung")
+            for name in names
+            if all(name in seen for seen in own)
+            for rank in range(RANKS)
+            if own[rank][name] == "passed" != ours[rank].get(name)
+        }
+        assert passed(own) or hung, f"nothing passed of {file}"
     assert not worse, worse
-    assert sum(len(passed(own)) for own, _ in told.values()) > 20

@@ -34,6 +34,7 @@ from rankmesh.groups.live import LiveGroups
 from rankmesh.groups.meeting import Meeting, agree
 from rankmesh.groups.schedule import Step, schedule
 from rankmesh.groups.store import answering
+from rankmesh.layout.span import Span
 from rankmesh.plan.own import OwnGroups
 from rankmesh.plan.plan import Plan
 from rankmesh.plan.saved import contents
@@ -145,25 +146,29 @@ class World:
                 "they need it",
                 backend=self.default.backend,
             )
-        fields = self._fields(plans, refusal)
-        if at_once and self.devices.listening is None:
-            fields["gloo"] = "asks the store for each address"
-        # A plan has its digest for the names of its groups; what else the fields say is short.
-        short = [value for value in fields.values() if isinstance(value, str | int)]
-        stands = "" if refusal else repr((short, [(key, plan.digest) for key, plan in plans.items()]))
-        claim = Claim(self.default.rank, self.default.size, span, fields, stands)
+        claim = self._claim(plans, refusal, span, at_once)
         tell = at_once.tell if at_once else None
         return _timed(phases, "agree", lambda: agree(self.default.store, claim, limit, tell))
 
-    def _fields(self, plans: Mapping[str, Plan], refusal: RankmeshError | None) -> dict[str, object]:
+    def _claim(
+        self, plans: Mapping[str, Plan], refusal: RankmeshError | None, span: Span, at_once: AtOnce | None
+    ) -> Claim:
         from rankmesh import __version__
 
-        common = {"version": __version__, "live_world_size": self.default.size}
+        rank, size = self.default.rank, self.default.size
+        common = {"version": __version__, "live_world_size": size}
+        if at_once and self.devices.listening is None:
+            common["gloo"] = "asks the store for each address"
         if refusal is not None:
-            return common | {"refused": str(refusal)}
-        if list(plans) == [""]:
-            return {**contents(plans[""]), **common}
-        return {"plans": [{"name": key, "plan": contents(plan)} for key, plan in plans.items()], **common}
+            return Claim(rank, size, span, common | {"refused": str(refusal)})
+        said = (
+            contents(plans[""])
+            if list(plans) == [""]
+            else {"plans": [{"name": key, "plan": contents(plan)} for key, plan in plans.items()]}
+        )
+        # A plan has its digest already, for the names of its groups.
+        stands = repr((common, [(key, plan.digest) for key, plan in plans.items()]))
+        return Claim(rank, size, span, {**said, **common}, stands)
 
     # -- make ---------------------------------------------------------------------------------------------------
 
