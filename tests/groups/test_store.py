@@ -56,7 +56,7 @@ def _thousand(me):
 def test_a_thousand_meetings_leave_what_ten_leave(ranks):
     """2 ranks, 1,000 meetings of different plans: one key, the number of the next meeting."""
     for ten, thousand in ranks(2, _thousand, world=None):
-        assert ten == thousand == ["own/rankmesh/job/all/turn"]
+        assert ten == thousand == ["own/rankmesh/job/0-4/turn"]
 
 
 def _after_failures(me):
@@ -72,7 +72,7 @@ def _after_failures(me):
 
 def test_what_failed_is_deleted_with_the_next_that_succeeds(ranks):
     """3 ranks, three meetings at which all differ, then one at which they agree: nothing of the three stays."""
-    assert ranks(3, _after_failures, world=None) == [["own/rankmesh/job/all/turn"]] * 3
+    assert ranks(3, _after_failures, world=None) == [["own/rankmesh/job/0-4/turn"]] * 3
 
 
 def _store(kind, folder):
@@ -112,13 +112,13 @@ def test_who_is_missing_in_a_large_world_is_found_soon(tmp_path):
     size, missing = 16_384, [7, 8_000, 16_000]
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     claim = Claim(0, size, Span(0, size), {"plan": "same"})
-    roll = Roll(JobStore(store), "all/0/agree/roll", claim.span)
+    roll = Roll(JobStore(store), f"0-{size}/0/agree/roll", claim.span)
     for block in range(-(-size // 62)):
         came = sum(
             1 << rank % 62 for rank in range(block * 62, min(size, block * 62 + 62)) if rank not in [0, *missing]
         )
         roll.store.count(f"{roll.key}/{block}", came)
-    roll.store.count(f"all/0/claim/{claim.digest}", size - 4)
+    roll.store.count(f"0-{size}/0/claim/{claim.digest}", size - 4)
     started = time.perf_counter()
     with pytest.raises(AgreementError) as caught:
         agree(store, claim, timedelta(seconds=0.2))

@@ -3,7 +3,7 @@
 >>> from rankmesh.layout.span import Span
 >>> one, other = (Claim(rank, 8, Span(0, 8), {"plan": "same"}) for rank in (0, 5))
 >>> one.digest == other.digest, one.circle, Claim(4, 8, Span(4, 4), {}).circle
-(True, 'all', '4-8')
+(True, '0-8', '4-8')
 """
 
 from __future__ import annotations
@@ -45,5 +45,10 @@ class Claim:
 
     @property
     def circle(self) -> str:
-        """The ranks that meet, as part of a key: ``all`` of the world, or ``4-8`` for the ranks 4 to 7."""
-        return "all" if self.span.size == self.world_size else f"{self.span.offset}-{self.span.stop}"
+        """The ranks that meet, as part of a key: ``4-8`` for the ranks 4 to 7, whatever a rank takes for the world."""
+        return f"{self.span.offset}-{self.span.stop}"
+
+    @property
+    def of_the_world(self) -> bool:
+        """Whether every rank of the world meets."""
+        return self.span.size == self.world_size

@@ -8,8 +8,7 @@ time is over                 who is not on the roll                        who i
 time is over, all came       call: who does not answer                     who was lost
 ```
 
-Who waits where is on the rolls of the meetings: under ``all`` those of the whole world, under ``0-4`` those of its
-first four ranks.
+Who waits where is on the rolls of the meetings: under ``0-4`` those of the first four ranks.
 """
 
 from __future__ import annotations
@@ -139,8 +138,8 @@ class Disagreement:
     def _open(self) -> list[_Waiting]:
         """The meetings without a verdict, with the ranks that wait there."""
         found = []
-        for circle in ("all", *self._store.lines("circles")):
-            span = Span(0, self._claim.world_size) if circle == "all" else _span(circle)
+        for circle in (f"0-{self._claim.world_size}", *self._store.lines("circles")):
+            span = _span(circle)
             turn = self._store.count(f"{circle}/turn", 0)
             meeting = _Waiting(circle, turn, span, ())
             if not self._store.has(f"{meeting.place}/agree/verdict"):

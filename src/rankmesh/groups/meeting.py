@@ -78,7 +78,7 @@ class Meeting:
 
     def _come(self, seconds: float) -> Verdict:
         claim, phase = self._claim, self._disagreement.phase
-        if claim.circle != "all" and self.turn == 0:
+        if not claim.of_the_world and self.turn == 0:
             self._disagreement.make_known()
         alike = self._store.count(self._disagreement.alike, 1)
         waiting = self._store.count("waiting", 1)
@@ -112,7 +112,7 @@ class Meeting:
         if judge != self._claim.rank:
             return phase.hear_of(judge)
         self._store.advance(f"{self._claim.circle}/turn", self.turn)
-        if self._claim.circle == "all":
+        if self._claim.of_the_world:
             self._store.delete("waiting")
         else:
             self._store.count("waiting", -self._claim.span.size)
