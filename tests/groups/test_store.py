@@ -56,7 +56,7 @@ def _thousand(me):
 def test_a_thousand_meetings_leave_what_ten_leave(ranks):
     """2 ranks, 1,000 meetings of different plans: one key, the number of the next meeting."""
     for ten, thousand in ranks(2, _thousand, world=None):
-        assert ten == thousand == ["own/rankmesh/job/0-4/turn"]
+        assert ten == thousand == ["own/rankmesh/job/0-2/turn"]
 
 
 def _after_failures(me):
@@ -72,7 +72,7 @@ def _after_failures(me):
 
 def test_what_failed_is_deleted_with_the_next_that_succeeds(ranks):
     """3 ranks, three meetings at which all differ, then one at which they agree: nothing of the three stays."""
-    assert ranks(3, _after_failures, world=None) == [["own/rankmesh/job/0-4/turn"]] * 3
+    assert ranks(3, _after_failures, world=None) == [["own/rankmesh/job/0-3/turn"]] * 3
 
 
 def _store(kind, folder):

@@ -21,7 +21,7 @@ from typing import Any
 from rankmesh.errors import in_words
 from rankmesh.groups.addresses import Addresses
 from rankmesh.groups.claim import Claim
-from rankmesh.groups.phase import CALL, PATIENCE, Phase
+from rankmesh.groups.phase import Phase
 from rankmesh.groups.store import LARGEST, JobStore, checked
 from rankmesh.groups.verdicts import GO, Verdict, different, failed, lost
 from rankmesh.layout.span import Span
@@ -29,8 +29,8 @@ from rankmesh.layout.span import Span
 __all__ = ["Disagreement"]
 
 _POLL = 0.05
-# Seconds that ranks have to tell what they claim, where nobody is in a hurry: all of them wait in vain.
-_TELL = 5.0
+# Times the moment that an answer takes: nobody is in a hurry where all wait in vain.
+_TELL = 2
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Disagreement:
 
     def end_what_waits_in_vain(self) -> None:
         """Every rank of the world waits: end the meetings of which none can become complete any more."""
-        end = time.monotonic() + CALL
+        end = time.monotonic() + self.phase.moment
         # A rank counts itself before it is on a roll.
         meetings = self._open()
         while sum(len(meeting.here) for meeting in meetings) < self._claim.world_size and time.monotonic() < end:
@@ -111,8 +111,8 @@ class Disagreement:
         self._over(self._own)
         if absent and self._store.count(self.alike, 0) == came:
             return self.phase.announce(self._missing(absent, seconds))
-        self.phase.wake(CALL)
-        silent = self.phase.silent(time.monotonic() + CALL, besides=absent)
+        self.phase.wake(self.phase.moment)
+        silent = self.phase.silent(time.monotonic() + self.phase.moment, besides=absent)
         if not absent:
             return self.phase.conclude(lost(silent) if silent else GO)
         verdict = self._difference(set(self._claim.span.members).difference(absent))
@@ -154,9 +154,10 @@ class Disagreement:
         # First all of them get a next turn: who hears a verdict meets nobody who is still to hear one.
         for meeting in mine:
             self._over(meeting)
+        seconds = _TELL * max((phase.moment for phase in mine.values()), default=0.0)
         for phase in mine.values():
-            phase.wake(_TELL)
-        end = time.monotonic() + _TELL
+            phase.wake(seconds)
+        end = time.monotonic() + seconds
         for meeting, phase in mine.items():
             phase.silent(end, besides=meeting.absent)
         # All verdicts, and only then the first of them: who hears one takes away what it told.
@@ -179,7 +180,7 @@ class Disagreement:
     def _fields(self, digest: str) -> Mapping[str, Any]:
         """What a claim says; nothing where the rank that was to write it is gone."""
         key = f"claims/{digest}"
-        return self._store.read(key) if self._store.wait(key, PATIENCE) else {}
+        return self._store.read(key) if self._store.wait(key, self.phase.moment) else {}
 
     # -- what is left in the store ------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from rankmesh.errors import AgreementError, ConnectError, in_words
 from rankmesh.groups.addresses import Addresses
 from rankmesh.groups.claim import Claim
 from rankmesh.groups.disagreement import Disagreement
-from rankmesh.groups.phase import CALL, Phase
+from rankmesh.groups.phase import Phase
 from rankmesh.groups.store import JobStore, Store, answering
 from rankmesh.groups.verdicts import GO, Verdict, failed
 
@@ -168,8 +168,9 @@ class Meeting:
         if judge != self._claim.rank:
             return self._making.hear_of(judge)
         self._disagreement.remember()
-        self._making.wake(seconds + CALL)
-        end = time.monotonic() + seconds + CALL
+        seconds += self._making.moment
+        self._making.wake(seconds)
+        end = time.monotonic() + seconds
         gone = self._making.silent(end)  # those that still make groups answer when they are through
         if gone or error is None:
             late = gone or self._making.roll.absent()

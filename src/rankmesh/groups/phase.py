@@ -22,12 +22,11 @@ from rankmesh.groups.store import JobStore, checked
 from rankmesh.groups.verdicts import GO, Verdict, lost
 from rankmesh.layout.span import Span
 
-__all__ = ["CALL", "PATIENCE", "Phase"]
+__all__ = ["Phase"]
 
-# Seconds that ranks have to answer a call, and that a rank waits for what another one is about to write.
-CALL = 1.0
-PATIENCE = 1.5
 _POLL = 0.05
+# Seconds that a rank which is there takes at most to answer or to write; one store serves all of them in turn.
+_MOMENT, _EACH = 2.0, 0.001
 
 
 def _nothing() -> None:
@@ -43,6 +42,11 @@ class Phase:
     span: Span
     rank: int
     answer: Callable[[], None] = _nothing
+
+    @property
+    def moment(self) -> float:
+        """Seconds that ranks have to answer a call, and that a rank waits for what another one is about to write."""
+        return _MOMENT + _EACH * self.span.size
 
     @property
     def roll(self) -> Roll:
@@ -89,7 +93,7 @@ class Phase:
 
     def hear_of(self, judge: int) -> Verdict:
         """The verdict that another rank is about to give; it may be lost before it has."""
-        return self.hear(PATIENCE) or lost([judge], after="was to say whether all are through")
+        return self.hear(self.moment) or lost([judge], after="was to say whether all are through")
 
     def wake(self, seconds: float) -> None:
         """Call: from now on the ranks that wait answer, and wait so long for what comes of it."""
@@ -117,7 +121,7 @@ class Phase:
         self.answer()
         self.called.come(self.rank)
         key = f"{self.key}/after"
-        if not self.store.wait(key, min(seconds, 1e6) + PATIENCE):
+        if not self.store.wait(key, min(seconds, 1e6) + self.moment):
             return lost([judge], after="had called all others")
         return _verdict(self.store.read(key), key)
 

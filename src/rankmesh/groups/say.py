@@ -17,6 +17,7 @@ from typing import Any
 
 from rankmesh.errors import ConnectError
 from rankmesh.groups.store import answering
+from rankmesh.launch.waiting import come
 
 __all__ = ["say"]
 
@@ -40,17 +41,13 @@ def say(
         if store.add(f"{meeting}/came", 1) == size:
             said = [json.loads(line) for line in store.get(f"{meeting}/said").decode().splitlines()]
             store.set(f"{meeting}/found", json.dumps(conclude(said)))
-        try:
-            store.wait([f"{meeting}/found"], limit)
-        except RuntimeError as error:
-            if "time" not in str(error).lower():
-                raise
+        if not come(store, [f"{meeting}/found"], limit.total_seconds()):
             came = store.add(f"{meeting}/came", 0)
             raise ConnectError(
                 f"rank {rank}: {came} of {size} ranks came to {what} within {limit.total_seconds():g} s; "
                 "every rank calls it; look for the ones that do not",
                 rank=rank,
-            ) from error
+            )
         found = json.loads(store.get(f"{meeting}/found"))
         if store.add(f"{meeting}/left", 1) == size:
             for key in ("said", "came", "found", "left"):

@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from rankmesh.errors import AgreementError, ConnectError, RankmeshError, first_line
+from rankmesh.launch.waiting import come
 
 __all__ = ["LARGEST", "JobStore", "Store", "answering", "checked"]
 
@@ -148,14 +149,7 @@ class JobStore:
 
     def wait(self, key: str, seconds: float) -> bool:
         """Whether the key is there within so many seconds."""
-        try:
-            # A store takes no time at all for no limit.
-            self._store.wait([self._key(key)], timedelta(seconds=max(seconds, 0.001)))
-        except RuntimeError as error:
-            if "timeout" in str(error).lower() or "timed out" in str(error).lower():
-                return False
-            raise
-        return True
+        return come(self._store, [self._key(key)], seconds)
 
 
 def checked(data: dict[str, Any], key: str, **kinds: type) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rankmesh.errors import ConnectError, PlanError, first_line
 from rankmesh.groups.addresses import Address
+from rankmesh.launch.waiting import come
 from rankmesh.plan.options import Options
 
 __all__ = [
@@ -443,10 +444,8 @@ def _check_told(written: bytes, address: Address, size: int) -> None:
 
 def _await(addresses: Any, size: int, timeout: timedelta) -> None:
     """Wait until all members are there, so that one that never comes is named here, not at some later collective."""
-    try:
-        addresses.wait([f"0/{position}" for position in range(size)], timeout)
-    except dist.DistStoreError as error:
-        raise RuntimeError(f"not all of its members asked for it within {timeout.total_seconds():g} s") from error
+    if not come(addresses, [f"0/{position}" for position in range(size)], timeout.total_seconds()):
+        raise RuntimeError(f"not all of its members asked for it within {timeout.total_seconds():g} s")
 
 
 def _seen(addresses: Any, ranks: Sequence[int]) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from rankmesh.errors import AgreementError, ConnectError, first_line, in_words
 from rankmesh.launch.devices import Choice, Offer, choose
 from rankmesh.launch.store import turn, turns
+from rankmesh.launch.waiting import come
 
 __all__ = ["StoreGone", "entrance", "muster"]
 
@@ -93,11 +94,7 @@ def _decide(keys: Store, decision: Callable[[], Choice]) -> None:
 
 
 def _chosen(keys: Store, own: Offer, timeout: timedelta) -> Choice:
-    try:
-        keys.wait(["choice"], timeout)
-    except RuntimeError as error:
-        if "timeout" not in first_line(error).lower():
-            raise
+    if not come(keys, ["choice"], timeout.total_seconds()):
         _decide(keys, lambda: _missing(keys, own, timeout))
         keys.wait(["choice"], timedelta(seconds=_PATIENCE))
     data = json.loads(keys.get("choice"))
