@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+ADDRESS = "127.0.0.9"  # of resolver.py
 TIMEOUT = 15
 pytestmark = pytest.mark.skipif(not os.environ.get("RANKMESH_CLUSTER"), reason="hosts are emulated: make test-cluster")
 
@@ -92,7 +93,27 @@ def test_ranks_that_never_arrive_are_named(hosts):
     for one in told:
         assert one["missing"] == [2, 3]
         assert "ranks 2, 3" in one["message"]
-        assert 2.5 < one["seconds"] < 8
+        assert one["ended"] - one["began"] > 2.5
+
+
+def test_nobody_waits_for_a_resolver(hosts):
+    """4 ranks on one host, two of which never connect: nobody asks for a host's name while the others wait."""
+    host = hosts[0]
+    (host.files / "resolv.conf").write_text(f"nameserver {ADDRESS}\n", encoding="utf-8")
+    resolver = host.start(HERE / "resolver.py")
+    assert resolver.stdout.readline() == "listens\n"
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    here = host.start(HERE / "two_ranks.py", "meet", 0, **meeting)
+    host.start(HERE / "two_ranks.py", "sleep", 2, **meeting)
+    status, out, err = _end(here, limit=60)
+    assert status == 0, err
+    told = [json.loads(line) for line in out.splitlines()]
+    assert [one["missing"] for one in told] == [[2, 3]] * 2
+    resolver.kill()
+    asked = [float(line) for line in resolver.communicate(timeout=10)[0].splitlines()]
+    assert asked, "torch asks as the ranks join the world"
+    joined, ended = (pick(one[when] for one in told) for pick, when in ((max, "began"), (min, "ended")))
+    assert not [at for at in asked if joined + 1 < at < ended + 1]
 
 
 def test_gloo_takes_the_interface_that_is_named(hosts):

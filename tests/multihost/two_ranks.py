@@ -25,11 +25,11 @@ def _prove():
 
 
 def _meet():
-    started = time.monotonic()
+    began = time.time()
     try:
         rm.connect(PLAN, timeout=3).close()
     except rm.AgreementError as error:
-        return {"missing": list(error.missing), "message": str(error), "seconds": time.monotonic() - started}
+        return {"missing": list(error.missing), "message": str(error), "began": began, "ended": time.time()}
     return {}
 
 
