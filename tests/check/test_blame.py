@@ -15,7 +15,7 @@ TIMEOUT = 2
 ASKED = os.environ.get("RANKMESH_TEST_SWEEP")
 pytestmark = pytest.mark.skipif(not ASKED, reason="a sweep: make test-sweeps runs it")
 # The roll call, and what a loaded machine takes longer.
-SOON = 10
+SOON = 20
 
 
 def sweep(cases, size=None, **how):

@@ -51,7 +51,7 @@ def test_every_group_is_proved():
     assert all(kind["proved"] == kind["groups"] and kind["ranks"] == kind["expected"] for kind in kinds.values())
     assert kinds["tp"]["operations"] == ["all-reduce", "all-gather", "broadcast"]
     assert kinds["pp"]["operations"][-1] == "send/recv"
-    assert 0.6 < result["seconds"] / (time.perf_counter() - started) < 1  # loading torch and forking ranks included
+    assert 0.3 < result["seconds"] / (time.perf_counter() - started) < 1  # loading torch and forking ranks included
 
 
 def test_no_other_thread_is_there_when_ranks_are_forked():

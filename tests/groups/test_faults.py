@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from tests import limits
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rankmesh as rm
@@ -34,11 +35,11 @@ def _first_use_alone(me):
 def test_the_first_use_of_a_large_group_keeps_its_timeout(ranks):
     """6 ranks, a time limit of 1 s: whoever uses a group alone hears so in time, whichever side was to connect."""
     seconds = ranks(6, _first_use_alone)
-    assert all(0.9 < spent < 3 for spent in seconds), seconds
+    assert all(0.9 < spent < limits.AT_ONCE for spent in seconds), seconds
 
 
 def _lazy_alone(me):
-    with rm.connect(_plan(3, timeout=1, lazy=True), timeout=20) as groups:
+    with rm.connect(_plan(3, timeout=1, lazy=True), timeout=limits.LONG) as groups:
         seen = me.error(ConnectError, lambda: groups["dp"].pg) if me.rank == 0 else None
         me.meet("rank 0 has waited in vain")
     return seen
@@ -48,7 +49,7 @@ def test_a_lazy_group_whose_members_do_not_come_names_them(ranks):
     """3 ranks, rank 0 asks alone: within the group's time limit it hears who came and who did not."""
     error = ranks(3, _lazy_alone)[0]
     assert (error["seen"], error["missing"]) == ([0], [1, 2])
-    assert error["seconds"] < 3
+    assert error["seconds"] < limits.AT_ONCE
     assert "within 1 s" in error["message"]
 
 
@@ -66,7 +67,7 @@ def test_a_lazy_group_waits_as_long_as_its_own_timeout(ranks):
 
 
 def _closes_after_a_failed_warm_up(me):
-    groups = rm.connect(TWO, timeout=20)
+    groups = rm.connect(TWO, timeout=limits.LONG)
     seconds = None
     if me.rank == 0:
         started = time.monotonic()
@@ -79,10 +80,10 @@ def _closes_after_a_failed_warm_up(me):
 
 
 def test_groups_close_soon_after_a_warm_up_in_vain(ranks):
-    """2 ranks, rank 1 does not warm up: rank 0 closes its groups at once, though their time limit is 20 s."""
+    """2 ranks, rank 1 does not warm up: rank 0 closes its groups at once, though their time limit is a minute."""
     seconds, group = ranks(2, _closes_after_a_failed_warm_up)[0]
     assert group == "dp"
-    assert seconds < 5
+    assert seconds < limits.AT_ONCE
 
 
 def _dies_before_it_has_decided(me):
@@ -101,10 +102,10 @@ def _dies_before_it_has_decided(me):
 
 
 def test_a_rank_that_dies_as_it_gives_the_verdict_is_named(ranks):
-    """2 ranks: the store itself would wait for 20 s; the other names it within its own 1 s and the patience."""
+    """2 ranks: the store itself would wait for a minute; the other names it within its own 1 s and the patience."""
     error = ranks(2, _dies_before_it_has_decided)[0]
     assert error["missing"] == [1]
-    assert error["seconds"] < 4
+    assert error["seconds"] < limits.AT_ONCE
 
 
 def _interrupted(me, phase):
@@ -137,16 +138,16 @@ def _interrupted_at_the_end(me):
             raise KeyboardInterrupt
 
         Meeting.complete = interrupt
-        me.error(KeyboardInterrupt, rm.connect, TWO, timeout=15)
+        me.error(KeyboardInterrupt, rm.connect, TWO, timeout=limits.LONG)
         return None
-    return me.error(ConnectError, rm.connect, TWO, timeout=15)
+    return me.error(ConnectError, rm.connect, TWO, timeout=limits.LONG)
 
 
 def test_a_rank_that_is_interrupted_as_ranks_complete_tells_the_others(ranks):
     """2 ranks, rank 1 is interrupted when its groups are made: rank 0 hears so long before its time limit."""
     error = ranks(2, _interrupted_at_the_end)[0]
     assert "rank 1 could not make its own: KeyboardInterrupt" in error["message"]
-    assert error["seconds"] < 5
+    assert error["seconds"] < limits.AT_ONCE
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e-7, 1e10, "1", None, True, timedelta(0)])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests import limits
 from torch.distributed import TCPStore
 
 import rankmesh as rm
@@ -134,7 +135,7 @@ def test_ranks_that_do_not_go_together(ranks, what, words):
     for told in ranks(3, _differ, _port(), what, world=None):
         if told is not None:
             assert words in told[0], told[0]
-            assert told[1] < 5
+            assert told[1] < limits.AT_ONCE
             assert told[2] is False
 
 
@@ -147,7 +148,7 @@ def _loses_the_first(me, port):
     _as_rank(me, port)
     if me.rank == 0:
         world.muster = _dies
-    error = me.error(rm.ConnectError, rm.init, timeout=25)
+    error = me.error(rm.ConnectError, rm.init, timeout=limits.LONG)
     return error["message"], error["missing"], error["seconds"], error["rank"]
 
 
@@ -160,7 +161,7 @@ def test_the_rank_that_serves_the_store_dies(outcomes):
         message, missing, seconds, rank = one.value
         assert f"rank {rank} of 3: rank 0 is gone, which served the store of the job at 127.0.0.1:{port}" in message
         assert missing == [0]
-        assert seconds < 15
+        assert seconds < limits.AT_ONCE
 
 
 # -- one rank ----------------------------------------------------------------------------------------------------------
@@ -207,4 +208,4 @@ def test_no_meeting_place(ranks, variables, words):
     """1 rank of 2 whose meeting place does not resolve, does not answer, or is not told: said at once, in one line."""
     ((message, seconds),) = ranks(1, _nowhere, variables, world=None)
     assert words in message
-    assert seconds < 30
+    assert seconds < limits.AT_ONCE

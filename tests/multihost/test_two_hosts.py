@@ -68,7 +68,7 @@ def test_a_host_that_dies_is_named_by_the_other(hosts, torchrun, killed, words):
     started = time.monotonic()
     hosts[killed].kill()
     status, out, err = _end(commands[1 - killed])
-    assert time.monotonic() - started < TIMEOUT + 10
+    assert time.monotonic() - started < TIMEOUT + 25
     assert status != 0
     said = _errors(err)
     assert len(said) == len(words)

@@ -1,12 +1,12 @@
 """Transfers planned: conservation, local first, nearest, and one answer for all ranks, on random pairs of layouts."""
 
 import pickle
-import time
 from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from tests.counting import calls
 from tests.transfer import brute
 from tests.transfer.strategies import pairs, world_of
 
@@ -142,16 +142,13 @@ def _llama_405b(mesh, stage):
 
 
 @pytest.mark.parametrize("target", [Mesh(tp=8, dp=64, offset=1024), Mesh(tp=16, dp=32), Mesh(tp=4, pp=8, dp=16)])
-def test_one_rank_of_405b_is_planned_in_a_tenth_of_a_second(target):
-    """1,137 names, 1,024 to 512 ranks: one rank's moves from shardings that nobody planned before, processor time."""
+def test_one_rank_of_405b_is_planned_in_a_hundred_calls_a_name(target):
+    """1,137 names, 1,024 to 512 ranks: one rank's moves from shardings that nobody planned before."""
     stages = {"pp": 8} if "pp" in target.axes else {}
     source = _llama_405b(Mesh(tp=8, dp=8, pp=16), lambda layer: {"pp": layer * 16 // 126})
     wanted = _llama_405b(target, lambda layer: {"pp": layer * 8 // 126} if stages else None)
     assert len(wanted) == 1137
-    best = 1.0
     for rank in (0, target.offset + 5, 900):
-        started = time.process_time()
         own = Transfer(source, wanted).of(rank)
-        best = min(best, time.process_time() - started)
         assert own.sends or own.receives
-    assert best < 0.1
+        assert calls(lambda rank=rank: Transfer(source, wanted).of(rank)) < 100 * len(wanted)

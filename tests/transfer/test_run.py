@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests import limits
 from tests.transfer import live
 from tests.transfer.strategies import pairs
 
@@ -103,7 +104,7 @@ def test_failures_are_named_on_every_rank(ranks):
         assert raises["kind"] == "TransferError"
         assert raises["ranks"] == [3]
         assert "rank 3: ValueError: the disk is full" in raises["message"]
-        assert max(one["seconds"] for one in (wrong, differs, other, raises)) < 5
+        assert max(one["seconds"] for one in (wrong, differs, other, raises)) < limits.AT_ONCE
         sent = {move.name for move in _halves().of(rank).receives if move.source == 3}
         assert set(raises["incomplete"]) >= sent
         assert good == [[], True]
@@ -140,13 +141,13 @@ def _full(received, total):
 def test_a_rank_that_dies_or_stops_is_named_within_the_timeout(outcomes):
     """4 ranks, gloo, twice: one is killed, then one is stopped, between two rounds; the others name it."""
     for how in ("dies", "stops"):
-        ended = outcomes(4, _lost, how, limit=25.0)
+        ended = outcomes(4, _lost, how, limit=75.0)
         for rank in (0, 1, 3):
             told = ended[rank].value
             assert told is not None, ended[rank]
             assert told["ranks"] == [2]
             assert "rank 2 was lost" in told["message"]
-            assert told["seconds"] < 2 + 3
+            assert told["seconds"] < limits.AT_ONCE
             assert told["complete"] == (not told["incomplete"])
         assert any(ended[rank].value["incomplete"] for rank in (0, 1, 3))
 

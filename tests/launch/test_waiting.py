@@ -1,0 +1,58 @@
+"""Waiting for keys: until they are there, no longer than was said, and who the end of a wait is left to."""
+
+import threading
+
+import pytest
+from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
+
+from rankmesh.launch import waiting
+from rankmesh.launch.waiting import come
+
+
+def _store(kind, folder):
+    if kind == "tcp":
+        return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return FileStore(str(folder / "store"), 1) if kind == "file" else HashStore()
+
+
+@pytest.mark.parametrize("last", [0.1, 30.0])
+@pytest.mark.parametrize("kind", ["tcp", "file", "hash"])
+def test_keys_that_come_and_keys_that_do_not(tmp_path, monkeypatch, kind, last):
+    """Two keys, of which one comes while they are waited for; with most of the limit left to the store, and with none."""
+    monkeypatch.setattr(waiting, "_LAST", last)
+    store = PrefixStore("job", _store(kind, tmp_path))
+    store.set("one", "here")
+    assert not come(store, ["one", "two"], 0.3)
+    writer = threading.Timer(0.2, store.set, ("two", "here"))
+    writer.start()
+    assert come(store, ["one", "two"], 30)
+    writer.join()
+    assert come(store, ["two"], 0)
+    assert not come(store, ["three"], 0)
+
+
+def test_the_end_of_a_wait_is_not_left_to_a_tcp_store(monkeypatch):
+    """Of a minute the store waits for half; of less than half a minute not at all; another kind waits for all of it."""
+    asked = []
+
+    def woken(_, __, seconds):
+        asked.append(seconds)
+        return True
+
+    monkeypatch.setattr(waiting, "_woken", woken)
+    tcp = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert come(PrefixStore("a", PrefixStore("b", tcp)), ["key"], 60)
+    assert not come(tcp, ["key"], 0.01)
+    assert come(HashStore(), ["key"], 60)
+    assert asked == [30, 60]
+
+
+def test_what_is_no_timeout_is_not_taken_for_one():
+    """A store that fails is an error; only the end of the time means that nothing came."""
+
+    class Broken:
+        def wait(self, *_):
+            raise RuntimeError("connection reset")
+
+    with pytest.raises(RuntimeError, match="connection reset"):
+        come(Broken(), ["key"], 1)
