@@ -18,7 +18,7 @@ def _store(kind, folder):
 @pytest.mark.parametrize("last", [0.1, 30.0])
 @pytest.mark.parametrize("kind", ["tcp", "file", "hash"])
 def test_keys_that_come_and_keys_that_do_not(tmp_path, monkeypatch, kind, last):
-    """Two keys, of which one comes while they are waited for; with most of the limit left to the store, and with none."""
+    """Two keys, one of which comes while they are waited for; most of the limit is left to the store, or none."""
     monkeypatch.setattr(waiting, "_LAST", last)
     store = PrefixStore("job", _store(kind, tmp_path))
     store.set("one", "here")
