@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How fast a machine is decides no test.
-settings.register_profile("rankmesh", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How fast a machine is decides no test. What lands is tried on the same examples each time, what is written on others.
+settings.register_profile(
+    "rankmesh", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
+)
 settings.load_profile("rankmesh")
 
 SERVER = Path(__file__).with_name("forkserver.py")

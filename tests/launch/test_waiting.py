@@ -9,10 +9,12 @@ from rankmesh.launch import waiting
 from rankmesh.launch.waiting import come
 
 
-def _store(kind, folder):
+def _stores(kind, folder):
+    """Two connections to one store: who waits on one keeps it from everybody else."""
     if kind == "tcp":
-        return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    return FileStore(str(folder / "store"), 1) if kind == "file" else HashStore()
+        served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        return served, TCPStore("127.0.0.1", served.port, is_master=False, wait_for_workers=False)
+    return (FileStore(str(folder / "store"), 1),) * 2 if kind == "file" else (HashStore(),) * 2
 
 
 @pytest.mark.parametrize("last", [0.1, 30.0])
@@ -20,10 +22,10 @@ def _store(kind, folder):
 def test_keys_that_come_and_keys_that_do_not(tmp_path, monkeypatch, kind, last):
     """Two keys, one of which comes while they are waited for; most of the limit is left to the store, or none."""
     monkeypatch.setattr(waiting, "_LAST", last)
-    store = PrefixStore("job", _store(kind, tmp_path))
+    store, other = (PrefixStore("job", each) for each in _stores(kind, tmp_path))
     store.set("one", "here")
     assert not come(store, ["one", "two"], 0.3)
-    writer = threading.Timer(0.2, store.set, ("two", "here"))
+    writer = threading.Timer(0.2, other.set, ("two", "here"))
     writer.start()
     assert come(store, ["one", "two"], 30)
     writer.join()
