@@ -29,7 +29,8 @@ from rankmesh.launch.waiting import come
 __all__ = ["StoreGone", "entrance", "muster"]
 
 # How long a choice that was made takes to be written, and how long a rank that serves the store stays for the others.
-_PATIENCE = 5.0
+# One store serves all ranks in turn.
+_PATIENCE, _EACH = 5.0, 0.001
 _LOOK = 0.02
 
 
@@ -96,9 +97,13 @@ def _decide(keys: Store, decision: Callable[[], Choice]) -> None:
 def _chosen(keys: Store, own: Offer, timeout: timedelta) -> Choice:
     if not come(keys, ["choice"], timeout.total_seconds()):
         _decide(keys, lambda: _missing(keys, own, timeout))
-        keys.wait(["choice"], timedelta(seconds=_PATIENCE))
+        keys.wait(["choice"], _patience(own))
     data = json.loads(keys.get("choice"))
     return Choice(data["backend"], data["why"], tuple(data["ranks"]))
+
+
+def _patience(own: Offer) -> timedelta:
+    return timedelta(seconds=_PATIENCE + _EACH * own.size)
 
 
 def _offers(keys: Store, ranks: Iterable[int]) -> list[Offer]:
@@ -121,7 +126,7 @@ def _missing(keys: Store, own: Offer, timeout: timedelta) -> Choice:
 
 def _twice(keys: Store, own: Offer) -> Choice:
     with suppress(RuntimeError):
-        keys.wait([f"offer/{own.rank}"], timedelta(seconds=_PATIENCE))
+        keys.wait([f"offer/{own.rank}"], _patience(own))
     first = _offers(keys, [own.rank])[0]
     return Choice(
         None,
@@ -140,10 +145,10 @@ def _forget(keys: Store, own: Offer, choice: Choice, serves: bool) -> None:
             for key in ("came", "arrived", "decided", "choice", "read"):
                 keys.delete_key(key)
         elif serves and choice.backend is None:
-            _await_readers(keys)
+            _await_readers(keys, own)
 
 
-def _await_readers(keys: Store) -> None:
-    end = time.monotonic() + _PATIENCE
+def _await_readers(keys: Store, own: Offer) -> None:
+    end = time.monotonic() + _patience(own).total_seconds()
     while time.monotonic() < end and keys.check(["read"]) and keys.add("read", 0) < keys.add("came", 0):
         time.sleep(_LOOK)
