@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.limits import RESOLVER
 
 # How fast a machine is decides no test. What lands is tried on the same examples each time, what is written on others.
 settings.register_profile(
@@ -69,7 +70,7 @@ class Server:
                     **kept,
                     "OMP_NUM_THREADS": "1",
                     "PYTHONDONTWRITEBYTECODE": "1",
-                    "RES_OPTIONS": "timeout:1 attempts:1",
+                    **RESOLVER,
                 },
                 start_new_session=True,
             )

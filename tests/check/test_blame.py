@@ -10,8 +10,9 @@ from itertools import product
 
 import pytest
 from tests.check.phases import PHASES
+from tests.limits import RESOLVER
 
-TIMEOUT = 2
+TIMEOUT = 4
 ASKED = os.environ.get("RANKMESH_TEST_SWEEP")
 pytestmark = pytest.mark.skipif(not ASKED, reason="a sweep: make test-sweeps runs it")
 # The roll call, and what a loaded machine takes longer.
@@ -23,7 +24,12 @@ def sweep(cases, size=None, **how):
     asked = {"cases": cases, "arguments": ["tp=2,dp=*", "--timeout", str(TIMEOUT), *([] if size else ["-w", "6"])]}
     command = [sys.executable, "-m", "tests.check.phases", "many", json.dumps({**asked, "size": size, **how})]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **RESOLVER},
     ) as process:
         try:
             out, err = process.communicate(timeout=30 * len(cases))
