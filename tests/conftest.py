@@ -65,13 +65,7 @@ class Server:
                 [sys.executable, str(SERVER), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 cwd=REPOSITORY,
-                # torch's store asks DNS for the name of each client: a lost answer costs 1 s then, not 5.
-                env={
-                    **kept,
-                    "OMP_NUM_THREADS": "1",
-                    "PYTHONDONTWRITEBYTECODE": "1",
-                    **RESOLVER,
-                },
+                env={**kept, **RESOLVER, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
                 start_new_session=True,
             )
             theirs.close()

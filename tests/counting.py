@@ -1,4 +1,4 @@
-"""How much work something is, in calls of functions: the same on every machine, where seconds are not."""
+"""How much work something is, in calls or in words with a store: the same on every machine, where seconds are not."""
 
 import sys
 from collections import Counter

@@ -141,7 +141,7 @@ def test_the_rank_that_was_killed_is_named(outcomes, dialect, where):
     """4 ranks, one ends there: whoever has not succeeded by then names it alone, and soon."""
     bad = {}
     for nth in POINTS[dialect, where]:
-        ended = outcomes(SIZE, _survive, dialect, where, nth, limit=75)
+        ended = outcomes(SIZE, _survive, dialect, where, nth)
         if ended[VICTIM].value == "nothing to kill at":
             assert nth > 1
             break

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests import limits
+from tests.counting import Counting
 
 import rankmesh as rm
 from rankmesh.errors import ConnectError
@@ -17,28 +18,14 @@ PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.
 LATE = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec(spec.name, spec.axes, lazy=True) for spec in PLAN.specs])
 
 
-class Counting:
-    """A store that counts what is asked of it."""
-
-    def __init__(self, store):
-        self._store, self.calls = store, 0
-
-    def __getattr__(self, name):
-        def counted(*args):
-            self.calls += 1
-            return getattr(self._store, name)(*args)
-
-        return counted
-
-
 def _operations(me):
     claim = Claim(me.rank, me.size, Span.of(0, me.size, None), {"plan": "same"})
     store = Counting(me.store)
     meeting = agree(store, claim, timedelta(seconds=20))
     me.meet("agreed")
-    store.calls = 0
+    store.calls.clear()
     meeting.complete(20, 20)
-    return store.calls
+    return store.calls.total()
 
 
 def test_store_operations_are_flat_in_the_world_size(ranks):

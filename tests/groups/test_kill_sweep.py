@@ -68,7 +68,7 @@ def _survive(me, at, late, kind, folder):
 
 def _heard(outcomes, at, *, late, kind, folder):
     """What is wrong with what the others heard, None where nothing is; and whether connect has fewer operations."""
-    ended = outcomes(3, _survive, at, late, kind, folder, world=None, limit=75)
+    ended = outcomes(3, _survive, at, late, kind, folder, world=None)
     others = [ended[rank] for rank in range(3) if rank != VICTIM]
     wrong = [
         str(outcome.value if outcome.ok else outcome)

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.multihost.resolver import ADDRESS
 
 HERE = Path(__file__).parent
-ADDRESS = "127.0.0.9"  # of resolver.py
 TIMEOUT = 15
 pytestmark = pytest.mark.skipif(not os.environ.get("RANKMESH_CLUSTER"), reason="hosts are emulated: make test-cluster")
 

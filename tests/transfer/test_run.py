@@ -141,7 +141,7 @@ def _full(received, total):
 def test_a_rank_that_dies_or_stops_is_named_within_the_timeout(outcomes):
     """4 ranks, gloo, twice: one is killed, then one is stopped, between two rounds; the others name it."""
     for how in ("dies", "stops"):
-        ended = outcomes(4, _lost, how, limit=75.0)
+        ended = outcomes(4, _lost, how)
         for rank in (0, 1, 3):
             told = ended[rank].value
             assert told is not None, ended[rank]
