@@ -22,12 +22,13 @@ import torch.distributed as dist
 
 import rankmesh as rm
 from rankmesh import watch
+from rankmesh.doctor.folder import read_folder
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.groups import torch_private
 from rankmesh.watch import siblings
 from rankmesh.watch.recorder import together
 
-ALL = pytest.mark.skipif(os.environ.get("HANGS") != "all", reason="make test-hangs runs it: it takes long")
+LONG = pytest.mark.skipif("HANGS" not in os.environ, reason="make test-hangs runs it: it takes long")
 
 
 class _Said(logging.Handler):
@@ -94,7 +95,57 @@ def test_half_of_the_timeout(ranks, tmp_path):
         assert any(where in line for stack in about["threads"].values() for line in stack)
 
 
-@ALL
+def _waits(work):
+    work.wait()
+
+
+def _works(me, folder):
+    """Steps in which all wait for rank 3, in the same lines each time: by a collective, its work, and a receive."""
+    with watch.start(folder, limit=1.5) as here:
+        gradient = torch.ones(4)
+        for way in (
+            lambda: dist.all_reduce(gradient),
+            lambda: _waits(dist.all_reduce(gradient, async_op=True)),
+            lambda: [dist.send(gradient, rank) for rank in range(3)] if me.rank == 3 else dist.recv(gradient, 3),
+        ):
+            for _ in range(10):
+                if me.rank == 3:
+                    time.sleep(0.4)
+                way()
+    return here.verdict
+
+
+def test_ranks_that_mostly_wait_do_not_hang(ranks, tmp_path):
+    """4 ranks, a slow one and three that stand in the same call whenever they are looked at: nothing is told."""
+    assert ranks(4, _works, str(tmp_path)) == [None] * 4
+
+
+def _is_slow_then_stops(me, folder):
+    """Rank 3 is late once, for longer than the limit; later it loops. What was told of each."""
+    with watch.start(folder, limit=1.5) as here:
+        _steps()
+        if me.rank == 3:
+            time.sleep(4)
+        _steps(40)
+        slow, here.verdict = here.verdict, None
+        dist.barrier()
+        if me.rank == 3:
+            _loop(9)
+        _steps(1)
+    return slow, here.verdict
+
+
+@LONG
+def test_a_hang_after_a_slow_call_is_told(ranks, tmp_path):
+    """4 ranks: a call that was slow and came through is told, and does not keep a later hang from being told."""
+    for slow, hang in ranks(4, _is_slow_then_stops, str(tmp_path), timeout=30):
+        assert slow.startswith("late: rank 3 behind by 1 call of world")
+        assert "_is_slow_then_stops" in slow
+        assert hang.startswith("late: rank 3 behind by 1 call of world")
+        assert "_loop" in hang
+
+
+@LONG
 def test_folders_apart(ranks, tmp_path):
     """4 ranks that share no folder: the store carries the recordings, and one rank's folder has the verdict."""
     told = ranks(4, _hang, str(tmp_path), (2, "loops"), 1.0, True, timeout=9)
@@ -102,7 +153,7 @@ def test_folders_apart(ranks, tmp_path):
     assert [path.parent.name for path in tmp_path.glob("*/verdict.json")] == ["0"]
 
 
-@ALL
+@LONG
 def test_the_first_survivor_tells(outcomes, tmp_path):
     """4 ranks, the first of which serves the store and is stopped: the folder carries all, and rank 1 tells."""
     ended = outcomes(4, _hang, str(tmp_path), (0, "stops"), 1.0, timeout=28, limit=40)
@@ -111,7 +162,36 @@ def test_the_first_survivor_tells(outcomes, tmp_path):
     assert {one["verdict"].partition(";")[0] for one in told} == {
         "dead: rank 0 left no recording (stopped by a signal)"
     }
-    assert [len(one["lines"]) for one in told] == [1, 0, 0]
+    assert [len(one["lines"]) for one in told] == [1, 0, 0], told[0]["lines"]
+
+
+def _again(me, folder):
+    """A watch that ends, another one that is asked once while all is well; later rank 3 is stopped."""
+    with watch.start(folder, limit=60):
+        _steps(1)
+        dist.barrier()
+    here = watch.start(folder, limit=2.0)
+    _steps(1)
+    here.ask("a test")
+    dist.barrier()
+    before = here.verdict
+    _steps(5)
+    if me.rank == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with suppress(RuntimeError):
+        _steps(1)
+    here.close()
+    return before, here.verdict
+
+
+@LONG
+def test_what_was_left_before_is_not_what_a_rank_says_now(outcomes, tmp_path):
+    """4 ranks: recordings of an earlier watch, and of an earlier turn, lie where the last one of rank 3 is missing."""
+    told = [one.value for one in outcomes(4, _again, str(tmp_path), timeout=20, limit=45)[:3]]
+    for before, verdict in told:
+        assert before.startswith("no rank waits") or "rank 3" not in before
+        assert verdict.startswith("dead: rank 3 left no recording (stopped by a signal); ranks 0, 1, 2 wait in")
+    assert read_folder(tmp_path).recordings[3].state == "stopped by a signal"
 
 
 def _asks(me, folder):
@@ -145,7 +225,7 @@ def me_size():
     return dist.get_world_size()
 
 
-@ALL
+@LONG
 def test_sigusr1(ranks, tmp_path):
     """4 ranks that work: SIGUSR1 to any asks all, again and again, and does not keep a later hang from being told."""
     told = ranks(4, _asks, str(tmp_path), timeout=10, limit=60)
@@ -169,7 +249,7 @@ def _comes_late(me, folder, what):
             return me.error(ConnectError, groups.warm_up, timeout=2.0)
 
 
-@ALL
+@LONG
 def test_connect_ends_with_a_verdict(ranks, tmp_path):
     """4 ranks, one of which does not come to connect: the errors of the others end with where it is."""
     errors = ranks(4, _comes_late, str(tmp_path), "connect")[:3]
@@ -182,7 +262,7 @@ def test_connect_ends_with_a_verdict(ranks, tmp_path):
         assert "ranks 0, 1, 2 wait in connect" in verdict
 
 
-@ALL
+@LONG
 def test_warm_up_ends_with_a_verdict(ranks, tmp_path):
     """4 ranks, one of which does not warm its groups up: the errors of those that wait end with where it is."""
     for error, group in zip(ranks(4, _comes_late, str(tmp_path), "warm_up")[1:3], ("dp@tp1", "tp@dp1"), strict=True):
@@ -199,15 +279,16 @@ def _handles():
     return sorted(re.sub(r"\d+", "", str(link.readlink())) for link in links)
 
 
-def _leaves_nothing(me, folder):
-    """Keys, threads, descriptors and files before a watch and after it."""
+def _leaves_nothing(me, folder, host):
+    """Keys, threads, descriptors and files before a watch and after it; ``host`` takes the files of this host."""
+    tempfile.tempdir = host
 
     def state():
         me.meet(f"state {len(states)}")
         time.sleep(0.2)
         keys = sorted(key for key in me.store.list_keys() if not key.startswith(("meet/", "met/")))
         me.meet(f"counted {len(states)}")
-        places = sorted(path.name for path in Path(tempfile.gettempdir()).glob("rankmesh-watch-*"))
+        places = sorted(path.name for path in Path(host).iterdir())
         threads = sorted(thread.name for thread in threading.enumerate())
         handler = str(signal.getsignal(signal.SIGUSR1))
         return {"keys": keys, "places": places, "threads": threads, "handles": _handles(), "handler": handler}
@@ -228,10 +309,11 @@ def _leaves_nothing(me, folder):
     return states
 
 
-@ALL
-def test_nothing_is_left(ranks, tmp_path):
+@LONG
+def test_nothing_is_left(ranks, tmp_path, tmp_path_factory):
     """2 ranks: after a watch, asked or not, no key, thread, descriptor or file is left but the recordings."""
-    for before, *others in ranks(2, _leaves_nothing, str(tmp_path), limit=100):
+    host = tmp_path_factory.mktemp("host")
+    for before, *others in ranks(2, _leaves_nothing, str(tmp_path), str(host), limit=100):
         for number, after in enumerate(others, 1):
             assert Counter(after["handles"]) - Counter(before["handles"]) == Counter(), number
             assert [after[name] for name in SAME] == [before[name] for name in SAME], number

@@ -72,7 +72,7 @@ def _named(folder: Path) -> list[tuple[Path, int | None]]:
 
 
 def chosen(recordings: list[Recording], refused: list[str]) -> Found:
-    """One recording for each rank: of the job that most are of, its last attempt, and of its own time."""
+    """One recording for each rank: of the job that most are of, its last attempt, watch and turn, of its own time."""
     notes = list(refused)
     run, _ = Counter(recording.run for recording in recordings).most_common(1)[0]
     kept = [recording for recording in recordings if recording.run == run]
@@ -80,8 +80,12 @@ def chosen(recordings: list[Recording], refused: list[str]) -> Found:
     attempt = max(recording.attempt for recording in kept)
     last = [recording for recording in kept if recording.attempt == attempt]
     _note(notes, kept, last, "an earlier attempt")
-    current = _of_one_time(last)
-    _note(notes, last, current, "an earlier attempt, over before the others began")
+    watched = _of_one_watch(last)
+    _note(notes, last, watched, "an earlier watch")
+    asked = _of_one_turn(watched)
+    _note(notes, watched, asked, "an earlier time that all ranks were asked")
+    current = _of_one_time(asked)
+    _note(notes, asked, current, "an earlier attempt, over before the others began")
     newest: dict[int, Recording] = {}
     for recording in sorted(current, key=_newest):
         newest[recording.rank] = recording
@@ -91,6 +95,18 @@ def chosen(recordings: list[Recording], refused: list[str]) -> Found:
 
 def _newest(recording: Recording) -> tuple[bool, int, int]:
     return recording.spoke, recording.written, int(recording.created[-1]) if len(recording) else 0
+
+
+def _of_one_watch(recordings: list[Recording]) -> list[Recording]:
+    """Those of the watch that wrote last, and those that no watch wrote."""
+    last = max(recordings, key=lambda recording: recording.written if recording.session else -1).session
+    return [recording for recording in recordings if recording.session in (last, "")]
+
+
+def _of_one_turn(recordings: list[Recording]) -> list[Recording]:
+    """Those of the last time that all ranks were asked, of programs that have ended, and those that no watch wrote."""
+    last = max(recording.turn for recording in recordings)
+    return [one for one in recordings if one.turn == last or one.ended or not one.session]
 
 
 def _of_one_time(recordings: list[Recording]) -> list[Recording]:

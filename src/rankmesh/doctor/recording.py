@@ -54,7 +54,10 @@ class InCall:
 
 @dataclass(eq=False)
 class Recording:
-    """The calls of one rank, oldest first; ``dropped`` where the ring buffer no longer holds the oldest."""
+    """The calls of one rank, oldest first; ``dropped`` where the ring buffer no longer holds the oldest.
+
+    ``session`` is the watch that wrote it, "" for torch's own, and ``turn`` says which time that all ranks were asked.
+    """
 
     rank: int
     path: str = ""
@@ -62,6 +65,8 @@ class Recording:
     run: str = ""
     attempt: int = 0
     host: str = ""
+    session: str = ""
+    turn: int = 0
     written: int = 0
     ended: bool = False
     state: str = ""
@@ -108,6 +113,8 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
         run=str(about.get("run", ""))[:200],
         attempt=_whole(about.get("attempt")) or 0,
         host=str(about.get("host", ""))[:200],
+        session=str(about.get("session", ""))[:80],
+        turn=_whole(about.get("turn")) or 0,
         written=_whole(about.get("time_ns")) or 0,
         ended=about.get("ended") is True,
         state=str(about.get("state", ""))[:80],

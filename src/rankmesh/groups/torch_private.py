@@ -16,6 +16,7 @@ ranks, and connects every pair of members at once. The pieces that it is made of
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
@@ -575,9 +576,36 @@ def recorded(*, frames: bool = True) -> tuple[bytes, ...]:
 
 def under_way() -> tuple[bytes, ...]:
     """The unfinished calls that they have kept, as JSON."""
+    return _as_json(active=True)
+
+
+def _as_json(*, active: bool) -> tuple[bytes, ...]:
     nccl = getattr(c10d_native, "_dump_nccl_trace_json", None)
-    generic = c10d_native._dump_fr_trace_json(True, True)  # type: ignore[attr-defined]
-    return (generic,) if nccl is None else (generic, nccl(True, True))
+    generic = c10d_native._dump_fr_trace_json(True, active)  # type: ignore[attr-defined]
+    return (generic,) if nccl is None else (generic, nccl(True, active))
+
+
+def calls_made(group: str = "") -> int:
+    """How many calls this rank has made on the group of this name, or on all, as far as backends count them.
+
+    Gloo counts what two members exchange as well, NCCL collectives alone.
+    """
+    named = list(c10d._world.pg_names.items())
+    return sum(_calls_made(pg) for pg, name in named if not group or str(name) == group)
+
+
+def _calls_made(pg: Any) -> int:
+    made = 0
+    for backend in {id(each): each for each in map(pg._get_backend, pg._device_types)}.values():
+        with suppress(RuntimeError):
+            made += backend._get_sequence_number_for_group()
+    return made
+
+
+def last_call() -> int:
+    """When this rank made the last call that the recorders have, in nanoseconds since the epoch; 0 for none."""
+    entries = (entry for data in _as_json(active=False) for entry in json.loads(data).get("entries") or ())
+    return max((int(entry["time_created_ns"]) for entry in entries), default=0)
 
 
 def frames_are_ready() -> bool:

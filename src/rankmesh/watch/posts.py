@@ -3,11 +3,12 @@
 ```
              folder (shared by all)         store (a connection of its own)
 ask          .watch/TOKEN/ask-0             ask/0          a rank asks all for their recordings
-said         rank3.json.gz, .../said-0-3    said/0/3       a recording
+said         .../said-0-3                   said/0         who has spoken: the store tells all of them in one answer
 claim        .../gather-0, made once        gather/0       who gathers
 ```
 
-Neither is relied on: the store goes with rank 0, and a folder may be another one on each host.
+Neither is relied on: the store goes with rank 0, and a folder may be another one on each host. What thousands of ranks
+ask is one question each, whatever the size of their world.
 """
 
 from __future__ import annotations
@@ -47,12 +48,18 @@ class FolderPost:
         return _tried(lambda: self._path(key).exists(), False)
 
     def join(self, key: str, rank: int) -> None:
-        """Be one of those who have left word under a key."""
+        """Be one of those who have joined under a key."""
         self.put(f"{key}/{rank}")
 
-    def count(self, key: str) -> int:
-        """How many have joined."""
-        return _tried(lambda: sum(1 for _ in self._place.glob(f"{self._path(key).name}-*")), 0)
+    def count(self, key: str) -> int | None:
+        """How many have joined; None where that cannot be known."""
+        joined = self.joined(key)
+        return None if joined is None else len(joined)
+
+    def joined(self, key: str) -> set[int] | None:
+        """Who has joined; None where that cannot be known."""
+        start = f"{self._path(key).name}-"
+        return _tried(lambda: {int(path.name[len(start) :]) for path in self._place.glob(f"{start}*")}, None)
 
     def claim(self, key: str) -> bool | None:
         """Whether this rank is the first to claim a key; None where that cannot be known."""
@@ -112,13 +119,18 @@ class StorePost:
         return self._ask(lambda: bool(self._store.check([key])), False)
 
     def join(self, key: str, rank: int) -> None:
-        """Be one of those who have left word under a key."""
-        self.put(f"{key}/{rank}")
+        """Be one of those who have joined under a key."""
+        self._ask(lambda: self._store.append(key, f"{rank} "), None)  # type: ignore[attr-defined]  # absent from its stub
         self._ask(lambda: self._store.add(f"{key}/count", 1), 0)
 
-    def count(self, key: str) -> int:
-        """How many have joined."""
-        return self._ask(lambda: int(self._store.add(f"{key}/count", 0)), 0)
+    def count(self, key: str) -> int | None:
+        """How many have joined, in a few bytes; None where that cannot be known."""
+        return self._ask(lambda: int(self._store.add(f"{key}/count", 0)), None)
+
+    def joined(self, key: str) -> set[int] | None:
+        """Who has joined; None where that cannot be known."""
+        listed = self._ask(lambda: self._store.get(key) if self._store.check([key]) else b"", None)
+        return None if listed is None else {int(rank) for rank in listed.split()}
 
     def claim(self, key: str) -> bool | None:
         """Whether this rank is the first to claim a key; None where that cannot be known."""

@@ -10,14 +10,12 @@ A document is that of torch's flight recorder in JSON, but that stacks are liste
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import sys
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -28,7 +26,7 @@ from rankmesh.groups import torch_private
 from rankmesh.launch.started import host_name
 from rankmesh.watch import stacks
 
-__all__ = ["CALLS", "Recorder", "packed", "prepare", "write"]
+__all__ = ["CALLS", "Recorder", "prepare"]
 
 # Calls that torch keeps for each rank, some three kilobytes each with their frames.
 CALLS = 2000
@@ -62,12 +60,12 @@ class Recorder:
         """Learn of the groups that were made since the last look."""
         self._groups |= torch_private.registered(self._groups)
 
-    def in_call(self, mark: tuple[int, int] | None) -> tuple[dict[str, Any], tuple[int, int]]:
+    def in_call(self, mark: stacks.Mark | None) -> tuple[dict[str, Any], stacks.Mark]:
         """The call that the program is in, and a mark of where it stands, after an earlier one."""
         return stacks.in_call(self._program, mark)
 
     def document(
-        self, reason: str, mark: tuple[int, int] | None = None, *, ended: bool = False, frames: bool | None = None
+        self, reason: str, mark: stacks.Mark | None = None, *, ended: bool = False, frames: bool | None = None
     ) -> dict[str, Any]:
         """The recording as plain data; ``mark`` is where the program stood before (``stacks.in_call``).
 
@@ -100,7 +98,7 @@ class Recorder:
             "reason": reason,
         }
 
-    def _now(self, mark: tuple[int, int] | None) -> dict[str, Any]:
+    def _now(self, mark: stacks.Mark | None) -> dict[str, Any]:
         return {"ended": False, "in_call": self.in_call(mark)[0], "threads": stacks.threads()}
 
     def silent(self, rank: int, state: str, text: str) -> dict[str, Any]:
@@ -163,16 +161,3 @@ def _entry(entry: Mapping[str, Any], table: dict[str, int]) -> dict[str, Any]:
         text = json.dumps(entry["frames"][:_FRAMES])
         kept["frames"] = table.setdefault(text, len(table))
     return kept
-
-
-def packed(data: Mapping[str, Any]) -> bytes:
-    """A document as gzipped JSON, the same bytes for the same data."""
-    return gzip.compress(json.dumps(data, separators=(",", ":"), default=str).encode(), mtime=0)
-
-
-def write(path: Path, content: bytes) -> None:
-    """A file that is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(content)
-    draft.replace(path)

@@ -6,6 +6,9 @@ train.py:31 in step
 ```
 
 The flight recorder keeps neither roots nor, with gloo, what two members exchange. A waiting call has them in its frame.
+
+A program that waits in the same line again has a frame at the same place again: what tells one call from the next is
+how many were made (``Mark``).
 """
 
 from __future__ import annotations
@@ -20,8 +23,12 @@ from typing import Any
 import torch.distributed as dist
 
 import rankmesh
+from rankmesh.groups import torch_private
 
-__all__ = ["in_call", "threads"]
+__all__ = ["Mark", "in_call", "threads"]
+
+# Where a program stands: a frame, an instruction in it, and the calls made on the group that it waits for, or on all.
+Mark = tuple[int, int, int]
 
 _TORCH = f"{Path(dist.__file__).parent.parent}/"
 _OURS = f"{Path(rankmesh.__file__).parent}/"
@@ -68,7 +75,7 @@ def _line(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def in_call(program: int, before: tuple[int, int] | None = None) -> tuple[dict[str, Any], tuple[int, int]]:
+def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], Mark]:
     """The call that the program is in, and a mark of where it stands; ``before`` is an earlier mark.
 
     ``program`` is the thread that the program runs on, looked at first. A program whose mark has moved, or that
@@ -80,10 +87,10 @@ def in_call(program: int, before: tuple[int, int] | None = None) -> tuple[dict[s
     for frame in [first, *frames.values()]:
         call = _call(frame)
         if frame is not None and call is not None:
-            return call, (id(frame), frame.f_lasti)
+            return call, (id(frame), frame.f_lasti, torch_private.calls_made(call.get("group", "")))
     if first is None:
-        return {"running": True}, (0, 0)
-    user, mark = _users(first), (id(first), first.f_lasti)
+        return {"running": True}, (0, 0, 0)
+    user, mark = _users(first), (id(first), first.f_lasti, torch_private.calls_made())
     source = linecache.getline(user.f_code.co_filename, user.f_lineno)
     if any(word in source for word in _WAITS) and (before is None or before == mark):
         return {"operation": "wait", "site": _line(user)}, mark

@@ -1,0 +1,133 @@
+"""The board: what the ranks of one session leave for each other, on all posts as on one.
+
+```
+turn 0     ask/0   said/0 (who has spoken)   recording/0/RANK   gather/0 (who gathers)   verdict/0
+turn 1     ask/1   ...
+folder     rankRANK.json.gz: the last recording of each, whichever session and turn it is from
+```
+
+A recording in the folder says its session and turn: one that an earlier watch, attempt or turn left there is not what
+its rank says now.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import logging
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rankmesh.doctor.formats import parsed, unpacked
+from rankmesh.doctor.recording import Recording, recording_of
+from rankmesh.errors import RecordingError
+from rankmesh.watch.posts import FolderPost, StorePost
+
+__all__ = ["Board"]
+
+_log = logging.getLogger("rankmesh.watch")
+
+
+class Board:
+    """The posts of one session: the store first, which answers for all ranks at once, then the folder."""
+
+    def __init__(self, session: str, folder: Path | None, store: Any | None) -> None:
+        self.session = session
+        self._folder = folder
+        self._store = None if store is None else StorePost(store, session)
+        posts = (self._store, None if folder is None else FolderPost(folder, session))
+        self._posts: tuple[StorePost | FolderPost, ...] = tuple(post for post in posts if post is not None)
+
+    # -- word ----------------------------------------------------------------------------------------------------
+
+    def put(self, key: str, content: bytes = b"") -> None:
+        """Leave word under a key, on every post."""
+        for post in self._posts:
+            post.put(key, content)
+
+    def get(self, key: str) -> bytes | None:
+        """The word under a key, None where there is none."""
+        return next((word for post in self._posts if (word := post.get(key))), None)
+
+    def has(self, key: str) -> bool:
+        """Whether there is word under a key."""
+        return any(post.has(key) for post in self._posts)
+
+    def join(self, key: str, rank: int) -> None:
+        """Be one of those who have joined under a key."""
+        for post in self._posts:
+            post.join(key, rank)
+
+    def count(self, key: str) -> int:
+        """How many have joined, as the first post tells that answers."""
+        return next((count for post in self._posts if (count := post.count(key)) is not None), 0)
+
+    def joined(self, key: str) -> set[int]:
+        """Who has joined, as the first post tells that answers."""
+        return next((ranks for post in self._posts if (ranks := post.joined(key)) is not None), set())
+
+    def claim(self, key: str) -> bool:
+        """Whether this rank is the first to claim a key; true where nobody can be asked."""
+        answers = (post.claim(key) for post in self._posts)
+        return next((answer for answer in answers if answer is not None), True)
+
+    def clear(self, keys: Iterable[str]) -> None:
+        """Take away what was left under these keys."""
+        keys = list(keys)
+        for post in self._posts:
+            post.clear(keys)
+
+    # -- recordings ----------------------------------------------------------------------------------------------
+
+    def leave(self, rank: int, turn: int, document: Mapping[str, Any]) -> None:
+        """Put a recording in the folder, and in the store for those who do not share the folder."""
+        about = {**document["rankmesh"], "session": self.session, "turn": turn}
+        # The same bytes for the same data.
+        text = json.dumps({**document, "rankmesh": about}, separators=(",", ":"), default=str)
+        content = gzip.compress(text.encode(), mtime=0)
+        if self._folder is not None:
+            _write(self._path(self._folder, rank), content)
+        if self._store is not None and not about.get("ended"):
+            self._store.put(f"recording/{turn}/{rank}", content)
+
+    def recording(self, rank: int, turn: int) -> Recording | None:
+        """What a rank has left in this turn, or when its program ended; None where it has left nothing since."""
+        if self._store is not None and (content := self._store.get(f"recording/{turn}/{rank}")):
+            return _read(content, rank)
+        path = None if self._folder is None else self._path(self._folder, rank)
+        found = None if path is None or not path.exists() else _read(path.read_bytes(), rank)
+        if found is None or found.session != self.session or not (found.ended or found.turn == turn):
+            return None
+        return found
+
+    def tell(self, turn: int, verdict: str, diagnosis: Mapping[str, Any]) -> None:
+        """Leave the verdict for all, and the whole diagnosis in the folder."""
+        if self._folder is not None:
+            _write(self._folder / "verdict.json", json.dumps(diagnosis, indent=2).encode())
+        self.put(f"verdict/{turn}", verdict.encode())
+
+    @staticmethod
+    def _path(folder: Path, rank: int) -> Path:
+        return folder / f"rank{rank}.json.gz"
+
+
+def _read(content: bytes, rank: int) -> Recording | None:
+    """The recording in a file; none, with a line in the log, in one that is torn."""
+    try:
+        data = parsed(unpacked(io.BytesIO(content)))
+        return recording_of(data if isinstance(data, dict) else {}, rank, f"rank{rank}")
+    except (RecordingError, OSError, EOFError, ValueError, zlib.error) as error:
+        _log.warning("rankmesh: the recording of rank %s cannot be read: %s", rank, error)
+        return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A file that is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(content)
+    draft.replace(path)

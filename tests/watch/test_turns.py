@@ -1,0 +1,161 @@
+"""A turn without ranks: what is asked of the posts, and which recordings count."""
+
+import threading
+from collections import Counter
+from unittest.mock import Mock
+
+import pytest
+import torch.distributed as dist
+
+from rankmesh.doctor.folder import chosen
+from rankmesh.doctor.recording import recording_of
+from rankmesh.watch.board import Board
+from rankmesh.watch.posts import FolderPost, StorePost
+from rankmesh.watch.turns import Pace, Turns
+
+
+class _Recorder:
+    """A rank that has made no calls."""
+
+    def __init__(self, rank, world_size):
+        self.rank, self.world_size = rank, world_size
+
+    def document(self, reason, mark=None, *, ended=False, frames=None):
+        about = {"rank": self.rank, "reason": reason, "ended": ended, "time_ns": 1}
+        return {"version": "2.10", "entries": [], "rankmesh": about}
+
+
+class _Siblings:
+    """No other rank on this host."""
+
+    def silent(self, spoken):
+        return {}
+
+    def signalled(self):
+        return False
+
+
+def _turns(board, rank, world_size):
+    return Turns(board, _Recorder(rank, world_size), _Siblings(), Pace(0.5, world_size))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How often each post is asked."""
+    counted = Counter()
+    for kind in (StorePost, FolderPost):
+        for name in ("put", "get", "has", "join", "count", "joined", "claim"):
+            real = getattr(kind, name)
+
+            def act(self, *given, kind=kind, real=real, name=name):
+                counted[kind, name] += 1
+                return real(self, *given)
+
+            monkeypatch.setattr(kind, name, act)
+    return counted
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_turn_asks_as_much_in_a_large_world(asked, tmp_path, folder):
+    """The last rank of 8 and of 1,024, the others having spoken: what it asks of the posts does not grow."""
+    found = []
+    for size in (8, 1024):
+        store = dist.HashStore()
+        place = tmp_path / str(size) if folder else None
+        others = Board("s", None, store)
+        for rank in range(size - 1):
+            others.join("said/0", rank)
+        assert others.claim("gather/0")
+        others.tell(0, "all is well", {})
+        asked.clear()
+        turns = _turns(Board("s", place, store), size - 1, size)
+        heard = Mock()
+        turns.speak("a test", None, heard)
+        heard.assert_called_once_with("all is well", "")
+        found.append(dict(asked))
+    assert found[0] == found[1]
+    assert sum(found[0].values()) < 20
+
+
+@pytest.mark.parametrize("with_store", [False, True])
+def test_one_gathers_and_all_hear(tmp_path, with_store):
+    """4 ranks as threads: the first of them gathers, through a folder or a store alone; the next turn is another."""
+    store = dist.HashStore() if with_store else None
+    place = None if with_store else tmp_path
+    heard = {}
+
+    def rank(number):
+        turns = _turns(Board("s", place, store), number, 4)
+        for _ in range(2):
+            turns.speak("a test", None, lambda *told: heard.update({(turns.number, number): told}))
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(heard) == [(turn, number) for turn in range(2) for number in range(4)]
+    assert [key for key, (_, report) in sorted(heard.items()) if report] == [(0, 0), (1, 0)]
+    assert all(verdict for verdict, _ in heard.values())
+
+
+def test_nothing_is_left_on_the_posts(tmp_path):
+    """What 3 ranks leave in two turns is gone when the last of them clears."""
+    store = dist.HashStore()
+    turns = [_turns(Board("s", tmp_path, store), rank, 3) for rank in range(3)]
+    for _ in range(2):
+        threads = [threading.Thread(target=one.speak, args=("a test", None, print)) for one in turns]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for one in turns:
+        one.clear(shared=one is turns[-1])
+    assert store.num_keys() == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"rank{n}.json.gz" for n in range(3)), "verdict.json"]
+
+
+def test_recordings_of_before_are_not_of_now(tmp_path):
+    """A folder has the recording of an earlier watch, of an earlier turn, of this one, and of a program that ended."""
+    document = _Recorder(0, 4).document
+    Board("old", tmp_path, None).leave(0, 0, document("before", ended=True))
+    now = Board("new", tmp_path, None)
+    now.leave(1, 0, document("before"))
+    now.leave(2, 1, document("now"))
+    now.leave(3, 0, document("the end", ended=True))
+    assert [now.recording(rank, 1) is not None for rank in range(4)] == [False, False, True, True]
+    (tmp_path / "rank2.json.gz").write_bytes(b"\x1f\x8b torn")
+    assert now.recording(2, 1) is None
+
+
+def _left(rank, session="", turn=0, written=1, *, ended=False):
+    about = {"rank": rank, "session": session, "turn": turn, "time_ns": written, "ended": ended}
+    return recording_of({"version": "2.10", "entries": [], "rankmesh": about}, rank, f"rank{rank}")
+
+
+def test_the_doctor_leaves_out_what_was_before():
+    """Without a watch, from its folder: the last watch and its last turn count; torch's own recordings always."""
+    found = chosen(
+        [
+            _left(0, "old", 3, written=5, ended=True),
+            _left(1, "new", 0, written=8),
+            _left(2, "new", 1, written=9),
+            _left(3, "new", 0, written=9, ended=True),
+            _left(4),
+        ],
+        [],
+    )
+    assert sorted(found.recordings) == [2, 3, 4]
+    assert found.notes == (
+        "left out: 1 of an earlier watch (rank 0)",
+        "left out: 1 of an earlier time that all ranks were asked (rank 1)",
+    )
+
+
+def test_the_pace_of_a_large_world():
+    """10,240 ranks ask the store no more than 4,000 questions a second, and give each other a tick more."""
+    small, large = Pace(300, 8), Pace(300, 10_240)
+    assert small.tick == 1.0
+    assert 10_240 / large.tick <= 4000
+    assert large.grace - small.grace == pytest.approx(large.tick - small.tick)
+    assert Pace(1, 10_240).tick == pytest.approx(0.1), "a tick is never more than a tenth of the limit"
