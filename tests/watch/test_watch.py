@@ -3,6 +3,8 @@
 What the verdicts say is tested by tests/hangs; ``make test-hangs`` runs all of this, ``make test`` a part.
 """
 
+import atexit
+import faulthandler
 import gzip
 import json
 import logging
@@ -318,6 +320,60 @@ def test_nothing_is_left(ranks, tmp_path, tmp_path_factory):
             assert Counter(after["handles"]) - Counter(before["handles"]) == Counter(), number
             assert [after[name] for name in SAME] == [before[name] for name in SAME], number
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.json.gz", "rank1.json.gz", "verdict.json"]
+
+
+def _keeps_its_signal(me, folder):
+    """A program that takes SIGUSR1 after its watch began, and gets one from another rank's look and after the watch."""
+    came = []
+    with watch.start(folder, limit=1.5):
+        signal.signal(signal.SIGUSR1, lambda *_: came.append("during"))
+        time.sleep(1)
+        if me.rank == 1:
+            _loop(8)
+        _steps(1)
+    during = list(came)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    return during, len(came)
+
+
+@LONG
+def test_a_program_keeps_its_own_signal(ranks, tmp_path):
+    """2 ranks with a handler of SIGUSR1 that is theirs: nobody sends them one, and it is there after the watch."""
+    assert ranks(2, _keeps_its_signal, str(tmp_path), timeout=30) == [[[], 1]] * 2
+
+
+def test_a_signal_that_c_handles_is_left_alone(tmp_path):
+    """A program that has its stacks written at SIGUSR1 by itself: a watch does not take that, nor give it back."""
+    with (tmp_path / "own").open("w+") as file:
+        faulthandler.register(signal.SIGUSR1, file=file)
+        try:
+            here = siblings.Siblings("mine", 0, tmp_path)
+            here.close()
+            os.kill(os.getpid(), signal.SIGUSR1)
+            file.seek(0)
+            assert "test_a_signal_that_c_handles" in file.read()
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+    assert not here.by_signal
+    again = siblings.Siblings("mine", 0, tmp_path)
+    again.close()
+    assert again.by_signal
+
+
+def _forks(me, folder):
+    """A process that is forked off and ends as programs do."""
+    with watch.start(folder, limit=60):
+        child = os.fork()
+        if child == 0:
+            atexit._run_exitfuncs()
+            os._exit(0)
+        os.waitpid(child, 0)
+        return (Path(folder) / f"rank{me.rank}.json.gz").exists()
+
+
+def test_a_fork_is_no_rank(ranks, tmp_path):
+    """2 ranks: the end of a process that one of them forks off is not the end of its program."""
+    assert ranks(2, _forks, str(tmp_path)) == [False, False]
 
 
 def test_what_killed_ranks_left(tmp_path):

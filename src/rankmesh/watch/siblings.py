@@ -7,8 +7,9 @@
 ```
 
 Each rank has a file in a folder of this host, with its process and, by ``faulthandler``, its stacks: that works in C,
-even where a call holds the interpreter and no Python runs. Ranks that are killed take no file away: the first rank of a
-later session does, once all of a folder's processes are gone.
+even where a call holds the interpreter and no Python runs. A program that has SIGUSR1 for itself, as those that Slurm
+warns of their end, keeps it. Ranks that are killed take no file away: the first rank of a later session does, once all
+of a folder's processes are gone.
 """
 
 from __future__ import annotations
@@ -46,14 +47,22 @@ class Siblings:
         self._rank = rank
         self._stacks = (self._place / f"{rank}.stacks").open("w+b")
         self._seen = 0
-        self.by_signal = _SIGNAL is not None and signal.getsignal(_SIGNAL) == signal.SIG_DFL
+        self.by_signal = _SIGNAL is not None and not _is_taken(_SIGNAL) and not _is_caught(_SIGNAL)
         if _SIGNAL is not None and self.by_signal:
             faulthandler.register(_SIGNAL, file=self._stacks, all_threads=True)
+        self._tell()
+
+    def _tell(self) -> None:
         about = {"pid": os.getpid(), "began": _began(os.getpid()), "space": _space(), "signal": self.by_signal}
-        (self._place / f"{rank}.json").write_text(json.dumps(about), encoding="utf-8")
+        draft = self._place / f"{self._rank}.draft"
+        draft.write_text(json.dumps(about), encoding="utf-8")
+        draft.replace(self._place / f"{self._rank}.json")
 
     def signalled(self) -> bool:
-        """Whether SIGUSR1 has come since the last time."""
+        """Whether SIGUSR1 has come since the last time; a program that has taken it for itself is sent none."""
+        if self.by_signal and _SIGNAL is not None and _is_taken(_SIGNAL):
+            self.by_signal = False
+            self._tell()
         size = os.fstat(self._stacks.fileno()).st_size
         came, self._seen = size > self._seen, size
         return came
@@ -93,14 +102,28 @@ class Siblings:
         return file.read_text(encoding="utf-8", errors="replace")[before:][:20000]
 
     def close(self) -> None:
-        """Give the signal back, and take the files of this rank away."""
-        if self.by_signal and _SIGNAL is not None:
+        """Give the signal back, unless the program has taken it, and take the files of this rank away."""
+        if self.by_signal and _SIGNAL is not None and not _is_taken(_SIGNAL):
             faulthandler.unregister(_SIGNAL)
         self._stacks.close()
         for ending in ("stacks", "json"):
             (self._place / f"{self._rank}.{ending}").unlink(missing_ok=True)
         with suppress(OSError):  # the last to leave takes the folder away
             self._place.rmdir()
+
+
+def _is_taken(number: signal.Signals) -> bool:
+    """Whether the program has a handler of Python's for a signal."""
+    return signal.getsignal(number) != signal.SIG_DFL
+
+
+def _is_caught(number: signal.Signals) -> bool:
+    """Whether anything in this process handles a signal, a library in C among others."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return bool(int(re.findall(r"SigCgt:\s*([0-9a-f]+)", status)[0], 16) >> (number - 1) & 1)
 
 
 def _sweep(place: Path) -> None:

@@ -70,6 +70,7 @@ class Watch:
         self._store = None if world.store is None else world.store.clone()
         if self._store is not None:
             self._store.set_timeout(_PATIENT)
+        self._process = os.getpid()
         self._number, self._place = next(_sessions), place
         self._board: Board | None = None
         self._stop, self._met = threading.Event(), threading.Event()
@@ -133,7 +134,8 @@ class Watch:
 
     def close(self) -> None:
         """End the watch; the recording of a rank that has ended stays in the folder."""
-        if self._stop.is_set():
+        if self._stop.is_set() or os.getpid() != self._process:
+            # A process that was forked off is no rank, whatever ends it.
             return
         self._stop.set()
         asked_of.remove(self.ask)
