@@ -85,7 +85,7 @@ def _step(step: Mapping[str, Any]) -> Iterator[str]:
         yield (
             "\nThese scatter by more than a watch costs. By itself, while the program sleeps and with a recorder "
             f"that is full, it adds {with_it - without:.1f} ms of processor time a second ({with_it:.1f} with a watch, "
-            f"{without:.1f} without), {(with_it - without) / 10:.1f} % of one core."
+            f"{without:.1f} without), {(with_it - without) / 10:.2f} % of one core."
         )
 
 

@@ -147,6 +147,26 @@ def test_a_hang_after_a_slow_call_is_told(ranks, tmp_path):
         assert "_loop" in hang
 
 
+def _does_not_wait(me, folder):
+    """A call that rank 3 does not make, and that the others have under way while they work on something else."""
+    with watch.start(folder, limit=2.0) as here:
+        _steps()
+        work = None if me.rank == 3 else dist.all_reduce(torch.ones(4), async_op=True)
+        _loop(10)
+        if me.rank == 3:
+            work = dist.all_reduce(torch.ones(4), async_op=True)
+        work.wait()
+    return here.verdict
+
+
+@LONG
+def test_a_call_that_no_thread_waits_for(ranks, tmp_path):
+    """4 ranks, three of which have a call under way and go on: the recorder has it, where no stack does."""
+    for verdict in ranks(4, _does_not_wait, str(tmp_path), timeout=30):
+        assert verdict.startswith("late: rank 3 behind by 1 call of world")
+        assert "_loop" in verdict
+
+
 @LONG
 def test_folders_apart(ranks, tmp_path):
     """4 ranks that share no folder: the store carries the recordings, and one rank's folder has the verdict."""

@@ -574,15 +574,27 @@ def recorded(*, frames: bool = True) -> tuple[bytes, ...]:
     return (generic,) if nccl is None else (generic, nccl(True, frames, False))
 
 
-def under_way() -> tuple[bytes, ...]:
-    """The unfinished calls that they have kept, as JSON."""
-    return _as_json(active=True)
+def under_way() -> list[dict[str, Any]]:
+    """The unfinished calls that the recorders have; reading a full one takes some 40 ms, in which no call is made."""
+    return [entry for kept in _recorders(calls=True, active=True) for entry in kept.get("entries") or ()]
 
 
-def _as_json(*, active: bool) -> tuple[bytes, ...]:
+def unfinished() -> dict[tuple[int, str], str]:
+    """The groups with collectives under way, by recorder and number, and the last that came through; takes 10 µs."""
+    status = (
+        ((number, group), about)
+        for number, kept in enumerate(_recorders(calls=False, active=True))
+        for group, about in (kept.get("pg_status") or {}).items()
+    )
+    last = "last_completed_collective"
+    return {group: about[last] for group, about in status if about[last] != about["last_enqueued_collective"]}
+
+
+def _recorders(*, calls: bool, active: bool) -> list[dict[str, Any]]:
+    """What the flight recorders of gloo and of NCCL say of their groups and, where asked, of calls."""
     nccl = getattr(c10d_native, "_dump_nccl_trace_json", None)
-    generic = c10d_native._dump_fr_trace_json(True, active)  # type: ignore[attr-defined]
-    return (generic,) if nccl is None else (generic, nccl(True, active))
+    generic = c10d_native._dump_fr_trace_json(calls, active)  # type: ignore[attr-defined]
+    return [json.loads(data) for data in ((generic,) if nccl is None else (generic, nccl(calls, active)))]
 
 
 def calls_made(group: str = "") -> int:
@@ -604,7 +616,7 @@ def _calls_made(pg: Any) -> int:
 
 def last_call() -> int:
     """When this rank made the last call that the recorders have, in nanoseconds since the epoch; 0 for none."""
-    entries = (entry for data in _as_json(active=False) for entry in json.loads(data).get("entries") or ())
+    entries = (entry for kept in _recorders(calls=True, active=False) for entry in kept.get("entries") or ())
     return max((int(entry["time_created_ns"]) for entry in entries), default=0)
 
 

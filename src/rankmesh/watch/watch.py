@@ -9,7 +9,6 @@ then         all ranks speak, and one of them tells the verdict (``turns``)
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import threading
@@ -17,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,8 @@ from rankmesh.watch.turns import Pace, Turns
 __all__ = ["Watch", "start"]
 
 _log = logging.getLogger("rankmesh.watch")
-# Reading the recorder takes some 20 ms where it is full, so it is read less often than the stacks are looked at.
-_LONGEST_READ = 10.0
+# Seconds between two readings of the recorder while a group stands still; a full one takes a while.
+_READING = 10.0
 _MEET, _PATIENT = timedelta(seconds=60), timedelta(seconds=5)
 # Seconds that a rank waits at its beginning for the others' word, and at its end for a watch that has nothing to say.
 _MOMENT = 1.0
@@ -77,7 +76,8 @@ class Watch:
         self._turns_over = 0
         self._speaking = self._hung = False
         self._mark: Mark | None = None
-        self._since, self._read_at = time.monotonic(), 0.0
+        self._since = self._read_at = time.monotonic()
+        self._unfinished: dict[tuple[int, str], str] = {}
         # Calls made until then have been told of.
         self._told_until = 0.0
         self._told = threading.Condition()
@@ -208,15 +208,23 @@ class Watch:
         return self._overdue_by_record()
 
     def _overdue_by_record(self) -> str:
-        if time.monotonic() - self._read_at < min(_LONGEST_READ, self._patience / 10):
+        """The same of calls that no thread of this program waits for; the recorder is read when there may be any."""
+        # Groups that stand still are seen at no cost, but for what two members exchange on NCCL.
+        pause = min(_READING, self._patience / 10) if self._stands_still() else self._patience / 3
+        if time.monotonic() - self._read_at < pause:
             return ""
         self._read_at = time.monotonic()
-        for entry in chain.from_iterable(json.loads(data).get("entries") or () for data in torch_private.under_way()):
+        for entry in torch_private.under_way():
             limit = self._limit or float(entry.get("timeout_ms") or 0) / 2000 or self._patience
             made = _clock(int(entry["time_created_ns"]))
             if self._lasts(made, limit) and not entry.get("retired"):
                 return f"{entry['profiling_name']} is under way for {time.monotonic() - made:.0f} s"
         return ""
+
+    def _stands_still(self) -> bool:
+        """Whether a group has collectives under way of which none has come through since the last look."""
+        before, self._unfinished = self._unfinished, torch_private.unfinished()
+        return any(before.get(group) == last for group, last in self._unfinished.items())
 
     def _lasts(self, since: float, limit: float) -> bool:
         """Whether what is under way since then lasts too long, and began after all that was told."""
