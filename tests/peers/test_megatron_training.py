@@ -1,10 +1,15 @@
-"""Megatron's own GPT, DDP and optimizer on gloo ranks, over each release's own modules and then over the drop-ins."""
+"""Megatron's own GPT, DDP and optimizer on gloo ranks, over each release's own modules and then over the drop-ins.
+
+``MEGATRON=checkout:another`` adds others, such as the head of its repository.
+"""
 
 import importlib
+import os
 import sys
+from pathlib import Path
 
 import pytest
-from tests.peers.fetch import folder
+from tests.peers.fetch import MEGATRON, folder
 
 DENSE = {"tensor_model_parallel_size": 2}
 LAYOUTS = {
@@ -24,10 +29,18 @@ def _train(me, peer):
     return training.on_both(LAYOUTS)
 
 
-@pytest.mark.parametrize("version", ["0.14.0", "0.16.1", "0.19.2"])
-def test_gpt_trains_as_on_megatrons_own_groups(ranks, version):
+def _sources():
+    """The last release of each series, and checkouts."""
+    last = {tuple(version.split(".")[:2]): version for version in MEGATRON}
+    releases = [pytest.param(version, None, id=version) for version in last.values()]
+    checkouts = filter(None, os.environ.get("MEGATRON", "").split(os.pathsep))
+    return releases + [pytest.param(None, path, id=Path(path).name) for path in checkouts]
+
+
+@pytest.mark.parametrize(("version", "checkout"), _sources())
+def test_gpt_trains_as_on_megatrons_own_groups(ranks, version, checkout):
     """4 ranks, 3 steps of each layout: losses, gradient norms and parameters are equal, bit for bit."""
-    told = ranks(4, _train, str(folder("megatron-core", version)), limit=280, timeout=120.0)
+    told = ranks(4, _train, checkout or str(folder("megatron-core", version)), limit=280, timeout=120.0)
     for rank, part in enumerate(told):
         assert part["used"]
         for name in LAYOUTS:
