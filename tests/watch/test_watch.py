@@ -122,6 +122,37 @@ def test_ranks_that_mostly_wait_do_not_hang(ranks, tmp_path):
     assert ranks(4, _works, str(tmp_path)) == [None] * 4
 
 
+def _is_asked_at_work(me, folder):
+    """Steps in which all wait for rank 3 for a moment, while a thread of rank 2 asks three times what hangs."""
+
+    def ask():
+        for _ in range(3):
+            time.sleep(1.5)
+            here.ask("a test")
+            heard.append(here.verdict)
+
+    heard = []
+    with watch.start(folder, limit=60) as here:
+        asking = threading.Thread(target=ask)
+        if me.rank == 2:
+            asking.start()
+        going = torch.ones(1)
+        while going.item():
+            if me.rank == 3:
+                time.sleep(0.05)
+            dist.all_reduce(going)
+            going.fill_(len(heard) < 3)
+            dist.broadcast(going, 2)
+        dist.barrier()
+    return heard
+
+
+def test_ranks_that_work_are_not_accused(ranks, tmp_path):
+    """4 ranks, each looked at in another moment: a call that one has not come to yet, and another has, is no hang."""
+    heard = ranks(4, _is_asked_at_work, str(tmp_path), timeout=30)[2]
+    assert any(verdict.startswith("no rank waits") for verdict in heard), heard
+
+
 def _is_slow_then_stops(me, folder):
     """Rank 3 is late once, for longer than the limit; later it loops. What was told of each."""
     with watch.start(folder, limit=1.5) as here:

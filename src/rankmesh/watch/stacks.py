@@ -79,15 +79,21 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
     """The call that the program is in, and a mark of where it stands; ``before`` is an earlier mark.
 
     ``program`` is the thread that the program runs on, looked at first. A program whose mark has moved, or that
-    sleeps, is running: it waits in no call, whatever it has under way.
+    sleeps, is running: it waits in no call, whatever it has under way. Ranks are not looked at in the same moment, so
+    of those that work one would seem to wait for a call that another has made since.
     """
     frames = sys._current_frames()
     del frames[threading.get_ident()]  # this very frame: what it knows would live until cycles are looked for
     first = frames.pop(program, None) or frames.pop(threading.main_thread().ident or 0, None)
     for frame in [first, *frames.values()]:
-        call = _call(frame)
-        if frame is not None and call is not None:
-            return call, (id(frame), frame.f_lasti, torch_private.calls_made(call.get("group", "")))
+        found = _found(frame)
+        if found is not None:
+            call = _call(found)
+            # What waits for others asks by itself, wherever it stands by then, and may call on many groups.
+            meets = call["operation"] in _MEETINGS
+            made = torch_private.calls_made("" if meets else call.get("group", ""))
+            mark = (id(found), 0 if meets else found.f_lasti, made)
+            return {**call, "running": not meets and before not in (None, mark)}, mark
     if first is None:
         return {"running": True}, (0, 0, 0)
     user, mark = _users(first), (id(first), first.f_lasti, torch_private.calls_made())
@@ -109,19 +115,20 @@ def _users(frame: FrameType) -> FrameType:
     return frame
 
 
-def _call(frame: FrameType | None) -> dict[str, Any] | None:
+def _found(frame: FrameType | None) -> FrameType | None:
     """The outermost function of torch.distributed that this thread is in, or ours that waits; None where in none."""
     found = None
-    inner = frame
-    while inner is not None:
-        file, name = inner.f_code.co_filename, inner.f_code.co_name
+    while frame is not None:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
         if (file == _CALLS and name in _KNOWN) or _MEETINGS.get(name) == file:
-            found = inner
-        inner = inner.f_back
-    if found is None or frame is None:
-        return None
-    name = found.f_code.co_name
-    return {"operation": _RECORDED.get(name, name), "site": _line(_users(found)), **_facts(dict(found.f_locals))}
+            found = frame
+        frame = frame.f_back
+    return found
+
+
+def _call(frame: FrameType) -> dict[str, Any]:
+    name = frame.f_code.co_name
+    return {"operation": _RECORDED.get(name, name), "site": _line(_users(frame)), **_facts(dict(frame.f_locals))}
 
 
 def _facts(given: dict[str, Any]) -> dict[str, Any]:
