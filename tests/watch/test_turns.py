@@ -118,11 +118,15 @@ def test_nothing_is_left_on_the_posts(tmp_path):
 def test_recordings_of_before_are_not_of_now(tmp_path):
     """A folder has the recording of an earlier watch, of an earlier turn, of this one, and of a program that ended."""
     document = _Recorder(0, 4).document
-    Board("old", tmp_path, None).leave(0, 0, document("before", ended=True))
-    now = Board("new", tmp_path, None)
-    now.leave(1, 0, document("before"))
-    now.leave(2, 1, document("now"))
-    now.leave(3, 0, document("the end", ended=True))
+
+    def board(session):
+        return Board(session, tmp_path, dist.HashStore())  # another store each time: what counts here is the folder
+
+    board("old").leave(0, 0, document("before", ended=True))
+    board("new").leave(1, 0, document("before"))
+    board("new").leave(2, 1, document("now"))
+    board("new").leave(3, 2, document("the end", ended=True))
+    now = board("new")
     assert [now.recording(rank, 1) is not None for rank in range(4)] == [False, False, True, True]
     (tmp_path / "rank2.json.gz").write_bytes(b"\x1f\x8b torn")
     assert now.recording(2, 1) is None
@@ -140,7 +144,7 @@ def test_the_doctor_leaves_out_what_was_before():
             _left(0, "old", 3, written=5, ended=True),
             _left(1, "new", 0, written=8),
             _left(2, "new", 1, written=9),
-            _left(3, "new", 0, written=9, ended=True),
+            _left(3, "new", 2, written=9, ended=True),
             _left(4),
         ],
         [],

@@ -105,7 +105,7 @@ def _of_one_watch(recordings: list[Recording]) -> list[Recording]:
 
 def _of_one_turn(recordings: list[Recording]) -> list[Recording]:
     """Those of the last time that all ranks were asked, of programs that have ended, and those that no watch wrote."""
-    last = max(recording.turn for recording in recordings)
+    last = max((one.turn for one in recordings if one.session and not one.ended), default=0)
     return [one for one in recordings if one.turn == last or one.ended or not one.session]
 
 

@@ -607,11 +607,12 @@ def calls_made(group: str = "") -> int:
 
 
 def _calls_made(pg: Any) -> int:
-    made = 0
-    for backend in {id(each): each for each in map(pg._get_backend, pg._device_types)}.values():
-        with suppress(RuntimeError):
-            made += backend._get_sequence_number_for_group()
-    return made
+    made: dict[int, int] = {}
+    for device in pg._device_types:
+        with suppress(RuntimeError):  # a backend that does not count, or a group that ends
+            backend = pg._get_backend(device)
+            made[id(backend)] = backend._get_sequence_number_for_group()
+    return sum(made.values())
 
 
 def last_call() -> int:

@@ -36,7 +36,8 @@ class Board:
     """The posts of one session: the store first, which answers for all ranks at once, then the folder."""
 
     def __init__(self, session: str, folder: Path | None, store: Any | None) -> None:
-        self.session = session
+        # Without a store each host has a session of its own, which says nothing of the others' recordings.
+        self._session = "" if store is None else session
         self._folder = folder
         self._store = None if store is None else StorePost(store, session)
         posts = (self._store, None if folder is None else FolderPost(folder, session))
@@ -85,7 +86,7 @@ class Board:
 
     def leave(self, rank: int, turn: int, document: Mapping[str, Any]) -> None:
         """Put a recording in the folder, and in the store for those who do not share the folder."""
-        about = {**document["rankmesh"], "session": self.session, "turn": turn}
+        about = {**document["rankmesh"], "session": self._session, "turn": turn}
         # The same bytes for the same data.
         text = json.dumps({**document, "rankmesh": about}, separators=(",", ":"), default=str)
         content = gzip.compress(text.encode(), mtime=0)
@@ -100,7 +101,7 @@ class Board:
             return _read(content, rank)
         path = None if self._folder is None else self._path(self._folder, rank)
         found = None if path is None or not path.exists() else _read(path.read_bytes(), rank)
-        if found is None or found.session != self.session or not (found.ended or found.turn == turn):
+        if found is None or found.session != self._session or not (found.ended or found.turn == turn):
             return None
         return found
 
