@@ -6,9 +6,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
+from tests.limits import LONG
 
 from rankmesh.doctor.folder import chosen
 from rankmesh.doctor.recording import recording_of
+from rankmesh.watch import posts
 from rankmesh.watch.board import Board
 from rankmesh.watch.posts import FolderPost, StorePost
 from rankmesh.watch.turns import Pace, Turns
@@ -113,6 +115,31 @@ def test_nothing_is_left_on_the_posts(tmp_path):
         one.clear(shared=one is turns[-1])
     assert store.num_keys() == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"rank{n}.json.gz" for n in range(3)), "verdict.json"]
+
+
+def test_a_folder_that_takes_nothing(tmp_path, caplog):
+    """It is told of, and the ranks speak through the store."""
+    (tmp_path / "file").touch()
+    heard = Mock()
+    _turns(Board("s", tmp_path / "file" / "folder", dist.HashStore()), 0, 1).speak("a test", None, heard)
+    assert heard.call_args.args[0].startswith("no rank waits")
+    assert "rank0.json.gz cannot be written: " in caplog.text
+
+
+def test_a_store_that_stood_still_is_asked_again(monkeypatch):
+    """It owes an answer for a while: meanwhile nobody waits for it, and after that it answers as before."""
+    monkeypatch.setattr(posts, "_PATIENT", 0.1)
+    post = StorePost(dist.HashStore(), "s")
+    post.put("word", b"1")
+    goes_on = threading.Event()
+    assert post._ask(goes_on.wait, None) is None
+    assert not post.has("word")
+    assert post.count("said") is None
+    goes_on.set()
+    post._asking.join()
+    monkeypatch.setattr(posts, "_PATIENT", LONG)
+    assert post.has("word")
+    assert post.count("said") == 0
 
 
 def test_recordings_of_before_are_not_of_now(tmp_path):

@@ -127,8 +127,11 @@ def _read(content: bytes, rank: int) -> Recording | None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """A file that is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(content)
-    draft.replace(path)
+    """A file that is there whole or not at all; a folder that takes none is told of, the store has what counts."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        _log.warning("rankmesh: %s cannot be written: %s", path, error)

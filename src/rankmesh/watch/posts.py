@@ -87,23 +87,25 @@ class FolderPost:
 
 
 class StorePost:
-    """Word in the job's store; a store that is gone answers nothing."""
+    """Word in the job's store; one that is gone, or stands still, answers nothing."""
 
     def __init__(self, store: Any, token: str) -> None:
         self._store = PrefixStore(f"rankmesh/watch/{token}", store)
-        self._gone = False
+        self._asking: threading.Thread | None = None
 
     def _ask(self, act: Callable[[], _Result], otherwise: _Result) -> _Result:
-        """What the store answers; once it does not, it is not asked again.
+        """What the store answers; while it owes an answer, it is not asked again.
 
-        A thread asks: where the way to the store is cut, torch's client does not come back at its timeout.
+        A thread asks: where the way to the store is cut, torch's client does not come back at its timeout. Where the
+        store only stood still for a while, as for a name server that does not answer, it is there again after that.
         """
         answers: list[_Result] = []
-        if not self._gone:
-            asking = threading.Thread(target=_answer, args=(act, answers), daemon=True, name="rankmesh-watch-store")
-            asking.start()
-            asking.join(_PATIENT)
-            self._gone = not answers
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(
+                target=_answer, args=(act, answers), daemon=True, name="rankmesh-watch-store"
+            )
+            self._asking.start()
+            self._asking.join(_PATIENT)
         return answers[0] if answers else otherwise
 
     def put(self, key: str, content: bytes = b"") -> None:

@@ -149,7 +149,7 @@ class Watch:
             return
         try:
             board.leave(self._recorder.rank, self._turns_over, self._recorder.document("the end", ended=True))
-        except (RuntimeError, OSError) as error:
+        except RuntimeError as error:
             _log.debug("rankmesh: rank %s ended without a recording: %s", self._recorder.rank, error)
 
     def __enter__(self) -> Watch:
