@@ -38,7 +38,10 @@ class _Siblings:
 
 
 def _turns(board, rank, world_size):
-    return Turns(board, _Recorder(rank, world_size), _Siblings(), Pace(0.5, world_size))
+    """Turns that are taken quickly, and where nobody is given up."""
+    pace = Pace(0.5, world_size)
+    pace.grace = LONG
+    return Turns(board, _Recorder(rank, world_size), _Siblings(), pace)
 
 
 @pytest.fixture
