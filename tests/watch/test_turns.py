@@ -82,6 +82,18 @@ def test_a_turn_asks_as_much_in_a_large_world(asked, tmp_path, folder):
     assert sum(found[0].values()) < 20
 
 
+def test_a_folder_is_not_looked_at_all_the_time(asked, tmp_path):
+    """By ranks whose store answers, which still hear of one that has lost it; such a one looks each time."""
+    turns = _turns(Board("s", tmp_path, dist.HashStore()), 0, 4)
+    assert not any(turns.asked() for _ in range(21))
+    assert asked[FolderPost, "has"] == 7
+    Board("s", tmp_path, None).put("ask/0")
+    assert any(turns.asked() for _ in range(3))
+    asked.clear()
+    assert _turns(Board("s", tmp_path, None), 0, 4).asked()
+    assert asked[FolderPost, "has"] == 1
+
+
 @pytest.mark.parametrize("with_store", [False, True])
 def test_one_gathers_and_all_hear(tmp_path, with_store):
     """4 ranks as threads: the first of them gathers, through a folder or a store alone; the next turn is another."""

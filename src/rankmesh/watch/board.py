@@ -58,6 +58,10 @@ class Board:
         """Whether there is word under a key."""
         return any(post.has(key) for post in self._posts)
 
+    def told(self, key: str) -> bool:
+        """Whether there is word under a key, as the first post tells that answers."""
+        return next((answer for post in self._posts if (answer := post.has(key)) is not None), False)
+
     def join(self, key: str, rank: int) -> None:
         """Be one of those who have joined under a key."""
         for post in self._posts:

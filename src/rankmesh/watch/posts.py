@@ -116,9 +116,9 @@ class StorePost:
         """The word under a key, None where there is none."""
         return self._ask(lambda: self._store.get(key) if self._store.check([key]) else None, None)
 
-    def has(self, key: str) -> bool:
-        """Whether there is word under a key."""
-        return self._ask(lambda: bool(self._store.check([key])), False)
+    def has(self, key: str) -> bool | None:
+        """Whether there is word under a key; None where that cannot be known."""
+        return self._ask(lambda: bool(self._store.check([key])), None)
 
     def join(self, key: str, rank: int) -> None:
         """Be one of those who have joined under a key."""

@@ -30,6 +30,8 @@ Heard = Callable[[str, str], None]
 
 # Seconds between two looks at the board; it answers so many questions of all ranks in a second, and no more are asked.
 _TICK, _QUESTIONS = 1.0, 4000
+# One of so many looks is at all posts.
+_BOTH = 3
 # Seconds that whoever gathers takes for one recording, read and diagnosed.
 _READ = 0.02
 
@@ -59,11 +61,17 @@ class Turns:
     def __init__(self, board: Board, recorder: Recorder, siblings: Siblings, pace: Pace) -> None:
         self.number = 0
         self.hung = False
+        self._looks = 0
         self._board, self._recorder, self._siblings, self._pace = board, recorder, siblings, pace
 
     def asked(self) -> bool:
-        """Whether a rank has begun the turn that comes."""
-        return self._board.has(f"ask/{self.number}")
+        """Whether a rank has begun the turn that comes.
+
+        The folder of thousands of ranks is looked at less often than the store, for what ranks say that have lost that.
+        """
+        self._looks += 1
+        look = self._board.told if self._looks % _BOTH else self._board.has
+        return look(f"ask/{self.number}")
 
     def speak(self, reason: str, mark: Mark | None, heard: Heard, *, hangs: bool = False) -> None:
         """Take the turn; ``heard`` is given the verdict as soon as one is told, if any is.
