@@ -45,7 +45,7 @@ class Pace:
     >>> Pace(300, 8).tick, Pace(300, 8).grace
     (1.0, 10.0)
     >>> Pace(300, 16384).tick, Pace(300, 16384).grace, Pace(300, 16384).reading
-    (4.096, 14.096, 327.68)
+    (4.096, 13.096, 327.68)
     """
 
     def __init__(self, patience: float, world_size: int) -> None:
