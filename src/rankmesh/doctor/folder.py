@@ -72,7 +72,7 @@ def _named(folder: Path) -> list[tuple[Path, int | None]]:
 
 
 def chosen(recordings: list[Recording], refused: list[str]) -> Found:
-    """One recording for each rank: of the job that most are of, its last attempt, watch and turn, of its own time."""
+    """One recording for each rank: of the job that most are of, its last attempt, watch and inquiry, and its time."""
     notes = list(refused)
     run, _ = Counter(recording.run for recording in recordings).most_common(1)[0]
     kept = [recording for recording in recordings if recording.run == run]
@@ -82,7 +82,7 @@ def chosen(recordings: list[Recording], refused: list[str]) -> Found:
     _note(notes, kept, last, "an earlier attempt")
     watched = _of_one_watch(last)
     _note(notes, last, watched, "an earlier watch")
-    asked = _of_one_turn(watched)
+    asked = _of_one_inquiry(watched)
     _note(notes, watched, asked, "an earlier time that all ranks were asked")
     current = _of_one_time(asked)
     _note(notes, asked, current, "an earlier attempt, over before the others began")
@@ -103,10 +103,10 @@ def _of_one_watch(recordings: list[Recording]) -> list[Recording]:
     return [recording for recording in recordings if recording.session in (last, "")]
 
 
-def _of_one_turn(recordings: list[Recording]) -> list[Recording]:
+def _of_one_inquiry(recordings: list[Recording]) -> list[Recording]:
     """Those of the last time that all ranks were asked, of programs that have ended, and those that no watch wrote."""
-    last = max((one.turn for one in recordings if one.session and not one.ended), default=0)
-    return [one for one in recordings if one.turn == last or one.ended or not one.session]
+    last = max((one.inquiry for one in recordings if one.session and not one.ended), default=0)
+    return [one for one in recordings if one.inquiry == last or one.ended or not one.session]
 
 
 def _of_one_time(recordings: list[Recording]) -> list[Recording]:

@@ -56,7 +56,7 @@ class InCall:
 class Recording:
     """The calls of one rank, oldest first; ``dropped`` where the ring buffer no longer holds the oldest.
 
-    ``session`` is the watch that wrote it, "" for torch's own, and ``turn`` says which time that all ranks were asked.
+    ``session`` is the watch that wrote it, "" for torch's own; ``inquiry`` counts the times that all ranks were asked.
     """
 
     rank: int
@@ -66,7 +66,7 @@ class Recording:
     attempt: int = 0
     host: str = ""
     session: str = ""
-    turn: int = 0
+    inquiry: int = 0
     written: int = 0
     ended: bool = False
     state: str = ""
@@ -114,7 +114,7 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
         attempt=_whole(about.get("attempt")) or 0,
         host=str(about.get("host", ""))[:200],
         session=str(about.get("session", ""))[:80],
-        turn=_whole(about.get("turn")) or 0,
+        inquiry=_whole(about.get("inquiry")) or 0,
         written=_whole(about.get("time_ns")) or 0,
         ended=about.get("ended") is True,
         state=str(about.get("state", ""))[:80],

@@ -1,13 +1,13 @@
 """The board: what the ranks of one session leave for each other, on all posts as on one.
 
 ```
-turn 0     ask/0   said/0 (who has spoken)   recording/0/RANK   gather/0 (who gathers)   verdict/0
-turn 1     ask/1   ...
-folder     rankRANK.json.gz: the last recording of each, whichever session and turn it is from
+inquiry 0    ask/0   said/0 (who has spoken)   recording/0/RANK   gather/0 (who gathers)   verdict/0
+inquiry 1    ask/1   ...
+folder       rankRANK.json.gz: the last recording of each, whichever session and inquiry it is from
 ```
 
-A recording in the folder says its session and turn: one that an earlier watch, attempt or turn left there is not what
-its rank says now.
+A recording in the folder says its session and inquiry: one that an earlier watch, attempt or inquiry left there is not
+what its rank says now.
 """
 
 from __future__ import annotations
@@ -88,32 +88,32 @@ class Board:
 
     # -- recordings ----------------------------------------------------------------------------------------------
 
-    def leave(self, rank: int, turn: int, document: Mapping[str, Any]) -> None:
+    def leave(self, rank: int, inquiry: int, document: Mapping[str, Any]) -> None:
         """Put a recording in the folder, and in the store for those who do not share the folder."""
-        about = {**document["rankmesh"], "session": self._session, "turn": turn}
+        about = {**document["rankmesh"], "session": self._session, "inquiry": inquiry}
         # The same bytes for the same data.
         text = json.dumps({**document, "rankmesh": about}, separators=(",", ":"), default=str)
         content = gzip.compress(text.encode(), mtime=0)
         if self._folder is not None:
             _write(self._path(self._folder, rank), content)
         if self._store is not None and not about.get("ended"):
-            self._store.put(f"recording/{turn}/{rank}", content)
+            self._store.put(f"recording/{inquiry}/{rank}", content)
 
-    def recording(self, rank: int, turn: int) -> Recording | None:
-        """What a rank has left in this turn, or when its program ended; None where it has left nothing since."""
-        if self._store is not None and (content := self._store.get(f"recording/{turn}/{rank}")):
+    def recording(self, rank: int, inquiry: int) -> Recording | None:
+        """What a rank has left in this inquiry, or when its program ended; None where it has left nothing since."""
+        if self._store is not None and (content := self._store.get(f"recording/{inquiry}/{rank}")):
             return _read(content, rank)
         path = None if self._folder is None else self._path(self._folder, rank)
         found = None if path is None or not path.exists() else _read(path.read_bytes(), rank)
-        if found is None or found.session != self._session or not (found.ended or found.turn == turn):
+        if found is None or found.session != self._session or not (found.ended or found.inquiry == inquiry):
             return None
         return found
 
-    def tell(self, turn: int, verdict: str, diagnosis: Mapping[str, Any]) -> None:
+    def tell(self, inquiry: int, verdict: str, diagnosis: Mapping[str, Any]) -> None:
         """Leave the verdict for all, and the whole diagnosis in the folder."""
         if self._folder is not None:
             _write(self._folder / "verdict.json", json.dumps(diagnosis, indent=2).encode())
-        self.put(f"verdict/{turn}", verdict.encode())
+        self.put(f"verdict/{inquiry}", verdict.encode())
 
     @staticmethod
     def _path(folder: Path, rank: int) -> Path:

@@ -2,7 +2,7 @@
 
 ```
 every tick   a call under way for longer than the limit? another rank asks? SIGUSR1?
-then         all ranks speak, and one of them tells the verdict (``turns``)
+then         all ranks speak, and one of them tells the verdict (``inquiries``)
 ```
 """
 
@@ -24,10 +24,10 @@ from rankmesh.groups import torch_private
 from rankmesh.groups.limits import time_limit
 from rankmesh.groups.told import asked_of
 from rankmesh.watch.board import Board
+from rankmesh.watch.inquiries import Inquiries, Pace
 from rankmesh.watch.recorder import Recorder
 from rankmesh.watch.siblings import Siblings
 from rankmesh.watch.stacks import Mark
-from rankmesh.watch.turns import Pace, Turns
 
 __all__ = ["Watch", "start"]
 
@@ -37,8 +37,8 @@ _READING = 10.0
 _MEET, _PATIENT = timedelta(seconds=60), timedelta(seconds=5)
 # Seconds that a rank waits at its beginning for the others' word, and at its end for a watch that has nothing to say.
 _MOMENT = 1.0
-# Seconds that a turn may take, beside the reading of its recordings.
-_TURN = 30.0
+# Seconds that an inquiry may take, beside the reading of its recordings.
+_INQUIRY = 30.0
 _sessions = count()
 
 
@@ -73,7 +73,7 @@ class Watch:
         self._number, self._place = next(_sessions), place
         self._board: Board | None = None
         self._stop, self._met = threading.Event(), threading.Event()
-        self._turns_over = 0
+        self._inquiries_over = 0
         self._speaking = self._hung = False
         self._mark: Mark | None = None
         self._since = self._read_at = time.monotonic()
@@ -99,13 +99,13 @@ class Watch:
             return
         self._board = board = Board(session, self.folder, self._store)
         siblings = Siblings(session, self._recorder.rank, self._place)
-        turns = Turns(board, self._recorder, siblings, self._pace)
+        inquiries = Inquiries(board, self._recorder, siblings, self._pace)
         self._met.set()
         try:
             while not self._stop.wait(self._pace.tick):
-                self._look(siblings, turns)
+                self._look(siblings, inquiries)
             with suppress(RuntimeError):  # a store that is gone keeps nothing
-                self._leave_nothing(turns)
+                self._leave_nothing(inquiries)
         finally:
             siblings.close()
 
@@ -123,11 +123,11 @@ class Watch:
         self._store.wait([self._key], _MEET)
         return str(self._store.get(self._key).decode())
 
-    def _leave_nothing(self, turns: Turns) -> None:
+    def _leave_nothing(self, inquiries: Inquiries) -> None:
         """Take away what this rank has left for others; the last of all ranks takes what belongs to none."""
         store, left = self._store, f"{self._key}/left"
         last = store is None or store.add(left, 1) == self._recorder.world_size
-        turns.clear(shared=last)
+        inquiries.clear(shared=last)
         if store is not None and last:
             store.delete_key(self._key)
             store.delete_key(left)
@@ -148,7 +148,7 @@ class Watch:
             # What hung is what counts, whatever became of it.
             return
         try:
-            board.leave(self._recorder.rank, self._turns_over, self._recorder.document("the end", ended=True))
+            board.leave(self._recorder.rank, self._inquiries_over, self._recorder.document("the end", ended=True))
         except RuntimeError as error:
             _log.debug("rankmesh: rank %s ended without a recording: %s", self._recorder.rank, error)
 
@@ -160,10 +160,10 @@ class Watch:
 
     # -- when to speak -----------------------------------------------------------------------------------------
 
-    def _look(self, siblings: Siblings, turns: Turns) -> None:
+    def _look(self, siblings: Siblings, inquiries: Inquiries) -> None:
         self._recorder.look()
         reason = self._wanted or ("SIGUSR1" if siblings.signalled() else "")
-        if not reason and turns.asked():
+        if not reason and inquiries.asked():
             reason = "another rank asked"
         overdue = "" if reason else self._overdue()
         if not reason and not overdue:
@@ -174,13 +174,13 @@ class Watch:
         self._follow()
         began = time.monotonic()
         self.verdict = None
-        turns.speak(reason or overdue, mark, self._hear, hangs=bool(overdue))
-        if turns.hung:
+        inquiries.speak(reason or overdue, mark, self._hear, hangs=bool(overdue))
+        if inquiries.hung:
             self._hung, self._told_until = True, began
         self._speaking = False
         with self._told:
-            # Who asked meanwhile has this turn's answer; another turn would wait for ranks that have gone on.
-            self._turns_over, self._wanted = turns.number, None
+            # Who asked meanwhile has this inquiry's answer; another one would wait for ranks that have gone on.
+            self._inquiries_over, self._wanted = inquiries.number, None
             self._told.notify_all()
 
     def _hear(self, verdict: str, text: str) -> None:
@@ -234,10 +234,10 @@ class Watch:
         """Ask all ranks for their recordings now; the verdict, None where none was told in time."""
         if not self._met.is_set():
             return None
-        within = _TURN + self._pace.reading
+        within = _INQUIRY + self._pace.reading
         with self._told:
-            over, self._wanted = self._turns_over, reason
-            if not self._told.wait_for(lambda: self._turns_over > over or not self._thread.is_alive(), within):
+            over, self._wanted = self._inquiries_over, reason
+            if not self._told.wait_for(lambda: self._inquiries_over > over or not self._thread.is_alive(), within):
                 return None
         return self.verdict
 

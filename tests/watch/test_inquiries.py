@@ -1,4 +1,4 @@
-"""A turn without ranks: what is asked of the posts, and which recordings count."""
+"""An inquiry without ranks: what is asked of the posts, and which recordings count."""
 
 import threading
 from collections import Counter
@@ -12,8 +12,8 @@ from rankmesh.doctor.folder import chosen
 from rankmesh.doctor.recording import recording_of
 from rankmesh.watch import posts
 from rankmesh.watch.board import Board
+from rankmesh.watch.inquiries import Inquiries, Pace
 from rankmesh.watch.posts import FolderPost, StorePost
-from rankmesh.watch.turns import Pace, Turns
 
 
 class _Recorder:
@@ -37,11 +37,11 @@ class _Siblings:
         return False
 
 
-def _turns(board, rank, world_size):
-    """Turns that are taken quickly, and where nobody is given up."""
+def _inquiries(board, rank, world_size):
+    """Inquiries that are taken quickly, and where nobody is given up."""
     pace = Pace(0.5, world_size)
     pace.grace = LONG
-    return Turns(board, _Recorder(rank, world_size), _Siblings(), pace)
+    return Inquiries(board, _Recorder(rank, world_size), _Siblings(), pace)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def asked(monkeypatch):
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_a_turn_asks_as_much_in_a_large_world(asked, tmp_path, folder):
+def test_an_inquiry_asks_as_much_in_a_large_world(asked, tmp_path, folder):
     """The last rank of 8 and of 1,024, the others having spoken: what it asks of the posts does not grow."""
     found = []
     for size in (8, 1024):
@@ -73,9 +73,9 @@ def test_a_turn_asks_as_much_in_a_large_world(asked, tmp_path, folder):
         assert others.claim("gather/0")
         others.tell(0, "all is well", {})
         asked.clear()
-        turns = _turns(Board("s", place, store), size - 1, size)
+        inquiries = _inquiries(Board("s", place, store), size - 1, size)
         heard = Mock()
-        turns.speak("a test", None, heard)
+        inquiries.speak("a test", None, heard)
         heard.assert_called_once_with("all is well", "")
         found.append(dict(asked))
     assert found[0] == found[1]
@@ -84,50 +84,50 @@ def test_a_turn_asks_as_much_in_a_large_world(asked, tmp_path, folder):
 
 def test_a_folder_is_not_looked_at_all_the_time(asked, tmp_path):
     """By ranks whose store answers, which still hear of one that has lost it; such a one looks each time."""
-    turns = _turns(Board("s", tmp_path, dist.HashStore()), 0, 4)
-    assert not any(turns.asked() for _ in range(21))
+    inquiries = _inquiries(Board("s", tmp_path, dist.HashStore()), 0, 4)
+    assert not any(inquiries.asked() for _ in range(21))
     assert asked[FolderPost, "has"] == 7
     Board("s", tmp_path, None).put("ask/0")
-    assert any(turns.asked() for _ in range(3))
+    assert any(inquiries.asked() for _ in range(3))
     asked.clear()
-    assert _turns(Board("s", tmp_path, None), 0, 4).asked()
+    assert _inquiries(Board("s", tmp_path, None), 0, 4).asked()
     assert asked[FolderPost, "has"] == 1
 
 
 @pytest.mark.parametrize("with_store", [False, True])
 def test_one_gathers_and_all_hear(tmp_path, with_store):
-    """4 ranks as threads: the first of them gathers, through a folder or a store alone; the next turn is another."""
+    """4 ranks as threads: the first of them gathers, through a folder or a store alone; the next inquiry is another."""
     store = dist.HashStore() if with_store else None
     place = None if with_store else tmp_path
     heard = {}
 
     def rank(number):
-        turns = _turns(Board("s", place, store), number, 4)
+        inquiries = _inquiries(Board("s", place, store), number, 4)
         for _ in range(2):
-            turns.speak("a test", None, lambda *told: heard.update({(turns.number, number): told}))
+            inquiries.speak("a test", None, lambda *told: heard.update({(inquiries.number, number): told}))
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(heard) == [(turn, number) for turn in range(2) for number in range(4)]
+    assert sorted(heard) == [(inquiry, number) for inquiry in range(2) for number in range(4)]
     assert [key for key, (_, report) in sorted(heard.items()) if report] == [(0, 0), (1, 0)]
     assert all(verdict for verdict, _ in heard.values())
 
 
 def test_nothing_is_left_on_the_posts(tmp_path):
-    """What 3 ranks leave in two turns is gone when the last of them clears."""
+    """What 3 ranks leave in two inquiries is gone when the last of them clears."""
     store = dist.HashStore()
-    turns = [_turns(Board("s", tmp_path, store), rank, 3) for rank in range(3)]
+    inquiries = [_inquiries(Board("s", tmp_path, store), rank, 3) for rank in range(3)]
     for _ in range(2):
-        threads = [threading.Thread(target=one.speak, args=("a test", None, print)) for one in turns]
+        threads = [threading.Thread(target=one.speak, args=("a test", None, print)) for one in inquiries]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    for one in turns:
-        one.clear(shared=one is turns[-1])
+    for one in inquiries:
+        one.clear(shared=one is inquiries[-1])
     assert store.num_keys() == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"rank{n}.json.gz" for n in range(3)), "verdict.json"]
 
@@ -136,7 +136,7 @@ def test_a_folder_that_takes_nothing(tmp_path, caplog):
     """It is told of, and the ranks speak through the store."""
     (tmp_path / "file").touch()
     heard = Mock()
-    _turns(Board("s", tmp_path / "file" / "folder", dist.HashStore()), 0, 1).speak("a test", None, heard)
+    _inquiries(Board("s", tmp_path / "file" / "folder", dist.HashStore()), 0, 1).speak("a test", None, heard)
     assert heard.call_args.args[0].startswith("no rank waits")
     assert "rank0.json.gz cannot be written: " in caplog.text
 
@@ -158,7 +158,7 @@ def test_a_store_that_stood_still_is_asked_again(monkeypatch):
 
 
 def test_recordings_of_before_are_not_of_now(tmp_path):
-    """A folder has the recording of an earlier watch, of an earlier turn, of this one, and of a program that ended."""
+    """A folder has the recording of an earlier watch, an earlier inquiry, this one, and a program that ended."""
     document = _Recorder(0, 4).document
 
     def board(session):
@@ -174,13 +174,13 @@ def test_recordings_of_before_are_not_of_now(tmp_path):
     assert now.recording(2, 1) is None
 
 
-def _left(rank, session="", turn=0, written=1, *, ended=False):
-    about = {"rank": rank, "session": session, "turn": turn, "time_ns": written, "ended": ended}
+def _left(rank, session="", inquiry=0, written=1, *, ended=False):
+    about = {"rank": rank, "session": session, "inquiry": inquiry, "time_ns": written, "ended": ended}
     return recording_of({"version": "2.10", "entries": [], "rankmesh": about}, rank, f"rank{rank}")
 
 
 def test_the_doctor_leaves_out_what_was_before():
-    """Without a watch, from its folder: the last watch and its last turn count; torch's own recordings always."""
+    """Without a watch, from its folder: the last watch and its last inquiry count; torch's own recordings always."""
     found = chosen(
         [
             _left(0, "old", 3, written=5, ended=True),

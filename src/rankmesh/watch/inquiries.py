@@ -1,4 +1,4 @@
-"""Turns: each time that all ranks are asked to speak, from the question to the verdict.
+"""Inquiries: each time that all ranks are asked to speak, from the question to the verdict.
 
 ```
 ask all -> leave this rank's recording -> wait for the others' -> look at silent ranks of this host
@@ -22,7 +22,7 @@ from rankmesh.watch.recorder import Recorder
 from rankmesh.watch.siblings import Siblings
 from rankmesh.watch.stacks import Mark
 
-__all__ = ["Heard", "Pace", "Turns"]
+__all__ = ["Heard", "Inquiries", "Pace"]
 
 _Come = TypeVar("_Come")
 # Takes the verdict, and the whole report on the rank that gathered it, else "".
@@ -55,8 +55,8 @@ class Pace:
         self.reading = world_size * _READ
 
 
-class Turns:
-    """The turns of one rank: ``number`` is the one that comes, ``hung`` whether a call was why the last was taken."""
+class Inquiries:
+    """The inquiries of one rank: ``number`` is the one that comes, ``hung`` whether a call was why the last began."""
 
     def __init__(self, board: Board, recorder: Recorder, siblings: Siblings, pace: Pace) -> None:
         self.number = 0
@@ -65,7 +65,7 @@ class Turns:
         self._board, self._recorder, self._siblings, self._pace = board, recorder, siblings, pace
 
     def asked(self) -> bool:
-        """Whether a rank has begun the turn that comes.
+        """Whether a rank has begun the inquiry that comes.
 
         The folder of thousands of ranks is looked at less often than the store, for what ranks say that have lost that.
         """
@@ -74,7 +74,7 @@ class Turns:
         return look(f"ask/{self.number}")
 
     def speak(self, reason: str, mark: Mark | None, heard: Heard, *, hangs: bool = False) -> None:
-        """Take the turn; ``heard`` is given the verdict as soon as one is told, if any is.
+        """Take part in the inquiry; ``heard`` is given the verdict as soon as one is told, if any is.
 
         ``mark`` is where the program stood (``stacks.in_call``); ``hangs`` says that this rank's call lasts too long.
         """
@@ -100,14 +100,14 @@ class Turns:
 
     def clear(self, *, shared: bool) -> None:
         """Take away what this rank has left for others; and what belongs to none of them."""
-        # One turn more than this rank has spoken in: another may have asked again.
-        for turn in range(self.number + 1):
+        # One inquiry more than this rank has spoken in: another may have asked again.
+        for inquiry in range(self.number + 1):
             rank = self._recorder.rank
-            self._board.clear([f"said/{turn}/{rank}", f"recording/{turn}/{rank}"])
+            self._board.clear([f"said/{inquiry}/{rank}", f"recording/{inquiry}/{rank}"])
             if shared:
-                counted = f"said/{turn}/count"
+                counted = f"said/{inquiry}/count"
                 self._board.clear(
-                    [*(f"{what}/{turn}" for what in ("ask", "said", "hangs", "gather", "verdict")), counted]
+                    [*(f"{what}/{inquiry}" for what in ("ask", "said", "hangs", "gather", "verdict")), counted]
                 )
 
     @property
