@@ -30,6 +30,8 @@ from rankmesh.groups import torch_private
 from rankmesh.watch import siblings
 from rankmesh.watch.recorder import together
 
+# Not in CI: they wait for a rank that stays stopped until all is over.
+ALL = pytest.mark.skipif(os.environ.get("HANGS") != "all", reason="make test-hangs runs it: it takes longest")
 LONG = pytest.mark.skipif("HANGS" not in os.environ, reason="make test-hangs runs it: it takes long")
 
 
@@ -208,7 +210,7 @@ def test_folders_apart(ranks, tmp_path):
     assert [path.parent.name for path in tmp_path.glob("*/verdict.json")] == ["0"]
 
 
-@LONG
+@ALL
 def test_the_first_survivor_tells(outcomes, tmp_path):
     """4 ranks, the first of which serves the store and is stopped: the folder carries all, and rank 1 tells."""
     ended = outcomes(4, _hang, str(tmp_path), (0, "stops"), 1.0, timeout=28, limit=40)
@@ -239,7 +241,7 @@ def _again(me, folder):
     return before, here.verdict
 
 
-@LONG
+@ALL
 def test_what_was_left_before_is_not_what_a_rank_says_now(outcomes, tmp_path):
     """4 ranks: recordings of an earlier watch, and an earlier inquiry, lie where the last one of rank 3 is missing."""
     told = [one.value for one in outcomes(4, _again, str(tmp_path), timeout=20, limit=45)[:3]]
