@@ -73,19 +73,10 @@ def _named(folder: Path) -> list[tuple[Path, int | None]]:
 
 def chosen(recordings: list[Recording], refused: list[str]) -> Found:
     """One recording for each rank: of the job that most are of, its last attempt, watch and inquiry, and its time."""
-    notes = list(refused)
-    run, _ = Counter(recording.run for recording in recordings).most_common(1)[0]
-    kept = [recording for recording in recordings if recording.run == run]
-    _note(notes, recordings, kept, "another job")
-    attempt = max(recording.attempt for recording in kept)
-    last = [recording for recording in kept if recording.attempt == attempt]
-    _note(notes, kept, last, "an earlier attempt")
-    watched = _of_one_watch(last)
-    _note(notes, last, watched, "an earlier watch")
-    asked = _of_one_inquiry(watched)
-    _note(notes, watched, asked, "an earlier time that all ranks were asked")
-    current = _of_one_time(asked)
-    _note(notes, asked, current, "an earlier attempt, over before the others began")
+    notes, current = list(refused), recordings
+    for choose, left_out in _CHOICES:
+        before, current = current, choose(current)
+        _note(notes, before, current, left_out)
     newest: dict[int, Recording] = {}
     for recording in sorted(current, key=_newest):
         newest[recording.rank] = recording
@@ -95,6 +86,18 @@ def chosen(recordings: list[Recording], refused: list[str]) -> Found:
 
 def _newest(recording: Recording) -> tuple[bool, int, int]:
     return recording.spoke, recording.written, int(recording.created[-1]) if len(recording) else 0
+
+
+def _of_one_job(recordings: list[Recording]) -> list[Recording]:
+    """Those of the job that most are of."""
+    run, _ = Counter(recording.run for recording in recordings).most_common(1)[0]
+    return [recording for recording in recordings if recording.run == run]
+
+
+def _of_one_attempt(recordings: list[Recording]) -> list[Recording]:
+    """Those of its last attempt."""
+    last = max(recording.attempt for recording in recordings)
+    return [recording for recording in recordings if recording.attempt == last]
 
 
 def _of_one_watch(recordings: list[Recording]) -> list[Recording]:
@@ -124,6 +127,16 @@ def _is_older(one: Recording, newest: Recording) -> bool:
             if came is not None and time + _SKEW < came:
                 return True
     return False
+
+
+# What is chosen, one after the other, and what is said of the others.
+_CHOICES = (
+    (_of_one_job, "another job"),
+    (_of_one_attempt, "an earlier attempt"),
+    (_of_one_watch, "an earlier watch"),
+    (_of_one_inquiry, "an earlier time that all ranks were asked"),
+    (_of_one_time, "an earlier attempt, over before the others began"),
+)
 
 
 def _times(recording: Recording) -> dict[str, dict[int, int]]:

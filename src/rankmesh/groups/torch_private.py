@@ -576,7 +576,7 @@ def recorded(*, frames: bool = True) -> tuple[bytes, ...]:
 
 def under_way() -> list[dict[str, Any]]:
     """The unfinished calls that the recorders have; reading a full one takes some 40 ms, in which no call is made."""
-    return [entry for kept in _recorders(calls=True, active=True) for entry in kept.get("entries") or ()]
+    return _calls_kept(active=True)
 
 
 def unfinished() -> dict[tuple[int, str], str]:
@@ -588,6 +588,10 @@ def unfinished() -> dict[tuple[int, str], str]:
     )
     last = "last_completed_collective"
     return {group: about[last] for group, about in status if about[last] != about["last_enqueued_collective"]}
+
+
+def _calls_kept(*, active: bool) -> list[dict[str, Any]]:
+    return [entry for kept in _recorders(calls=True, active=active) for entry in kept.get("entries") or ()]
 
 
 def _recorders(*, calls: bool, active: bool) -> list[dict[str, Any]]:
@@ -617,8 +621,7 @@ def _calls_made(pg: Any) -> int:
 
 def last_call() -> int:
     """When this rank made the last call that the recorders have, in nanoseconds since the epoch; 0 for none."""
-    entries = (entry for kept in _recorders(calls=True, active=False) for entry in kept.get("entries") or ())
-    return max((int(entry["time_created_ns"]) for entry in entries), default=0)
+    return max((int(entry["time_created_ns"]) for entry in _calls_kept(active=False)), default=0)
 
 
 def frames_are_ready() -> bool:

@@ -20,7 +20,7 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rankmesh.doctor.formats import parsed, unpacked
 from rankmesh.doctor.recording import Recording, recording_of
@@ -28,6 +28,8 @@ from rankmesh.errors import RecordingError
 from rankmesh.watch.posts import FolderPost, StorePost
 
 __all__ = ["Board"]
+
+_Answer = TypeVar("_Answer")
 
 _log = logging.getLogger("rankmesh.watch")
 
@@ -60,7 +62,7 @@ class Board:
 
     def told(self, key: str) -> bool:
         """Whether there is word under a key, as the first post tells that answers."""
-        return next((answer for post in self._posts if (answer := post.has(key)) is not None), False)
+        return _first((post.has(key) for post in self._posts), otherwise=False)
 
     def join(self, key: str, rank: int) -> None:
         """Be one of those who have joined under a key."""
@@ -69,16 +71,20 @@ class Board:
 
     def count(self, key: str) -> int:
         """How many have joined, as the first post tells that answers."""
-        return next((count for post in self._posts if (count := post.count(key)) is not None), 0)
+        return _first((post.count(key) for post in self._posts), otherwise=0)
 
     def joined(self, key: str) -> set[int]:
         """Who has joined, as the first post tells that answers."""
-        return next((ranks for post in self._posts if (ranks := post.joined(key)) is not None), set())
+        return _first((post.joined(key) for post in self._posts), otherwise=set())
+
+    def forget(self, key: str, rank: int, *, shared: bool) -> None:
+        """Take away that this rank has joined under a key; and what all of them share there."""
+        for post in self._posts:
+            post.forget(key, rank, shared=shared)
 
     def claim(self, key: str) -> bool:
         """Whether this rank is the first to claim a key; true where nobody can be asked."""
-        answers = (post.claim(key) for post in self._posts)
-        return next((answer for answer in answers if answer is not None), True)
+        return _first((post.claim(key) for post in self._posts), otherwise=True)
 
     def clear(self, keys: Iterable[str]) -> None:
         """Take away what was left under these keys."""
@@ -118,6 +124,11 @@ class Board:
     @staticmethod
     def _path(folder: Path, rank: int) -> Path:
         return folder / f"rank{rank}.json.gz"
+
+
+def _first(answers: Iterable[_Answer | None], *, otherwise: _Answer) -> _Answer:
+    """What the first post says that answers."""
+    return next((answer for answer in answers if answer is not None), otherwise)
 
 
 def _read(content: bytes, rank: int) -> Recording | None:

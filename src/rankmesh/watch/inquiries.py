@@ -102,13 +102,10 @@ class Inquiries:
         """Take away what this rank has left for others; and what belongs to none of them."""
         # One inquiry more than this rank has spoken in: another may have asked again.
         for inquiry in range(self.number + 1):
-            rank = self._recorder.rank
-            self._board.clear([f"said/{inquiry}/{rank}", f"recording/{inquiry}/{rank}"])
+            self._board.forget(f"said/{inquiry}", self._recorder.rank, shared=shared)
+            self._board.clear([f"recording/{inquiry}/{self._recorder.rank}"])
             if shared:
-                counted = f"said/{inquiry}/count"
-                self._board.clear(
-                    [*(f"{what}/{inquiry}" for what in ("ask", "said", "hangs", "gather", "verdict")), counted]
-                )
+                self._board.clear([f"{what}/{inquiry}" for what in ("ask", "hangs", "gather", "verdict")])
 
     @property
     def _said(self) -> str:

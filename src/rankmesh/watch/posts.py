@@ -61,6 +61,10 @@ class FolderPost:
         start = f"{self._path(key).name}-"
         return _tried(lambda: {int(path.name[len(start) :]) for path in self._place.glob(f"{start}*")}, None)
 
+    def forget(self, key: str, rank: int, *, shared: bool) -> None:
+        """Take away that this rank has joined; each has a file of its own, and they share none."""
+        self.clear([f"{key}/{rank}"])
+
     def claim(self, key: str) -> bool | None:
         """Whether this rank is the first to claim a key; None where that cannot be known."""
         try:
@@ -133,6 +137,11 @@ class StorePost:
         """Who has joined; None where that cannot be known."""
         listed = self._ask(lambda: self._store.get(key) if self._store.check([key]) else b"", None)
         return None if listed is None else {int(rank) for rank in listed.split()}
+
+    def forget(self, key: str, rank: int, *, shared: bool) -> None:
+        """Take away who has joined, with the last of them."""
+        if shared:
+            self.clear([key, f"{key}/count"])
 
     def claim(self, key: str) -> bool | None:
         """Whether this rank is the first to claim a key; None where that cannot be known."""

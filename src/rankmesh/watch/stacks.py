@@ -93,15 +93,19 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
             meets = call["operation"] in _MEETINGS
             made = torch_private.calls_made("" if meets else call.get("group", ""))
             mark = (id(found), 0 if meets else found.f_lasti, made)
-            return {**call, "running": not meets and before not in (None, mark)}, mark
+            return {**call, "running": not meets and _moved(before, mark)}, mark
     if first is None:
         return {"running": True}, (0, 0, 0)
     user, mark = _users(first), (id(first), first.f_lasti, torch_private.calls_made())
     source = linecache.getline(user.f_code.co_filename, user.f_lineno)
-    if any(word in source for word in _WAITS) and (before is None or before == mark):
+    moved = _moved(before, mark)
+    if any(word in source for word in _WAITS) and not moved:
         return {"operation": "wait", "site": _line(user)}, mark
-    running = "sleep(" in source or (before is not None and before != mark)
-    return {"site": _line(user), "running": running}, mark
+    return {"site": _line(user), "running": "sleep(" in source or moved}, mark
+
+
+def _moved(before: Mark | None, mark: Mark) -> bool:
+    return before is not None and before != mark
 
 
 def _users(frame: FrameType) -> FrameType:
