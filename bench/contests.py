@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from rankmesh.layout.mesh import Mesh
-from rankmesh.plan.plan import Plan
-from rankmesh.plan.recipes.megatron import megatron
-from rankmesh.plan.spec import GroupSpec
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.plan import Plan
+from rankmesh.core.recipes.megatron import megatron
+from rankmesh.core.spec import GroupSpec
 
 __all__ = ["CONTESTS", "MEGATRON", "Contest", "Sizes", "load", "missing"]
 
@@ -65,7 +65,7 @@ class Contest:
 
     def ours(self, sizes: Sizes) -> list[Any]:
         """The process groups of the plan, connected."""
-        from rankmesh.groups import connect
+        from rankmesh.runtime import connect
 
         return [group.pg for group in connect(self.plan(sizes)).values()]
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankmesh.topology import Cluster, natural
+from rankmesh.placement import Cluster, natural
 
 __all__ = ["Emulated", "emulated", "problem"]
 

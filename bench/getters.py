@@ -14,7 +14,7 @@ from bench.dry import fake_world
 from bench.live import live_sizes
 from bench.processes import run_alone
 from bench.results import Comparison, compare
-from rankmesh.plan.recipes.megatron import megatron
+from rankmesh.core.recipes.megatron import megatron
 
 __all__ = ["getters"]
 
@@ -74,7 +74,7 @@ def _seconds(question: Question) -> float:
 
 def _ours() -> dict[str, Question]:
     from rankmesh.dialects.megatron import parallel_state
-    from rankmesh.groups import connect
+    from rankmesh.runtime import connect
 
     groups = connect(megatron(_WORLD, tp=2, cp=2, pp=2, ep=2))
     kept = groups["tp"]

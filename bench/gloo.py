@@ -28,13 +28,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
-import rankmesh.groups
+import rankmesh.runtime
 from bench.contests import CONTESTS, Contest, Sizes, missing
 from bench.gloo_text import gloo_section
 from bench.live import live_sizes, use
 from bench.processes import run_world
-from rankmesh.groups import torch_private
-from rankmesh.plan.plan import Plan
+from rankmesh.backend import torch_private
+from rankmesh.core.plan import Plan
 
 __all__ = ["measured"]
 
@@ -107,7 +107,7 @@ def _steps(contest: Contest, sizes: Sizes) -> dict[str, float]:
         plan = contest.plan(sizes)
         plan.of(rank)
         marks.append(time.thread_time())
-        live = rankmesh.groups.connect(plan)
+        live = rankmesh.runtime.connect(plan)
         marks.append(time.thread_time())
         use([group.pg for group in live.values()])
         marks.append(time.thread_time())

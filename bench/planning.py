@@ -11,8 +11,8 @@ from bench.dry import dry_sizes
 from bench.processes import run_alone
 from bench.results import Comparison
 from bench.rounds import alternate
-from rankmesh.plan.plan import Plan
-from rankmesh.plan.recipes.megatron import megatron
+from rankmesh.core.plan import Plan
+from rankmesh.core.recipes.megatron import megatron
 
 __all__ = ["planning"]
 

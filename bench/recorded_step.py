@@ -41,7 +41,7 @@ dist.init_process_group("gloo", rank=rank, world_size=2, store=store, timeout=ti
 
 # With a watch and without one in turn: rank 0 tells what each block took, the sum over both ranks.
 _IN_TURN = f"""{_BEGIN}
-from rankmesh import watch
+from rankmesh.debug import watch
 
 def in_turn(block):
     found = {{"without": [], "with": []}}

@@ -36,11 +36,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.dry import dry_sizes
-from rankmesh.layout.span import Span
-from rankmesh.plan.own import OwnGroup, OwnGroups
-from rankmesh.plan.plan import Plan
-from rankmesh.plan.recipes.megatron import megatron
-from rankmesh.plan.saved import contents
+from rankmesh.core.local import LocalGroup, LocalGroups
+from rankmesh.core.plan import Plan
+from rankmesh.core.rank_range import RankRange
+from rankmesh.core.recipes.megatron import megatron
+from rankmesh.core.saved import contents
 
 __all__ = ["ours", "replay", "theirs"]
 
@@ -76,12 +76,12 @@ class _Counted:
 # -- what a rank does ---------------------------------------------------------------------------------------------
 
 
-def ours(store: Any, rank: int, own: OwnGroups, fields: Mapping[str, Any], world: int) -> None:
+def ours(store: Any, rank: int, own: LocalGroups, fields: Mapping[str, Any], world: int) -> None:
     """The meeting of ``connect``, with the addresses of groups that connect at once, and what communicators ask."""
-    from rankmesh.groups import torch_private
-    from rankmesh.groups.addresses import Addresses
-    from rankmesh.groups.claim import Claim
-    from rankmesh.groups.meeting import agree
+    from rankmesh.backend import torch_private
+    from rankmesh.backend.addresses import Addresses
+    from rankmesh.runtime.claim import Claim
+    from rankmesh.runtime.meeting import agree
 
     made = dict(enumerate(own.communicators))
     at_once = {
@@ -95,7 +95,7 @@ def ours(store: Any, rank: int, own: OwnGroups, fields: Mapping[str, Any], world
         if firsts:
             addresses.tell(rank, "host", _SOCKET, firsts)
 
-    meeting = agree(store, Claim(rank, world, Span(0, world), fields), _LONG, tell)
+    meeting = agree(store, Claim(rank, world, RankRange(0, world), fields), _LONG, tell)
     meeting.addresses.read({step: group.ranks for step, group in at_once.items()})
     late = [group for step, group in made.items() if group.options.backend == "gloo" and step not in at_once]
     for group in late:
@@ -109,7 +109,7 @@ def ours(store: Any, rank: int, own: OwnGroups, fields: Mapping[str, Any], world
             _find(store, _key(group, neighbour))
 
 
-def theirs(store: Any, rank: int, own: OwnGroups, fields: Mapping[str, Any], world: int) -> None:
+def theirs(store: Any, rank: int, own: LocalGroups, fields: Mapping[str, Any], world: int) -> None:
     """Each group by itself: NCCL's identifier, or gloo's addresses of all members, one after the other."""
     for group in own.values():
         if group.options.backend == "gloo":
@@ -120,7 +120,7 @@ def theirs(store: Any, rank: int, own: OwnGroups, fields: Mapping[str, Any], wor
             _identify(store, group)
 
 
-def _identify(store: Any, group: OwnGroup) -> None:
+def _identify(store: Any, group: LocalGroup) -> None:
     """NCCL's identifier of a communicator: the first member makes it, the others read it."""
     key = f"{group}/identifier"
     if group.rank == 0:
@@ -135,7 +135,7 @@ def _find(store: Any, key: str) -> None:
     store.get(key)
 
 
-def _key(group: OwnGroup, rank: int) -> str:
+def _key(group: LocalGroup, rank: int) -> str:
     return f"{group}/gloo/{rank}"
 
 
@@ -262,7 +262,7 @@ def _allow_descriptors(number: int) -> None:
 def _measured(sizes: list[int], rounds: int, limit: float) -> dict[str, Any]:
     import torch.distributed
 
-    import rankmesh.groups  # noqa: F401  - before the first fork, as torch
+    import rankmesh.runtime  # noqa: F401  - before the first fork, as torch
 
     found: dict[str, Any] = {}
     for world in sizes:

@@ -41,7 +41,7 @@ def measure(settings: Settings, tell: Callable[[Comparison], None]) -> Results:
     # Before the first fork: children find both imported, and no import is in a time.
     import torch.distributed  # noqa: F401
 
-    import rankmesh.groups  # noqa: F401
+    import rankmesh.runtime  # noqa: F401
 
     load = _load()
     done = []

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rankmesh.doctor import doctor
+from rankmesh.debug.doctor import doctor
 from rankmesh.readers.source import read
 
 __all__ = ["rows"]

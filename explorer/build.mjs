@@ -15,7 +15,7 @@ function sources() {
   })
     .filter((entry) => entry.isFile())
     .map((entry) => `${entry.parentPath}/${entry.name}`.slice(new URL(".", here).pathname.length));
-  const files = [...inside, "build.mjs", "package-lock.json", "../src/rankmesh/plan/presets.json"].sort();
+  const files = [...inside, "build.mjs", "package-lock.json", "../src/rankmesh/core/presets.json"].sort();
   const hash = createHash("sha256");
   for (const file of files) hash.update(`${file}\n${read(file)}\n`);
   return hash.digest("hex");

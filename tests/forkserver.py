@@ -30,7 +30,7 @@ import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.tensor
 
-import rankmesh.groups  # noqa: F401  - loaded before the fork, once for all ranks, as is what torch loads late
+import rankmesh.runtime  # noqa: F401  - loaded before the fork, once for all ranks, as is what torch loads late
 from rankmesh.errors import RankmeshError
 
 REPOSITORY = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "public.md"
-PACKAGES = ("rankmesh", "rankmesh.layout", "rankmesh.plan", "rankmesh.plan.recipes", "rankmesh.readers", "rankmesh.viz")
+PACKAGES = ("rankmesh", "rankmesh.core", "rankmesh.core.recipes", "rankmesh.readers", "rankmesh.viz")
 PACKAGES += ("rankmesh.errors", "rankmesh.sim", "rankmesh.testing", "rankmesh.testing.strategies")
 
 HEAD = """# What is public

@@ -28,8 +28,8 @@ sys.meta_path[:] = [BuiltinImporter, FrozenImporter, Bare()]
 
 PLANNING = """
 import rankmesh as rm
-from rankmesh import topology, viz
-from rankmesh.plan import communicators, difference, presets, with_nccl_config
+from rankmesh import placement as topology, viz
+from rankmesh.core import communicators, difference, presets, with_nccl_config
 from rankmesh.readers import source
 for name in presets.names():
     rm.read(name).digest
@@ -82,7 +82,7 @@ MISSING = [
     ("rankmesh.read('PATH')", "yaml", "configs"),
     ("rankmesh.readers.read_config('torchrun a.py', 'a.sh')", "tree_sitter_bash", "configs"),
     ("rankmesh.readers.read_config('[a]\\nb=1\\n', 'a.toml')", "tree_sitter", "configs"),
-    ("rankmesh.plan.with_nccl_config(rankmesh.read('tp=2'), 'tp: {max_ctas: 8}')", "yaml", "configs"),
+    ("rankmesh.core.with_nccl_config(rankmesh.read('tp=2'), 'tp: {max_ctas: 8}')", "yaml", "configs"),
     ("rankmesh.connect", "torch", "torch"),
     ("import_module('rankmesh.sim')", "torch", "torch"),
     ("import_module('rankmesh.testing.strategies')", "hypothesis", "testing"),

@@ -7,9 +7,9 @@ CHECK = "import sys; sys.exit('torch is loaded' if 'torch' in sys.modules else 0
 
 PLANNING = """
 import rankmesh as rm
-from rankmesh.plan import presets
+from rankmesh.core import presets
 from rankmesh.readers import source
-from rankmesh.topology import crossings
+from rankmesh.placement import crossings
 plan = rm.recipes.megatron(world_size=64, tp=2, cp=2, pp=2, ep=4, etp=1)
 assert rm.Plan.from_json(plan.to_json()).digest == plan.digest
 plan.explain(13), plan.sharing, plan.of(13), crossings(plan.groups("dp"), 8)

@@ -12,6 +12,8 @@ Planning needs numpy alone; ``rm.connect`` loads torch when it is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rankmesh.core import Group, Groups, GroupSpec, Job, Mesh, Options, Pick, Plan, Sharding, ends, first, last, recipes
+from rankmesh.core.extras import extra
 from rankmesh.errors import (
     AgreementError,
     ClusterError,
@@ -27,21 +29,17 @@ from rankmesh.errors import (
     UnknownAxis,
     UnknownGroup,
 )
-from rankmesh.extras import extra
-from rankmesh.layout import Group, Groups, Job, Mesh, Pick, Sharding, ends, first, last
-from rankmesh.placement import Placed, Traffic, place
-from rankmesh.plan import GroupSpec, Options, Plan, recipes
-from rankmesh.topology import Cluster
+from rankmesh.placement import Cluster, Placed, Traffic, place
 from rankmesh.transfer import Transfer
 
 if TYPE_CHECKING:
-    from rankmesh.groups import LiveGroup, LiveGroups, LiveJob, close_all
-    from rankmesh.groups.connect import connect
-    from rankmesh.groups.discover import discover
-    from rankmesh.launch.world import LiveRank
-    from rankmesh.proof.check import check
+    from rankmesh.debug.verification.check import check
+    from rankmesh.debug.watch.joined import init
     from rankmesh.readers.source import read_plan as read
-    from rankmesh.watch.joined import init
+    from rankmesh.runtime import LiveGroup, LiveGroups, LiveJob, close_all
+    from rankmesh.runtime.connect import connect
+    from rankmesh.runtime.discover import discover
+    from rankmesh.runtime.init import LiveRank
 
 __all__ = [
     "AgreementError",
@@ -91,15 +89,15 @@ __version__ = "0.1.0"
 
 # Where each name is that loads torch when it is first used.
 _LIVE = {
-    "LiveGroup": "rankmesh.groups",
-    "LiveGroups": "rankmesh.groups",
-    "LiveJob": "rankmesh.groups",
-    "LiveRank": "rankmesh.launch.world",
-    "check": "rankmesh.proof.check",
-    "close_all": "rankmesh.groups",
-    "connect": "rankmesh.groups.connect",
-    "discover": "rankmesh.groups.discover",
-    "init": "rankmesh.watch.joined",
+    "LiveGroup": "rankmesh.runtime",
+    "LiveGroups": "rankmesh.runtime",
+    "LiveJob": "rankmesh.runtime",
+    "LiveRank": "rankmesh.runtime.init",
+    "check": "rankmesh.debug.verification.check",
+    "close_all": "rankmesh.runtime",
+    "connect": "rankmesh.runtime.connect",
+    "discover": "rankmesh.runtime.discover",
+    "init": "rankmesh.debug.watch.joined",
 }
 
 

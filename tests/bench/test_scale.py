@@ -7,7 +7,7 @@ from torch.distributed import HashStore
 
 from bench import scale
 from bench.scale_text import scale_section
-from rankmesh.plan.saved import contents
+from rankmesh.core.saved import contents
 
 WORLD = 64
 

@@ -8,14 +8,14 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from tests.browser.conftest import PAGE
 
 from rankmesh.cli.options import source_of
+from rankmesh.core import presets
+from rankmesh.core.communicators import communicators
+from rankmesh.core.difference import difference
+from rankmesh.core.saved import contents
 from rankmesh.errors import RankmeshError
-from rankmesh.plan import presets
-from rankmesh.plan.communicators import communicators
-from rankmesh.plan.difference import difference
-from rankmesh.plan.saved import contents
+from rankmesh.placement import Cluster, crossings, widest
 from rankmesh.readers.source import RECIPES, read, recipe_arguments
 from rankmesh.testing.strategies import plans
-from rankmesh.topology import Cluster, crossings, widest
 
 LAYOUTS = 1000
 # Devices a host: those that divide most layouts, and those that cut across.

@@ -15,19 +15,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankmesh.cli import main
+from rankmesh.debug.verification import here, in_job
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import torchrun_variables
-from rankmesh.proof import here, in_job
 
 # The function of which file, called for the nth time, begins a phase.
 PHASES = {
-    "start": ("enter", "launch/world.py", 1),
-    "muster": ("muster", "launch/muster.py", 1),
+    "start": ("enter", "runtime/init.py", 1),
+    "muster": ("muster", "runtime/muster.py", 1),
     "agree": ("agree", "/groups/", 1),
-    "create": ("create", "groups/torch_private.py", 1),
+    "create": ("create", "backend/torch_private.py", 1),
     "complete": ("complete", "/groups/", 1),
-    "use": ("prove_group", "proof/prove.py", 2),
-    "close": ("close", "groups/live.py", 1),
+    "use": ("prove_group", "debug/verification/prove.py", 2),
+    "close": ("close", "runtime/live.py", 1),
 }
 MARK = "RANKMESH_TEST_MARK"
 

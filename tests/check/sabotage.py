@@ -6,9 +6,9 @@ import sys
 import time
 
 from rankmesh.cli import main
+from rankmesh.debug.verification import diary as check
 from rankmesh.errors import ProofError
-from rankmesh.groups import live
-from rankmesh.proof import diary as check
+from rankmesh.runtime import live
 
 VICTIM = 3
 SPEC = "megatron:world=8,tp=2,pp=2"

@@ -3,11 +3,11 @@
 import pytest
 
 import rankmesh as rm
+from rankmesh.debug.verification.in_job import check_in_job
+from rankmesh.debug.verification.results import collect
 from rankmesh.errors import PlanError
 from rankmesh.launch import started_by
 from rankmesh.launch.table import torchrun_variables
-from rankmesh.proof.in_job import check_in_job
-from rankmesh.proof.results import collect
 
 
 def test_a_plan_for_another_world_size():

@@ -7,8 +7,8 @@ import pytest
 from rankmesh.cli.diff import compared
 from rankmesh.cli.groups import kind_groups
 from rankmesh.cli.presets import preset_row, preset_rows
+from rankmesh.core import presets
 from rankmesh.errors import NotAMember
-from rankmesh.plan import presets
 from rankmesh.readers.source import read
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rankmesh.cli.explore import explored
+from rankmesh.core.plan import Plan
 from rankmesh.errors import ClusterError, PlacementError, UnknownGroup
-from rankmesh.plan.plan import Plan
 from rankmesh.readers.source import read
 from rankmesh.viz.explorer import fragment, given, page, spec_of
 

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import rankmesh as rm
 from rankmesh import sim
-from rankmesh.groups import torch_private
+from rankmesh.backend import torch_private
 
 PLAN = rm.recipes.megatron(8, tp=2, pp=2)
 

@@ -3,7 +3,7 @@
 import gc
 import time
 
-from rankmesh.groups import torch_private
+from rankmesh.backend import torch_private
 
 
 def left_by(me, cycle, *, times=3):

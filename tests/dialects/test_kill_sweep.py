@@ -14,12 +14,13 @@ import torch.distributed as dist
 from tests import limits
 from tests.groups.test_kill_sweep import Killing
 
+from rankmesh.backend import torch_private
 from rankmesh.dialects import deepspeed, ezpz, fairscale, nanotron, process_groups, torchtitan
 from rankmesh.dialects.megatron import lifecycle, parallel_state
 from rankmesh.dialects.megatron.hyper_comm_grid import HyperCommGrid
 from rankmesh.errors import AgreementError, ConnectError
-from rankmesh.groups import torch_private, world
-from rankmesh.groups.connect import connect
+from rankmesh.runtime import world
+from rankmesh.runtime.connect import connect
 
 TIMEOUT, SIZE, VICTIM = 1.0, 4, 1
 SWEEP = os.environ.get("RANKMESH_TEST_SWEEP")

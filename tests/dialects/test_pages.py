@@ -9,7 +9,7 @@ from tests.dialects import dry
 from torch.distributed.device_mesh import init_device_mesh
 
 import rankmesh as rm
-from rankmesh.groups import torch_private
+from rankmesh.backend import torch_private
 
 PAGES = Path(__file__).parents[2] / "docs" / "migrate"
 NAMES = ("accelerate", "deepspeed", "device_mesh", "ezpz", "fairscale", "nanotron", "process_groups", "torchtitan")

@@ -16,16 +16,13 @@ from sphinx.util.inventory import InventoryFile
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "rankmesh",
-    *(
-        f"rankmesh.{name}"
-        for name in ("errors", "layout", "topology", "placement", "plan", "groups", "viz", "sim", "testing", "transfer")
-    ),
-    *(f"rankmesh.plan.{name}" for name in ("recipes", "presets")),
+    *(f"rankmesh.{name}" for name in ("errors", "core", "placement", "runtime", "viz", "sim", "testing", "transfer")),
+    *(f"rankmesh.core.{name}" for name in ("recipes", "presets")),
     "rankmesh.readers",
     "rankmesh.readers.source",
     "rankmesh.launch",
-    "rankmesh.doctor",
-    "rankmesh.watch",
+    "rankmesh.debug.doctor",
+    "rankmesh.debug.watch",
     "rankmesh.testing.strategies",
     *(f"rankmesh.dialects.{name}" for name in ("megatron", "nanotron", "ezpz", "ezpz.layers", "ezpz.mappings")),
     *(f"rankmesh.dialects.{name}" for name in ("fairscale", "process_groups", "deepspeed", "device_mesh")),

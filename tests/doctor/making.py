@@ -4,7 +4,7 @@ import gzip
 import json
 import pickle
 
-from rankmesh.doctor import recording_of
+from rankmesh.debug.doctor import recording_of
 
 WORLD = ("0", "default_pg")
 

@@ -4,7 +4,7 @@ import pytest
 from tests.doctor.making import WORLD, call, document, recordings
 
 import rankmesh as rm
-from rankmesh.doctor import diagnose
+from rankmesh.debug.doctor import diagnose
 
 TP, DP = {}, {}
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.doctor.making import WORLD, call, document, recordings, write
 
 import rankmesh as rm
-from rankmesh.doctor import diagnose, doctor, recording_of
-from rankmesh.doctor.folder import read_folder
-from rankmesh.doctor.formats import document as read_document
+from rankmesh.debug.doctor import diagnose, doctor, recording_of
+from rankmesh.debug.doctor.folder import read_folder
+from rankmesh.debug.doctor.formats import document as read_document
 from rankmesh.errors import RecordingError
 
 RANKS = (0, 1, 2, 3)
@@ -122,7 +122,7 @@ def test_no_code_runs(tmp_path):
 
 def test_a_reader_that_is_ended_is_replaced(tmp_path, monkeypatch):
     """A file that ends its reader is named, and the files after it are read."""
-    monkeypatch.setattr("rankmesh.doctor.reader._SECONDS", 1)
+    monkeypatch.setattr("rankmesh.debug.doctor.reader._SECONDS", 1)
     write(tmp_path, hung(without=(0,)))
     (tmp_path / "nccl_trace_rank_0").write_bytes(_endless())
     found = doctor(tmp_path)

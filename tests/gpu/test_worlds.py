@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 import rankmesh as rm
-from rankmesh.groups import torch_private
-from rankmesh.proof.prove import prove
+from rankmesh.backend import torch_private
+from rankmesh.debug.verification.prove import prove
 
 WORLDS = [("nccl", False), ("nccl", True), ("cpu:gloo,cuda:nccl", False), ("cpu:gloo,cuda:nccl", True)]
 LIMIT = {"world": None, "limit": 90.0, "timeout": 60.0}

@@ -9,11 +9,11 @@ import torch.distributed as dist
 
 import rankmesh as rm
 from bench.counting import CountingStore
+from rankmesh.backend import torch_private
+from rankmesh.backend.addresses import Address, Addresses
+from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import AgreementError
-from rankmesh.groups import torch_private
-from rankmesh.groups.addresses import Address, Addresses
-from rankmesh.groups.store import JobStore
-from rankmesh.layout.span import Span
+from rankmesh.rendezvous.store import JobStore
 
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp")])
 
@@ -28,7 +28,7 @@ def _use(groups):
 def test_what_is_told_is_what_is_read():
     """No process, 50 ranks from 7 on in any order: each reads the addresses of any others, by position."""
     source = random.Random(1)  # noqa: S311  - the same order in every run
-    told = Addresses(JobStore(dist.HashStore()), "at", Span(7, 50))
+    told = Addresses(JobStore(dist.HashStore()), "at", RankRange(7, 50))
     ranks = list(told.span.members)
     source.shuffle(ranks)
     for rank in ranks:
@@ -46,7 +46,7 @@ def test_what_is_told_is_what_is_read():
 def test_what_is_no_address_is_refused(text):
     """No process: a text of another program is an error that says whose keys these are."""
     store = dist.HashStore()
-    told = Addresses(JobStore(store), "at", Span(7, 2))
+    told = Addresses(JobStore(store), "at", RankRange(7, 2))
     store.set("rankmesh/job/at/0", text)
     with pytest.raises(AgreementError, match="another program writes under rankmesh's keys"):
         told.read({0: [7, 8]})

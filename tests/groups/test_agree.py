@@ -9,14 +9,14 @@ from tests import limits
 from tests.counting import Counting
 
 import rankmesh as rm
+from rankmesh.backend import torch_private
+from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import AgreementError, ConnectError
-from rankmesh.groups import torch_private
-from rankmesh.groups.claim import Claim
-from rankmesh.groups.disagreement import Disagreement
-from rankmesh.groups.meeting import agree
-from rankmesh.groups.roll import Roll
-from rankmesh.groups.store import JobStore
-from rankmesh.layout.span import Span
+from rankmesh.rendezvous.store import JobStore
+from rankmesh.runtime.claim import Claim
+from rankmesh.runtime.disagreement import Disagreement
+from rankmesh.runtime.meeting import agree
+from rankmesh.runtime.roll import Roll
 
 SOON = timedelta(seconds=2)
 LONG = timedelta(seconds=limits.LONG)
@@ -41,7 +41,7 @@ ODD = {
 
 
 def _claim(rank, size, span=None, **fields):
-    return Claim(rank, size, Span.of(*(span or (0, size)), None), fields)
+    return Claim(rank, size, RankRange.of(*(span or (0, size)), None), fields)
 
 
 # -- the good path ---------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def _odd_claim(me, odd, come):
     while (me.rank == 1) == (come == "last") and JobStore(me.store).count("waiting", 0) < (1 if come == "first" else 3):
         time.sleep(0.01)
     fields = {"plan": {}, "version": "0.1", "live_world_size": 4} | (odd if me.rank == 1 else {})
-    claim = Claim(me.rank, fields["live_world_size"], Span.of(0, 4, None), fields)
+    claim = Claim(me.rank, fields["live_world_size"], RankRange.of(0, 4, None), fields)
     return me.error(AgreementError, agree, me.store, claim, LONG)
 
 
@@ -412,7 +412,7 @@ def test_a_garbage_roll_is_refused(content):
     store = dist.HashStore()
     store.set("rankmesh/job/roll/0", content)
     with pytest.raises(AgreementError, match="no set of ranks"):
-        Roll(JobStore(store), "roll", Span(0, 2)).absent()
+        Roll(JobStore(store), "roll", RankRange(0, 2)).absent()
 
 
 # -- a store that goes away ------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import rankmesh as rm
-from rankmesh.groups import torch_private
+from rankmesh.backend import torch_private
 
 PLAN = rm.Plan(rm.Mesh(tp=1, dp=2), [rm.GroupSpec("tp")])
 

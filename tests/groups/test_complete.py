@@ -8,18 +8,19 @@ from tests import limits
 from tests.counting import Counting
 
 import rankmesh as rm
+from rankmesh.backend import torch_private
+from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import ConnectError
-from rankmesh.groups import World, torch_private
-from rankmesh.groups.claim import Claim
-from rankmesh.groups.meeting import agree
-from rankmesh.layout.span import Span
+from rankmesh.runtime import World
+from rankmesh.runtime.claim import Claim
+from rankmesh.runtime.meeting import agree
 
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp")])
 LATE = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec(spec.name, spec.axes, lazy=True) for spec in PLAN.specs])
 
 
 def _operations(me):
-    claim = Claim(me.rank, me.size, Span.of(0, me.size, None), {"plan": "same"})
+    claim = Claim(me.rank, me.size, RankRange.of(0, me.size, None), {"plan": "same"})
     store = Counting(me.store)
     meeting = agree(store, claim, timedelta(seconds=20))
     me.meet("agreed")

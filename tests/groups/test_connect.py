@@ -12,8 +12,9 @@ import torch.distributed as dist
 from tests import limits
 
 import rankmesh as rm
+from rankmesh.backend import torch_private
 from rankmesh.errors import AgreementError, ConnectError, NotAMember, UnknownGroup
-from rankmesh.groups import World, torch_private
+from rankmesh.runtime import World
 
 SHUFFLED = [5, 2, 7, 0, 1, 6, 3, 4]
 SHORT = timedelta(seconds=1)

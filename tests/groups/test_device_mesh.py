@@ -2,8 +2,8 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import rankmesh as rm
+from rankmesh.backend import torch_private
 from rankmesh.errors import ConnectError, UnknownAxis
-from rankmesh.groups import torch_private
 
 PLAN = rm.Plan(
     rm.Mesh(tp=2, dp=2, pp=2).with_view("expert", ep=4, pp=2),

@@ -8,8 +8,8 @@ from tests.counting import Counting
 
 import rankmesh as rm
 from rankmesh.errors import ConnectError
-from rankmesh.groups import discover as room
-from rankmesh.groups.discover import witness
+from rankmesh.runtime import discover as room
+from rankmesh.runtime.discover import witness
 from rankmesh.sim import run
 
 

@@ -4,7 +4,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rankmesh as rm
-from rankmesh.groups import torch_private
+from rankmesh.backend import torch_private
 
 WORLD = 131_072
 PLAN = rm.recipes.megatron(world_size=WORLD, tp=8, cp=2, pp=8, ep=8, etp=1)

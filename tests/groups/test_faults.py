@@ -9,11 +9,11 @@ from tests import limits
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rankmesh as rm
+from rankmesh.backend import torch_private
 from rankmesh.errors import AgreementError, ConnectError, PlanError
-from rankmesh.groups import torch_private
-from rankmesh.groups.meeting import Meeting
-from rankmesh.groups.phase import Phase
-from rankmesh.groups.store import JobStore
+from rankmesh.rendezvous.store import JobStore
+from rankmesh.runtime.meeting import Meeting
+from rankmesh.runtime.phase import Phase
 
 TWO = rm.Plan(rm.Mesh(dp=2), [rm.GroupSpec("dp")])
 

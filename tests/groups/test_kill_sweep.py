@@ -9,8 +9,9 @@ import torch.distributed as dist
 from tests import limits
 
 import rankmesh as rm
+from rankmesh.backend import torch_private
 from rankmesh.errors import AgreementError, ConnectError
-from rankmesh.groups import torch_private, world
+from rankmesh.runtime import world
 
 TIMEOUT = 1.0
 PLAN = rm.Plan(rm.Mesh(tp=3), [rm.GroupSpec("tp")])

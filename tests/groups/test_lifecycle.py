@@ -8,8 +8,8 @@ from tests import limits
 
 import rankmesh as rm
 from rankmesh import sim
+from rankmesh.backend import torch_private
 from rankmesh.errors import ConnectError, NotAMember, PlanError, UnknownGroup
-from rankmesh.groups import torch_private
 
 
 def _plan(dp=2, **how):

@@ -4,8 +4,8 @@ import pytest
 import torch.distributed as dist
 
 import rankmesh as rm
+from rankmesh.debug.verification.prove import OPERATIONS, prove
 from rankmesh.errors import ProofError
-from rankmesh.proof.prove import OPERATIONS, prove
 
 PLAN = rm.Plan(rm.Mesh(stage=2, dp=2), [rm.GroupSpec("dp"), rm.GroupSpec("stage", pipeline=True)])
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import rankmesh as rm
+from rankmesh.backend import torch_private
 from rankmesh.errors import ConnectError
-from rankmesh.groups import LiveGroups, World, torch_private
-from rankmesh.groups.fitting import check_lazy, check_world
+from rankmesh.runtime import LiveGroups, World
+from rankmesh.runtime.fitting import check_lazy, check_world
 
 CUDA = torch.device("cuda", 0)
 
@@ -26,7 +27,7 @@ def _splits(plans, rank, size, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(torch_private, "create", lambda _, **how: done.append((how["name"], tuple(how["ranks"]))))
         patch.setattr(torch_private, "decline_split", lambda _: done.append(None))
-        patch.setattr("rankmesh.groups.live.alone", lambda **_: None)
+        patch.setattr("rankmesh.runtime.live.alone", lambda **_: None)
         patch.setattr(torch_private, "nccl_options", lambda *_: None)
         patch.setattr(torch_private, "check_backend", lambda _: None)
         world = World(_world(rank, size))

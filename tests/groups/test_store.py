@@ -7,12 +7,12 @@ import torch.distributed as dist
 from tests.counting import Counting
 
 import rankmesh as rm
+from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import AgreementError
-from rankmesh.groups.claim import Claim
-from rankmesh.groups.meeting import agree
-from rankmesh.groups.roll import Roll
-from rankmesh.groups.store import JobStore
-from rankmesh.layout.span import Span
+from rankmesh.rendezvous.store import JobStore
+from rankmesh.runtime.claim import Claim
+from rankmesh.runtime.meeting import agree
+from rankmesh.runtime.roll import Roll
 
 STORES = ("tcp", "tcp without libuv", "file")
 
@@ -42,7 +42,7 @@ def test_nothing_stays_in_the_store(ranks):
 def _thousand(me):
     store, before = dist.PrefixStore("own", me.store), None
     for number in range(1000):
-        claim = Claim(me.rank, me.size, Span(0, me.size), {"plan": number})
+        claim = Claim(me.rank, me.size, RankRange(0, me.size), {"plan": number})
         meeting = agree(store, claim, timedelta(seconds=20))
         meeting.complete(20, 20)
         if number == 9:
@@ -62,9 +62,9 @@ def test_a_thousand_meetings_leave_what_ten_leave(ranks):
 def _after_failures(me):
     store = dist.PrefixStore("own", me.store)
     for number in range(3):
-        claim = Claim(me.rank, me.size, Span(0, me.size), {"plan": number, "own": me.rank})
+        claim = Claim(me.rank, me.size, RankRange(0, me.size), {"plan": number, "own": me.rank})
         me.error(AgreementError, agree, store, claim, timedelta(seconds=20))
-    claim = Claim(me.rank, me.size, Span(0, me.size), {"plan": "same"})
+    claim = Claim(me.rank, me.size, RankRange(0, me.size), {"plan": "same"})
     agree(store, claim, timedelta(seconds=20)).complete(20, 20)
     me.meet("end")
     return [key for key in me.store.list_keys() if "own/" in key]
@@ -84,7 +84,7 @@ def _store(kind, folder):
 @pytest.mark.parametrize("kind", STORES)
 def test_a_roll_is_the_set_of_those_that_came(tmp_path, kind):
     """No process, 200 ranks from 5 on: exactly one rank completes the roll, and who is absent is told."""
-    span = Span(5, 200)
+    span = RankRange(5, 200)
     roll = Roll(JobStore(_store(kind, tmp_path)), "roll", span)
     order = sorted(range(5, 205), key=lambda rank: (rank * 7919) % 200)
     assert not any(roll.come(rank) for rank in order[:-1])
@@ -111,7 +111,7 @@ def test_who_is_missing_in_a_large_world_is_found_in_few_words(tmp_path):
     """No process, 16,384 ranks of which three did not come: one rank finds them in the store, by name."""
     size, missing = 16_384, [7, 8_000, 16_000]
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    claim = Claim(0, size, Span(0, size), {"plan": "same"})
+    claim = Claim(0, size, RankRange(0, size), {"plan": "same"})
     roll = Roll(JobStore(store), f"0-{size}/0/agree/roll", claim.span)
     for block in range(-(-size // 62)):
         came = sum(

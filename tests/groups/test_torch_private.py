@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 
 import rankmesh
-from rankmesh.groups import torch_private
+from rankmesh.backend import torch_private
 
 SOURCES = Path(rankmesh.__file__).parent
 # Everything that depends on torch's insides, and on its version, is here.
-ALLOWED = {Path("groups/torch_private.py"), Path("groups/torch_threads.py")}
+ALLOWED = {Path("backend/torch_private.py"), Path("backend/torch_threads.py")}
 PRIVATE_MODULES = ("torch._C", "torch.distributed.distributed_c10d", "torch.testing._internal")
 
 
@@ -18,7 +18,7 @@ def test_the_installed_torch_is_a_known_one():
     """The private calls are known on the minor version of torch that is installed."""
     minor = ".".join(torch.__version__.split(".")[:2])
     assert minor in torch_private.KNOWN_VERSIONS, (
-        f"torch {torch.__version__} is installed; the private calls of groups/torch_private.py are known on "
+        f"torch {torch.__version__} is installed; the private calls of backend/torch_private.py are known on "
         f"{', '.join(torch_private.KNOWN_VERSIONS)}; read its changes to torch.distributed, run the tests of "
         f"live groups, and add {minor!r} to KNOWN_VERSIONS"
     )
@@ -71,7 +71,7 @@ def test_a_torch_that_is_not_known_is_told_once():
     """On another release the import says which were tried, once, and goes on."""
     program = (
         "import torch; torch.__version__ = '2.99.0'\n"
-        "import rankmesh.groups, rankmesh.groups.connect, rankmesh.sim\n"
+        "import rankmesh.runtime, rankmesh.runtime.connect, rankmesh.sim\n"
         "print('went on')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)

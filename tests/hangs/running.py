@@ -19,8 +19,8 @@ import torch
 import torch._inductor.standalone_compile  # what names frames: loaded once, before the fork
 import torch.distributed as dist
 
-import rankmesh.groups
-import rankmesh.watch
+import rankmesh.debug.watch
+import rankmesh.runtime
 
 LIMIT = 60.0
 # gloo on the CPU, or nccl: then all ranks share what GPUs there are.
@@ -89,7 +89,7 @@ def _rank(name, folder, rank, size, port, watched):
         torch.cuda.set_device(rank % torch.cuda.device_count())
         torch.set_default_device("cuda")
     dist.init_process_group(BACKEND, rank=rank, world_size=size, store=store, timeout=timedelta(seconds=40))
-    watch = rankmesh.watch.start(folder, limit=watched)
+    watch = rankmesh.debug.watch.start(folder, limit=watched)
     try:
         program(rank)
         if BACKEND == "nccl":  # where a step would read its loss: until then a GPU's calls wait on the GPU alone

@@ -13,7 +13,7 @@ from tests.hangs.keep import HERE, KEPT, KEPT_ON_NCCL
 from tests.hangs.programs import HANGS, ON_NCCL
 from tests.hangs.running import ALONE
 
-from rankmesh.doctor import CAUSES, doctor
+from rankmesh.debug.doctor import CAUSES, doctor
 from rankmesh.readers.source import read
 
 # What a few seconds allow; the others run where they are asked for.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh.launch.devices import Offer, choose, offer, pick
+from rankmesh.runtime.devices import Offer, choose, offer, pick
 
 
 def _offers(devices, asked=None):

@@ -14,9 +14,9 @@ from tests import limits
 from torch.distributed import TCPStore
 
 import rankmesh as rm
-from rankmesh.groups import torch_private
-from rankmesh.launch import world
+from rankmesh.backend import torch_private
 from rankmesh.launch.table import torchrun_variables
+from rankmesh.runtime import init as world
 
 
 def _as_rank(me, port, **more):

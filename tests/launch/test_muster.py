@@ -11,10 +11,10 @@ from tests import limits
 from torch.distributed import HashStore
 
 from rankmesh import AgreementError, ConnectError
-from rankmesh.launch.devices import Offer
-from rankmesh.launch.muster import muster
 from rankmesh.launch.started import Launch
-from rankmesh.launch.store import open_store
+from rankmesh.runtime.devices import Offer
+from rankmesh.runtime.muster import muster
+from rankmesh.runtime.served_store import open_store
 
 
 def _offer(rank, size=3, **more):

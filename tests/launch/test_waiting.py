@@ -5,8 +5,8 @@ import threading
 import pytest
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
-from rankmesh.launch import waiting
-from rankmesh.launch.waiting import come
+from rankmesh.rendezvous import waiting
+from rankmesh.rendezvous.waiting import come
 
 
 def _stores(kind, folder):

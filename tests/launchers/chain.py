@@ -18,7 +18,12 @@ from pathlib import Path
 from rankmesh.launch.started import started_by
 
 # Loaded before the forks, which then start at once.
-LOADED = ("torch.distributed", "rankmesh.cli.app", "rankmesh.proof.check", "rankmesh.proof.measure")
+LOADED = (
+    "torch.distributed",
+    "rankmesh.cli.app",
+    "rankmesh.debug.verification.check",
+    "rankmesh.debug.verification.measure",
+)
 LIMIT = 60.0
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmesh import LayoutError, Mesh
-from rankmesh.plan import recipes
+from rankmesh.core import recipes
 
 SMALL = st.integers(1, 3)
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from tests.transfer import brute
 from tests.transfer.strategies import one
 
+from rankmesh.core import Mesh
+from rankmesh.core.sharding import Sharding
 from rankmesh.errors import LayoutError, UnknownAxis
-from rankmesh.layout import Mesh
-from rankmesh.layout.sharding import Sharding
 
 
 def filled(sharding, rank):

@@ -3,8 +3,8 @@
 import sys
 
 from rankmesh.cli import main
-from rankmesh.proof import diary as check
-from rankmesh.proof.prove import prove_group
+from rankmesh.debug.verification import diary as check
+from rankmesh.debug.verification.prove import prove_group
 
 prove = check.prove
 

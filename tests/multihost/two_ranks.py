@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 import rankmesh as rm
-from rankmesh.proof.prove import prove
+from rankmesh.debug.verification.prove import prove
 
 PLAN = rm.Plan(rm.Mesh(dp=2, pp=2), [rm.GroupSpec("dp"), rm.GroupSpec("pp")])
 

@@ -11,9 +11,8 @@ from tests.topology.strategies import clusters
 
 import rankmesh as rm
 from rankmesh.errors import ClusterError, PlacementError
-from rankmesh.placement import Message, Traffic, place
+from rankmesh.placement import Cluster, Host, Level, Message, Traffic, place
 from rankmesh.placement.traffic import COLLECTIVES
-from rankmesh.topology import Cluster, Host, Level
 
 MESSAGES = st.builds(Message, st.sampled_from(COLLECTIVES), st.integers(1, 10**7), st.integers(1, 3))
 

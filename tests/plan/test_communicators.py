@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankmesh.layout import Mesh, ends, first
-from rankmesh.plan import GroupSpec, Plan
-from rankmesh.plan.communicators import communicators, unshared
+from rankmesh.core import GroupSpec, Mesh, Plan, ends, first
+from rankmesh.core.communicators import communicators, unshared
 from rankmesh.readers.source import read
 
 PARTLY = Plan(

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankmesh.layout import Mesh, ends
-from rankmesh.plan import GroupSpec, Plan
-from rankmesh.plan.difference import difference
+from rankmesh.core import GroupSpec, Mesh, Plan, ends
+from rankmesh.core.difference import difference
 from rankmesh.readers.source import read
 
 PAIRS = [

@@ -2,7 +2,7 @@ from hypothesis import given
 from tests.plan.strategies import cases
 
 from rankmesh import GroupSpec, Mesh, Plan, ends
-from rankmesh.plan import recipes
+from rankmesh.core import recipes
 
 
 @given(cases())

@@ -8,7 +8,7 @@ from math import prod
 import pytest
 
 from rankmesh import LayoutError
-from rankmesh.plan import recipes
+from rankmesh.core import recipes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import rankmesh as rm
-from rankmesh.plan import with_nccl_config
+from rankmesh.core import with_nccl_config
 
 PLAN = rm.recipes.megatron(16, tp=2, cp=4, hierarchical_cp=(2, 2), timeout=600)
 

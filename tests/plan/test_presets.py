@@ -6,7 +6,7 @@ from math import prod
 import pytest
 
 from rankmesh import PlanError
-from rankmesh.plan import presets
+from rankmesh.core import presets
 from rankmesh.readers import source
 
 

@@ -3,7 +3,7 @@ import tracemalloc
 import pytest
 
 from rankmesh import LayoutError, Mesh, Options, PlanError, UnknownAxis
-from rankmesh.plan import recipes
+from rankmesh.core import recipes
 
 MEGATRON = [
     "dp_cp", "intra_dp_cp", "dp", "cp", "mp", "tp", "pp", "embd", "pos_embd", "tp_dp_cp", "tp_dp", "tp_cp",

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankmesh.core import recipes
 from rankmesh.errors import LayoutError, PlanError
-from rankmesh.plan import recipes
 
 SIZES = st.sampled_from((1, 1, 2, 3, 4))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rankmesh import PlanError
-from rankmesh.plan import recipes
+from rankmesh.core import recipes
 from rankmesh.readers import read_config, source
 
 FILES = Path(__file__).with_name("files")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rankmesh import PlanError
-from rankmesh.plan import recipes
+from rankmesh.core import recipes
 
 
 @pytest.mark.parametrize(

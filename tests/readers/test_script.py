@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankmesh import PlanError
-from rankmesh.plan import recipes
+from rankmesh.core import recipes
 from rankmesh.readers import read_config, source
 from rankmesh.readers.script import read_script
 from rankmesh.readers.words import text_of

@@ -2,7 +2,7 @@ import pytest
 
 import rankmesh
 from rankmesh import GroupSpec, LayoutError, Mesh, Plan, PlanError, RankmeshError, UnknownAxis
-from rankmesh.plan import recipes
+from rankmesh.core import recipes
 from rankmesh.readers import source
 
 

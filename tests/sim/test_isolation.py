@@ -13,8 +13,8 @@ from torch.distributed import distributed_c10d as c10d
 
 import rankmesh as rm
 from rankmesh import sim
+from rankmesh.backend import torch_private
 from rankmesh.dialects import fairscale
-from rankmesh.groups import torch_private
 from rankmesh.sim.hooks import hooks
 
 

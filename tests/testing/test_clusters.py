@@ -4,8 +4,8 @@ from tests.topology.strategies import clusters
 
 from rankmesh import LayoutError
 from rankmesh.launch import started_by
+from rankmesh.placement import Cluster
 from rankmesh.testing import environment
-from rankmesh.topology import Cluster
 
 
 @given(clusters())

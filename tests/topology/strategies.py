@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from rankmesh.topology import Cluster, Host, Level
+from rankmesh.placement import Cluster, Host, Level
 
 _NAMES = ("host", "nvlink", "leaf", "spine")
 

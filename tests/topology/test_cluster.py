@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.topology.strategies import clusters
 
 from rankmesh.errors import ClusterError, LayoutError
-from rankmesh.topology import Cluster, Host, Level, natural
+from rankmesh.placement import Cluster, Host, Level, natural
 
 
 def _place(cluster, rank):

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from tests.layout.strategies import kinds, meshes
 
 from rankmesh import LayoutError, Mesh
-from rankmesh.plan import recipes
-from rankmesh.topology import Crossings, crossings
+from rankmesh.core import recipes
+from rankmesh.placement import Crossings, crossings
 
 
 @given(st.data(), st.integers(1, 9))

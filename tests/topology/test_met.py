@@ -3,7 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh.topology.met import Witness, met
+from rankmesh.placement.met import Witness, met
 
 
 def _said(*hosts):

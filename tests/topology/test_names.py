@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmesh.errors import ClusterError
-from rankmesh.topology import host_list, natural
+from rankmesh.placement import host_list, natural
 
 NUMBERS = st.integers(0, 130)
 RANGES = st.one_of(

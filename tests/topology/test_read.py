@@ -3,8 +3,8 @@ import json
 import pytest
 
 from rankmesh.errors import ClusterError
-from rankmesh.topology import Cluster
-from rankmesh.topology.slurm import slurm_job
+from rankmesh.placement import Cluster
+from rankmesh.placement.slurm import slurm_job
 
 TREE = """\
 # two racks
@@ -187,7 +187,7 @@ def test_the_environment_of_a_job(tmp_path):
     with pytest.raises(ClusterError, match="without SLURM_JOB_NODELIST"):
         slurm_job({})
     (tmp_path / "topology.conf").write_text("SwitchName=a Nodes=node2\nSwitchName=b Nodes=node10\n")
-    from rankmesh.topology.read import machine_of
+    from rankmesh.placement.read import machine_of
 
     placed = slurm_job(job, machine_of(tmp_path / "topology.conf"))
     assert [(host.devices, host.places[0]) for host in placed.hosts] == [(2, "a"), (1, "b")]

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from tests.transfer import brute
 
-from rankmesh.layout import Mesh
-from rankmesh.layout.sharding import Sharding
+from rankmesh.core import Mesh
+from rankmesh.core.sharding import Sharding
 from rankmesh.transfer import Transfer
 
 

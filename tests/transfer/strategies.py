@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from rankmesh.layout import Mesh
-from rankmesh.layout.sharding import Sharding
+from rankmesh.core import Mesh
+from rankmesh.core.sharding import Sharding
 from rankmesh.testing.strategies import meshes, views
 
 DTYPES = ("float32", "bfloat16", "int64", "uint8", "bool", "complex64", "float8_e4m3fn")

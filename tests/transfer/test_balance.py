@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tests.transfer import brute
 from tests.transfer.strategies import layouts, shardings, world_of
 
-from rankmesh.layout import Mesh
-from rankmesh.layout.sharding import Sharding
+from rankmesh.core import Mesh
+from rankmesh.core.sharding import Sharding
 from rankmesh.transfer import Transfer
 
 

@@ -10,9 +10,9 @@ from tests.counting import calls
 from tests.transfer import brute
 from tests.transfer.strategies import pairs, world_of
 
+from rankmesh.core import Mesh
+from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError
-from rankmesh.layout import Mesh
-from rankmesh.layout.sharding import Sharding
 from rankmesh.transfer import Transfer
 
 

@@ -12,7 +12,7 @@ PAGE = ROOT / "src" / "rankmesh" / "viz" / "explorer.html"
 def _hash():
     """The SHA-256 of the sources as explorer/build.mjs takes it."""
     inside = [path.relative_to(SOURCES).as_posix() for path in (SOURCES / "src").rglob("*") if path.is_file()]
-    files = sorted([*inside, "build.mjs", "package-lock.json", "../src/rankmesh/plan/presets.json"])
+    files = sorted([*inside, "build.mjs", "package-lock.json", "../src/rankmesh/core/presets.json"])
     taken = hashlib.sha256()
     for file in files:
         taken.update(f"{file}\n{(SOURCES / file).read_text(encoding='utf-8')}\n".encode())

@@ -8,8 +8,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from rankmesh.core import Mesh
 from rankmesh.errors import UnknownGroup
-from rankmesh.layout import Mesh
 from rankmesh.readers.source import read
 from rankmesh.viz import grid, overview, page, picture
 from rankmesh.viz.palette import colours

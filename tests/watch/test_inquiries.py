@@ -8,12 +8,12 @@ import pytest
 import torch.distributed as dist
 from tests.limits import LONG
 
-from rankmesh.doctor.folder import chosen
-from rankmesh.doctor.recording import recording_of
-from rankmesh.watch import posts
-from rankmesh.watch.board import Board
-from rankmesh.watch.inquiries import Inquiries, Pace
-from rankmesh.watch.posts import FolderPost, StorePost
+from rankmesh.debug.doctor.folder import chosen
+from rankmesh.debug.doctor.recording import recording_of
+from rankmesh.debug.watch import posts
+from rankmesh.debug.watch.board import Board
+from rankmesh.debug.watch.inquiries import Inquiries, Pace
+from rankmesh.debug.watch.posts import FolderPost, StorePost
 
 
 class _Recorder:

@@ -23,12 +23,12 @@ import torch
 import torch.distributed as dist
 
 import rankmesh as rm
-from rankmesh import watch
-from rankmesh.doctor.folder import read_folder
+from rankmesh.backend import torch_private
+from rankmesh.debug import watch
+from rankmesh.debug.doctor.folder import read_folder
+from rankmesh.debug.watch import siblings
+from rankmesh.debug.watch.recorder import together
 from rankmesh.errors import AgreementError, ConnectError
-from rankmesh.groups import torch_private
-from rankmesh.watch import siblings
-from rankmesh.watch.recorder import together
 
 # Not in CI: they wait for a rank that stays stopped until all is over.
 ALL = pytest.mark.skipif(os.environ.get("HANGS") != "all", reason="make test-hangs runs it: it takes longest")

@@ -5,7 +5,7 @@
  *     megatron:world=64,tp=2,pp=2,ep=4                a recipe
  *     llama3-405b                                     a preset
  */
-import presetData from "../../../src/rankmesh/plan/presets.json";
+import presetData from "../../../src/rankmesh/core/presets.json";
 import { int, partition } from "./axes";
 import { Mesh } from "./mesh";
 import { fitting, type Plan } from "./plan";

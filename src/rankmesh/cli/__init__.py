@@ -26,8 +26,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command on ``sys.argv`` and exit with one of ``rankmesh.cli.exit_codes``."""
+    from rankmesh.core.extras import extra
     from rankmesh.errors import MissingExtra
-    from rankmesh.extras import extra
 
     try:
         with extra("cli"):

@@ -21,14 +21,14 @@ from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, source_of, tell
 from rankmesh.cli.shell import Failed
 from rankmesh.cli.started import STARTED
+from rankmesh.core.extras import extra
 from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, in_words
-from rankmesh.extras import extra
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NOBODY
 from rankmesh.readers.source import Source
 
 if TYPE_CHECKING:
-    from rankmesh.proof.results import CheckResult
+    from rankmesh.debug.verification.results import CheckResult
 
 __all__ = ["EXAMPLES", "command", "progress_bar", "source_in_job"]
 
@@ -83,7 +83,7 @@ def command(
 
 def _failed(message: str, code: ExitCode) -> Failed:
     """The end of a check that failed; at once where a thread hangs in a call, on which the interpreter would wait."""
-    from rankmesh.proof.in_job import is_stuck
+    from rankmesh.debug.verification.in_job import is_stuck
 
     if is_stuck():
         if message:
@@ -96,7 +96,7 @@ def _failed(message: str, code: ExitCode) -> Failed:
 
 def _check() -> Callable[..., CheckResult]:
     with extra("torch"):
-        from rankmesh.proof.check import check
+        from rankmesh.debug.verification.check import check
     return check
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import typer
 
+from rankmesh.core import presets
 from rankmesh.errors import RankmeshError
-from rankmesh.plan import presets
 from rankmesh.readers.source import RECIPES, read, recipe_arguments
 
 __all__ = ["group_names", "preset_names", "spec_names"]

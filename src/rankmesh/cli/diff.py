@@ -16,7 +16,7 @@ from rankmesh.cli.console import note, out, write_json
 from rankmesh.cli.diff_text import print_difference
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, source_of, tell
-from rankmesh.plan.difference import Difference, difference
+from rankmesh.core.difference import Difference, difference
 from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "command", "compared"]

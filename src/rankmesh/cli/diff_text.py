@@ -7,7 +7,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from rankmesh.cli.columns import Column, print_columns, ranks_text
-from rankmesh.plan.difference import Difference, KindDiff, OnlyKind
+from rankmesh.core.difference import Difference, KindDiff, OnlyKind
 
 if TYPE_CHECKING:
     from rich.console import Console

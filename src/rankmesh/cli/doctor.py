@@ -11,9 +11,9 @@ from rankmesh.cli.console import note, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, source_of, tell
 from rankmesh.cli.shell import Failed
-from rankmesh.doctor import Diagnosis
-from rankmesh.doctor import doctor as diagnosed
-from rankmesh.doctor.words import report
+from rankmesh.debug.doctor import Diagnosis
+from rankmesh.debug.doctor import doctor as diagnosed
+from rankmesh.debug.doctor.words import report
 from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "command", "doctor"]

@@ -11,10 +11,10 @@ import typer
 from rankmesh.cli.console import note, write_json
 from rankmesh.cli.options import Cluster, Debug, Json, Spec, Variables, WorldSize, cluster_of, source_of, tell
 from rankmesh.cli.outputs import Output, check_stdout, deliver
-from rankmesh.doctor import doctor
+from rankmesh.debug.doctor import doctor
 from rankmesh.errors import PlacementError
+from rankmesh.placement import Cluster as Machine
 from rankmesh.readers.source import Source
-from rankmesh.topology import Cluster as Machine
 from rankmesh.viz.explorer import fragment, given, page
 
 __all__ = ["EXAMPLES", "command", "explored"]

@@ -19,13 +19,13 @@ from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, tell
 from rankmesh.cli.shell import Failed
 from rankmesh.cli.shell import save as write_file
+from rankmesh.core.extras import extra
+from rankmesh.core.plan import Plan
 from rankmesh.errors import AgreementError, ConnectError
-from rankmesh.extras import extra
 from rankmesh.launch.started import started_by
+from rankmesh.placement import Cluster
 from rankmesh.placement.measured import Measurement, calibrated
 from rankmesh.placement.words import duration
-from rankmesh.plan.plan import Plan
-from rankmesh.topology import Cluster
 
 __all__ = ["EXAMPLES", "command", "sizes_of"]
 
@@ -113,7 +113,7 @@ def command(
 
 def _measure() -> Callable[..., Measurement]:
     with extra("torch"):
-        from rankmesh.proof.measure import measure
+        from rankmesh.debug.verification.measure import measure
     return measure
 
 
@@ -121,7 +121,7 @@ def _machine(text: str | None, found: Measurement, plan: Plan) -> Cluster:
     """The cluster to calibrate: as it is given, else the hosts as the ranks call them."""
     if text is not None:
         return described(text, world_size=plan.world_size)
-    from rankmesh.topology.met import Witness, met
+    from rankmesh.placement.met import Witness, met
 
     return met([Witness(rank, host, "", rank) for rank, host in enumerate(found.hosts)])
 

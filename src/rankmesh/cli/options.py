@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rankmesh import topology
+from rankmesh import placement as topology
 from rankmesh.cli.complete import group_names, preset_names, spec_names
 from rankmesh.cli.console import note
 from rankmesh.cli.shell import DEBUG

@@ -12,7 +12,7 @@ from textwrap import wrap
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import out, write, write_json
 from rankmesh.cli.options import Debug, Json, PresetName
-from rankmesh.plan import presets
+from rankmesh.core import presets
 from rankmesh.readers.source import read
 
 __all__ = ["EXAMPLES", "PresetRow", "command", "preset_row", "preset_rows"]

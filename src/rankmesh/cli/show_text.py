@@ -7,7 +7,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from rankmesh.cli.columns import Column, print_columns
-from rankmesh.layout.mesh import Mesh
+from rankmesh.core.mesh import Mesh
 from rankmesh.viz.grid import grid
 from rankmesh.viz.overview import KindRow, Overview, nodes_text
 

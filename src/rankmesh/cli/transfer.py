@@ -21,8 +21,8 @@ from rankmesh.cli.complete import spec_names
 from rankmesh.cli.console import out, write_json
 from rankmesh.cli.options import SPEC_HELP, Cluster, Debug, Json, WorldSize, cluster_of, source_of, tell
 from rankmesh.cli.shell import save
+from rankmesh.core.mesh import Mesh
 from rankmesh.errors import LayoutError
-from rankmesh.layout.mesh import Mesh
 from rankmesh.readers.source import Source
 from rankmesh.transfer.planning.cost import links, seconds
 from rankmesh.transfer.planning.tensors_file import read_tensors

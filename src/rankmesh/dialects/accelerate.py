@@ -23,15 +23,15 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from rankmesh.core import Options, Plan, recipes
+from rankmesh.core.axes import axis_size
+from rankmesh.core.recipes.accelerate import FLATTENED
 from rankmesh.errors import PlanError
-from rankmesh.layout.axes import axis_size
-from rankmesh.plan import Options, Plan, recipes
-from rankmesh.plan.recipes.accelerate import FLATTENED
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from rankmesh.groups.live import LiveGroups
+    from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["device_mesh", "plan"]
 
@@ -61,7 +61,7 @@ def plan(config: object = None, *, options: Options | None = None, **sizes: int 
 
 def device_mesh(groups: LiveGroups, device_type: str | None = None) -> DeviceMesh:
     """The ``DeviceMesh`` of accelerate over the live groups of ``plan``, flattened dimensions too; no new group."""
-    from rankmesh.groups import torch_private
+    from rankmesh.backend import torch_private
 
     active = groups.plan.mesh.axes
     made = groups.device_mesh(*reversed(active), device_type=device_type)

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from rankmesh.backend import torch_private
+from rankmesh.core import GroupSpec, Mesh, Options, Plan
+from rankmesh.core.axes import axis_name, axis_names
+from rankmesh.core.local import LocalGroup
 from rankmesh.errors import ConnectError, LayoutError
-from rankmesh.groups import torch_private
-from rankmesh.groups.live import LiveGroups
-from rankmesh.groups.world import World
-from rankmesh.layout import Mesh
-from rankmesh.layout.axes import axis_name, axis_names
-from rankmesh.plan import GroupSpec, Options, Plan
-from rankmesh.plan.own import OwnGroup
+from rankmesh.runtime.live import LiveGroups
+from rankmesh.runtime.world import World
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -72,7 +71,7 @@ class AdoptedGroups(LiveGroups):
         super().__init__(plan, World.current(), generation=0, phases={})
         self._device_mesh = device_mesh
 
-    def _create(self, own: OwnGroup) -> ProcessGroup:
+    def _create(self, own: LocalGroup) -> ProcessGroup:
         pg = self._device_mesh.get_group(tuple(self.plan.mesh.axes)[::-1].index(own.name))
         ranks = tuple(dist.get_process_group_ranks(pg))
         if ranks != own.ranks:

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from rankmesh.groups.getters import Getters, first_of, group_of, rank_in, ranks_of, size_of
-from rankmesh.groups.handles import LiveGroup
-from rankmesh.groups.held import Held, refusing_sizes, world_size
-from rankmesh.plan import Options, Plan, recipes
+from rankmesh.core import Options, Plan, recipes
+from rankmesh.runtime.getters import Getters, first_of, group_of, rank_in, ranks_of, size_of
+from rankmesh.runtime.handles import LiveGroup
+from rankmesh.runtime.held import Held, refusing_sizes, world_size
 
 __all__ = [
     "ModelParallel",

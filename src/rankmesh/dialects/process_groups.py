@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankmesh.groups.held import Held, refusing_sizes, world_size
-from rankmesh.groups.live import LiveGroups
-from rankmesh.plan import recipes
+from rankmesh.core import recipes
+from rankmesh.runtime.held import Held, refusing_sizes, world_size
+from rankmesh.runtime.live import LiveGroups
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

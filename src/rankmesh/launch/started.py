@@ -17,7 +17,7 @@ from zlib import crc32
 from rankmesh.errors import ClusterError, ConnectError, first_line
 from rankmesh.launch.table import ENVIRONMENT, LAUNCHERS, NOBODY, PORT, Launcher
 from rankmesh.launch.variables import Variables
-from rankmesh.topology.names import host_list
+from rankmesh.placement.names import host_list
 
 __all__ = ["Launch", "host_name", "started_by"]
 

@@ -1,18 +1,31 @@
-"""Placement: what a step sends, what it costs on a cluster, and the rank order that costs least. No torch."""
+"""Placement: the cluster, what a step sends, what it costs, and the rank order that costs least. No torch."""
 
+from rankmesh.placement.cluster import Cluster, Host, Level
+from rankmesh.placement.crossings import Crossings, crossings, hops, reach, widest
 from rankmesh.placement.model import Training, Transformer
+from rankmesh.placement.names import host_list, natural
 from rankmesh.placement.place import KindCost, Placed, place
 from rankmesh.placement.steps import stage_traffic, step_traffic
 from rankmesh.placement.traffic import Message, Traffic
 
 __all__ = [
+    "Cluster",
+    "Crossings",
+    "Host",
     "KindCost",
+    "Level",
     "Message",
     "Placed",
     "Traffic",
     "Training",
     "Transformer",
+    "crossings",
+    "hops",
+    "host_list",
+    "natural",
     "place",
+    "reach",
     "stage_traffic",
     "step_traffic",
+    "widest",
 ]

@@ -33,10 +33,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlacementError
-from rankmesh.layout.strided import IntArray
+from rankmesh.placement.cluster import Cluster, Level
+from rankmesh.placement.crossings import hops
 from rankmesh.placement.traffic import Message
-from rankmesh.topology import Cluster, Level, hops
 
 __all__ = ["BACKENDS", "Lay", "Machine", "seconds", "steps_and_volume"]
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from rankmesh.core.plan import Plan
+from rankmesh.placement.cluster import Cluster, Level
 from rankmesh.placement.cost import Lay, Machine, steps_and_volume
-from rankmesh.plan.plan import Plan
-from rankmesh.topology import Cluster, Level
-from rankmesh.topology import hops as hops_of
+from rankmesh.placement.crossings import hops as hops_of
 
 __all__ = ["HOP", "GroupTime", "Measured", "Measurement", "calibrated", "measurement", "slow_hosts"]
 

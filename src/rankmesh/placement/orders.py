@@ -22,8 +22,8 @@ from operator import mul
 
 import numpy as np
 
-from rankmesh.layout.mesh import Mesh
-from rankmesh.layout.strided import IntArray, Strided
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.strided import IntArray, Strided
 from rankmesh.placement.cost import Machine
 
 __all__ = ["Factor", "Filler", "labelings", "mesh_factors", "positions_in", "primes", "words"]

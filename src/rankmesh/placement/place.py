@@ -9,7 +9,7 @@ plan + cluster + traffic ── candidates ── cost of each ── the cheape
 A placement permutes ranks and nothing else. On small clusters the answer is the least of all permutations; on large
 ones it is the least of those that were tried. The launcher's order stays where nothing is cheaper.
 
->>> from rankmesh.plan import recipes
+>>> from rankmesh.core import recipes
 >>> cluster = Cluster.parse("host=2,leaf=2", hosts="node10,node9")
 >>> traffic = {"tp": [{"collective": "all-reduce", "bytes": 1e6}]}
 >>> placed = place(recipes.axes(Mesh(dp=2, tp=2)), cluster, traffic=traffic)
@@ -27,16 +27,16 @@ from typing import Any
 
 import numpy as np
 
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.plan import Plan
+from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlacementError
-from rankmesh.layout.mesh import Mesh
-from rankmesh.layout.strided import IntArray
+from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.cost import FloatArray, Lay, Machine, seconds
 from rankmesh.placement.orders import Factor, Filler, labelings, mesh_factors, primes, words
 from rankmesh.placement.traffic import Traffic
 from rankmesh.placement.usual import usual
 from rankmesh.placement.within import Bound, bounds, check_room, packing
-from rankmesh.plan.plan import Plan
-from rankmesh.topology import Cluster
 
 __all__ = ["Costing", "KindCost", "Placed", "place"]
 

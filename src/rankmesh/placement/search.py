@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from rankmesh.core import recipes
+from rankmesh.core.plan import Plan
 from rankmesh.errors import PlacementError
+from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.model import Training, Transformer
 from rankmesh.placement.place import place
 from rankmesh.placement.steps import Roles, parameters, step_traffic
-from rankmesh.plan import recipes
-from rankmesh.plan.plan import Plan
-from rankmesh.topology import Cluster
 
 __all__ = ["Found", "memory", "search"]
 

@@ -31,9 +31,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from rankmesh.core.plan import Plan
 from rankmesh.placement.model import Training, Transformer
 from rankmesh.placement.traffic import Message, Traffic
-from rankmesh.plan.plan import Plan
 
 __all__ = ["Roles", "parameters", "stage_traffic", "step_traffic"]
 
@@ -183,7 +183,7 @@ def stage_traffic(plan: Plan, model: Transformer, training: Training, stage: int
 def step_traffic(plan: Plan, model: Transformer, training: Training) -> Traffic:
     """The traffic of a step: of each kind that of the stage that sends most of it, as the others wait for it.
 
-    >>> from rankmesh.plan import recipes
+    >>> from rankmesh.core import recipes
     >>> model = Transformer(layers=2, hidden=8, heads=2, units=32, vocabulary=16)
     >>> plan = recipes.megatron(world_size=4, tp=2)
     >>> step_traffic(plan, model, Training(batch=2, sequence=4))["tp"][0]

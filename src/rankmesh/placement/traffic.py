@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.errors import PlacementError
-from rankmesh.topology.document import loaded
+from rankmesh.placement.document import loaded
 
 __all__ = ["COLLECTIVES", "Message", "Traffic"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from rankmesh.core.plan import Plan
 from rankmesh.placement.model import Training, Transformer
 from rankmesh.placement.steps import Roles, step_traffic
 from rankmesh.placement.traffic import Message, Traffic
-from rankmesh.plan.plan import Plan
 
 __all__ = ["usual"]
 

@@ -15,11 +15,11 @@ from math import gcd
 
 import numpy as np
 
+from rankmesh.core.plan import Plan
+from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlacementError
-from rankmesh.layout.strided import IntArray
+from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.cost import Machine
-from rankmesh.plan.plan import Plan
-from rankmesh.topology import Cluster
 
 __all__ = ["Bound", "bounds", "check_room", "joined", "packing"]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rankmesh.core import recipes
+from rankmesh.core.plan import Plan
 from rankmesh.errors import PlanError, RankmeshError
-from rankmesh.plan import recipes
-from rankmesh.plan.plan import Plan
 from rankmesh.readers import accelerate, deepspeed, megatron, nanotron, torchtitan
 from rankmesh.readers.documents import entries
 from rankmesh.readers.reading import Entry, Reading, Settled

@@ -13,8 +13,8 @@ from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from rankmesh.core.extras import extra
 from rankmesh.errors import PlanError
-from rankmesh.extras import extra
 from rankmesh.readers.reading import Entry
 
 if TYPE_CHECKING:

@@ -66,7 +66,7 @@ _SAID = {
     "num_virtual_stages_per_pipeline_rank": "splits the stages of a rank; the groups are the same",
     "num_layers_per_virtual_pipeline_stage": "splits the stages of a rank; the groups are the same",
     "distributed_timeout_minutes": "is no part of the layout; set it with the option timeout",
-    "nccl_communicator_config_path": "is not read; apply it with rankmesh.plan.with_nccl_config",
+    "nccl_communicator_config_path": "is not read; apply it with rankmesh.core.with_nccl_config",
     "high_priority_stream_groups": "is no part of the layout; set it with the option high_priority",
     "pipeline_model_parallel_comm_backend": "is no part of the layout; set it with the argument pp_backend",
     "use_sharp": "is no part of the layout",

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.errors import PlacementError
+from rankmesh.placement.document import loaded
 from rankmesh.placement.model import Training, Transformer
 from rankmesh.readers.megatron import FLAGS
 from rankmesh.readers.run import read_run
-from rankmesh.topology.document import loaded
 
 __all__ = ["MODELS", "read_model"]
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from rankmesh.extras import extra
+from rankmesh.core.extras import extra
 from rankmesh.readers.assigns import assigned_by, assigned_in
 from rankmesh.readers.expand import Expander, Variable
 from rankmesh.readers.unread import chosen_branch, kept, unread

@@ -27,10 +27,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankmesh.core import presets, recipes
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.plan import Plan
 from rankmesh.errors import PlanError, RankmeshError
-from rankmesh.layout.mesh import Mesh
-from rankmesh.plan import presets, recipes
-from rankmesh.plan.plan import Plan
 
 if TYPE_CHECKING:
     from rankmesh.readers import Config

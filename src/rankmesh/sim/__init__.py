@@ -24,7 +24,7 @@ watch        ranks that do not come back
 deadlock dp@tp0
 """
 
-from rankmesh.extras import extra
+from rankmesh.core.extras import extra
 
 with extra("torch"):
     import torch.distributed  # noqa: F401  - said here once, for every module of this package

@@ -26,7 +26,7 @@ from math import prod
 import torch
 from torch.distributed import ReduceOp
 
-from rankmesh.groups import torch_private
+from rankmesh.backend import torch_private
 from rankmesh.sim.calls import Call, shapes
 
 __all__ = ["compute", "fit", "reduction_name"]

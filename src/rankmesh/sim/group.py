@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from rankmesh.groups import torch_threads
+from rankmesh.backend import torch_threads
 from rankmesh.sim.calls import Call, call_site, shapes
 from rankmesh.sim.compute import reduction_name
 from rankmesh.sim.works import SimulatedWork, Together

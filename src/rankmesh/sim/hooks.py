@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rankmesh.groups import torch_threads
+from rankmesh.backend import torch_threads
 from rankmesh.sim.simulation import Seat, current_seat
 
 __all__ = ["Hooks", "hooks"]

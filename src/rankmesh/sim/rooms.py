@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rankmesh.doctor.calls import difference
+from rankmesh.debug.doctor.calls import difference
 from rankmesh.errors import first_line, listed
 from rankmesh.sim.calls import Call
 from rankmesh.sim.compute import compute, fit

@@ -27,13 +27,13 @@ from typing import Any
 
 import torch
 
+from rankmesh.backend import torch_threads
+from rankmesh.core.axes import integer
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.plan import Plan
 from rankmesh.errors import PlanError, first_line, in_words
-from rankmesh.groups import torch_threads
-from rankmesh.groups.connect import connect
-from rankmesh.layout.axes import integer
-from rankmesh.layout.mesh import Mesh
-from rankmesh.plan.plan import Plan
 from rankmesh.readers.source import read_plan
+from rankmesh.runtime.connect import connect
 from rankmesh.sim.baton import Abandoned, Order
 from rankmesh.sim.calls import raise_site
 from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed

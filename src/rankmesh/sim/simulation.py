@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from rankmesh.groups import torch_threads
+from rankmesh.backend import torch_threads
 from rankmesh.sim.baton import Baton, Chooser, Order, Waiting
 from rankmesh.sim.calls import Site, call_site
 from rankmesh.sim.failures import DivergenceError

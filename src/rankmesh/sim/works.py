@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rankmesh.groups import torch_threads
+from rankmesh.backend import torch_threads
 from rankmesh.sim.rooms import Ticket
 
 __all__ = ["SimulatedWork", "Together", "deliver"]

@@ -1,6 +1,6 @@
 """What a launcher tells each rank of a cluster that is not there.
 
->>> from rankmesh.topology import Cluster
+>>> from rankmesh.placement import Cluster
 >>> cluster = Cluster.parse("host=2,leaf=2", hosts="node[9-10]")
 >>> environment(cluster, 3)["LOCAL_RANK"], environment(cluster, 3)["MASTER_ADDR"]
 ('1', 'node9')
@@ -12,7 +12,7 @@ import numpy as np
 
 from rankmesh.errors import LayoutError
 from rankmesh.launch.table import srun_variables, torchrun_variables
-from rankmesh.topology import Cluster
+from rankmesh.placement import Cluster
 
 __all__ = ["environment"]
 

@@ -108,7 +108,7 @@ def _check_devices(backend: str, size: int) -> None:
     if backend == "nccl":
         import torch
 
-        from rankmesh.launch.devices import ranks_share
+        from rankmesh.runtime.devices import ranks_share
 
         here = torch.cuda.device_count()
         if here < (1 if ranks_share() else size):

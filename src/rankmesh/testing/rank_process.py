@@ -26,8 +26,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rankmesh.groups.connect import connect
 from rankmesh.launch.table import torchrun_variables
+from rankmesh.runtime.connect import connect
 from rankmesh.sim.calls import users_trace
 from rankmesh.sim.run import cut_by
 

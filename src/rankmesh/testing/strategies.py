@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from rankmesh.extras import extra
-from rankmesh.layout.mesh import Mesh
-from rankmesh.plan.plan import Plan
-from rankmesh.plan.spec import GroupSpec
+from rankmesh.core.extras import extra
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.plan import Plan
+from rankmesh.core.spec import GroupSpec
 
 with extra("testing"):
     from hypothesis import strategies as st

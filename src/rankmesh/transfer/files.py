@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankmesh.core.boxes import Box, meet, size
+from rankmesh.core.extras import extra
+from rankmesh.core.sharding import Sharding
 from rankmesh.errors import TransferError, first_line
-from rankmesh.extras import extra
-from rankmesh.layout.boxes import Box, meet, size
-from rankmesh.layout.sharding import Sharding
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import Slices, where
 

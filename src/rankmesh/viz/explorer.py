@@ -5,7 +5,7 @@ explorer/src  ──make page──>  explorer.html  (in the wheel)  ──page(
                                                  given: the layout, its cluster, what was measured, what hangs
 ```
 
-The page computes every layout itself, by the formula of `rankmesh.layout` in TypeScript; tests in a browser hold the
+The page computes every layout itself, by the formula of `rankmesh.core` in TypeScript; tests in a browser hold the
 two against each other. A layout that a SPEC says is given as that SPEC, so that it stays a thing to play with; any
 other plan is given as it is.
 
@@ -23,12 +23,12 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
 
-from rankmesh.doctor import Diagnosis
+from rankmesh.core.saved import contents
+from rankmesh.debug.doctor import Diagnosis
 from rankmesh.errors import PlacementError, RankmeshError
-from rankmesh.plan.saved import contents
+from rankmesh.placement import Cluster
 from rankmesh.readers.config import Config
 from rankmesh.readers.source import Source, read
-from rankmesh.topology import Cluster
 
 __all__ = ["fragment", "given", "page", "spec_of"]
 

@@ -1,6 +1,6 @@
 """A mesh as text: every rank in its place.
 
->>> from rankmesh.layout import Mesh
+>>> from rankmesh.core import Mesh
 >>> print(grid(Mesh(tp=2, cp=2, dp=2, pp=2), width=4))
      pp=0                   pp=1
      cp=0       cp=1        cp=0       cp=1
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from rankmesh.layout.mesh import Mesh
+from rankmesh.core.mesh import Mesh
 from rankmesh.viz.sheet import Block, Sheet, sheet
 
 __all__ = ["grid"]

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from rankmesh.doctor.causes import Cause
-from rankmesh.doctor.diagnosis import Diagnosis
-from rankmesh.doctor.groups import KnownGroup
-from rankmesh.doctor.history import History, Track
+from rankmesh.debug.doctor.causes import Cause
+from rankmesh.debug.doctor.diagnosis import Diagnosis
+from rankmesh.debug.doctor.groups import KnownGroup
+from rankmesh.debug.doctor.history import History, Track
 from rankmesh.errors import in_words
 from rankmesh.viz.html import TEMPLATE, table
 

@@ -18,8 +18,8 @@ from xml.etree.ElementTree import Element, tostring
 
 import numpy as np
 
+from rankmesh.core.strided import IntArray
 from rankmesh.errors import LayoutError
-from rankmesh.layout.strided import IntArray
 from rankmesh.viz.panel import GAP, STYLE, put
 
 __all__ = ["LIMIT", "matrix"]

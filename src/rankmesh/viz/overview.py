@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from rankmesh.layout.axes import integer
-from rankmesh.layout.groups import Groups
-from rankmesh.layout.mesh import Mesh
-from rankmesh.layout.strided import Strided
-from rankmesh.plan.communicators import Communicators, KindUse, Unshared, communicators, unshared
-from rankmesh.plan.plan import Plan
-from rankmesh.plan.spec import GroupSpec
+from rankmesh.core.axes import integer
+from rankmesh.core.communicators import Communicators, KindUse, Unshared, communicators, unshared
+from rankmesh.core.groups import Groups
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.plan import Plan
+from rankmesh.core.spec import GroupSpec
+from rankmesh.core.strided import Strided
+from rankmesh.placement import Cluster, Crossings, crossings, widest
 from rankmesh.readers.source import Source
-from rankmesh.topology import Cluster, Crossings, crossings, widest
 
 __all__ = ["AxisRow", "KindRow", "LayoutRow", "Origin", "Overview", "nodes_text", "overview"]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element, SubElement
 
-from rankmesh.layout.groups import Groups
-from rankmesh.plan.plan import Plan
-from rankmesh.topology import Cluster
+from rankmesh.core.groups import Groups
+from rankmesh.core.plan import Plan
+from rankmesh.placement import Cluster
 from rankmesh.viz.palette import colours
 from rankmesh.viz.part import Part, part_of
 from rankmesh.viz.sheet import Block, Sheet, sheet

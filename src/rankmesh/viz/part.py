@@ -7,7 +7,7 @@ tp=2, dp=1024             2,048 ranks      dp=0 to 31 of 1024          64 ranks
 
 The largest axis is cut first, to one position where the rest is enough to see.
 
->>> from rankmesh.layout import Mesh
+>>> from rankmesh.core import Mesh
 >>> shown = part_of(Mesh(tp=8, pp=16, dp=128), 512)
 >>> shown.sizes, shown.left_out, len(shown.ranks)
 ({'tp': 8, 'pp': 16, 'dp': 1}, 'dp=0 of 128', 128)
@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from rankmesh.layout.mesh import Mesh
-from rankmesh.layout.strided import IntArray, Strided
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.strided import IntArray, Strided
 
 __all__ = ["Part", "part_of"]
 

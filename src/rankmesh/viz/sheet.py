@@ -9,7 +9,7 @@ tp=2, dp=8, pp=2              pp=0                     pp=1
 
 A row holds consecutive positions, so nodes are runs of cells.
 
->>> from rankmesh.layout import Mesh
+>>> from rankmesh.core import Mesh
 >>> drawn = sheet(Mesh(tp=2, dp=8, pp=2), width=2)
 >>> drawn.headers, [block.label for block in drawn.blocks], drawn.blocks[1].rows[1]
 ((('tp=0', 'tp=1'),), ['pp=0', 'pp=1'], Row(label='dp=1', ranks=(18, 19)))
@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from rankmesh.layout.mesh import Mesh
-from rankmesh.layout.strided import IntArray
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.strided import IntArray
 from rankmesh.viz.part import Part, part_of
 
 __all__ = ["Block", "Row", "Sheet", "sheet"]

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from rankmesh.plan.plan import Plan
-from rankmesh.topology import Cluster
+from rankmesh.core.plan import Plan
+from rankmesh.placement import Cluster
 from rankmesh.viz.panel import GAP, STYLE, Panel, panel, put
 from rankmesh.viz.part import Part, part_of
 

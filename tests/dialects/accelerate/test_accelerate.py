@@ -10,9 +10,9 @@ from tests.dialects import dry
 from torch.distributed.device_mesh import init_device_mesh
 
 import rankmesh as rm
+from rankmesh.backend import torch_private
 from rankmesh.dialects.accelerate import device_mesh, plan
 from rankmesh.errors import LayoutError, PlanError
-from rankmesh.groups import torch_private
 
 ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 JOINED = {"dp": ORDER[:2], "dp_shard_cp": ORDER[1:3], "dp_cp": ORDER[:3]}

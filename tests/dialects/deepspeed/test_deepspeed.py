@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.dialects import dry, leaks
 
 import rankmesh as rm
+from rankmesh.backend import torch_private
 from rankmesh.dialects import deepspeed
 from rankmesh.dialects.deepspeed import Mpu
 from rankmesh.errors import NotInitialized, PlanError
-from rankmesh.groups import torch_private
 
 # Method family, and the axes that vary inside its groups.
 FAMILIES = {

@@ -8,9 +8,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import rankmesh as rm
+from rankmesh.backend import torch_private
 from rankmesh.dialects.device_mesh import adopt, plan_of, to_device_mesh
 from rankmesh.errors import ConnectError, LayoutError
-from rankmesh.groups import torch_private
 
 NAMES = ("pp", "dp", "tp")
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.dialects import dry, leaks
 
 import rankmesh.dialects.ezpz as tp
+from rankmesh.backend import torch_private
 from rankmesh.errors import AlreadyInitialized, NotInitialized, SizesError
-from rankmesh.groups import torch_private
 
 SIZES = st.integers(1, 4)
 AXES = {"tensor": "tp", "context": "cp", "pipeline": "pp", "data": "dp"}

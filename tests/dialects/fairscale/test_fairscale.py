@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.dialects import dry, leaks
 
 import rankmesh.dialects.fairscale as fs
+from rankmesh.backend import torch_private
 from rankmesh.errors import AlreadyInitialized, NotInitialized, PlanError, SizesError
-from rankmesh.groups import torch_private
 
 SIZES = st.integers(1, 4)
 

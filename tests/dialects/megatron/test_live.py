@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 import rankmesh as rm
+from rankmesh.backend import torch_private
 from rankmesh.dialects.megatron import ParallelState, parallel_state
 from rankmesh.dialects.megatron.hyper_comm_grid import HyperCommGrid
-from rankmesh.groups import torch_private
 
 
 def total(group):

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from rankmesh.backend import torch_private
 from rankmesh.dialects.megatron import ParallelState, parallel_state
 from rankmesh.errors import NotAMember, PlanError
-from rankmesh.groups import torch_private
 
 
 def start(rank, size, **arguments):

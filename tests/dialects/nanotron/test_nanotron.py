@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.dialects import dry, leaks
 
+from rankmesh.backend import torch_private
 from rankmesh.dialects.nanotron import ParallelContext, ParallelContext04
 from rankmesh.errors import ConnectError, LayoutError, NotInitialized, SizesError
-from rankmesh.groups import torch_private
 
 OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
 ORDER = ("ep", "pp", "dp", "cp", "tp")

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.dialects import dry, leaks
 
+from rankmesh.backend import torch_private
 from rankmesh.dialects.process_groups import ProcessGroups
 from rankmesh.errors import AgreementError, NotInitialized, SizesError
-from rankmesh.groups import torch_private
 
 SIZES = st.integers(1, 4)
 

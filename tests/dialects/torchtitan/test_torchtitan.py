@@ -8,9 +8,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import rankmesh as rm
+from rankmesh.backend import torch_private
 from rankmesh.dialects.torchtitan import ParallelDims
 from rankmesh.errors import PlanError, SizesError
-from rankmesh.groups import torch_private
 
 BACKENDS = ("partial_dtensor", "full_dtensor", "spmd_types")
 EIGHT = {"dp_replicate": 2, "dp_shard": -1, "cp": 1, "tp": 2, "pp": 1, "ep": 1, "world_size": 8}

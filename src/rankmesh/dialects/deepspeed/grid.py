@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rankmesh.core import Mesh
 from rankmesh.errors import ConnectError, PlanError
-from rankmesh.groups.live import LiveGroups
-from rankmesh.layout import Mesh
+from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["Grid", "Topology"]
 

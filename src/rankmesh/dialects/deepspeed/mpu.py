@@ -22,15 +22,14 @@ There is no ``initialize_sequence_parallel``: DeepSpeed takes an object that has
 
 from __future__ import annotations
 
+from rankmesh.core import GroupSpec, Mesh, Options, Plan
+from rankmesh.core.recipes.sizes import world_and_dp
 from rankmesh.dialects.deepspeed.grid import Grid
 from rankmesh.errors import PlanError
-from rankmesh.groups.getters import Getters, first_of, group_of, rank_in, ranks_of, size_of
-from rankmesh.groups.handles import LiveGroup
-from rankmesh.groups.held import Held, refusing_sizes, world_size
-from rankmesh.groups.live import LiveGroups
-from rankmesh.layout import Mesh
-from rankmesh.plan import GroupSpec, Options, Plan
-from rankmesh.plan.recipes.sizes import world_and_dp
+from rankmesh.runtime.getters import Getters, first_of, group_of, rank_in, ranks_of, size_of
+from rankmesh.runtime.handles import LiveGroup
+from rankmesh.runtime.held import Held, refusing_sizes, world_size
+from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["Mpu", "plan"]
 

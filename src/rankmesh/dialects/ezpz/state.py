@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from rankmesh.core import Options, Plan, recipes
 from rankmesh.dialects.ezpz.written import GROUPS, Written
 from rankmesh.errors import AlreadyInitialized
-from rankmesh.groups.getters import Getters, Told, group_of, rank_in, ranks_of, size_of
-from rankmesh.groups.handles import LiveGroup
-from rankmesh.groups.held import Held, refusing_sizes, world_size
-from rankmesh.plan import Options, Plan, recipes
+from rankmesh.runtime.getters import Getters, Told, group_of, rank_in, ranks_of, size_of
+from rankmesh.runtime.handles import LiveGroup
+from rankmesh.runtime.held import Held, refusing_sizes, world_size
 
 __all__ = ["TensorParallel", "default"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rankmesh.backend import torch_private
 from rankmesh.errors import ConnectError
-from rankmesh.groups import torch_private
 
 __all__ = ["SYMMETRIC_MEGABYTES", "GlobalMemoryBuffer", "GlobalSymmetricMemoryBuffer"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankmesh.dialects.megatron.request import Request
 from rankmesh.dialects.megatron.table import ROWS
-from rankmesh.groups.live import LiveGroups
+from rankmesh.runtime.live import LiveGroups
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from rankmesh.backend import torch_private
+from rankmesh.core.options import Options
 from rankmesh.errors import ConnectError, LayoutError, PlanError
-from rankmesh.groups import torch_private
-from rankmesh.plan.options import Options
 
 __all__ = ["GridTooLarge", "RankView", "check_named", "check_view", "options_for", "planned_world_size"]
 

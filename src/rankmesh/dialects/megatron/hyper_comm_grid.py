@@ -23,6 +23,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from rankmesh.backend import torch_private
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.plan import Plan
+from rankmesh.core.spec import GroupSpec
 from rankmesh.dialects.megatron.grid_checks import (
     GridTooLarge,
     RankView,
@@ -33,12 +37,8 @@ from rankmesh.dialects.megatron.grid_checks import (
 )
 from rankmesh.dialects.megatron.refusals import NotHere, UnknownName
 from rankmesh.errors import LayoutError
-from rankmesh.groups import torch_private
-from rankmesh.groups.connect import connect
-from rankmesh.groups.live import LiveGroups
-from rankmesh.layout.mesh import Mesh
-from rankmesh.plan.plan import Plan
-from rankmesh.plan.spec import GroupSpec
+from rankmesh.runtime.connect import connect
+from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["HyperCommGrid"]
 

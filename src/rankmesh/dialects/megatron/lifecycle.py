@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rankmesh.backend import torch_private
 from rankmesh.dialects.megatron.answers import refresh
 from rankmesh.dialects.megatron.buffers import GlobalMemoryBuffer
 from rankmesh.dialects.megatron.filling import filled
@@ -23,10 +24,9 @@ from rankmesh.dialects.megatron.refusals import NotInitialized, Refused
 from rankmesh.dialects.megatron.request import Request
 from rankmesh.dialects.megatron.state import in_a_world
 from rankmesh.dialects.megatron.ucc import prepare_environment
-from rankmesh.groups import torch_private
-from rankmesh.groups.connect import DEFAULT_TIMEOUT, connect
-from rankmesh.groups.live import LiveGroups
-from rankmesh.groups.world import World
+from rankmesh.runtime.connect import DEFAULT_TIMEOUT, connect
+from rankmesh.runtime.live import LiveGroups
+from rankmesh.runtime.world import World
 
 __all__ = ["destroy", "initialize", "set_timeouts"]
 

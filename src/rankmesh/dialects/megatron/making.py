@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.nccl_config import with_nccl_config
+from rankmesh.core.plan import Plan
+from rankmesh.core.spec import GroupSpec
 from rankmesh.dialects.megatron.refusals import NotInitialized, refusals
-from rankmesh.groups.connect import connect
-from rankmesh.layout.mesh import Mesh
-from rankmesh.plan.nccl_config import with_nccl_config
-from rankmesh.plan.plan import Plan
-from rankmesh.plan.spec import GroupSpec
+from rankmesh.runtime.connect import connect
 
 __all__ = ["all_gather", "hierarchical", "hybrid"]
 

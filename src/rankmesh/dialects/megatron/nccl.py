@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
+from rankmesh.backend import torch_private
+from rankmesh.core.options import Options
 from rankmesh.dialects.megatron.refusals import Refused, UnknownName
 from rankmesh.dialects.megatron.table import CONFIG_KEYS
-from rankmesh.groups import torch_private
-from rankmesh.plan.options import Options
 
 __all__ = ["get_nccl_options", "overwrite_nccl_comm_cfgs", "read_config", "sharp_kind"]
 

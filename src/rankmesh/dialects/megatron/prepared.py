@@ -17,9 +17,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from rankmesh.backend.single_rank import alone
 from rankmesh.dialects.megatron import parallel_state
 from rankmesh.errors import PlanError
-from rankmesh.groups.alone import alone
 
 __all__ = ["for_ddp", "for_optimizer", "in_pieces", "of_state"]
 

@@ -8,8 +8,8 @@
 
 from typing import List  # noqa: UP035
 
+from rankmesh.core.mesh import Mesh
 from rankmesh.dialects.megatron.refusals import Refused, UnknownName, refusals
-from rankmesh.layout.mesh import Mesh
 
 __all__ = [
     "RankGenerator",

@@ -13,13 +13,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from rankmesh.core.nccl_config import with_nccl_config
+from rankmesh.core.options import Options
+from rankmesh.core.plan import Plan
+from rankmesh.core.recipes.megatron import DEFAULT_ORDER, megatron
+from rankmesh.core.spec import GroupSpec
 from rankmesh.dialects.megatron.nccl import read_config, sharp_kind
 from rankmesh.dialects.megatron.refusals import Refused, UnknownName, refusals
-from rankmesh.plan.nccl_config import with_nccl_config
-from rankmesh.plan.options import Options
-from rankmesh.plan.plan import Plan
-from rankmesh.plan.recipes.megatron import DEFAULT_ORDER, megatron
-from rankmesh.plan.spec import GroupSpec
 
 __all__ = ["Request"]
 

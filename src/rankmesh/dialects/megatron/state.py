@@ -26,7 +26,7 @@ from rankmesh.dialects.megatron.table import BY_KIND
 from rankmesh.errors import NotAMember
 
 if TYPE_CHECKING:
-    from rankmesh.groups.live import LiveGroups
+    from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["ParallelState", "State", "absent", "begin", "code_of", "in_a_world", "without_context"]
 

@@ -25,16 +25,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from rankmesh.backend import torch_private
+from rankmesh.backend.single_rank import alone
+from rankmesh.core import Plan, recipes
 from rankmesh.errors import ConnectError, NotInitialized, SizesError
-from rankmesh.groups import torch_private
-from rankmesh.groups.alone import alone
-from rankmesh.groups.held import Held, refusing_sizes
-from rankmesh.groups.live import LiveGroups
-from rankmesh.launch.devices import pick
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import NOBODY
-from rankmesh.launch.world import LiveRank, enter
-from rankmesh.plan import Plan, recipes
+from rankmesh.runtime.devices import pick
+from rankmesh.runtime.held import Held, refusing_sizes
+from rankmesh.runtime.init import LiveRank, enter
+from rankmesh.runtime.live import LiveGroups
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rankmesh.core import Plan, recipes
 from rankmesh.errors import PlanError, SizesError
-from rankmesh.groups.held import refusing_sizes
-from rankmesh.plan import Plan, recipes
+from rankmesh.runtime.held import refusing_sizes
 
 __all__ = ["Degrees"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rankmesh.dialects.torchtitan.degrees import Degrees
 from rankmesh.dialects.torchtitan.meshes import IN_BAND, SPARSE, SPMD, mesh_of_the_world, single_axes, whole_meshes
 from rankmesh.errors import PlanError, SizesError
-from rankmesh.groups.held import Held
+from rankmesh.runtime.held import Held
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

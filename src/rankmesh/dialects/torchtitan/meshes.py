@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from rankmesh.backend import torch_private
 from rankmesh.dialects.torchtitan.degrees import Degrees
-from rankmesh.groups import torch_private
-from rankmesh.groups.live import LiveGroups
+from rankmesh.runtime.live import LiveGroups
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.sharding import Sharding
 from rankmesh.errors import LayoutError
-from rankmesh.layout.mesh import Mesh
-from rankmesh.layout.sharding import Sharding
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

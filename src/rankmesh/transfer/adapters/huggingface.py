@@ -24,9 +24,9 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.sharding import Sharding
 from rankmesh.errors import LayoutError
-from rankmesh.layout.mesh import Mesh
-from rankmesh.layout.sharding import Sharding
 
 __all__ = ["LLAMA", "cut_of", "shapes", "shardings"]
 

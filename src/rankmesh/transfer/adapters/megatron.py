@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.sharding import Sharding
 from rankmesh.errors import LayoutError
-from rankmesh.layout.mesh import Mesh
-from rankmesh.layout.sharding import Sharding
 
 __all__ = ["described", "gathered", "shardings"]
 

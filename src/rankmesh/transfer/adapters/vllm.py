@@ -32,9 +32,9 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.sharding import Sharding
 from rankmesh.errors import LayoutError
-from rankmesh.layout.mesh import Mesh
-from rankmesh.layout.sharding import Sharding
 from rankmesh.transfer.adapters import huggingface
 
 if TYPE_CHECKING:

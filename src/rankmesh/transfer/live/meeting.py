@@ -23,7 +23,7 @@ from datetime import timedelta
 from typing import Any
 
 from rankmesh.errors import AgreementError, TransferError, first_line, in_words
-from rankmesh.groups.store import JobStore
+from rankmesh.rendezvous.store import JobStore
 
 __all__ = ["Fault", "TransferMeeting", "told"]
 

@@ -29,11 +29,11 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
+from rankmesh.backend import torch_private
+from rankmesh.core.axes import integer
+from rankmesh.core.cells import distinct
+from rankmesh.core.limits import time_limit
 from rankmesh.errors import PlanError, TransferError
-from rankmesh.groups import torch_private
-from rankmesh.groups.limits import time_limit
-from rankmesh.layout.axes import integer
-from rankmesh.layout.cells import distinct
 from rankmesh.transfer.live.exchange import Exchange
 from rankmesh.transfer.live.meeting import Fault, TransferMeeting, told
 from rankmesh.transfer.live.shards import Shards, apart, local, problem_of

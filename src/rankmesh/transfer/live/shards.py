@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from rankmesh.layout.sharding import Shard, Sharding
+from rankmesh.core.sharding import Shard, Sharding
 
 __all__ = ["Shards", "allocate", "apart", "local", "problem_of", "same_place"]
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rankmesh.layout.boxes import Box, size
-from rankmesh.layout.sharding import Shard, Sharding
+from rankmesh.core.boxes import Box, size
+from rankmesh.core.sharding import Shard, Sharding
 from rankmesh.transfer.planning.own import Move
 
 __all__ = ["Message", "Piece", "Slices", "messages", "where"]

@@ -23,8 +23,8 @@ from math import ceil
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh.layout.cells import distinct
-from rankmesh.layout.strided import IntArray
+from rankmesh.core.cells import distinct
+from rankmesh.core.strided import IntArray
 
 __all__ = ["Sets", "share"]
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankmesh.layout.cells import distinct
-from rankmesh.layout.strided import IntArray
-from rankmesh.topology import Cluster
+from rankmesh.core.cells import distinct
+from rankmesh.core.strided import IntArray
+from rankmesh.placement import Cluster
 from rankmesh.transfer.planning.line import Flows
 
 __all__ = ["Link", "links", "seconds"]

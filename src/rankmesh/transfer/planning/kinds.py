@@ -22,12 +22,12 @@ from itertools import product
 
 import numpy as np
 
+from rankmesh.core.boxes import Box
+from rankmesh.core.cells import Overlaps, overlaps
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.sharding import Sharding
+from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlanError
-from rankmesh.layout.boxes import Box
-from rankmesh.layout.cells import Overlaps, overlaps
-from rankmesh.layout.mesh import Mesh
-from rankmesh.layout.sharding import Sharding
-from rankmesh.layout.strided import IntArray
 
 __all__ = ["Kind", "digest_of", "kinds_of"]
 

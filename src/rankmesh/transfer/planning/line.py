@@ -21,8 +21,8 @@ from typing import Protocol
 
 import numpy as np
 
-from rankmesh.layout.cells import distinct
-from rankmesh.layout.strided import IntArray
+from rankmesh.core.cells import distinct
+from rankmesh.core.strided import IntArray
 from rankmesh.transfer.planning.balance import Sets, share
 from rankmesh.transfer.planning.kinds import Kind
 

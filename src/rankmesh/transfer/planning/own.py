@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankmesh.layout.boxes import Box, size, stretch
-from rankmesh.layout.strided import IntArray
+from rankmesh.core.boxes import Box, size, stretch
+from rankmesh.core.strided import IntArray
 from rankmesh.transfer.planning.kinds import Kind
 from rankmesh.transfer.planning.line import Flows
 

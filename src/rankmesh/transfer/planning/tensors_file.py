@@ -6,7 +6,7 @@
           "target": {"cut": [null, "tp"]}}}
 ```
 
->>> from rankmesh.layout.mesh import Mesh
+>>> from rankmesh.core.mesh import Mesh
 >>> source, target = shardings_of(
 ...     {"up": {"shape": [8, 4], "source": {"cut": ["tp", None]}, "target": {}}}, Mesh(tp=2), Mesh(dp=2)
 ... )
@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rankmesh.core.extras import extra
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError, RankmeshError, first_line
-from rankmesh.extras import extra
-from rankmesh.layout.mesh import Mesh
-from rankmesh.layout.sharding import Sharding
 
 __all__ = ["read_tensors", "shardings_of"]
 

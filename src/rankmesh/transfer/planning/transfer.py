@@ -10,7 +10,7 @@ cluster ──────────┘              run(...)     live
 Every element that a rank needs comes from the rank itself where it has it, else from one of the nearest that have it,
 and the busiest sender sends as little as it can.
 
->>> from rankmesh.layout.mesh import Mesh
+>>> from rankmesh.core.mesh import Mesh
 >>> up = Sharding(Mesh(tp=2), ("tp", None), shape=(8, 6))
 >>> moves = Transfer({"up": up}, {"up": Sharding(Mesh(tp=4), ("tp", None), shape=(8, 6))})
 >>> moves.of(1).receives
@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankmesh.core.axes import integer
+from rankmesh.core.extras import extra
+from rankmesh.core.sharding import Sharding
+from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlanError
-from rankmesh.extras import extra
-from rankmesh.layout.axes import integer
-from rankmesh.layout.sharding import Sharding
-from rankmesh.layout.strided import IntArray
 from rankmesh.transfer.planning.kinds import Kind, digest_of, kinds_of
 from rankmesh.transfer.planning.line import Flows, flows_of
 from rankmesh.transfer.planning.own import OwnMoves, own_moves
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-    from rankmesh.topology import Cluster
+    from rankmesh.placement import Cluster
     from rankmesh.transfer.live.bridge import Bridge
     from rankmesh.transfer.live.run import Moved
 

@@ -1,0 +1,1 @@
+"""Everything of torch's process groups that is private or depends on the release of torch."""

@@ -1,0 +1,104 @@
+"""A process group of one rank: answers every collective, and owns no communicator, thread, socket or store key.
+
+```
+torch.distributed.all_reduce(...)  ── methods of Alone      done at once; the work's future carries the tensors
+functional collectives, autograd   ── torch's fake backend  exact where nobody else is: copies and identities
+```
+
+torch's own one-rank groups have sockets and threads and, on a GPU, hundreds of MiB of device memory. Sending to
+nobody is refused: the fake backend alone would say that it was done.
+
+The names of the methods are those by which torch calls a process group that is written in Python, private ones too:
+this file is known on the same versions of torch as ``torch_private``.
+"""
+
+# torch's stubs lack these private parts, and type each method by its overloads; here one method serves them all.
+# mypy: disable-error-code="attr-defined,assignment,override"
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from rankmesh.backend import torch_private
+
+__all__ = ["Alone", "alone"]
+
+
+class Alone(dist.ProcessGroup):
+    """The group of this rank and nobody else."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)  # type: ignore[call-arg]  # the stubs lack this overload, the only one for subclasses
+        self._operations = 0
+
+    def _done(self, tensors: list[torch.Tensor]) -> dist.Work:
+        self._operations += 1
+        return torch_private.finished(tensors)
+
+    def _in_place(self, tensors: Any = (), *_: Any, **__: Any) -> dist.Work:
+        return self._done(_listed(tensors))
+
+    def _copied(self, output: torch.Tensor, given: torch.Tensor, *_: Any, **__: Any) -> dist.Work:
+        if output.numel() != given.numel():
+            raise ValueError(
+                f"received {given.numel()} elements for an output of {output.numel()} in group {self.group_name!r}; "
+                "in a group of one rank they are equally many; make the output as large as the input"
+            )
+        output.detach().copy_(given.detach().reshape(output.shape))
+        return self._done([output])
+
+    def _no_peer(self, *_: Any, **__: Any) -> NoReturn:
+        raise ValueError(
+            f"received a send or receive in group {self.group_name!r}, which has one rank; there is nobody to talk "
+            "to; test group.size > 1 first"
+        )
+
+    broadcast = _in_place
+    allreduce_coalesced = _in_place
+    _allgather_base = _copied
+    all_gather_single = _copied
+    _reduce_scatter_base = _copied
+    reduce_scatter_single = _copied
+    send = _no_peer
+    recv = _no_peer
+    recv_anysource = _no_peer
+
+    def allreduce(self, tensors: Any, opts: Any = None, *_: Any, **__: Any) -> dist.Work:
+        """The tensors as they are; a scaled sum of one is the tensor times its factor."""
+        reduced = _listed(tensors)
+        factor = torch_private.premultiplied(getattr(opts, "reduceOp", opts))
+        if factor is not None:
+            with torch.no_grad():
+                for tensor in reduced:
+                    tensor.mul_(factor)
+        return self._done(reduced)
+
+    def barrier(self, *_: Any, **__: Any) -> dist.Work:
+        """Done at once."""
+        return self._done([])
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Return at once: nobody can be late."""
+
+    def set_timeout(self, timeout: Any) -> None:
+        """Nothing here can take long."""
+
+    def _set_sequence_number_for_group(self) -> None:
+        """The number counts what this process did."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._operations
+
+
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def alone(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:
+    """A process group whose one member is the global rank ``rank``."""
+    pg = Alone()
+    torch_private.register_alone(pg, rank=rank, name=name, desc=desc, backend=backend)
+    return pg

@@ -1,0 +1,232 @@
+"""Threads as ranks: each has registries of torch.distributed of its own. Private calls, known on torch 2.13 and 2.14.
+
+```
+answer_threads(...)        from now on, until its result is called, torch.distributed answers each thread for its rank
+registries_by_thread()     while ranks run: torch's C++ finds process groups by name for each thread alone
+begin_world, end_world     the world of one rank, on its thread
+simulated(...)             one more process group of it
+```
+
+Torch has hooks for this, for tests of its own: the object with its registries can be replaced, its C++ registry can be
+one for each thread, a process group may be written in Python, and a DeviceMesh can tell one thread's meshes from
+another's. Its own backend on top of them (``multi_threaded_pg``) is not used: it checks no call against another, waits
+for ever where one is missing, and lacks many operations.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (  # type: ignore[attr-defined]  # some are absent from torch's stubs
+    PrefixStore,
+    _set_global_rank,
+    _set_thread_isolation_mode,
+    _unregister_all_process_groups,
+)
+from torch.distributed import c10d_logger
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from rankmesh.backend import torch_private
+
+__all__ = [
+    "RankWorld",
+    "Ranks",
+    "answer_threads",
+    "begin_world",
+    "end_world",
+    "registries_by_thread",
+    "simulated",
+    "version",
+]
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to, as torch counts; 0 where it does not."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class RankWorld(c10d._World):
+    """What torch registers for one rank, where several live in one process: torch's own, without its globals."""
+
+    # Properties over globals of the process in torch, attributes of each rank here.
+    group_count: Any = 0
+    pg_map: Any = None
+    pg_names: Any = None
+    pg_group_ranks: Any = None
+    pg_backend_config: Any = None
+    tags_to_pg: Any = None
+    pg_to_tag: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in _IN_GLOBALS:
+            setattr(self, name, {})
+
+
+_IN_GLOBALS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")
+
+
+class Ranks(Protocol):
+    """Who answers for the threads that are ranks; each method is called on the thread that it is about."""
+
+    def world(self) -> RankWorld | None:
+        """The registrations of this thread's rank; None for a thread that is no rank."""
+
+    def identity(self) -> object:
+        """What tells this rank's device meshes from those of the others."""
+
+    def make(self, name: str, ranks: Sequence[int], desc: str, *, meet: bool) -> Any:
+        """A process group of these ranks; with ``meet`` its members wait for each other."""
+
+    def meeting_place(self) -> tuple[Any, int, int]:
+        """Store, rank and world size, for a rank that initialises the world itself."""
+
+    def refuse(self, operation: str) -> None:
+        """Raise for a call on a group that this rank is not in."""
+
+
+_ranks: Ranks | None = None
+
+
+def answer_threads(ranks: Ranks) -> Callable[[], None]:
+    """From now on torch.distributed answers each thread that is a rank for that rank alone; the way back."""
+    global _ranks
+    hooks: dict[str, Callable[[Any], Any]] = {
+        "_world": lambda own: _Worlds(own, ranks),
+        "_new_process_group_helper": _maker,
+        "_warn_not_in_group": lambda own: _for_ranks(own, ranks.refuse),
+        "rendezvous": lambda own: _for_ranks(own, lambda *_, **__: iter([ranks.meeting_place()])),
+    }
+    before: dict[str, Any] = {name: getattr(c10d, name) for name in hooks}
+    describe = c10d_logger._get_msg_dict
+    # Torch compares meshes by what their process sees; two ranks of one process must not take each other's.
+    DeviceMesh._thread_id = _MeshIdentity()  # type: ignore[assignment]  # torch has an int or None
+    _ranks, torch_private.make_on_thread = ranks, simulated
+    vars(c10d).update({name: hook(before[name]) for name, hook in hooks.items()})
+    # For its log torch asks for the backend of the group that a call failed on, and fails where the group is gone.
+    c10d_logger._get_msg_dict = _for_ranks(describe, lambda name, *_, **__: {"func_name": name})
+
+    def back() -> None:
+        global _ranks
+        vars(c10d).update(before)
+        c10d_logger._get_msg_dict = describe
+        del DeviceMesh._thread_id
+        _ranks = torch_private.make_on_thread = None
+
+    return back
+
+
+@contextmanager
+def registries_by_thread() -> Iterator[None]:
+    """Inside, torch finds process groups by name for each thread alone; after it, what else a world sets is undone."""
+    hook = sys.excepthook
+    _set_thread_isolation_mode(True)
+    try:
+        yield
+    finally:
+        _set_thread_isolation_mode(False)
+        outside = c10d._world.default_pg
+        _set_global_rank(-1 if outside is None else outside.rank())
+        sys.excepthook = hook
+
+
+class _Worlds:
+    """Torch's registrations: those of the rank that this thread is, else the process's own."""
+
+    def __init__(self, outside: Any, ranks: Ranks) -> None:
+        vars(self).update(_outside=outside, _ranks=ranks)
+
+    def __getattr__(self, name: str) -> Any:
+        world = self._ranks.world()
+        if world is not None and name == "default_pg" and _is_being_imported(sys._getframe(1)):
+            # `def f(group=dist.group.WORLD)` in a module that a rank imports first would keep that rank's world.
+            return None
+        return getattr(world or self._outside, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ranks.world() or self._outside, name, value)
+
+
+def _is_being_imported(property_: Any) -> bool:
+    """Whether the body of a module, or of a class in it, asks for the world while the module is imported."""
+    caller = property_.f_back
+    return property_.f_code.co_name == "WORLD" and any(
+        frame is not None
+        and frame.f_code.co_name == "<module>"
+        and getattr(frame.f_globals.get("__spec__"), "_initializing", False)
+        for frame in (caller, caller.f_back)
+    )
+
+
+class _MeshIdentity:
+    """An attribute of DeviceMesh that torch sets to None, and compares."""
+
+    def __get__(self, mesh: Any, kind: type) -> Any:
+        return None if mesh is None else vars(mesh).get("_thread_id")
+
+    def __set__(self, mesh: Any, value: Any) -> None:
+        vars(mesh)["_thread_id"] = _ranks.identity() if _ranks is not None and _ranks.world() else value
+
+
+def _for_ranks(original: Any, instead: Any) -> Any:
+    def hook(*arguments: Any, **named: Any) -> Any:
+        chosen = instead if _ranks is not None and _ranks.world() else original
+        return chosen(*arguments, **named)
+
+    return hook
+
+
+def _maker(original: Any) -> Any:
+    """Torch's maker of process groups, which makes those of ranks by asking for them."""
+
+    def hook(
+        size: int, rank: int, members: Sequence[int], backend: Any, store: Any, name: Any, *rest: Any, **more: Any
+    ) -> Any:
+        if _ranks is None or _ranks.world() is None:
+            return original(size, rank, members, backend, store, name, *rest, **more)
+        if name in c10d._world.pg_names.values():
+            raise ValueError(f"received the group name {name!r} again; each group has a name of its own")
+        if members and dist.get_rank() not in members:
+            return c10d.GroupMember.NON_GROUP_MEMBER, None
+        desc = more.get("group_desc") or "undefined"
+        meet = bool(members) and "gloo" in c10d.BackendConfig(backend).get_device_backend_map().values()
+        pg = simulated(members or range(size), str(name), desc, backend, store, meet=meet)
+        return pg, c10d._world.pg_map[pg][1]
+
+    return hook
+
+
+def simulated(ranks: Sequence[int], name: str, desc: str, backend: Any, store: Any, *, meet: bool) -> Any:
+    """A process group of this thread's rank, registered; None for a thread that is no rank."""
+    if _ranks is None or _ranks.world() is None:
+        return None
+    members = list(ranks)
+    pg = _ranks.make(name, members, desc, meet=meet)
+    pg._set_group_name(c10d.GroupName(name))
+    pg._set_group_desc(desc)
+    torch_private.register(pg, c10d.Backend(backend), PrefixStore(f"{name}/", store), c10d.GroupName(name))
+    c10d._world.pg_group_ranks[pg] = {member: position for position, member in enumerate(members)}
+    return pg
+
+
+def begin_world(size: int, backend: str, store: Any) -> None:
+    """Give this thread's rank its world."""
+    pg = simulated(range(size), "0", "default_pg", backend, store, meet=False)
+    c10d._world.group_count = 1
+    c10d._world.pg_map[pg] = (c10d.Backend(backend), store)
+    c10d._update_default_pg(pg)
+
+
+def end_world(world: RankWorld) -> None:
+    """Forget everything that this thread's rank has registered, and leave nothing for the thread's end."""
+    for registered in vars(world).values():
+        if isinstance(registered, dict | list):
+            registered.clear()
+    world.default_pg = None
+    _unregister_all_process_groups()

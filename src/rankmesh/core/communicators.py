@@ -1,0 +1,157 @@
+"""Communicators: what ``plan.of(rank).communicators`` says of one rank, for all ranks at once.
+
+```
+pp=4, embd = ends of pp, half = pp by two       rank    0      1      2      3
+                                                pp      own    own    own    own
+                                                half    own    own    own    own
+                                                embd    own                  own
+communicators of the rank                               3      2      2      3
+```
+
+A group uses the communicator of the first kind in the plan that has the same members with the same options.
+
+>>> from rankmesh.core import Mesh, ends
+>>> from rankmesh.core import GroupSpec, Plan
+>>> specs = [GroupSpec("tp"), GroupSpec("pp"), GroupSpec("embd", "pp", pick=ends)]
+>>> use = communicators(Plan(Mesh(tp=1, pp=2), specs))
+>>> [str(kind) for kind in use.kinds.values()], use.least, use.most, use.total
+(['none needed', 'own', 'shares pp'], 1, 1, 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankmesh.core.groups import Groups
+from rankmesh.core.options import Options
+from rankmesh.core.plan import Plan
+from rankmesh.core.strided import IntArray
+
+__all__ = ["Communicators", "KindUse", "Unshared", "communicators", "unshared"]
+
+
+@dataclass(frozen=True)
+class KindUse:
+    """The groups of one kind by what they use.
+
+    ``own``      groups with a communicator of their own
+    ``alone``    groups of one rank, which need none
+    ``shares``   (kind, groups) for each kind whose communicators they use
+    """
+
+    own: int
+    alone: int
+    shares: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        words = ["none needed"] if self.alone else []
+        if not self.shares:
+            return ", ".join(words + (["own"] if self.own else []))
+        if not self.own and len(self.shares) == 1:
+            return f"shares {self.shares[0][0]}"
+        words += [f"own ({self.own})"] if self.own else []
+        return ", ".join(words + [f"shares {kind} ({groups})" for kind, groups in self.shares])
+
+
+@dataclass(frozen=True)
+class Communicators:
+    """What a whole plan needs.
+
+    ``least``, ``most``   the communicators of one rank, over all ranks of the mesh
+    ``total``             the communicators of the job
+    """
+
+    kinds: dict[str, KindUse]
+    least: int
+    most: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Unshared:
+    """Two kinds with the same members on every rank that do not share, and why."""
+
+    kind: str
+    other: str
+    why: str
+
+
+def communicators(plan: Plan) -> Communicators:
+    """Count the communicators of every kind and rank; O(kinds · ranks), vectorised."""
+    per_rank = np.zeros(plan.mesh.size, dtype=np.int64)
+    uses: dict[str, KindUse] = {}
+    for spec in plan.specs:
+        groups = plan.groups(spec.name)
+        leaders = _leaders(plan, spec.name, groups, spec.options)
+        uses[spec.name] = _use(plan, groups, leaders)
+        if groups.size > 1:
+            per_rank[groups.array[leaders < 0].reshape(-1) - plan.mesh.offset] += 1
+    total = sum(use.own for use in uses.values())
+    return Communicators(uses, int(per_rank.min()), int(per_rank.max()), total)
+
+
+def _leaders(plan: Plan, name: str, groups: Groups, options: Options) -> IntArray:
+    """For each group of a kind the number of the kind whose communicator it uses; -1: its own."""
+    leaders = np.full(len(groups), -1, dtype=np.int64)
+    if groups.size == 1 or options.share is False:
+        return leaders
+    for number, spec in enumerate(plan.specs):
+        if spec.name == name:
+            break
+        other = plan.groups(spec.name)
+        if other.size == groups.size and spec.options == options:
+            leaders[(leaders < 0) & _same(other, groups)] = number
+    return leaders
+
+
+def _same(one: Groups, other: Groups) -> IntArray:
+    """Which groups of ``other`` are groups of ``one``, in the same order; shape ``(len(other),)``."""
+    if one.partition == other.partition:
+        return np.ones(len(other), dtype=np.bool_)
+    if not any(groups.picked or groups.level for groups in (one, other)):
+        return np.zeros(len(other), dtype=np.bool_)  # two patterns that tile a span have all groups equal, or none
+    row_of = np.full(one.span.size, -1, dtype=np.int64)
+    row_of[one.array - one.span.offset] = np.arange(len(one))[:, None]
+    rows = row_of[other.array[:, 0] - other.span.offset]
+    return (rows >= 0) & (one.array[rows] == other.array).all(axis=1)  # type: ignore[no-any-return]
+
+
+def _use(plan: Plan, groups: Groups, leaders: IntArray) -> KindUse:
+    if groups.size == 1:
+        return KindUse(0, len(groups), ())
+    numbers, counts = np.unique(leaders[leaders >= 0], return_counts=True)
+    shares = tuple(
+        (plan.specs[number].name, count) for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)
+    )
+    return KindUse(int((leaders < 0).sum()), 0, shares)
+
+
+def unshared(plan: Plan) -> tuple[Unshared, ...]:
+    """Kinds that have the members of an earlier kind on every rank, and yet a communicator of their own.
+
+    >>> from rankmesh.core import Mesh
+    >>> from rankmesh.core import GroupSpec, Plan
+    >>> unshared(Plan(Mesh(dp=2), [GroupSpec("dp"), GroupSpec("gather", "dp", overlap="gather")]))
+    (Unshared(kind='gather', other='dp', why="overlap 'gather', not None"),)
+    """
+    return tuple(_unshared(plan))
+
+
+def _unshared(plan: Plan) -> Iterator[Unshared]:
+    leaders = [plan.spec(names[0]) for names in plan.sharing]
+    for number, spec in enumerate(leaders):
+        groups = plan.groups(spec.name)
+        twins = (other for other in leaders[:number] if plan.groups(other.name).partition == groups.partition)
+        if groups.size > 1 and (twin := next(twins, None)) is not None:
+            yield Unshared(spec.name, twin.name, _why(spec.options, twin.options))
+
+
+def _why(options: Options, other: Options) -> str:
+    if options.share is False or other.share is False:
+        return "share=False"
+    ours, theirs = options.to_dict(), other.to_dict()
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    return ", ".join(f"{name} {ours.get(name)!r}, not {theirs.get(name)!r}" for name in names)

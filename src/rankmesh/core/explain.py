@@ -1,0 +1,119 @@
+"""One rank in words: where it sits, which groups it is in, who its neighbours are, and why.
+
+The reason for each group is the formula with this rank's numbers: which coordinates are fixed, which one varies, and
+by which stride.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rankmesh.core.local import LocalGroup
+
+if TYPE_CHECKING:
+    from rankmesh.core.mesh import Mesh
+    from rankmesh.core.plan import Plan
+
+__all__ = ["describe", "explain"]
+
+_SHOWN = 8
+
+
+def describe(plan: Plan, rank: int) -> dict[str, Any]:
+    """Coordinate in the mesh and in each view, and every group with its members, place and reason."""
+    own, mesh = plan.of(rank), plan.mesh
+    inside = rank in mesh
+    return {
+        "rank": rank,
+        "coordinate": mesh.coordinate(rank) if inside else None,
+        "views": {name: mesh.coordinate(rank, view=name) for name in mesh.views} if inside else {},
+        "groups": [_group(mesh, group) for group in own.values()],
+        "not_in": [name for name in plan.kinds if name not in own],
+    }
+
+
+def _group(mesh: Mesh, own: LocalGroup) -> dict[str, Any]:
+    following = own.group[(own.rank + 1) % own.size]
+    preceding = own.group[own.rank - 1]
+    return {
+        "name": own.name,
+        "description": str(own),
+        "ranks": list(own.ranks),
+        "rank": own.rank,
+        "size": own.size,
+        "next": following if own.size > 1 else None,
+        "prev": preceding if own.size > 1 else None,
+        "communicator": own.leader if own.size > 1 else None,
+        "why": _reason(mesh, own),
+        "options": own.options.to_dict(),
+    }
+
+
+def _reason(mesh: Mesh, own: LocalGroup) -> str:
+    view = mesh.view(own.spec.view)
+    varying = mesh.groups(own.spec.axes, view=own.spec.view).axes
+    strides = ", ".join(f"{axis} by {view.strides[axis]}" for axis in varying)
+    fixed = ", ".join(f"{axis}={position}" for axis, position in own.coordinate)
+    words = f"varies {strides}" + (f"; fixed {fixed}" if fixed else "; nothing fixed")
+    if own.spec.view is not None:
+        words += f"; view {own.spec.view}"
+    if own.spec.levels is not None:
+        words += f"; level {own.spec.level} of {'x'.join(map(str, own.spec.levels))}"
+    return words + (f"; pick {own.spec.pick}" if own.spec.pick is not None else "")
+
+
+def explain(plan: Plan, rank: int) -> str:
+    """``describe`` as text, one line a group.
+
+    >>> from rankmesh.core import Mesh
+    >>> from rankmesh.core import GroupSpec, Plan
+    >>> print(Plan(Mesh(tp=2, dp=2), [GroupSpec("tp"), GroupSpec("dp")]).explain(3))
+    rank 3 of 4: tp=1, dp=1
+      3 = 0 + tp 1·1 + dp 1·2
+      tp  [2, 3]  position 1 of 2, prev 2, next 2   varies tp by 1; fixed dp=1
+      dp  [1, 3]  position 1 of 2, prev 1, next 1   varies dp by 2; fixed tp=1
+    """
+    data = describe(plan, rank)
+    if data["coordinate"] is None:
+        span = plan.mesh.span
+        return (
+            f"rank {rank} of {plan.world_size}: outside the mesh, which covers ranks {span.offset} to {span.stop - 1}"
+        )
+    lines = [f"rank {rank} of {plan.world_size}: {_place(data['coordinate'])}", f"  {_formula(plan.mesh, rank)}"]
+    lines += [f"  view {name}: {_place(coordinate)}" for name, coordinate in data["views"].items()]
+    rows = [(group["name"], _members(group["ranks"]), _position(group)) for group in data["groups"]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for group, row in zip(data["groups"], rows, strict=True):
+        cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append(f"  {cells}   {_why(group)}")
+    if data["not_in"]:
+        lines.append(f"  not in: {', '.join(data['not_in'])}")
+    return "\n".join(lines)
+
+
+def _position(group: dict[str, Any]) -> str:
+    if group["size"] == 1:
+        return "alone, needs no communicator"
+    return f"position {group['rank']} of {group['size']}, prev {group['prev']}, next {group['next']}"
+
+
+def _why(group: dict[str, Any]) -> str:
+    shared = group["communicator"] not in (None, group["name"])
+    return f"{group['why']}; uses the communicator of {group['communicator']}" if shared else str(group["why"])
+
+
+def _place(coordinate: dict[str, int]) -> str:
+    return ", ".join(f"{axis}={position}" for axis, position in coordinate.items())
+
+
+def _formula(mesh: Mesh, rank: int) -> str:
+    terms = " + ".join(f"{axis} {position}·{mesh.strides[axis]}" for axis, position in mesh.coordinate(rank).items())
+    if mesh.rank_map is None:
+        return f"{rank} = {mesh.offset} + {terms}"
+    return f"{rank} = rank_map[{terms}]"
+
+
+def _members(ranks: list[int]) -> str:
+    if len(ranks) <= _SHOWN:
+        return str(ranks)
+    return f"[{', '.join(map(str, ranks[:_SHOWN]))}, ... {len(ranks)} ranks]"

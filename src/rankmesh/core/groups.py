@@ -1,0 +1,367 @@
+"""Groups: the ranks that agree on every coordinate but those of the chosen axes.
+
+A set of axes cuts the mesh in two patterns: what varies inside a group, and what varies between groups.
+
+    rank = offset + base + member          base from the axes left out, member from the axes chosen
+
+```
+tp=2, cp=2, dp=2      groups("cp")            base   members 0  2
+                                                0            0  2
+                                                1            1  3
+                                                4            4  6
+                                                5            5  7
+```
+
+A kind of group may be narrowed twice: ``level`` regroups the positions of each group as one level of a hierarchy,
+and ``pick`` keeps some positions. ``of(rank)`` is O(axes) and lists nobody; ``array`` is the whole world at once.
+
+>>> from rankmesh.core.mesh import Mesh
+>>> pipelines = Mesh(tp=2, pp=4).groups("pp")
+>>> pipelines.array.tolist()
+[[0, 2, 4, 6], [1, 3, 5, 7]]
+>>> pipelines.of(5)
+Group(1, 3, 5, 7)
+>>> pipelines.pick((0, -1)).array.tolist()
+[[0, 6], [1, 7]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+
+from rankmesh.core.axes import integer
+from rankmesh.core.picks import Pick, PickLike
+from rankmesh.core.rank_range import RankRange
+from rankmesh.core.strided import IntArray, Strided
+from rankmesh.errors import LayoutError, NotAMember
+
+__all__ = ["Group", "Groups"]
+
+_SHOWN = 8
+# Up to this many ranks are listed one by one, which costs less than the first use of numpy in a process.
+_FEW = 32
+
+
+class Group(Sequence[int]):
+    """The members of one group, global ranks in the order of their positions.
+
+    Stated by a base, a pattern and the positions taken from it; listed only when asked. Equal to any tuple or list
+    of the same ranks in the same order.
+    """
+
+    __slots__ = ("__dict__", "_base", "_members", "_positions", "_span")
+
+    def __init__(self, span: RankRange, base: int, members: Strided, positions: Sequence[int]) -> None:
+        self._span = span
+        self._base = base
+        self._members = members
+        self._positions = positions
+
+    @property
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return len(self._positions)
+
+    @cached_property
+    def array(self) -> IntArray:
+        """The ranks as an int64 array of shape ``(size,)``, not writable."""
+        if len(self._positions) <= _FEW:
+            return _frozen(np.array(self.ranks, dtype=np.int64))
+        values = self._members.values()
+        if len(self._positions) != values.size or isinstance(self._positions, tuple):
+            values = values[np.asarray(self._positions, dtype=np.int64)]
+        return _frozen(self._span.ranks(values + self._base))
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks as a tuple of ints."""
+        if len(self._positions) <= _FEW:
+            return tuple([self[position] for position in range(len(self._positions))])
+        return tuple(self.array.tolist())
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        if isinstance(index, slice):
+            return self.ranks[index]
+        return self._span.rank(self._base + self._members.value(self._positions[index]))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ranks)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self.ranks
+
+    def index(self, rank: int, start: int = 0, stop: int | None = None) -> int:
+        """The position of a rank in the group."""
+        return self.ranks.index(rank, start, len(self) if stop is None else stop)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.array(self.array, dtype=dtype) if copy or dtype is not None else self.array
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Group):
+            if self._stated == other._stated:
+                return True
+            if len(self) != len(other):
+                return False
+            return self.ranks == other.ranks if len(self) <= _FEW else bool(np.array_equal(self.array, other.array))
+        if isinstance(other, tuple | list):
+            return self.ranks == tuple(other)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.ranks)
+
+    @cached_property
+    def _stated(self) -> tuple[object, ...]:
+        return self._span, self._base, self._members.coalesced(), self._positions
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(str, (self[i] for i in range(min(_SHOWN, len(self))))))
+        return f"Group({shown}{f', ... {len(self)} ranks' if len(self) > _SHOWN else ''})"
+
+
+@dataclass(frozen=True)
+class Groups(Sequence[Group]):
+    """One kind of group: all groups along a set of axes, in the order of the axes left out (first fastest).
+
+    ``members`` (along ``axes``) and ``bases`` (along the ``fixed`` axes) are the two patterns of the formula.
+    ``level`` is (stride, size) in positions, None for whole groups; ``picked`` are the positions kept, None for all.
+    """
+
+    span: RankRange
+    axes: tuple[str, ...]
+    members: Strided
+    fixed: tuple[str, ...]
+    bases: Strided
+    level: tuple[int, int] | None = None
+    picked: tuple[int, ...] | None = None
+
+    @property
+    def size(self) -> int:
+        """How many ranks each group has."""
+        return len(self.picked) if self.picked is not None else self._width
+
+    @property
+    def _width(self) -> int:
+        return self.members.size if self.level is None else self.level[1]
+
+    @property
+    def _pieces(self) -> int:
+        return self.members.size // self._width
+
+    def __len__(self) -> int:
+        return self.bases.size * self._pieces
+
+    @overload
+    def __getitem__(self, index: int) -> Group: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Group]: ...
+    def __getitem__(self, index: int | slice) -> Group | list[Group]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"received group index {index}; there are {len(self)} groups along {'-'.join(self.axes)}")
+        base, piece = divmod(index % len(self), self._pieces)
+        return self._group(self.bases.value(base), piece)
+
+    def __contains__(self, ranks: object) -> bool:
+        """Whether these ranks, in this order, are one of the groups; a single rank is refused, as it is no group."""
+        if isinstance(ranks, int | np.integer):
+            raise LayoutError(
+                f"received rank {ranks} in a test for membership in a kind of group, whose elements are groups; "
+                f"ask for a rank with groups.has({ranks}), or {ranks} in groups.of(rank)",
+                rank=int(ranks),
+            )
+        ranks = ranks.tolist() if isinstance(ranks, np.ndarray) else ranks
+        if not isinstance(ranks, Sequence) or not ranks or not isinstance(ranks[0], int | np.integer):
+            return False
+        first = int(ranks[0])
+        return self.has(first) and self.of(first) == (ranks if isinstance(ranks, Group) else tuple(ranks))
+
+    def __iter__(self) -> Iterator[Group]:
+        return (self[index] for index in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        """Equal when they are the same partition in the same order: same span, same coalesced patterns."""
+        if not isinstance(other, Groups):
+            return NotImplemented
+        return self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @cached_property
+    def _key(self) -> tuple[object, ...]:
+        whole = self._width == self.members.size
+        return (
+            self.span,
+            self.members.coalesced(),
+            self.bases.coalesced(),
+            None if whole else self.level,
+            None if self.picked == tuple(range(self._width)) else self.picked,
+        )
+
+    def level_of(self, sizes: Sequence[int], level: int) -> Groups:
+        """Regroup each group as one level of a hierarchy of its positions.
+
+        ``sizes`` multiply to the group's size, the first level adjacent; level ``i`` groups the positions that
+        differ only in digit ``i`` (hierarchical context parallelism in Megatron-Core).
+
+        >>> from rankmesh.core.mesh import Mesh
+        >>> ring = Mesh(cp=16).groups("cp")
+        >>> [ring.level_of((2, 2, 4), level)[0].ranks for level in range(3)]
+        [(0, 1), (0, 2), (0, 4, 8, 12)]
+        """
+        if self.level is not None or self.picked is not None:
+            raise LayoutError("received a level of groups that are narrowed already; take levels of whole groups")
+        widths = tuple(integer(size, "size of a level", least=1) for size in sizes)
+        hierarchy = Strided.dense(widths)
+        if hierarchy.size != self.members.size:
+            raise LayoutError(
+                f"received level sizes {widths} (product {hierarchy.size}) for groups of {self.members.size} ranks "
+                f"along {'-'.join(self.axes)}; the product must be the size of the group",
+                sizes=widths,
+                size=self.members.size,
+            )
+        if integer(level, "level", least=0) >= len(widths):
+            raise LayoutError(f"received level {level} of {widths}; levels go from 0 to {len(widths) - 1}", level=level)
+        width, stride = hierarchy.pairs[level]
+        return replace(self, level=(stride, width))
+
+    def pick(self, pick: PickLike) -> Groups:
+        """The same groups with only the picked positions; other ranks are in none of them."""
+        if self.picked is not None:
+            raise LayoutError("received a pick of groups that are picked already; pick once")
+        return replace(self, picked=Pick.of(pick, self._width).positions_in(self._width))
+
+    @cached_property
+    def array(self) -> IntArray:
+        """All groups as an int64 array of shape ``(n_groups, size)``, not writable."""
+        whole = self.bases.values()[:, None] + self.members.values()[None, :]
+        if self.level is not None:
+            stride, width = self.level
+            whole = whole.reshape(-1, width, stride).swapaxes(1, 2).reshape(-1, width)
+        if self.picked is not None:
+            whole = whole[:, self.picked]
+        return _frozen(self.span.ranks(whole))
+
+    def tolist(self) -> list[list[int]]:
+        """All groups as lists of ints."""
+        ranks: list[list[int]] = self.array.tolist()
+        return ranks
+
+    def of(self, rank: int) -> Group:
+        """The group of one rank, without listing the others; ``NotAMember`` if a pick leaves the rank out."""
+        return self.own(rank)[0]
+
+    def own(self, rank: int) -> tuple[Group, int]:
+        """The group of one rank, and the position of the rank in it; ``NotAMember`` as in ``of``."""
+        base, piece, position = self._locate(rank)
+        number = self._member_number(rank, position)
+        return self._group(base, piece), number
+
+    def _member_number(self, rank: int, position: int) -> int:
+        """Where the rank at a position is among the members: that position, or its place in the pick."""
+        if self.picked is None:
+            return position
+        if position not in self.picked:
+            raise NotAMember(
+                f"received rank {rank}; it is at position {position} of its group along {'-'.join(self.axes)}, and "
+                f"the pick keeps positions {', '.join(map(str, self.picked))}; ask for a rank at one of them",
+                rank=rank,
+                position=position,
+                picked=self.picked,
+            )
+        return self.picked.index(position)
+
+    def has(self, rank: int) -> bool:
+        """Whether the rank is in a group of this kind; O(axes)."""
+        if rank not in self.span:
+            return False
+        return self.picked is None or self._locate(rank)[2] in self.picked
+
+    def index_of(self, rank: int) -> int:
+        """The index of the group of one rank: ``self[self.index_of(rank)] == self.of(rank)``."""
+        number = self.span.position(rank)
+        return self.bases.position(self.bases.digits(number)) * self._pieces + self._locate(rank)[1]
+
+    def position_of(self, rank: int) -> int:
+        """The position of a rank inside its group, which is its rank in the live group; ``NotAMember`` as in ``of``."""
+        return self.own(rank)[1]
+
+    def coordinate_of(self, rank: int) -> dict[str, int]:
+        """The coordinate that all members of this rank's group agree on."""
+        return dict(zip(self.fixed, self.bases.digits(self.span.position(rank)), strict=True))
+
+    def piece_of(self, rank: int) -> int | None:
+        """Which piece of its whole group a rank's group is at this level; None for whole groups."""
+        return None if self.level is None else self._locate(rank)[1]
+
+    @property
+    def partition(self) -> tuple[object, ...]:
+        """What makes two kinds the same groups on every rank: equal partitions cut a span in one way only."""
+        coalesced = self.members.coalesced()
+        members: object = coalesced
+        if self.level is not None:
+            members = _between(coalesced, *self.level) or (coalesced, self.level)
+        whole = self.picked is None or self.picked == tuple(range(self._width))
+        return self.span, members, None if whole else self.picked
+
+    def _locate(self, rank: int) -> tuple[int, int, int]:
+        """The base of a rank's group, the piece of it at this level, and the position in the piece."""
+        number = base = self.span.position(rank)
+        position, weight = 0, 1
+        for size, stride in self.members.pairs:  # one rank's part of a plan is this, for each kind
+            digit = number // stride % size
+            base -= digit * stride
+            position += digit * weight
+            weight *= size
+        if self.level is None:
+            return base, 0, position
+        stride, width = self.level
+        inner, rest = position % stride, position // stride
+        return base, rest // width * stride + inner, rest % width
+
+    def _group(self, base: int, piece: int) -> Group:
+        if self.level is None:
+            positions: Sequence[int] = range(self.members.size)
+        else:
+            stride, width = self.level
+            start = piece // stride * stride * width + piece % stride
+            positions = range(start, start + width * stride, stride)
+        if self.picked is not None:
+            positions = tuple(positions[position] for position in self.picked)
+        return Group(self.span, base, self.members, positions)
+
+    def __repr__(self) -> str:
+        return f"Groups(axes={'-'.join(self.axes)!r}, {len(self)} groups of {self.size}: {self[0]!r}, ...)"
+
+
+def _frozen(ranks: IntArray) -> IntArray:
+    ranks.flags.writeable = False
+    return ranks
+
+
+def _between(members: Strided, stride: int, width: int) -> Strided | None:
+    """The pattern of the positions ``0, stride, ... (width - 1) * stride``; None where no pattern lists them all."""
+    pairs, seen = [], 1
+    for size, step in members.pairs:
+        low, high = max(seen, stride), min(seen * size, stride * width)
+        if low < high:
+            if low % seen or high % low or (seen * size) % high:
+                return None
+            pairs.append((high // low, step * (low // seen)))
+        seen *= size
+    return Strided(tuple(pairs)).coalesced()

@@ -1,0 +1,145 @@
+"""Jobs: several meshes in one world.
+
+```
+world        0 ........ 15 16 ........................ 47
+encoder      [ tp 2, dp 8 ]
+llm                         [ tp 4, dp 4, pp 2         ]        disjoint
+```
+
+Two meshes of a job are disjoint, or colocated (exactly the same ranks). Anything between is refused, because a rank
+would then wait in one mesh for a rank that is busy in another. A job covers its world unless it says ``partial=True``.
+
+>>> from rankmesh.core.mesh import Mesh
+>>> job = Job(world_size=48, encoder=Mesh(tp=2, dp=8), llm=Mesh(tp=4, dp=4, pp=2, offset=16))
+>>> job.of(20)
+('llm',)
+>>> job["llm"].coordinate(20)
+{'tp': 0, 'dp': 1, 'pp': 0}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+
+from rankmesh.core.axes import axis_name, find, integer
+from rankmesh.core.mesh import Mesh
+from rankmesh.errors import LayoutError
+
+__all__ = ["Job"]
+
+
+class Job(Mapping[str, Mesh]):
+    """Named meshes over one world of ``world_size`` ranks, a mapping from name to mesh."""
+
+    __slots__ = ("_meshes", "_partial", "_world_size")
+
+    def __init__(self, /, *, world_size: int, partial: bool = False, **meshes: Mesh) -> None:
+        self._world_size = integer(world_size, "world_size", least=1)
+        self._partial = bool(partial)
+        self._meshes = {axis_name(name): _mesh(name, mesh) for name, mesh in meshes.items()}
+        if not meshes:
+            raise LayoutError("received no meshes; a job has at least one, such as Job(world_size=8, llm=Mesh(dp=8))")
+        for name, mesh in self._meshes.items():
+            _inside(name, mesh, self._world_size)
+        for one, other in combinations(self._meshes, 2):
+            _disjoint_or_colocated(one, self._meshes[one], other, self._meshes[other])
+        if not partial:
+            _covers(self._meshes, self._world_size)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the world has."""
+        return self._world_size
+
+    @property
+    def partial(self) -> bool:
+        """Whether some ranks of the world may be in no mesh."""
+        return self._partial
+
+    @property
+    def meshes(self) -> dict[str, Mesh]:
+        """The meshes by name."""
+        return dict(self._meshes)
+
+    def of(self, rank: int) -> tuple[str, ...]:
+        """The names of the meshes that a rank is in; several when they are colocated."""
+        number = integer(rank, "rank", least=0)
+        if number >= self._world_size:
+            raise LayoutError(
+                f"received rank {number}; the world has ranks 0 to {self._world_size - 1}; ask for a rank inside",
+                rank=number,
+                world_size=self._world_size,
+            )
+        return tuple(name for name, mesh in self._meshes.items() if number in mesh.span)
+
+    def __getitem__(self, name: str) -> Mesh:
+        return self._meshes[find(name, self._meshes, "mesh")]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._meshes)
+
+    def __len__(self) -> int:
+        return len(self._meshes)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Job):
+            return NotImplemented
+        return (self._world_size, self._meshes) == (other._world_size, other._meshes)
+
+    def __hash__(self) -> int:
+        return hash((self._world_size, frozenset(self._meshes.items())))
+
+    def __repr__(self) -> str:
+        meshes = ", ".join(f"{name}={mesh!r}" for name, mesh in self._meshes.items())
+        return f"Job(world_size={self._world_size}, {'partial=True, ' if self._partial else ''}{meshes})"
+
+
+def _mesh(name: str, mesh: object) -> Mesh:
+    if not isinstance(mesh, Mesh):
+        raise LayoutError(f"received {mesh!r} as mesh {name!r}; give a Mesh", name=name, received=mesh)
+    return mesh
+
+
+def _range(mesh: Mesh) -> str:
+    return f"ranks {mesh.span.offset} to {mesh.span.stop - 1}"
+
+
+def _inside(name: str, mesh: Mesh, world_size: int) -> None:
+    if mesh.span.stop > world_size:
+        raise LayoutError(
+            f"received mesh {name!r} over {_range(mesh)} in a world of {world_size}; "
+            f"the last rank is {world_size - 1}; lower its offset or a size, or raise world_size",
+            name=name,
+            last=mesh.span.stop - 1,
+            world_size=world_size,
+        )
+
+
+def _disjoint_or_colocated(one: str, left: Mesh, other: str, right: Mesh) -> None:
+    same = (left.offset, left.size) == (right.offset, right.size)
+    apart = left.span.stop <= right.offset or right.span.stop <= left.offset
+    if not (same or apart):
+        raise LayoutError(
+            f"received meshes {one!r} over {_range(left)} and {other!r} over {_range(right)}, which overlap; two "
+            "meshes share all of their ranks or none; move one with offset=, or give both the same span",
+            meshes=(one, other),
+        )
+
+
+def _covers(meshes: Mapping[str, Mesh], world_size: int) -> None:
+    free, start = [], 0
+    for offset, stop in sorted({(mesh.offset, mesh.span.stop) for mesh in meshes.values()}):
+        if offset > start:
+            free.append((start, offset - 1))
+        start = stop
+    if start < world_size:
+        free.append((start, world_size - 1))
+    if free:
+        shown = ", ".join(f"{low} to {high}" for low, high in free)
+        raise LayoutError(
+            f"received a job whose meshes leave out ranks {shown} of {world_size}; a job covers its world; "
+            "say partial=True if these ranks are meant to be idle, or enlarge a mesh",
+            free=tuple(free),
+            world_size=world_size,
+        )

@@ -1,0 +1,161 @@
+"""One rank's part of a plan: the groups that it is in, with its place in each.
+
+>>> from rankmesh.core import Mesh, ends
+>>> from rankmesh.core import GroupSpec, Plan
+>>> plan = Plan(Mesh(tp=2, pp=4), [GroupSpec("tp"), GroupSpec("pp"), GroupSpec("embd", axes="pp", pick=ends)])
+>>> mine = plan.of(7)
+>>> list(mine), mine["pp"].ranks, mine["pp"].rank, str(mine["pp"])
+(['tp', 'pp', 'embd'], (1, 3, 5, 7), 3, 'pp@tp1')
+>>> plan.of(3)["embd"]
+Traceback (most recent call last):
+rankmesh.errors.NotAMember: received group 'embd' on rank 3; its members here are [1, 7]; \
+ask on one of them, or test with 'embd' in groups
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar, overload
+
+from rankmesh.core.groups import Group, Groups
+from rankmesh.core.options import Options
+from rankmesh.core.sharing import leaders
+from rankmesh.core.spec import GroupSpec
+from rankmesh.errors import NotAMember, UnknownGroup, listed
+
+__all__ = ["LocalGroup", "LocalGroups"]
+
+_Default = TypeVar("_Default")
+
+
+@dataclass(frozen=True)
+class LocalGroup:
+    """One group as one of its members sees it.
+
+    ``group`` lists the members, ``rank`` is the position of this rank among them, ``coordinate`` is what all members
+    agree on, ``leader`` names the group whose process group this one uses (its own name if it leads).
+    """
+
+    spec: GroupSpec
+    group: Group
+    rank: int
+    coordinate: tuple[tuple[str, int], ...]
+    piece: int | None
+    leader: str
+
+    @property
+    def name(self) -> str:
+        """The name of the kind in the plan."""
+        return self.spec.name
+
+    @property
+    def options(self) -> Options:
+        """The effective options."""
+        return self.spec.options
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The members, global ranks in the order of their positions."""
+        return self.group.ranks
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self.group)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.group)
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self.group
+
+    def __str__(self) -> str:
+        """Kind and coordinate, slowest first: ``tp@pp2,dp5``; a piece of a level adds its number: ``hcp_0@dp1#3``."""
+        place = ",".join(f"{axis}{position}" for axis, position in reversed(self.coordinate))
+        piece = "" if self.piece is None else f"#{self.piece}"
+        return f"{self.name}@{place}{piece}" if place or piece else self.name
+
+
+class LocalGroups(Mapping[str, LocalGroup]):
+    """The groups that one rank is in, by name, in the plan's order.
+
+    ``[name]`` raises ``NotAMember`` for a kind that this rank is in none of; ``get(name)`` is then None. A name that
+    the plan does not have is ``UnknownGroup`` with both.
+    """
+
+    __slots__ = ("_elsewhere", "_groups", "rank")
+
+    def __init__(self, rank: int, kinds: Iterable[tuple[GroupSpec, Groups]]) -> None:
+        self.rank = rank
+        given = tuple(kinds)
+        member = [(spec, groups, *groups.own(rank)) for spec, groups in given if groups.has(rank)]
+        leader = leaders((spec.name, group, spec.options) for spec, _, group, _ in member)
+        self._groups = {
+            spec.name: LocalGroup(
+                spec=spec,
+                group=group,
+                rank=position,
+                coordinate=tuple(groups.coordinate_of(rank).items()),
+                piece=groups.piece_of(rank),
+                leader=leader[spec.name],
+            )
+            for spec, groups, group, position in member
+        }
+        self._elsewhere = {spec.name: groups for spec, groups in given if spec.name not in self._groups}
+
+    def __getitem__(self, name: str) -> LocalGroup:
+        try:
+            return self._groups[name]
+        except KeyError:
+            raise self._absent(name) from None
+
+    @overload
+    def get(self, name: str, /) -> LocalGroup | None: ...
+    @overload
+    def get(self, name: str, /, default: _Default) -> LocalGroup | _Default: ...
+    def get(self, name: str, /, default: object = None) -> object:
+        """The group of one kind, or ``default`` where this rank is in none of that kind.
+
+        ``UnknownGroup`` for a name that the plan does not have: a misspelt name is a mistake with a default too.
+        """
+        try:
+            return self[name]
+        except NotAMember:
+            return default
+
+    def _absent(self, name: str) -> UnknownGroup | NotAMember:
+        if name not in self._elsewhere:
+            return UnknownGroup(name, (*self._groups, *self._elsewhere))
+        groups = self._elsewhere[name]
+        if self.rank not in groups.span:
+            where = f"the plan covers ranks {groups.span.offset} to {groups.span.stop - 1}"
+        else:
+            members = groups[groups.index_of(self.rank)]
+            where = f"its members here are {listed(members)}"
+        return NotAMember(
+            f"received group {name!r} on rank {self.rank}; {where}; "
+            f"ask on one of them, or test with {name!r} in groups",
+            group=name,
+            rank=self.rank,
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._groups
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def communicators(self) -> tuple[LocalGroup, ...]:
+        """The groups whose process group needs a communicator: one each, leaders of more than one rank."""
+        return tuple(own for own in self.values() if own.leader == own.name and own.size > 1)
+
+    def __repr__(self) -> str:
+        return f"LocalGroups(rank={self.rank}, {', '.join(map(str, self._groups.values()))})"

@@ -1,0 +1,306 @@
+"""Plans: the ordered, named groups that one job wants. Identical on every rank, saved as JSON, known by a digest.
+
+```
+Mesh ─┐
+      ├─ Plan ── of(rank)      the groups of one rank
+specs ┘      ├── groups(name)  one kind on the whole world
+             ├── digest        the same on every rank, or the ranks do not start
+             └── to_json()     and back: Plan.from_json
+```
+
+>>> from rankmesh.core import Mesh, ends
+>>> plan = Plan(Mesh(tp=2, pp=2), [GroupSpec("tp"), GroupSpec("pp"), GroupSpec("embd", axes="pp", pick=ends)])
+>>> plan.of(1)["tp"].ranks, plan.sharing
+((0, 1), [('tp',), ('pp', 'embd')])
+>>> Plan.from_json(plan.to_json()) == plan
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from types import EllipsisType
+
+from rankmesh.core.axes import integer
+from rankmesh.core.explain import describe, explain
+from rankmesh.core.groups import Groups
+from rankmesh.core.job import Job
+from rankmesh.core.local import LocalGroups
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.options import Options
+from rankmesh.core.saved import digest_of, dump, load
+from rankmesh.core.sharing import kinds_that_share
+from rankmesh.core.spec import GroupSpec, check_specs
+from rankmesh.errors import PlanError, UnknownGroup
+
+__all__ = ["Plan"]
+
+
+class Plan:
+    """The groups that a job wants over one mesh; frozen, equal when equivalent.
+
+    ``world_size``    the size of the world that the plan is for. None: the world that the mesh spans, or, for the
+                      ranks inside it, a larger one; a recipe always says it
+    ``options``       for every group, unless its view or the group itself says otherwise
+    ``view_options``  for every group of one view; groups that are added later inherit both
+    ``name``          tells two plans of one job apart
+    """
+
+    __slots__ = ("__dict__", "_mesh", "_name", "_options", "_specs", "_view_options", "_world_size")
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        specs: Iterable[GroupSpec],
+        *,
+        world_size: int | None = None,
+        options: Options | None = None,
+        view_options: Mapping[str, Options] | None = None,
+        name: str = "",
+    ) -> None:
+        self._options = _options(options, "options")
+        self._view_options = {
+            view: _options(of_view, f"options of view {view!r}") for view, of_view in (view_options or {}).items()
+        }
+        self._set(mesh, specs, (), world_size, name)
+
+    def _set(
+        self, mesh: Mesh, specs: Iterable[GroupSpec], resolved: tuple[GroupSpec, ...], world_size: int | None, name: str
+    ) -> None:
+        """Take these values; the specs that are ``resolved`` inherit nothing more."""
+        if not isinstance(mesh, Mesh):
+            raise PlanError(f"received {mesh!r} as mesh of a plan; give a Mesh, such as Mesh(tp=2, dp=4)")
+        for view in self._view_options:
+            mesh.view(view)
+        self._mesh = mesh
+        self._name = _plan_name(name)
+        self._world_size = None if world_size is None else _world(world_size, mesh)
+        self._specs = tuple(
+            spec if spec in resolved else spec.on(mesh, self._inherited(spec.view)) for spec in check_specs(specs)
+        )
+        self._kinds  # noqa: B018  - a spec that does not fit the mesh is refused here, not at its first use
+
+    def _inherited(self, view: str | None) -> Options:
+        own = self._view_options.get(view or "")
+        return self._options if own is None else own.over(self._options)
+
+    @classmethod
+    def of_job(cls, job: Job, specs: Mapping[str, Iterable[GroupSpec]]) -> dict[str, Plan]:
+        """One plan for each mesh of a job, named after it, for the world of the job.
+
+        >>> from rankmesh.core import Job, Mesh
+        >>> job = Job(world_size=6, encoder=Mesh(dp=2), llm=Mesh(tp=2, dp=2, offset=2))
+        >>> Plan.of_job(job, {"encoder": [GroupSpec("dp")], "llm": [GroupSpec("tp")]})["llm"].of(4)["tp"].ranks
+        (4, 5)
+        """
+        return {name: cls(job[name], chosen, world_size=job.world_size, name=name) for name, chosen in specs.items()}
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that the groups are cut from."""
+        return self._mesh
+
+    @property
+    def specs(self) -> tuple[GroupSpec, ...]:
+        """The kinds of group in order, their options resolved."""
+        return self._specs
+
+    @property
+    def options(self) -> Options:
+        """What every group inherits, those that are added later too."""
+        return self._options
+
+    @property
+    def view_options(self) -> dict[str, Options]:
+        """What the groups of each view inherit before that."""
+        return dict(self._view_options)
+
+    @property
+    def name(self) -> str:
+        """The name of the plan inside its job, empty when there is one plan."""
+        return self._name
+
+    @property
+    def world_size(self) -> int:
+        """The size of the world that the plan is for: as said, else up to the last rank of the mesh."""
+        return self._mesh.span.stop if self._world_size is None else self._world_size
+
+    @property
+    def fixed_world(self) -> bool:
+        """Whether the plan says its world size, so that a live world of another size is refused."""
+        return self._world_size is not None
+
+    @cached_property
+    def _kinds(self) -> dict[str, Groups]:
+        return {spec.name: spec.groups(self._mesh) for spec in self._specs}
+
+    @property
+    def kinds(self) -> dict[str, Groups]:
+        """All groups of each kind, by name in order."""
+        return dict(self._kinds)
+
+    def groups(self, name: str) -> Groups:
+        """All groups of one kind: a sequence of groups; ``array`` is the whole world."""
+        if name not in self._kinds:
+            raise UnknownGroup(name, self._kinds)
+        return self._kinds[name]
+
+    def spec(self, name: str) -> GroupSpec:
+        """The spec of one kind."""
+        self.groups(name)
+        return next(spec for spec in self._specs if spec.name == name)
+
+    def of(self, rank: int) -> LocalGroups:
+        """The groups that one rank is in, by name; O(groups · axes), whatever the size of the world."""
+        number = integer(rank, "rank", least=0)
+        if number >= self.world_size:
+            self._mesh.span.position(number)
+        return LocalGroups(number, ((spec, self._kinds[spec.name]) for spec in self._specs))
+
+    @cached_property
+    def sharing(self) -> list[tuple[str, ...]]:
+        """The kinds in classes that use one communicator on every rank."""
+        return kinds_that_share((spec.name, self._kinds[spec.name], spec.options) for spec in self._specs)
+
+    def explain(self, rank: int) -> str:
+        """One rank in words: coordinate, groups, neighbours, and why."""
+        return explain(self, rank)
+
+    def describe(self, rank: int) -> dict[str, object]:
+        """What ``explain`` says, as plain data."""
+        return describe(self, rank)
+
+    # -- other plans from this one ------------------------------------------------------------------------------
+
+    def replace(
+        self,
+        *,
+        mesh: Mesh | None = None,
+        rank_map: Iterable[int] | EllipsisType | None = ...,
+        specs: Iterable[GroupSpec] | None = None,
+        world_size: int | EllipsisType | None = ...,
+        name: str | None = None,
+    ) -> Plan:
+        """The plan with these things changed, the rest as it is.
+
+        ``rank_map`` is that of the mesh: the global rank at each position, None for ascending ranks. Groups that the
+        plan has keep their options, new ones inherit the plan's; ``world_size=None`` leaves it to the mesh.
+
+        >>> from rankmesh.core import Mesh
+        >>> plan = Plan(Mesh(tp=2, dp=2), [GroupSpec("tp"), GroupSpec("dp")])
+        >>> plan.replace(rank_map=(0, 2, 1, 3)).groups("tp").tolist()
+        [[0, 2], [1, 3]]
+        """
+        return self._replaced(
+            self._mesh if mesh is None else mesh,
+            rank_map,
+            self._specs if specs is None else specs,
+            self._world_size if world_size is ... else world_size,
+            self._name if name is None else name,
+        )
+
+    def _replaced(
+        self,
+        mesh: Mesh,
+        rank_map: Iterable[int] | EllipsisType | None,
+        specs: Iterable[GroupSpec],
+        world_size: int | None,
+        name: str,
+    ) -> Plan:
+        other = object.__new__(Plan)
+        other._options, other._view_options = self._options, self._view_options
+        placed = mesh if rank_map is ... else mesh.replace(rank_map=rank_map)
+        other._set(placed, specs, self._specs, world_size, name)
+        return other
+
+    def with_groups(self, *specs: GroupSpec) -> Plan:
+        """The plan with more kinds of group, last in its order; they inherit its options, and so may share.
+
+        >>> from rankmesh.core import Mesh
+        >>> plan = Plan(Mesh(dp=2, cp=2), [GroupSpec("dp_cp", "dp-cp")], options=Options(timeout=60))
+        >>> plan.with_groups(GroupSpec("zero", "dp-cp")).sharing
+        [('dp_cp', 'zero')]
+        """
+        return self.replace(specs=(*self._specs, *specs))
+
+    def without(self, *names: str) -> Plan:
+        """The plan without these kinds of group."""
+        for name in names:
+            self.groups(name)
+        return self.replace(specs=[spec for spec in self._specs if spec.name not in names])
+
+    def with_options(self, options: Options, *names: str) -> Plan:
+        """The plan with ``options`` over those of these kinds; of every kind, and of groups to come, if none is named.
+
+        >>> from rankmesh.core import Mesh
+        >>> plan = Plan(Mesh(tp=2, dp=2), [GroupSpec("tp"), GroupSpec("dp")])
+        >>> plan.with_options(Options(timeout=600)).with_options(Options(share=False), "dp").specs
+        (GroupSpec('tp', timeout=600.0), GroupSpec('dp', timeout=600.0, share=False))
+        """
+        asked = _options(options, "options")
+        for name in names:
+            self.groups(name)
+        other = self.replace()
+        other._specs = tuple(
+            spec.with_options(asked.over(spec.options).effective()) if not names or spec.name in names else spec
+            for spec in self._specs
+        )
+        if not names:
+            other._options = asked.over(self._options)
+            other._view_options = {view: asked.over(of_view) for view, of_view in self._view_options.items()}
+        return other
+
+    # -- value semantics ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def digest(self) -> str:
+        """64 hexadecimal digits that are equal on two ranks if and only if their plans are."""
+        return digest_of(self)
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """The plan as JSON text with a schema version."""
+        return dump(self, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan of ``to_json``; a text that is no plan, or of a newer schema, is refused."""
+        plan, options, view_options = load(text, cls)
+        plan._options, plan._view_options = options, view_options
+        return plan
+
+    def __eq__(self, other: object) -> bool:
+        return self.digest == other.digest if isinstance(other, Plan) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Plan.from_json, (self.to_json(),)
+
+    def __repr__(self) -> str:
+        return f"Plan({self._mesh!r}, {len(self._specs)} kinds: {' '.join(self._kinds)})"
+
+
+def _options(options: Options | None, what: str) -> Options:
+    if options is None or isinstance(options, Options):
+        return options or Options()
+    raise PlanError(f"received {options!r} as {what}; give Options, such as Options(timeout=600)", received=options)
+
+
+def _plan_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise PlanError(f"received {name!r} as name of a plan; a name is a word, such as 'encoder'", received=name)
+    return name
+
+
+def _world(world_size: int, mesh: Mesh) -> int:
+    size = integer(world_size, "world_size", least=1)
+    if mesh.span.stop > size:
+        raise PlanError(
+            f"received a mesh over ranks {mesh.offset} to {mesh.span.stop - 1} for a world of {size}; a mesh fits "
+            "inside its world; lower its offset or a size, or raise world_size",
+            world_size=size,
+            stop=mesh.span.stop,
+        )
+    return size

@@ -1,0 +1,29 @@
+"""Recipes: the layouts of the field's systems as plans.
+
+>>> from rankmesh.core import recipes
+>>> recipes.megatron(world_size=64, tp=2, cp=2, pp=2, ep=4, etp=1)
+Plan(Mesh(tp=2, cp=2, dp=8, pp=2).with_view('expert', etp=1, ep=4, edp=8, pp=2), 20 kinds: dp_cp intra_dp_cp dp cp \
+mp tp pp embd pos_embd tp_dp_cp tp_dp tp_cp ep ep_tp tp_ep_mp tp_ep_pp ep_dp intra_ep_dp inter_ep_dp \
+intra_dist_opt_instance)
+"""
+
+from rankmesh.core.recipes.accelerate import accelerate
+from rankmesh.core.recipes.deepspeed import deepspeed
+from rankmesh.core.recipes.megatron import megatron, megatron_mesh
+from rankmesh.core.recipes.serving import sglang, vllm
+from rankmesh.core.recipes.small import axes, ezpz, nanotron, three_d
+from rankmesh.core.recipes.torchtitan import torchtitan
+
+__all__ = [
+    "accelerate",
+    "axes",
+    "deepspeed",
+    "ezpz",
+    "megatron",
+    "megatron_mesh",
+    "nanotron",
+    "sglang",
+    "three_d",
+    "torchtitan",
+    "vllm",
+]

@@ -1,0 +1,242 @@
+"""Megatron-Core's groups: every group of ``parallel_state.initialize_model_parallel``, dense and expert.
+
+```
+order tp-cp-ep-dp-pp      mesh     tp, cp, dp, pp        attention and dense layers
+                          expert   etp, ep, edp, pp      experts: the same ranks, the same pp
+gtp=2, egtp=2             mesh     tp, gtp_remat, cp, dp, pp
+                          expert   etp, ep, egtp_remat, edp, pp
+```
+
+With ``gtp`` (generalised tensor parallelism), the ranks along ``gtp_remat`` hold pieces of each weight and batches of
+their own: ``dp`` are the replicas of a weight, ``dp_gtp`` all ranks with different data.
+
+Names are the short keys of Megatron's NCCL configuration. Source: NVIDIA Megatron-Core 0.16.1, ``core.parallel_state``.
+
+>>> plan = megatron(16, tp=2, pp=4)
+>>> plan.groups("pp").tolist()
+[[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]]
+>>> plan.groups("dp").tolist()[:3]
+[[0, 2], [1, 3], [4, 6]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rankmesh.core.axes import axis_names, axis_size, integer
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.options import Options
+from rankmesh.core.picks import PickLike, ends, first
+from rankmesh.core.plan import Plan
+from rankmesh.core.recipes.sizes import divided, world_and_dp
+from rankmesh.core.spec import GroupSpec
+from rankmesh.errors import PlanError
+
+__all__ = ["DEFAULT_ORDER", "megatron", "megatron_mesh"]
+
+DEFAULT_ORDER = "tp-cp-ep-dp-pp"
+
+_EXPERT_NAMES = {"tp": "etp", "ep": "ep", "gtp_remat": "egtp_remat", "dp": "edp", "pp": "pp"}
+
+
+def megatron_mesh(
+    world_size: int | None = None,
+    *,
+    tp: int = 1,
+    cp: int = 1,
+    dp: int | None = None,
+    pp: int = 1,
+    ep: int = 1,
+    etp: int | None = None,
+    gtp: int = 1,
+    egtp: int = 1,
+    order: str = DEFAULT_ORDER,
+    rank_offset: int = 0,
+) -> Mesh:
+    """The mesh ``tp cp dp pp`` in Megatron's order, with the view ``expert`` of ``etp ep edp pp``.
+
+    ``order`` names the axes, fastest first; axes of size 1 may be left out. The pipeline groups of both are proved
+    equal, as Megatron asserts. The axis ``gtp_remat`` of size ``gtp`` follows ``tp``, ``egtp_remat`` follows ``ep``;
+    a size of 1 makes no axis.
+    """
+    remat = {"gtp": gtp} if gtp != 1 else {}
+    expert_remat = {"egtp": egtp} if egtp != 1 else {}
+    world, data = world_and_dp(world_size, dp, tp=tp, **remat, cp=cp, pp=pp)
+    expert_tp = tp if etp is None else etp
+    _, expert_dp = world_and_dp(world, None, etp=expert_tp, ep=ep, **expert_remat, pp=pp)
+    dense = {"tp": tp, "cp": cp, "dp": data, "pp": pp}
+    expert = {"tp": expert_tp, "ep": ep, "dp": expert_dp, "pp": pp}
+    sizes = {**dense, **expert, "tp": max(tp, expert_tp), "dp": max(data, expert_dp)}
+    if remat:
+        dense["gtp_remat"] = gtp
+    if expert_remat:
+        expert["gtp_remat"] = egtp
+    whole, pieces = _tokens(order, sizes, after="tp"), _tokens(order, sizes, after="ep")
+    mesh = Mesh.of({name: dense[name] for name in whole if name in dense}, offset=rank_offset)
+    view = {_EXPERT_NAMES[name]: expert[name] for name in pieces if name in expert}
+    return mesh.with_view("expert", shared=("pp",), **view)
+
+
+def _tokens(order: str, sizes: Mapping[str, int], *, after: str) -> tuple[str, ...]:
+    """The axes in their order; ``gtp_remat`` follows ``after``, or tp, unless the order names it."""
+    names = axis_names(order.lower())
+    if "gtp_remat" not in names:
+        anchor = after if after in names else "tp"
+        place = names.index(anchor) + 1 if anchor in names else 0
+        names = (*names[:place], "gtp_remat", *names[place:])
+    for name in names:
+        if name not in sizes and name != "gtp_remat":
+            raise PlanError(
+                f"received order {order!r} with {name!r}; an order is made of {', '.join(sizes)}; remove {name!r}",
+                order=order,
+                axis=name,
+            )
+    missing = [name for name in sizes if name not in names]
+    for name in missing:
+        if sizes[name] > 1:
+            raise PlanError(
+                f"received order {order!r} without {name!r}, whose size is {sizes[name]}; "
+                "an order names every axis whose size is more than 1; add it",
+                order=order,
+                axis=name,
+            )
+    return (*names, *missing)
+
+
+def megatron(
+    world_size: int | None = None,
+    *,
+    tp: int = 1,
+    cp: int = 1,
+    dp: int | None = None,
+    pp: int = 1,
+    ep: int = 1,
+    etp: int | None = None,
+    gtp: int = 1,
+    egtp: int = 1,
+    order: str = DEFAULT_ORDER,
+    optimizer_instances: int = 1,
+    hierarchical_cp: Sequence[int] | None = None,
+    hybrid_cp: bool = False,
+    all_gather: bool = False,
+    gloo: bool = False,
+    embedding: PickLike = ends,
+    position_embedding: PickLike = first,
+    pp_backend: str | None = None,
+    timeout: float | None = None,
+    rank_offset: int = 0,
+    options: Options | None = None,
+) -> Plan:
+    """Every group that Megatron-Core makes, as a plan.
+
+    ``dp`` and ``world_size`` follow from each other; ``etp`` defaults to ``tp``. ``optimizer_instances`` cuts the
+    data-parallel groups into that many optimizer instances, ``hierarchical_cp`` gives the sizes of the levels of the
+    context-parallel groups, adjacent first; ``hybrid_cp`` adds groups of each power of two inside ``dp_cp``;
+    ``all_gather`` a second ``dp_cp`` communicator for overlapping gathers; ``gloo`` the CPU twins of the data-parallel
+    groups, but for those of sharded weights. ``embedding`` and ``position_embedding`` pick the pipeline stages that
+    hold these tables. ``gtp`` and ``egtp`` shard weights further, of dense layers and of experts; they go with one
+    optimizer instance.
+    """
+    mesh = megatron_mesh(
+        world_size, tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, gtp=gtp, egtp=egtp, order=order, rank_offset=rank_offset
+    )
+    sizes, expert = mesh.axes, mesh.view("expert").axes
+    instances = axis_size("optimizer_instances", optimizer_instances)
+    shards = (divided(sizes["dp"] * sizes["cp"], instances, "dp x cp", "optimizer_instances"), instances)
+    expert_shards = (divided(expert["edp"], instances, "edp", "optimizer_instances"), instances)
+    _check_remat(instances, gtp, egtp)
+    if instances > 1:
+        mesh = mesh.split("edp", view="expert", edp_intra=expert_shards[0], edp_inter=instances)
+    expert_gloo, gloo = gloo and gtp == egtp == 1, gloo and gtp == 1
+    whole = ("gtp_remat",) if gtp > 1 else ()
+    expert_whole = ("egtp_remat",) if egtp > 1 else ()
+    specs = [
+        *_data(shards, all_gather, gloo),
+        *_hybrid(sizes["dp"] * sizes["cp"], hybrid_cp),
+        GroupSpec("dp"),
+        *([GroupSpec("dp_gloo", "dp", backend="gloo")] if gloo else []),
+        GroupSpec("cp"),
+        *_hierarchy(sizes["cp"], hierarchical_cp),
+        GroupSpec("mp", ("tp", *whole, "pp")),
+        GroupSpec("tp"),
+        GroupSpec("pp", backend=pp_backend),
+        GroupSpec("embd", "pp", pick=embedding),
+        GroupSpec("pos_embd", "pp", pick=position_embedding),
+        GroupSpec("tp_dp_cp", ("tp", *whole, "dp", "cp")),
+        GroupSpec("tp_dp", ("tp", *whole, "dp")),
+        GroupSpec("tp_cp", "tp-cp"),
+        *_expert(expert_shards, expert_gloo, expert_whole),
+        *_remat(whole, expert_whole),
+    ]
+    inherited = Options(timeout=timeout).over(options or Options())
+    world = (mesh.size + rank_offset) if world_size is None else world_size + rank_offset
+    return Plan(mesh, specs, world_size=world, options=inherited)
+
+
+def _data(shards: tuple[int, int], all_gather: bool, gloo: bool) -> Iterator[GroupSpec]:
+    yield GroupSpec("dp_cp", "dp-cp")
+    if all_gather:
+        yield GroupSpec("dp_cp_ag", "dp-cp", overlap="all_gather")
+    yield GroupSpec("intra_dp_cp", "dp-cp", levels=shards, level=0)
+    if gloo:
+        yield GroupSpec("dp_cp_gloo", "dp-cp", backend="gloo")
+        yield GroupSpec("intra_dp_cp_gloo", "dp-cp", levels=shards, level=0, backend="gloo")
+
+
+def _hybrid(size: int, wanted: bool) -> Iterator[GroupSpec]:
+    """Groups of 2, 4, 8, ... up to half of dp_cp; where one of these sizes leaves a short group over, none is made."""
+    if not wanted:
+        return
+    parts = [2**exponent for exponent in range(1, size.bit_length() - 1)]
+    if size < 2 or size % 2 or any(size % part for part in parts):
+        raise PlanError(
+            f"received hybrid_cp with dp x cp = {size}; its groups of {', '.join(map(str, parts or [2]))} ranks must "
+            "fill dp_cp; make dp x cp a power of two",
+            size=size,
+        )
+    for part in parts:
+        yield GroupSpec(f"hybrid_dp_cp_{part}", "dp-cp", levels=(part, size // part), level=0)
+
+
+def _hierarchy(cp: int, sizes: Sequence[int] | None) -> Iterator[GroupSpec]:
+    if not sizes:
+        return
+    widths = tuple(integer(size, "hierarchical_cp", least=1) for size in sizes)
+    for level in range(len(widths)):
+        yield GroupSpec(f"hcp_{level}", "cp", levels=widths, level=level)
+
+
+def _expert(shards: tuple[int, int], gloo: bool, whole: tuple[str, ...]) -> Iterator[GroupSpec]:
+    inner = "edp" if shards[1] == 1 else "edp_intra"
+    yield GroupSpec("ep", view="expert")
+    yield GroupSpec("ep_tp", "etp", view="expert")
+    yield GroupSpec("tp_ep_mp", "etp-ep", view="expert")
+    yield GroupSpec("tp_ep_pp", "etp-ep-pp", view="expert")
+    yield GroupSpec("ep_dp", "edp", view="expert")
+    yield GroupSpec("intra_ep_dp", "edp", view="expert", levels=shards, level=0)
+    yield GroupSpec("inter_ep_dp", "edp", view="expert", levels=shards, level=1)
+    if gloo:
+        yield GroupSpec("ep_dp_gloo", "edp", view="expert", backend="gloo")
+        yield GroupSpec("intra_ep_dp_gloo", "edp", view="expert", levels=shards, level=0, backend="gloo")
+    yield GroupSpec("intra_dist_opt_instance", ("etp", "ep", *whole, inner, "pp"), view="expert")
+
+
+def _remat(whole: tuple[str, ...], expert_whole: tuple[str, ...]) -> Iterator[GroupSpec]:
+    """The groups along the axes of generalised tensor parallelism, and with them."""
+    if whole:
+        yield GroupSpec("gtp_remat", "gtp_remat")
+        yield GroupSpec("dp_gtp", (*whole, "dp"))
+        yield GroupSpec("dp_cp_gtp", (*whole, "dp", "cp"))
+    if expert_whole:
+        yield GroupSpec("expt_gtp_remat", "egtp_remat", view="expert")
+        yield GroupSpec("ep_dp_gtp", (*expert_whole, "edp"), view="expert")
+        yield GroupSpec("tp_ep_pp_gtp", ("etp", "ep", *expert_whole, "pp"), view="expert")
+
+
+def _check_remat(instances: int, gtp: int, egtp: int) -> None:
+    if instances > 1 and (gtp > 1 or egtp > 1):
+        raise PlanError(
+            f"received optimizer_instances = {instances} with gtp = {gtp}, egtp = {egtp}; sharded weights go with one "
+            "optimizer instance; make one of them 1",
+            instances=instances,
+        )

@@ -1,0 +1,134 @@
+"""The layouts of vLLM and SGLang, which serve models: how their workers share layers, experts and the KV cache.
+
+```
+vLLM      mesh        tp pcp pp dp replica           adjacent first; replica: engines that know nothing of each other
+            ep        = tp x pcp x dp                experts: one group in each stage
+          decode      dcp dtp ... | dtp dcp ...      the KV cache while decoding: dcp inside tp; with pcp, over pcp
+SGLang    mesh        tp pp
+          attention   attn_tp attn_cp attn_dp pp     tp = attn_tp x attn_cp x attn_dp
+          experts     moe_tp moe_ep moe_dp pp        tp = moe_tp x moe_ep x moe_dp
+          decode      dcp dtp pp                     tp = dcp x dtp
+```
+
+Sources: vLLM 0.33.0, ``vllm.distributed.parallel_state``; SGLang 0.5.23, ``sglang.srt.distributed.parallel_state``.
+
+>>> plan = vllm(16, tp=4, pp=2, dp=2, dcp=2)
+>>> plan.groups("tp").of(5).ranks, plan.groups("dcp").of(5).ranks, plan.groups("ep").of(5).ranks
+((4, 5, 6, 7), (4, 5), (4, 5, 6, 7, 12, 13, 14, 15))
+>>> plan = sglang(tp=8, attn_dp=2, ep=4)
+>>> plan.groups("attn_tp").of(5).ranks, plan.groups("moe_ep").of(5).ranks, plan.groups("moe_tp").of(5).ranks
+((4, 5, 6, 7), (1, 3, 5, 7), (4, 5))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from rankmesh.core.axes import axis_size, integer
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.options import Options
+from rankmesh.core.plan import Plan
+from rankmesh.core.recipes.sizes import divided
+from rankmesh.core.spec import GroupSpec
+from rankmesh.errors import PlanError
+
+__all__ = ["sglang", "vllm"]
+
+
+def vllm(
+    world_size: int | None = None,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    pcp: int = 1,
+    dcp: int = 1,
+    options: Options | None = None,
+) -> Plan:
+    """The groups of a vLLM deployment: ``--tensor-parallel-size`` and its kin, each 1 unless given.
+
+    ``pcp`` and ``dcp`` are the context-parallel sizes of prefill and of decoding. What the sizes leave of
+    ``world_size`` is the axis ``replica``: engines that a trainer such as verl runs beside each other. ``dcp`` divides
+    ``tp``; with ``pcp`` it is 1, ``pcp`` or ``tp x pcp``, as vLLM demands. The members of a group ascend; vLLM counts
+    those of ``dcp = tp x pcp`` along ``pcp`` first.
+    """
+    sizes = {"tp": tp, "pcp": pcp, "pp": pp, "dp": dp}
+    world, sizes["replica"] = _world_and_rest(world_size, sizes)
+    inner = _decode(tp, pcp, axis_size("dcp", dcp))
+    outer = {name: sizes[name] for name in ("pp", "dp", "replica")}
+    mesh = Mesh(rank_map=None, **sizes).with_view("decode", shared=tuple(outer), **inner, **outer)
+    specs = [GroupSpec(name) for name in ("tp", "pcp", "pp", "dp")]
+    specs += [GroupSpec("dcp", view="decode"), GroupSpec("ep", "tp-pcp-dp")]
+    return Plan(mesh, specs, world_size=world, options=options)
+
+
+def _world_and_rest(world_size: int | None, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """The world, and what the sizes leave of it: nothing where no world is given."""
+    engine = prod(axis_size(name, size) for name, size in sizes.items())
+    world = engine if world_size is None else integer(world_size, "world_size", least=1)
+    return world, divided(world, engine, "world_size", " x ".join(sizes))
+
+
+def _decode(tp: int, pcp: int, dcp: int) -> dict[str, int]:
+    """How decoding cuts the ranks of one stage, ``tp x pcp`` of them; adjacent first."""
+    if pcp == 1:
+        return {"dcp": dcp, "dtp": divided(tp, dcp, "tp", "dcp")}
+    if dcp not in (1, pcp, tp * pcp):
+        raise PlanError(
+            f"received dcp {dcp} with tp {tp} and pcp {pcp}; with pcp, vLLM decodes over none, all of pcp, or all of "
+            f"tp x pcp; use 1, {pcp} or {tp * pcp}",
+            dcp=dcp,
+            pcp=pcp,
+        )
+    return {"dtp": tp * pcp // dcp, "dcp": dcp}
+
+
+def sglang(
+    world_size: int | None = None,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    attn_dp: int = 1,
+    attn_cp: int = 1,
+    ep: int = 1,
+    moe_dp: int = 1,
+    dcp: int = 1,
+    shared_experts_tp: int | None = None,
+    options: Options | None = None,
+) -> Plan:
+    """The groups of an SGLang engine of ``tp x pp`` ranks, which is the ``world_size``.
+
+    Attention cuts ``tp`` into ``attn_dp`` replicas (``--enable-dp-attention``) of ``attn_cp`` sequence parts, mixtures
+    of experts cut it into ``moe_dp`` replicas of ``ep`` expert parts, and decoding cuts the KV cache by ``dcp``; what
+    is left of each is tensor parallel. Where ``attn_cp`` is more than ``moe_dp``, the tokens of a sequence are shared
+    before its experts: ``moe_dp`` are then the ranks of ``attn_cp``. The kinds ``dcp`` and ``shared_experts_tp`` are
+    there where they were asked for.
+    """
+    world, rest = _world_and_rest(world_size, {"tp": tp, "pp": pp})
+    if rest != 1:
+        raise PlanError(
+            f"received world_size {world} with tp {tp} and pp {pp}; the world of an SGLang engine is tp x pp; leave "
+            "world_size out, or change a size",
+            world_size=world,
+        )
+    attention = divided(tp, axis_size("attn_dp", attn_dp) * axis_size("attn_cp", attn_cp), "tp", "attn_dp x attn_cp")
+    moe_tp = divided(tp, axis_size("ep", ep) * axis_size("moe_dp", moe_dp), "tp", "ep x moe_dp")
+    mesh = (
+        Mesh(rank_map=None, tp=tp, pp=pp)
+        .with_view("attention", shared=("pp",), attn_tp=attention, attn_cp=attn_cp, attn_dp=attn_dp, pp=pp)
+        .with_view("experts", shared=("pp",), moe_tp=moe_tp, moe_ep=ep, moe_dp=moe_dp, pp=pp)
+    )
+    specs = [GroupSpec("tp"), GroupSpec("pp")]
+    specs += [GroupSpec(name, view="attention") for name in ("attn_tp", "attn_cp", "attn_dp")]
+    specs += [GroupSpec(name, view="experts") for name in ("moe_tp", "moe_ep")]
+    shared = attn_cp > moe_dp
+    specs.append(GroupSpec("moe_dp", "attn_cp", view="attention") if shared else GroupSpec("moe_dp", view="experts"))
+    if axis_size("dcp", dcp) > 1:
+        mesh = mesh.with_view("decode", shared=("pp",), dcp=dcp, dtp=divided(tp, dcp, "tp", "dcp"), pp=pp)
+        specs.append(GroupSpec("dcp", view="decode"))
+    if shared_experts_tp is not None:
+        width = axis_size("shared_experts_tp", shared_experts_tp)
+        levels = (width, divided(attention, width, "attn_tp", "shared_experts_tp"))
+        specs.append(GroupSpec("shared_experts_tp", "attn_tp", view="attention", levels=levels, level=0))
+    return Plan(mesh, specs, world_size=world, options=options)

@@ -1,0 +1,103 @@
+"""Saved plans: JSON with a schema version, and the digest of what it says.
+
+```
+{"schema": 1, "mesh": {"axes": [["tp", 2], ...], "offset": 0, ...}, "groups": [{"name": "tp", ...}, ...], ...}
+```
+
+The digest is the SHA-256 of the same data in one canonical spelling, without the schema version and without the options
+that only groups to come would inherit: those of the groups are in each of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.options import Options
+from rankmesh.core.spec import GroupSpec
+from rankmesh.errors import PlanError, RankmeshError
+
+if TYPE_CHECKING:
+    from rankmesh.core.plan import Plan
+
+__all__ = ["SCHEMA", "contents", "digest_of", "dump", "load"]
+
+SCHEMA = 1
+
+
+def contents(plan: Plan) -> dict[str, Any]:
+    """What a plan says, as plain data: the same on every rank."""
+    data: dict[str, Any] = {"mesh": plan.mesh.to_dict(), "groups": [spec.to_dict() for spec in plan.specs]}
+    if plan.fixed_world:
+        data["world_size"] = plan.world_size
+    if plan.name:
+        data["name"] = plan.name
+    return data
+
+
+def digest_of(plan: Plan) -> str:
+    """The SHA-256 of the canonical JSON of a plan's contents."""
+    text = json.dumps(contents(plan), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def dump(plan: Plan, *, indent: int | None) -> str:
+    """The JSON text of a plan."""
+    return json.dumps({"schema": SCHEMA, **contents(plan), **_inherited(plan)}, indent=indent)
+
+
+def _inherited(plan: Plan) -> dict[str, Any]:
+    of_views = {view: options.to_dict() for view, options in plan.view_options.items()}
+    data = {"options": plan.options.to_dict(), "view_options": {view: of for view, of in of_views.items() if of}}
+    return {key: value for key, value in data.items() if value}
+
+
+def load(text: str, make: Callable[..., Plan]) -> tuple[Plan, Options, dict[str, Options]]:
+    """The plan that a JSON text holds, made by ``make``, and the options that groups to come inherit, of views too.
+
+    Whatever does not fit together is refused.
+    """
+    data = _document(text)
+    try:
+        plan = make(
+            mesh=Mesh.from_dict(data["mesh"]),
+            specs=[GroupSpec.from_dict(spec) for spec in data["groups"]],
+            world_size=data.get("world_size"),
+            name=data.get("name", ""),
+        )
+        of_views = {view: Options(**options) for view, options in data.get("view_options", {}).items()}
+        for view in of_views:
+            plan.mesh.view(view)
+        return plan, Options(**data.get("options", {})), of_views
+    except RankmeshError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise PlanError(
+            f"received JSON that is no saved plan ({type(error).__name__}: {error}); "
+            "a plan has a mesh and groups; write one with Plan.to_json()"
+        ) from error
+
+
+def _document(text: str) -> Mapping[str, Any]:
+    try:
+        data = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise PlanError(f"received text that is not JSON ({error}); write a plan with Plan.to_json()") from error
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise PlanError(
+            f"received JSON with schema {schema!r}; a saved plan says its schema, 1 to {SCHEMA}; "
+            "write one with Plan.to_json()",
+            schema=schema,
+        )
+    if schema > SCHEMA:
+        raise PlanError(
+            f"received a plan of schema {schema}; this version of rankmesh reads up to {SCHEMA}; upgrade rankmesh",
+            schema=schema,
+            newest=SCHEMA,
+        )
+    document: Mapping[str, Any] = data
+    return document

@@ -1,0 +1,240 @@
+"""Shardings: how one tensor lies on a mesh.
+
+For each tensor dimension the axes that cut it, outermost first, or None; axes that are not named hold copies:
+
+```
+Sharding(Mesh(tp=2, dp=2), ("tp", None), shape=(4, 6))        rank 0  rows 0..1        rank 1  rows 2..3
+                                                              rank 2  rows 0..1        rank 3  rows 2..3
+```
+
+>>> up = Sharding(Mesh(tp=2, pp=2), ("tp", None), shape=(4, 6), dtype="bfloat16", at={"pp": 1})
+>>> up.of(3)
+Shard(boxes=(((2, 4), (0, 6)),), places=((0, 0),), shape=(2, 6))
+>>> up.of(0).boxes
+()
+
+Uneven cuts are those of ``torch.chunk``, as DTensor and FSDP2 have them: ``"dp-tp"`` cuts by ``dp`` and each piece by
+``tp``; ``"tp-dp"`` is what DTensor calls a strided shard. A stride of s in Megatron is s equal ``parts``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from rankmesh.core.axes import axis_names, integer
+from rankmesh.core.boxes import Box, size
+from rankmesh.core.cells import Cut
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.spread import Spread, at_of, spread
+from rankmesh.errors import LayoutError
+
+__all__ = ["DTYPES", "Shard", "Sharding"]
+
+# Bytes of one element, by the names that torch gives dtypes.
+DTYPES = {
+    **dict.fromkeys(("bool", "uint8", "int8"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
+    "complex128": 16,
+}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one rank holds of a tensor.
+
+    ``boxes``   of the whole tensor; none where the rank holds nothing
+    ``places``  where each box starts in the rank's own tensor
+    ``shape``   of the rank's own tensor, padding included
+    """
+
+    boxes: tuple[Box, ...]
+    places: tuple[tuple[int, ...], ...]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many elements of the whole tensor the rank holds."""
+        return sum(map(size, self.boxes))
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How one tensor of ``shape`` lies on a mesh (or a ``view`` of it); frozen, equal when stated alike.
+
+    ``cut``     for each dimension the axes that cut it, outermost first (``"dp-tp"``), or None; None: all are whole
+    ``dtype``   torch's name of it, such as ``"bfloat16"``, or the dtype itself
+    ``at``      where the tensor is at all: positions by axis, ``{"pp": 1}``; several hold copies, ``{"pp": (0, -1)}``
+    ``parts``   the lengths of a fused dimension's parts, each of which is cut by itself, ``(q, k, v)``: of the one
+                dimension that is cut, else by dimension, ``{0: (q, k, v)}``
+    ``padded``  by dimension the length that is stored and cut, ``{0: 51200}``, where it is more than ``shape`` says
+
+    Raises ``LayoutError`` for what does not fit together, ``UnknownAxis`` for axes that the mesh does not have.
+    """
+
+    mesh: Mesh
+    cut: tuple[str | None, ...] | None = None
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    at: Mapping[str, int | tuple[int, ...]] | None = field(default=None, hash=False)
+    view: str | None = None
+    parts: Sequence[int] | Mapping[int, Sequence[int]] | None = field(default=None, hash=False)
+    padded: Mapping[int, int] | None = field(default=None, hash=False)
+    spread: Spread = field(init=False, repr=False, compare=False)
+    cuts: tuple[Cut, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mesh, Mesh):
+            raise LayoutError(f"received {self.mesh!r} as mesh of a sharding; give a Mesh, such as Mesh(tp=2, dp=4)")
+        shape = tuple([length if type(length) is int and length >= 0 else _length(length) for length in self.shape])
+        names = _names(self.cut, len(shape))
+        at = at_of(self.at)
+        values: dict[str, object] = {
+            "shape": shape,
+            "cut": tuple(["-".join(axes) or None for axes in names]),
+            "dtype": _dtype(str(self.dtype)),
+            "at": dict(at) or None,
+            "spread": spread(self.mesh, self.view, names, at),
+        }
+        parts = _by_dimension(self.parts, names, len(shape))
+        padded = dict(self.padded or {})
+        cuts = _cuts(shape, values["spread"].sizes, tuple(sorted(parts.items())), tuple(sorted(padded.items())))  # type: ignore[attr-defined]  # a Spread
+        values |= {"parts": parts or None, "padded": padded or None, "cuts": cuts}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return DTYPES[self.dtype]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return prod(self.shape) * self.itemsize
+
+    def of(self, rank: int) -> Shard:
+        """The shard of one rank, in closed form: O(axes · boxes). A rank outside the mesh holds nothing."""
+        digits = self.spread.digits(integer(rank, "rank", least=0))
+        if digits is None:
+            return Shard((), (), (0,) * len(self.shape))
+        held = [cut.intervals(places) for cut, places in zip(self.cuts, digits, strict=True)]
+        boxes = tuple(product(*([(low, high) for low, high, _ in pieces] for pieces in held)))
+        places = tuple(product(*([place for _, _, place in pieces] for pieces in held)))
+        return Shard(boxes, places, tuple(cut.extent(own) for cut, own in zip(self.cuts, digits, strict=True)))
+
+    def holds(self, rank: int) -> bool:
+        """Whether the rank has a tensor of this sharding at all, be it empty."""
+        return self.spread.digits(rank) is not None
+
+    def to_dict(self) -> dict[str, object]:
+        """What is said about the tensor but its mesh, as plain data."""
+        said = {
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "cut": list(self.cut or ()),
+            "at": {axis: list(places) for axis, places in (self.at or {}).items()},  # type: ignore[arg-type]  # tuples
+            "view": self.view,
+            "parts": {str(dim): list(parts) for dim, parts in (self.parts or {}).items()},  # type: ignore[union-attr]
+            "padded": {str(dim): length for dim, length in (self.padded or {}).items()},
+        }
+        return {name: value for name, value in said.items() if value or name == "shape"}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        given = (self.mesh, self.cut, self.shape, self.dtype, self.at, self.view, self.parts, self.padded)
+        return Sharding, given
+
+
+def _length(length: object) -> int:
+    return integer(length, "length of a dimension", least=0)
+
+
+@lru_cache(maxsize=256)
+def _dtype(name: str) -> str:
+    short = name.removeprefix("torch.")
+    if short not in DTYPES:
+        raise LayoutError(
+            f"received dtype {name!r}; it is one of torch's, by its name: {', '.join(sorted(DTYPES))}",
+            received=name,
+        )
+    return short
+
+
+def _names(cut: object, dimensions: int) -> tuple[tuple[str, ...], ...]:
+    if cut is None:
+        return ((),) * dimensions
+    if isinstance(cut, str) or not isinstance(cut, Iterable):
+        raise LayoutError(f"received cut {cut!r}; give axes or None for each dimension, such as ('tp', None)", cut=cut)
+    names = tuple([() if axes is None else _axes(axes) for axes in cut])
+    if len(names) != dimensions:
+        raise LayoutError(
+            f"received cut {tuple(cut)} for a tensor of {dimensions} dimensions; it has axes or None for each of them",
+            cut=cut,
+            dimensions=dimensions,
+        )
+    return names
+
+
+@lru_cache(maxsize=1024)
+def _axes(axes: str) -> tuple[str, ...]:
+    return axis_names(axes)
+
+
+def _by_dimension(given: object, names: tuple[tuple[str, ...], ...], dimensions: int) -> dict[int, tuple[int, ...]]:
+    """``parts`` by dimension; a bare list is of the one dimension that is cut, or the first where none is."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return {int(dim): tuple(parts) for dim, parts in given.items()}
+    cut = [dim for dim, axes in enumerate(names) if axes]
+    if len(cut) > 1 or not dimensions:
+        raise LayoutError(
+            f"received parts={given!r} for a tensor that is cut in {len(cut)} dimensions; say of which they are parts, "
+            f"such as parts={{0: {given!r}}}",
+            parts=given,
+        )
+    return {cut[0] if cut else 0: tuple(given)}  # type: ignore[arg-type]  # a sequence; its items are checked next
+
+
+@lru_cache(maxsize=4096)
+def _cuts(
+    shape: tuple[int, ...],
+    sizes: tuple[tuple[int, ...], ...],
+    parts: tuple[tuple[int, tuple[int, ...]], ...],
+    padded: tuple[tuple[int, int], ...],
+) -> tuple[Cut, ...]:
+    parts_of, padded_of = dict(parts), dict(padded)
+    for dim in (*parts_of, *padded_of):
+        if not 0 <= dim < len(shape):
+            raise LayoutError(f"received dimension {dim} of a tensor of {len(shape)} dimensions; they count from 0")
+    return tuple(
+        Cut(sizes[dim], _parts(dim, length, parts_of.get(dim)), _padded(dim, length, parts_of, padded_of))
+        for dim, length in enumerate(shape)
+    )
+
+
+def _parts(dim: int, length: int, parts: tuple[int, ...] | None) -> tuple[int, ...]:
+    if parts is None:
+        return (length,)
+    checked = tuple(integer(part, f"part of dimension {dim}", least=1) for part in parts)
+    if sum(checked) != length:
+        raise LayoutError(
+            f"received parts {checked} of dimension {dim}, {sum(checked)} in all; its length is {length}, and the "
+            "parts make it up; change one of them",
+            parts=checked,
+            length=length,
+        )
+    return checked
+
+
+def _padded(dim: int, length: int, parts: Mapping[int, object], padded: Mapping[int, int]) -> int:
+    stored = integer(padded.get(dim, length), f"padded length of dimension {dim}", least=length)
+    if dim in padded and dim in parts:
+        raise LayoutError(f"received parts and padding of dimension {dim}; a fused dimension has no padding; give one")
+    return stored

@@ -1,0 +1,238 @@
+"""Group specs: what one kind of group is called, which axes it spans, and how it is made.
+
+```
+GroupSpec("tp")                                            along the axis tp
+GroupSpec("dp_cp", axes="dp-cp", timeout=600)              along two axes, with an option
+GroupSpec("ep", view="expert")                             along an axis of a view
+GroupSpec("embd", axes="pp", pick=ends)                    some positions of each group
+GroupSpec("intra", axes="dp-cp", levels=(4, 2), level=0)   one level of a hierarchy of each group
+GroupSpec("stage", pipeline=True)                          its members talk to their neighbours
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from rankmesh.core.axes import AxesLike, axis_names, integer
+from rankmesh.core.groups import Groups
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.options import NcclConfig, Options
+from rankmesh.core.picks import Pick, PickLike
+from rankmesh.errors import PlanError, listed
+
+__all__ = ["GroupSpec", "check_specs"]
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """One kind of group of a plan.
+
+    ``name``     how the job asks for it; ``axes`` default to the name
+    ``view``     the view that the axes belong to, None for the mesh itself
+    ``pick``     which positions of each group are members: ``ends``, ``first``, ``last``, positions, or a callable
+    ``levels``   sizes of a hierarchy of each group's positions, with ``level``: which level this kind is
+    ``pipeline`` its members send to the next and receive from the previous one: what a warm-up opens and a proof
+                 tries. Default: whole groups along the axis ``pp``, and no others
+    options      see ``Options``: ``backend``, ``timeout``, ``nccl``, ``share`` and so on
+
+    >>> GroupSpec("dp_cp", axes="dp-cp", timeout=600)
+    GroupSpec('dp_cp', axes='dp-cp', timeout=600.0)
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    view: str | None
+    pick: PickLike | None
+    levels: tuple[int, ...] | None
+    level: int | None
+    pipeline: bool
+    options: Options
+
+    def __init__(
+        self,
+        name: str,
+        axes: AxesLike | None = None,
+        *,
+        view: str | None = None,
+        pick: PickLike | None = None,
+        levels: Sequence[int] | None = None,
+        level: int | None = None,
+        pipeline: bool | None = None,
+        backend: str | None = None,
+        timeout: float | timedelta | None = None,
+        nccl: NcclConfig | None = None,
+        high_priority: bool | None = None,
+        sharp: bool | None = None,
+        share: bool | None = None,
+        overlap: str | None = None,
+        lazy: bool | None = None,
+    ) -> None:
+        if (levels is None) != (level is None):
+            raise PlanError(
+                f"received levels {levels!r} and level {level!r} for group {name!r}; a level of a hierarchy needs both",
+                group=name,
+            )
+        options = Options(
+            backend=backend,
+            timeout=timeout,
+            nccl=nccl,
+            high_priority=high_priority,
+            sharp=sharp,
+            share=share,
+            overlap=overlap,
+            lazy=lazy,
+        )
+        along = axis_names(_name(name) if axes is None else axes)
+        values = {
+            "name": _name(name),
+            "axes": along,
+            "view": _view(view),
+            "pick": pick if pick is None or isinstance(pick, Pick) or callable(pick) else Pick.at(pick),
+            "levels": None if levels is None else _levels(levels, name),
+            "level": None if level is None else integer(level, "level", least=0),
+            "pipeline": _is_pipeline(along, pick) if pipeline is None else _flag("pipeline", pipeline),
+            "options": options,
+        }
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
+
+    def groups(self, mesh: Mesh) -> Groups:
+        """The groups of this kind on a mesh, each rank's in O(axes)."""
+        groups = mesh.groups(self.axes, view=self.view)
+        if self.levels is not None and self.level is not None:
+            groups = groups.level_of(self.levels, self.level)
+        return groups if self.pick is None else groups.pick(self.pick)
+
+    def on(self, mesh: Mesh, inherited: Options) -> GroupSpec:
+        """The same kind with its options resolved and its pick asked, so that it is plain data."""
+        return self._replace(self.options.over(inherited).effective(), self._asked(mesh))
+
+    def with_options(self, options: Options) -> GroupSpec:
+        """The same kind with other options."""
+        return self._replace(options, self.pick)
+
+    def _replace(self, options: Options, pick: PickLike | None) -> GroupSpec:
+        if options is self.options and pick is self.pick:
+            return self
+        other = object.__new__(GroupSpec)  # what is checked already is not checked again
+        other.__dict__.update(self.__dict__, options=options, pick=pick)
+        return other
+
+    def _asked(self, mesh: Mesh) -> Pick | None:
+        """The pick as data. A callable must choose by position: it is asked with real ranks too, and must agree."""
+        if self.pick is None or isinstance(self.pick, Pick):
+            return self.pick
+        whole = GroupSpec(self.name, self.axes, view=self.view, levels=self.levels, level=self.level).groups(mesh)
+        pick = Pick.of(self.pick, whole.size)
+        if callable(self.pick):
+            chosen = pick.positions_in(whole.size)
+            for group in (whole[0], whole[-1]):
+                ranks = tuple(dict.fromkeys(self.pick(group.ranks)))
+                if ranks != tuple(group[position] for position in chosen):
+                    raise PlanError(
+                        f"received a pick for group {self.name!r} that chose {listed(ranks)} of {listed(group)} but "
+                        f"positions {listed(chosen)} of {listed(range(whole.size))}; a pick chooses by position, "
+                        "the same in every group; write it with indices into the ranks that it is given",
+                        group=self.name,
+                        positions=chosen,
+                        ranks=ranks,
+                    )
+        return pick
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; the pick must have been asked (``on``)."""
+        data: dict[str, Any] = {"name": self.name, "axes": list(self.axes)}
+        if self.view is not None:
+            data["view"] = self.view
+        if isinstance(self.pick, Pick):
+            data["pick"] = list(self.pick.positions)
+        if self.levels is not None:
+            data["levels"], data["level"] = list(self.levels), self.level
+        if self.pipeline != _is_pipeline(self.axes, self.pick):
+            data["pipeline"] = self.pipeline
+        return data | ({"options": options} if (options := self.options.to_dict()) else {})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> GroupSpec:
+        """The spec of ``to_dict``."""
+        pick = data.get("pick")
+        return cls(
+            data["name"],
+            tuple(data["axes"]),
+            view=data.get("view"),
+            pick=None if pick is None else Pick(tuple(pick)),
+            levels=data.get("levels"),
+            level=data.get("level"),
+            pipeline=data.get("pipeline"),
+            **data.get("options", {}),
+        )
+
+    def __repr__(self) -> str:
+        words = [repr(self.name)]
+        words += [f"axes={'-'.join(self.axes)!r}"] if self.axes != (self.name,) else []
+        words += [f"view={self.view!r}"] if self.view is not None else []
+        words += [f"pick={self.pick}"] if self.pick is not None else []
+        words += [f"levels={self.levels}, level={self.level}"] if self.levels is not None else []
+        words += [f"pipeline={self.pipeline}"] if self.pipeline != _is_pipeline(self.axes, self.pick) else []
+        words += [f"{name}={value!r}" for name, value in self.options.to_dict().items()]
+        return f"GroupSpec({', '.join(words)})"
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not name or not name.replace("-", "_").replace(".", "_").isidentifier():
+        raise PlanError(
+            f"received group name {name!r}; a name is letters, digits, underscores and hyphens, such as 'dp_cp'",
+            received=name,
+        )
+    return name
+
+
+def _view(view: object) -> str | None:
+    if view is None or isinstance(view, str):
+        return view
+    raise PlanError(f"received {view!r} as view; give the name of a view, or None for the mesh itself", received=view)
+
+
+def _is_pipeline(axes: tuple[str, ...], pick: object) -> bool:
+    return axes == ("pp",) and pick is None
+
+
+def _flag(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise PlanError(f"received {value!r} as {name}; it must be True or False", received=value)
+
+
+def _levels(levels: object, group: str) -> tuple[int, ...]:
+    if not isinstance(levels, Iterable) or isinstance(levels, str):
+        raise PlanError(
+            f"received levels {levels!r} for group {group!r}; levels are the sizes of a hierarchy, adjacent first; "
+            "list them, such as (4, 2)",
+            group=group,
+            received=levels,
+        )
+    return tuple(integer(size, "size of a level", least=1) for size in levels)
+
+
+def check_specs(specs: Iterable[GroupSpec]) -> tuple[GroupSpec, ...]:
+    """The specs as a tuple: every one a GroupSpec with a name of its own."""
+    if not isinstance(specs, Iterable):
+        raise PlanError(f"received {specs!r} as the groups of a plan; list them: [GroupSpec('tp')]", received=specs)
+    checked = tuple(_checked(spec) for spec in specs)
+    names = [spec.name for spec in checked]
+    for name in names:
+        if names.count(name) > 1:
+            raise PlanError(
+                f"received two groups named {name!r}; each group has a name of its own; rename one", group=name
+            )
+    return checked
+
+
+def _checked(spec: object) -> GroupSpec:
+    if not isinstance(spec, GroupSpec):
+        raise PlanError(f"received {spec!r} as a group; give a GroupSpec, such as GroupSpec('tp')", received=spec)
+    return spec

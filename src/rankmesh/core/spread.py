@@ -1,0 +1,168 @@
+"""Spread: which ranks of a mesh hold which cell of a tensor, and which hold copies of one.
+
+Each tensor dimension is cut by some axes, ``at`` fixes some others, and along the axes that are left lie copies:
+
+```
+Mesh(tp=2, dp=2), cut ("tp", None)      rank      0  1  2  3
+                                        cell      0  1  0  1       copies of cell 0: ranks 0, 2
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+
+import numpy as np
+
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.strided import IntArray
+from rankmesh.errors import LayoutError
+
+__all__ = ["Spread", "at_of", "spread"]
+
+Names = tuple[str, ...]
+# An axis of a mesh: its size and its stride in positions.
+Axis = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """``axes``: for each dimension the axes that cut it, outermost first; ``at``: the axes with the positions kept."""
+
+    mesh: Mesh
+    view: str | None
+    axes: tuple[tuple[Axis, ...], ...]
+    at: tuple[tuple[Axis, tuple[int, ...]], ...]
+
+    @cached_property
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """For each dimension the sizes of the axes that cut it."""
+        return tuple(tuple(size for size, _ in axes) for axes in self.axes)
+
+    @cached_property
+    def cells(self) -> tuple[int, ...]:
+        """Into how many cells each dimension is cut."""
+        return tuple(prod(sizes) for sizes in self.sizes)
+
+    def digits(self, rank: int) -> tuple[tuple[int, ...], ...] | None:
+        """The position of a rank along the axes of each dimension; None for a rank that holds nothing. O(axes)."""
+        if rank not in self.mesh:
+            return None
+        position = self.mesh.span.position(rank)
+        if any(position // stride % size not in kept for (size, stride), kept in self.at):
+            return None
+        return tuple(tuple(position // stride % size for size, stride in axes) for axes in self.axes)
+
+    @cached_property
+    def _cell_of_position(self) -> IntArray:
+        positions = np.arange(self.mesh.size, dtype=np.int64)
+        cell = np.zeros_like(positions)
+        for axes in self.axes:
+            for size, stride in axes:
+                cell = cell * size + positions // stride % size
+        for (size, stride), kept in self.at:
+            cell[~np.isin(positions // stride % size, kept)] = -1
+        return cell
+
+    @cached_property
+    def _order(self) -> IntArray:
+        """The positions that hold something by cell, (cells, copies)."""
+        order = np.argsort(self._cell_of_position, kind="stable")
+        held = order[np.count_nonzero(self._cell_of_position < 0) :]
+        return held.reshape(prod(self.cells), -1)
+
+    @cached_property
+    def first(self) -> IntArray:
+        """The first position of each cell, which names the set of its copies whatever dimensions are cut."""
+        return self._order[:, 0]
+
+    @cached_property
+    def ranks(self) -> IntArray:
+        """The global ranks that hold each cell, (cells, copies), in the order of their positions."""
+        return self.mesh.span.ranks(self._order)
+
+    def cell_of(self, ranks: IntArray) -> IntArray:
+        """The cell of each of these ranks, -1 for those that hold nothing."""
+        first, size = self.mesh.offset, self.mesh.size
+        inside = (ranks >= first) & (ranks < first + size)
+        return np.where(inside, self._cell_of_rank[np.where(inside, ranks - first, 0)], -1)
+
+    @cached_property
+    def _cell_of_rank(self) -> IntArray:
+        """By rank - offset, which a rank map makes another order than by position."""
+        cells = np.empty_like(self._cell_of_position)
+        ranks = self.mesh.span.ranks(np.arange(self.mesh.size, dtype=np.int64))
+        cells[ranks - self.mesh.offset] = self._cell_of_position
+        return cells
+
+    @cached_property
+    def copies(self) -> tuple[object, ...]:
+        """Equal for two spreads exactly when their sets of copies are the same, whichever dimensions are cut."""
+        cutting = frozenset(axis for axes in self.axes for axis in axes if axis[0] > 1)
+        kept = frozenset((axis, kept) for axis, kept in self.at if len(kept) < axis[0])
+        return self.mesh.span, cutting, kept
+
+
+@lru_cache(maxsize=4096)
+def spread(mesh: Mesh, view: str | None, cut: tuple[Names, ...], at: tuple[tuple[str, tuple[int, ...]], ...]) -> Spread:
+    """The spread of checked names; an axis that is named twice is refused, as a rank has one position along it."""
+    taken: dict[tuple[str, ...], str] = {}
+    axes = tuple(tuple(axis for name in names for axis in _axes(mesh, view, name, taken)) for names in cut)
+    fixed: list[tuple[Axis, tuple[int, ...]]] = []
+    for name, kept in at:
+        fixed += _fixed(_axes(mesh, view, name, taken), name, kept)
+    return Spread(mesh, view, axes, tuple(sorted(fixed)))
+
+
+def _axes(mesh: Mesh, view: str | None, name: str, taken: dict[tuple[str, ...], str]) -> tuple[Axis, ...]:
+    """The axes that a name stands for, outermost first: one, or the sub-axes of a split one."""
+    groups = mesh.groups(name, view=view, ordered=True)
+    for leaf in groups.axes:
+        if (leaf,) in taken:
+            raise LayoutError(
+                f"received axis {leaf!r} twice in one sharding; an axis cuts one dimension or is fixed by at, once; "
+                "name it once",
+                axis=leaf,
+            )
+        taken[leaf,] = name
+    return groups.members.pairs[::-1]
+
+
+def _fixed(axes: tuple[Axis, ...], name: str, kept: tuple[int, ...]) -> list[tuple[Axis, tuple[int, ...]]]:
+    size = prod(size for size, _ in axes)
+    places = tuple(sorted({place + size if place < 0 else place for place in kept}))
+    if not places or places[0] < 0 or places[-1] >= size:
+        raise LayoutError(
+            f"received at={{{name!r}: {kept[0] if len(kept) == 1 else list(kept)}}}; the size of {name!r} is {size}, "
+            f"so positions go from 0 to {size - 1}, or from the end with -1",
+            axis=name,
+            received=kept,
+            size=size,
+        )
+    if len(axes) == 1:
+        return [(axes[0], places)]
+    if len(places) > 1:
+        raise LayoutError(
+            f"received several positions of {name!r}, which is split; name its sub-axes in at instead", axis=name
+        )
+    fixed: list[tuple[Axis, tuple[int, ...]]] = []
+    for axis in axes[::-1]:
+        places, digit = (places[0] // axis[0],), places[0] % axis[0]
+        fixed.append((axis, (digit,)))
+    return fixed
+
+
+def at_of(at: Mapping[str, object] | None) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """``at`` as a value: each axis with the positions at which the tensor is."""
+    found = []
+    for name, places in (at or {}).items():
+        listed = tuple(places) if isinstance(places, tuple | list | range) else (places,)
+        if not all(isinstance(place, int) and not isinstance(place, bool) for place in listed):
+            raise LayoutError(
+                f"received at={{{name!r}: {places!r}}}; a position is a whole number, or a tuple of them", axis=name
+            )
+        found.append((name, listed))
+    return tuple(sorted(found))

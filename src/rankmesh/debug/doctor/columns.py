@@ -1,0 +1,266 @@
+"""Columns: the calls of one recording, taken from its entries column by column, as numpy arrays.
+
+```
+process_group  collective_seq_id  profiling_name   sizes    state      ->   group  number  signature  pending  site
+tp/0/f116...   41                 nccl:all_reduce  [[4]]    completed       0      41      0          no       3
+tp/0/f116...   42                 nccl:all_reduce  [[4]]    started         0      42      0          yes      3
+```
+
+A job of 8,192 ranks has sixteen million entries: what is done for each of them is done by loops of C, and whatever is
+rare (calls made as one, groups made again) is looked for in whole columns first.
+"""
+
+from __future__ import annotations
+
+import marshal
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from math import prod
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from rankmesh.debug.doctor.calls import Signature
+from rankmesh.debug.doctor.queued import queued
+from rankmesh.debug.doctor.sites import Sites
+
+__all__ = ["CALLS", "EXCHANGES", "Columns", "columns_of", "signature_of"]
+
+# The columns of the collectives, and of what is sent from one member to another, by name.
+CALLS = {
+    "group": "int32",
+    "number": "int32",
+    "signature": "int32",
+    "pending": "bool",
+    "site": "int32",
+    "created": "int64",
+}
+EXCHANGES = {
+    "group": "int32",
+    "sends": "bool",
+    "me": "int32",
+    "peer": "int32",
+    "signature": "int32",
+    "pending": "bool",
+    "site": "int32",
+}
+
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+}
+_PEERS = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
+_COMPARED = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
+_NEEDED = ("process_group", "profiling_name", "collective_seq_id")
+_OPTIONAL = ("time_created_ns", "state", "retired", "is_p2p", "p2p_seq_id", "frames", *_COMPARED)
+_DEVICES = ("nccl", "rccl", "hccl", "xccl", "mccl")
+# NCCL's barrier is a reduction.
+_SAME = {"all_reduce_barrier": "barrier"}
+_MOST = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The columns of collectives and of exchanges by name; the groups, signatures and sites that they number."""
+
+    calls: dict[str, Any]
+    exchanges: dict[str, Any]
+    groups: list[tuple[str, str]]
+    signatures: list[Signature]
+    sites: list[str]
+
+
+def columns_of(entries: Sequence[Mapping[str, Any]], stacks: Sequence[Any]) -> Columns:
+    """The columns of these entries; ``stacks`` are those that entries name by number.
+
+    Whatever is no entry raises one of Python's own errors.
+    """
+    table = _table(entries)
+    names, group = _numbered(map(tuple, table["process_group"]))
+    calls = _Calls(entries, table)
+    sites = Sites(stacks)
+    every = {
+        "group": group,
+        "number": _whole(table["collective_seq_id"]),
+        "signature": calls.signature,
+        "pending": ~_done(table, calls.on_device),
+        "site": np.array(sites.of_each(table["frames"]), dtype=np.int32),
+        "created": _whole([time or 0 for time in table["time_created_ns"]]),
+    }
+    apart = calls.is_apart | np.array(list(map(bool, table["is_p2p"])), dtype=bool)
+    entered = ~queued(every, apart, calls.on_device, table["p2p_seq_id"])
+    exchanges = _exchanges(every, apart & entered, calls)
+    rows = _lives({name: column[~apart & entered] for name, column in every.items()})
+    rows = _joined(rows, calls.signatures)
+    return Columns(
+        {name: rows[name].astype(dtype) for name, dtype in CALLS.items()},
+        {name: exchanges[name].astype(dtype) for name, dtype in EXCHANGES.items()},
+        [(str(name)[:400], str(desc)[:400]) for name, desc in names],
+        list(calls.signatures),
+        sites.listed,
+    )
+
+
+def _table(entries: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
+    """The fields of all entries, field by field; older formats have not all of them."""
+    given = [name for name in _OPTIONAL if entries and name in entries[0]]
+    try:
+        rows = list(map(itemgetter(*_NEEDED, *given), entries))
+    except KeyError:
+        given, absent = list(_OPTIONAL), dict.fromkeys(_OPTIONAL)
+        rows = [itemgetter(*_NEEDED, *given)({**absent, **entry}) for entry in entries]
+    columns = dict(zip((*_NEEDED, *given), zip(*rows, strict=True), strict=True)) if rows else {}
+    return {name: columns.get(name, (None,) * len(rows)) for name in (*_NEEDED, *_OPTIONAL)}
+
+
+def _numbered(keys: Iterable[Hashable]) -> tuple[list[Any], Any]:
+    """Each key once, in the order in which they come, and the number of each."""
+    each = list(keys)
+    known = {key: number for number, key in enumerate(dict.fromkeys(each))}
+    return list(known), np.fromiter(map(known.__getitem__, each), dtype=np.int32, count=len(each))
+
+
+def _whole(values: Sequence[Any]) -> Any:
+    return np.fromiter(values, dtype=np.int64, count=len(values))
+
+
+def _done(table: Mapping[str, Sequence[Any]], on_device: Any) -> Any:
+    """Whether each call is over: gloo's stay ``scheduled`` and are retired; NCCL's that are retired have timed out."""
+    completed = np.array([state == "completed" for state in table["state"]], dtype=bool)
+    retired = np.array(list(map(bool, table["retired"])), dtype=bool)
+    return completed | (retired & ~on_device)
+
+
+class _Calls:
+    """What was called: what differs between entries in nothing that is compared is looked at once."""
+
+    def __init__(self, entries: Sequence[Mapping[str, Any]], table: Mapping[str, Sequence[Any]]) -> None:
+        compared = zip(table["profiling_name"], *map(table.__getitem__, _COMPARED), strict=True)
+        # One text for equal lists, which have no hash; version 2 has no references, so equal is equal.
+        keys = map(marshal.dumps, compared, repeat(2))
+        distinct, kind = _numbered(keys)
+        first = [entries[place] for place in _firsts(kind, len(distinct))]
+        self.signatures: dict[Signature, int] = {}
+        self.signature = self._each(kind, [self._number(signature_of(entry)) for entry in first], np.int32)
+        called = [entry["profiling_name"] for entry in first]
+        self.on_device = self._each(kind, [name.startswith(_DEVICES) for name in called], bool)
+        self.is_apart = self._each(kind, [" " in name for name in called], bool)
+        self.peers = self._each(kind, [_peers(name) for name in called], np.int64).reshape(-1, 3)
+
+    def _number(self, signature: Signature) -> int:
+        return self.signatures.setdefault(signature, len(self.signatures))
+
+    @staticmethod
+    def _each(kind: Any, of_kind: list[Any], dtype: Any) -> Any:
+        return np.array(of_kind, dtype=dtype)[kind] if of_kind else np.empty(0, dtype=dtype)
+
+
+def _firsts(numbers: Any, count: int) -> list[int]:
+    """Where each number comes first."""
+    places = np.zeros(count, dtype=np.int64)
+    places[numbers[::-1]] = np.arange(len(numbers))[::-1]
+    return [int(place) for place in places]
+
+
+def _peers(call: str) -> tuple[int, int, int]:
+    """Of ``nccl:send 0->1`` that it sends, and both positions; of a call that names no peer, -1."""
+    found = _PEERS.search(call)
+    return (-1, 0, 0) if found is None else (found[1] == "send", int(found[2]), int(found[3]))
+
+
+def _exchanges(every: Mapping[str, Any], apart: Any, calls: _Calls) -> dict[str, Any]:
+    """What is sent from one member to another; without the calls that only close several of them."""
+    rows = np.flatnonzero(apart & (calls.peers[:, 0] >= 0))
+    sends, me, peer = calls.peers[rows].T
+    return {"sends": sends, "me": me, "peer": peer} | {
+        name: every[name][rows] for name in ("group", "signature", "pending", "site")
+    }
+
+
+def _lives(rows: dict[str, Any]) -> dict[str, Any]:
+    """Without the calls of a group before it was made again under its name: its last life counts."""
+    order = np.argsort(rows["group"], kind="stable")
+    group, number = rows["group"][order], rows["number"][order]
+    again = np.flatnonzero((group[1:] == group[:-1]) & (number[1:] <= 1) & (number[:-1] > 1)) + 1
+    if not len(again):
+        return rows
+    begins = np.zeros(int(group[-1]) + 1, dtype=np.int64)
+    np.maximum.at(begins, group[again], order[again])
+    kept = np.arange(len(order)) >= begins[rows["group"]]
+    return {name: column[kept] for name, column in rows.items()}
+
+
+def _joined(rows: dict[str, Any], signatures: dict[Signature, int]) -> dict[str, Any]:
+    """Several calls that were made as one, which follow each other under one number, as one call."""
+    group, number = rows["group"], rows["number"]
+    begins = np.ones(len(group), dtype=bool)
+    begins[1:] = (group[1:] != group[:-1]) | (number[1:] != number[:-1])
+    starts = np.flatnonzero(begins)
+    if len(starts) == len(group):
+        return rows
+    listed = list(signatures)
+    merged: dict[tuple[int, ...], int] = {}
+
+    def one(parts: tuple[int, ...]) -> int:
+        signature = _merged([listed[part] for part in parts])
+        return signatures.setdefault(signature, len(signatures))
+
+    parts = [tuple(part) for part in np.split(rows["signature"], starts[1:])]
+    joined = {name: column[starts] for name, column in rows.items()}
+    joined["signature"] = np.array([merged.setdefault(p, one(p)) if len(p) > 1 else p[0] for p in parts])
+    joined["pending"] = np.logical_or.reduceat(rows["pending"], starts)
+    return joined
+
+
+def _merged(parts: Sequence[Signature]) -> Signature:
+    """One call that stands for these: its facts are those of all of them, one after the other."""
+    first, *others = parts
+    told = [first, *(part for part in others if part.operation != "coalesced")][:_MOST]
+    facts: dict[str, tuple[Any, ...]] = dict.fromkeys(first.signature, ())
+    for part in told:
+        facts |= {name: (*facts[name], *value) for name, value in part.facts if name in facts}  # type: ignore[misc]
+    return Signature("+".join(part.operation for part in told), tuple(facts.items()), first.shown)
+
+
+# -- one call ----------------------------------------------------------------------------------------------------------
+
+
+def signature_of(entry: Mapping[str, Any]) -> Signature:
+    """The facts of a call on which all members agree: sizes in elements, since networks know no shapes; dtypes.
+
+    >>> print(signature_of({"profiling_name": "gloo:gather", "input_sizes": [[4, 2]], "input_dtypes": ["Float"]}))
+    gather float32[4, 2]
+    """
+    operation = str(entry["profiling_name"])[:100].rpartition(":")[2].partition(" ")[0]
+    operation = _SAME.get(operation, operation)
+    gives = _shapes(entry.get("input_sizes"), entry.get("input_dtypes"))
+    takes = _shapes(entry.get("output_sizes"), entry.get("output_dtypes"))
+    shown = takes if operation == "scatter" or not gives else gives
+    text = " ".join(f"{dtype}{list(sizes)}" for sizes, dtype in shown[:4]) + (" ..." if len(shown) > 4 else "")
+    facts: dict[str, Any] = {"dtypes": tuple(sorted({dtype for _, dtype in shown}))}
+    if not operation.lower().startswith(("all_to_all", "alltoall")):
+        facts["sizes"] = tuple(prod(sizes) for sizes, _ in shown)
+    return Signature.of(operation, text, **facts)
+
+
+def _shapes(sizes: object, dtypes: object) -> list[tuple[tuple[int, ...], str]]:
+    listed = sizes if isinstance(sizes, list | tuple) else ()
+    names = dtypes if isinstance(dtypes, list | tuple) else ()
+    return [
+        (
+            tuple(int(size) for size in shape[:_MOST]),
+            _DTYPES.get(str(names[i]), str(names[i])) if i < len(names) else "",
+        )
+        for i, shape in enumerate(listed)
+    ]

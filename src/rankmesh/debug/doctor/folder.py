@@ -1,0 +1,155 @@
+"""A folder of recordings: which files are of this job and this attempt, one for each rank.
+
+```
+nccl_trace_rank_3      torch, with NCCL          rank 3: the last number of the name
+rank3.json.gz          rankmesh                  the recording says its rank, job and attempt
+train.log              no recording              left alone
+```
+
+A folder without recordings whose subfolders have some (one for each attempt) stands for the newest of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankmesh.debug.doctor.reader import read_files
+from rankmesh.debug.doctor.recording import Recording
+from rankmesh.errors import RecordingError, in_words
+
+__all__ = ["Found", "chosen", "read_folder"]
+
+_NAME = re.compile(r"^(.*?)(\d{1,9})((?:\.(?:json|jsonl|pickle|pkl|pt|gz|bin|dump|trace))*)$", re.IGNORECASE)
+
+# Hosts' clocks may differ by so much, in nanoseconds; and so many calls of each recording are compared in time.
+_SKEW, _ROWS = 60 * 10**9, 64
+
+
+@dataclass(frozen=True)
+class Found:
+    """The recordings of one job by rank, and notes on what was left out."""
+
+    recordings: dict[int, Recording]
+    notes: tuple[str, ...] = ()
+
+
+def read_folder(folder: Path) -> Found:
+    """The recordings of a folder; ``RecordingError`` when it has none that can be read."""
+    files = _files(folder)
+    recordings, refused = read_files(files)
+    if not recordings:
+        why = f"; {refused[0]}" if refused else ""
+        raise RecordingError(
+            f"received {str(folder)!r}, which holds no recording that can be read{why}; a recording is a file of "
+            "torch's flight recorder whose name ends with the rank (nccl_trace_rank_3), or one that rankmesh wrote",
+            path=str(folder),
+            refused=tuple(refused),
+        )
+    return chosen(recordings, refused)
+
+
+def _files(folder: Path) -> list[tuple[Path, int | None]]:
+    if not folder.is_dir():
+        raise RecordingError(
+            f"received {str(folder)!r}, which is no folder; give the one in which the ranks left their recordings",
+            path=str(folder),
+        )
+    inside = [folder, *sorted((f for f in folder.iterdir() if f.is_dir()), key=_age)]
+    return next((files for files in map(_named, inside) if files), [])
+
+
+def _age(folder: Path) -> float:
+    return -folder.stat().st_mtime
+
+
+def _named(folder: Path) -> list[tuple[Path, int | None]]:
+    """The files whose name ends with a number, which is the rank."""
+    named = [(path, _NAME.match(path.name)) for path in sorted(folder.iterdir()) if path.is_file()]
+    return [(path, int(match[2])) for path, match in named if match]
+
+
+def chosen(recordings: list[Recording], refused: list[str]) -> Found:
+    """One recording for each rank: of the job that most are of, its last attempt, watch and inquiry, and its time."""
+    notes, current = list(refused), recordings
+    for choose, left_out in _CHOICES:
+        before, current = current, choose(current)
+        _note(notes, before, current, left_out)
+    newest: dict[int, Recording] = {}
+    for recording in sorted(current, key=_newest):
+        newest[recording.rank] = recording
+    _note(notes, current, list(newest.values()), "which there is a newer one")
+    return Found(dict(sorted(newest.items())), tuple(notes))
+
+
+def _newest(recording: Recording) -> tuple[bool, int, int]:
+    return recording.spoke, recording.written, int(recording.created[-1]) if len(recording) else 0
+
+
+def _of_one_job(recordings: list[Recording]) -> list[Recording]:
+    """Those of the job that most are of."""
+    run, _ = Counter(recording.run for recording in recordings).most_common(1)[0]
+    return [recording for recording in recordings if recording.run == run]
+
+
+def _of_one_attempt(recordings: list[Recording]) -> list[Recording]:
+    """Those of its last attempt."""
+    last = max(recording.attempt for recording in recordings)
+    return [recording for recording in recordings if recording.attempt == last]
+
+
+def _of_one_watch(recordings: list[Recording]) -> list[Recording]:
+    """Those of the watch that wrote last, and those that no watch wrote."""
+    last = max(recordings, key=lambda recording: recording.written if recording.session else -1).session
+    return [recording for recording in recordings if recording.session in (last, "")]
+
+
+def _of_one_inquiry(recordings: list[Recording]) -> list[Recording]:
+    """Those of the last time that all ranks were asked, of programs that have ended, and those that no watch wrote."""
+    last = max((one.inquiry for one in recordings if one.session and not one.ended), default=0)
+    return [one for one in recordings if one.inquiry == last or one.ended or not one.session]
+
+
+def _of_one_time(recordings: list[Recording]) -> list[Recording]:
+    """Without those of an earlier life of the job, which the newest shows: see ``_is_older``."""
+    newest = max(recordings, key=lambda recording: int(recording.created[-1]) if len(recording) else 0)
+    return [recording for recording in recordings if not _is_older(recording, newest)]
+
+
+def _is_older(one: Recording, newest: Recording) -> bool:
+    """Whether a rank had gone on from a call long before the newest came to it, which no collective allows."""
+    theirs = _times(newest)
+    for name, numbers in _times(one).items():
+        for number, time in numbers.items():
+            came = theirs.get(name, {}).get(number - 1)
+            if came is not None and time + _SKEW < came:
+                return True
+    return False
+
+
+# What is chosen, one after the other, and what is said of the others.
+_CHOICES = (
+    (_of_one_job, "another job"),
+    (_of_one_attempt, "an earlier attempt"),
+    (_of_one_watch, "an earlier watch"),
+    (_of_one_inquiry, "an earlier time that all ranks were asked"),
+    (_of_one_time, "an earlier attempt, over before the others began"),
+)
+
+
+def _times(recording: Recording) -> dict[str, dict[int, int]]:
+    """When the last calls of each group were made."""
+    times: dict[str, dict[int, int]] = {}
+    for row in range(max(0, len(recording) - _ROWS), len(recording)):
+        name = recording.groups[recording.group[row]].name
+        times.setdefault(name, {})[int(recording.number[row])] = int(recording.created[row])
+    return times
+
+
+def _note(notes: list[str], before: list[Recording], after: list[Recording], what: str) -> None:
+    kept = {id(recording) for recording in after}
+    gone = sorted(recording.rank for recording in before if id(recording) not in kept)
+    if gone:
+        notes.append(f"left out: {len(gone)} of {what} ({in_words(gone)})")

@@ -1,0 +1,120 @@
+"""Which group a process group is: its members, its kind and its coordinate, whoever made it and named it.
+
+```
+name          description     members    with a plan    without
+tp/0/f116…    tp@dp0          [0, 1]     tp   tp@dp0    tp   tp@dp0              ours
+5             undefined       [0, 2]     dp   dp@tp0         group of [0, 2]     torch's new_group
+mesh_dp       mesh_dp         [0, 2]     dp   dp@tp0    mesh_dp   mesh_dp [0, 2] a DeviceMesh
+0             default_pg      [0 .. 3]   world   world  world   world            the world
+```
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rankmesh.core.local import LocalGroup
+from rankmesh.core.plan import Plan
+from rankmesh.debug.doctor.recording import GroupName, Recording
+
+__all__ = ["KnownGroup", "known_groups"]
+
+_DEFAULT = "default_pg"
+_SHOWN = 8
+# Our names, whose description has no coordinate where a kind spans the whole mesh.
+_OURS = re.compile(r".+/\d+/[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, eq=False)
+class KnownGroup:
+    """A process group of the job: ``kind`` is tp, ``label`` tp@dp0; ``members`` in the order of their positions."""
+
+    name: str
+    kind: str
+    label: str
+    members: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return self.label
+
+
+def known_groups(
+    recordings: Mapping[int, Recording], plan: Plan | None, world_size: int
+) -> dict[tuple[int, int], KnownGroup]:
+    """For each rank and each group of its recording, which group of the job that is."""
+    seen = _seen(recordings)
+    told = _told(recordings, seen)
+    made: dict[tuple[str, tuple[int, ...]], KnownGroup] = {}
+    result = {}
+    namer = _Namer(plan, world_size)
+    for rank, recording in recordings.items():
+        for index, group in enumerate(recording.groups):
+            members = group.members or told.get((group.name, rank)) or namer.guess(group, seen[group.name])
+            key = group.name, members
+            if key not in made:
+                made[key] = namer.known(group, members)
+            result[rank, index] = made[key]
+    return result
+
+
+def _seen(recordings: Mapping[int, Recording]) -> dict[str, set[int]]:
+    """The ranks that know a process group of each name."""
+    seen: dict[str, set[int]] = {}
+    for rank, recording in recordings.items():
+        for group in recording.groups:
+            seen.setdefault(group.name, set()).add(rank)
+    return seen
+
+
+def _told(recordings: Mapping[int, Recording], seen: Mapping[str, set[int]]) -> dict[tuple[str, int], tuple[int, ...]]:
+    """What one member says of the members holds for those that do not say it."""
+    listed = {(group.name, group.members) for r in recordings.values() for group in r.groups if group.members}
+    return {
+        (name, rank): members
+        for name, members in sorted(listed, key=str)
+        for rank in members or ()
+        if rank in seen[name]
+    }
+
+
+class _Namer:
+    """Names groups after a plan, and without one after what they say of themselves."""
+
+    def __init__(self, plan: Plan | None, world_size: int) -> None:
+        self._plan, self._world = plan, tuple(range(world_size))
+
+    def guess(self, group: GroupName, seen: Iterable[int]) -> tuple[int, ...]:
+        """Members that nobody lists: the world's, those of the only group of the plan that fits, or who uses it."""
+        if group.desc == _DEFAULT:
+            return self._world
+        ranks = tuple(sorted(seen))
+        fitting = {own.ranks for own in self._own(ranks[0]) if set(ranks) <= set(own.ranks)}
+        return fitting.pop() if len(fitting) == 1 else ranks
+
+    def _own(self, rank: int) -> list[LocalGroup]:
+        if self._plan is None or not 0 <= rank < self._plan.world_size or rank not in self._plan.mesh:
+            return []
+        return list(self._plan.of(rank).values())
+
+    def known(self, group: GroupName, members: tuple[int, ...]) -> KnownGroup:
+        """The group under its name in the plan, or its own."""
+        desc = group.desc.rpartition(":")[2] if "@" in group.desc else group.desc
+        kind = desc.partition("@")[0]
+        if group.desc == _DEFAULT:
+            return KnownGroup(group.name, "world", "world", members)
+        fitting = [own for own in self._own(members[0]) if sorted(own.ranks) == sorted(members)] if members else []
+        if fitting:
+            chosen = next((own for own in fitting if own.name == kind), fitting[0])
+            return KnownGroup(group.name, chosen.name, str(chosen), members)
+        if "@" in group.desc or _OURS.fullmatch(group.name):
+            return KnownGroup(group.name, kind, desc, members)
+        if kind in ("", "undefined"):
+            return KnownGroup(group.name, "group", f"group of {_listed(members)}", members)
+        return KnownGroup(group.name, kind, f"{kind} {_listed(members)}", members)
+
+
+def _listed(members: tuple[int, ...]) -> str:
+    more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
+    return f"{list(members[:_SHOWN])}{more}"

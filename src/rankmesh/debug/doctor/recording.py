@@ -1,0 +1,191 @@
+"""A recording: what the flight recorder kept of the calls of one rank, as columns.
+
+```
+calls       group  number  signature  pending  site  created     groups      tp/0/f116... tp@dp0 [0, 1]
+            0      41      0          no       3     17...       signatures  all_reduce float32[4]
+            0      42      0          yes      3     17...       sites       train.py:31 in step
+exchanges   group  sends  me  peer  signature  pending  site
+```
+
+Signatures, sites and groups are listed once and numbered. The number of a call counts the collectives of its group, so
+the calls of two ranks with one number are one call. A call that is sent from one member to another is an exchange: it
+has the positions of both in the group instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankmesh.debug.doctor.calls import Signature
+from rankmesh.debug.doctor.columns import columns_of
+from rankmesh.errors import RecordingError
+
+__all__ = ["GroupName", "InCall", "Recording", "recording_of"]
+
+
+# No world is as large: what says so is no recording.
+_RANKS = 2**20
+
+
+@dataclass(frozen=True)
+class GroupName:
+    """A process group as a rank knows it; ``members`` are None where the recording does not say."""
+
+    name: str
+    desc: str
+    members: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class InCall:
+    """The call that a rank's program was in when it spoke, as its Python frames told; ``running`` where in none."""
+
+    operation: str = ""
+    group: str = ""
+    peer: int | None = None
+    root: int | None = None
+    reduction: str = ""
+    site: str = ""
+    running: bool = False
+
+
+@dataclass(eq=False)
+class Recording:
+    """The calls of one rank, oldest first; ``dropped`` where the ring buffer no longer holds the oldest.
+
+    ``session`` is the watch that wrote it, "" for torch's own; ``inquiry`` counts the times that all ranks were asked.
+    """
+
+    rank: int
+    path: str = ""
+    world_size: int | None = None
+    run: str = ""
+    attempt: int = 0
+    host: str = ""
+    session: str = ""
+    inquiry: int = 0
+    written: int = 0
+    ended: bool = False
+    state: str = ""
+    dropped: bool = False
+    groups: list[GroupName] = field(default_factory=list)
+    signatures: list[Signature] = field(default_factory=list)
+    sites: list[str] = field(default_factory=list)
+    group: Any = None
+    number: Any = None
+    signature: Any = None
+    pending: Any = None
+    site: Any = None
+    created: Any = None
+    exchanges: Any = None
+    in_call: InCall | None = None
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def __bool__(self) -> bool:
+        return True  # one without calls is there all the same
+
+    @property
+    def spoke(self) -> bool:
+        """Whether there are calls; a rank that could not speak has only what others saw of it."""
+        return not self.state
+
+
+def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> Recording:
+    """The recording that a document holds; ``rank`` is what the name of its file says.
+
+    Raises ``RecordingError`` for what is no recording, or of a format that is not known.
+    """
+    entries = _entries(data, path)
+    own = data.get("rankmesh")
+    about: Mapping[str, Any] = own if isinstance(own, Mapping) else {}
+    number = about.get("rank", rank)
+    if not isinstance(number, int) or not 0 <= number < _RANKS:
+        raise RecordingError(f"received {path}, which does not say of which rank it is; let its name end with the rank")
+    result = Recording(
+        rank=number,
+        path=path,
+        world_size=_whole(about.get("world_size"), _RANKS),
+        run=str(about.get("run", ""))[:200],
+        attempt=_whole(about.get("attempt")) or 0,
+        host=str(about.get("host", ""))[:200],
+        session=str(about.get("session", ""))[:80],
+        inquiry=_whole(about.get("inquiry")) or 0,
+        written=_whole(about.get("time_ns")) or 0,
+        ended=about.get("ended") is True,
+        state=str(about.get("state", ""))[:80],
+        in_call=_in_call(about.get("in_call")),
+    )
+    try:
+        _fill(result, entries, data)
+    except (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError) as error:
+        raise RecordingError(f"received {path}, whose entries are not those of a recording ({error!r:.80})") from error
+    return result
+
+
+def _entries(data: Mapping[str, Any], path: str) -> list[Mapping[str, Any]]:
+    """The calls of a document of a format that is known."""
+    entries = data.get("entries")
+    version = str(data.get("version", ""))[:20]
+    parts = version.split(".")
+    if not all(part.isdecimal() for part in parts) or not isinstance(entries, list):
+        raise RecordingError(f"received {path}, which is no recording: it has no version, or no entries")
+    if int(parts[0]) != 2 or (len(parts) > 1 and int(parts[1]) < 1):
+        raise RecordingError(
+            f"received {path}, a recording of format {version}; formats from 2.1 to before 3 are known"
+        )
+    return entries
+
+
+def _whole(value: object, end: int = 2**63) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end else None
+
+
+def _in_call(data: object) -> InCall | None:
+    if not isinstance(data, Mapping):
+        return None
+    texts = {name: str(data.get(name, ""))[:400] for name in ("operation", "group", "reduction", "site")}
+    numbers = {name: _whole(data.get(name)) for name in ("peer", "root")}
+    return InCall(**texts, **numbers, running=data.get("running") is True)  # type: ignore[arg-type]
+
+
+def _fill(result: Recording, entries: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
+    stacks = data.get("stacks")
+    found = columns_of(entries, stacks if isinstance(stacks, list) else [])
+    for name, column in found.calls.items():
+        setattr(result, name, column)
+    result.exchanges = found.exchanges
+    result.signatures, result.sites = found.signatures, found.sites
+    first = entries[0].get("record_id", 0) if entries else 0
+    result.dropped = isinstance(first, int) and first > 0
+    result.groups = _named(found.groups, data)
+
+
+def _named(names: Sequence[tuple[str, str]], data: Mapping[str, Any]) -> list[GroupName]:
+    """The groups of the calls, with their members where the recording has them; then those without calls."""
+    config = data.get("pg_config")
+    members: dict[str, tuple[str, tuple[int, ...] | None]] = {}
+    for name, about in (config if isinstance(config, Mapping) else {}).items():
+        if isinstance(about, Mapping):
+            members[str(name)] = (str(about.get("desc", ""))[:400], _ranks(about.get("ranks")))
+    found = [GroupName(name, desc, members.get(name, ("", None))[1]) for name, desc in names]
+    seen = {group.name for group in found}
+    return found + [
+        GroupName(name, desc, ranks) for name, (desc, ranks) in members.items() if ranks and name not in seen
+    ]
+
+
+def _ranks(value: object) -> tuple[int, ...] | None:
+    """The members, which torch writes as a text: ``[0, 1]``."""
+    if isinstance(value, str):
+        listed: Sequence[Any] = re.findall(r"\d{1,9}", value[: 2**22])
+    else:
+        listed = value if isinstance(value, list | tuple) else ()
+    ranks = tuple(int(rank) for rank in listed)
+    if ranks and not 0 <= min(ranks) <= max(ranks) < _RANKS:
+        raise ValueError(f"a group with rank {max(ranks, key=abs)}, where a world has at most {_RANKS} ranks")
+    return ranks or None

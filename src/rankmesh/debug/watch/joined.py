@@ -1,0 +1,64 @@
+"""A world that is recorded from its beginning: ``rm.init(record=True)``, or ``RANKMESH_RECORD=DIR``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from rankmesh.debug.watch.recorder import prepare
+from rankmesh.debug.watch.watch import Watch, start
+from rankmesh.runtime import init as world
+from rankmesh.runtime.init import LiveRank
+
+__all__ = ["init", "watched"]
+
+
+def init(
+    backend: str | None = None,
+    *,
+    timeout: float | timedelta | None = None,
+    record: bool | str | os.PathLike[str] = False,
+) -> LiveRank:
+    """Join the world that this process's launcher started, or be a world of one; called by every rank.
+
+    Without ``backend`` it is NCCL where every rank has a GPU of its own, else gloo, on all ranks alike. ``timeout``
+    (seconds, or a timedelta) is how long ranks wait for each other here and in the world's collectives; without it
+    that is 300 s here, and torch's own default there. Where a world is initialised already, as in Ray's workers, it is
+    taken as it is, and stays when this closes. No environment variable is changed, but for those of the recorder.
+
+    ``record`` keeps the calls of this rank, with their lines of code, and watches over them until the world is left:
+    when one takes longer than half of its group's timeout, every responsive rank writes its recording, and the log
+    (``rankmesh.watch``) says what hangs. It is True, or the folder for the recordings; the environment's
+    ``RANKMESH_RECORD`` is such a folder too. Every rank records, or none.
+
+    Raises ``ConnectError`` for variables that contradict each other, a meeting place that does not resolve or answer,
+    ranks that ask for different backends, and a backend that some rank has no device for; ``AgreementError`` naming
+    the ranks that did not come.
+    """
+    if not _wanted(record):
+        return world.init(backend, timeout=timeout)
+    prepare()
+    live = world.init(backend, timeout=timeout)
+    live.before_leaving.append(start(None if isinstance(record, bool) else record).close)
+    return live
+
+
+@contextmanager
+def watched(live: LiveRank, heard: Callable[[str], None], place: Path | None = None) -> Iterator[LiveRank]:
+    """The same rank until it leaves its world; ``heard`` is given the verdict on what hangs, if anything does.
+
+    Recordings are left only where ``RANKMESH_RECORD`` says; ``place`` is a folder of this host for the time being.
+    """
+    with live:
+        if not live.launch.alone:
+            folder = os.environ.get("RANKMESH_RECORD")
+            watch = Watch(Path(folder).absolute() if folder else None, heard=heard, place=place)
+            live.before_leaving.append(watch.close)
+        yield live
+
+
+def _wanted(record: bool | str | os.PathLike[str]) -> bool:
+    return bool(record) or bool(os.environ.get("RANKMESH_RECORD"))

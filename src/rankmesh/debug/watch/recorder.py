@@ -1,0 +1,163 @@
+"""The recorder: torch's own, with frames, in bounded memory; and this rank's recording as a document.
+
+```
+prepare()            before the world is initialised: how many calls torch keeps
+Recorder.document()  what it has kept, with what it does not know: rank, host, members of the groups, stacks
+```
+
+A document is that of torch's flight recorder in JSON, but that stacks are listed once: ``frames`` is a number in them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from rankmesh.backend import torch_private
+from rankmesh.debug.doctor.formats import parsed
+from rankmesh.debug.watch import stacks
+from rankmesh.errors import first_line
+from rankmesh.launch.started import host_name
+
+__all__ = ["CALLS", "Recorder", "prepare"]
+
+# Calls that torch keeps for each rank, some three kilobytes each with their frames.
+CALLS = 2000
+_FRAMES = 16
+# Behind the name of a group whose calls on the CPU and on the GPU are counted apart.
+_OTHER = " on the CPU"
+_KEPT = (
+    *("record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "op_id", "profiling_name", "state"),
+    *("time_created_ns", "input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "retired", "timeout_ms"),
+    "is_p2p",
+)
+
+
+def prepare(calls: int = CALLS) -> None:
+    """Have torch keep this many calls with their frames; what the environment says already stays."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", str(calls)))
+
+
+class Recorder:
+    """What this rank records: made by its program while the world lives, and able to tell when that is gone."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.run = os.environ.get("TORCHELASTIC_RUN_ID", os.environ.get("SLURM_JOB_ID", ""))
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
+        self.host = host_name()
+        self._program = threading.get_ident()
+        self._groups: dict[str, tuple[str, tuple[int, ...]]] = {}
+
+    def look(self) -> None:
+        """Learn of the groups that were made since the last look."""
+        self._groups |= torch_private.registered(self._groups)
+
+    def in_call(self, mark: stacks.Mark | None) -> tuple[dict[str, Any], stacks.Mark]:
+        """The call that the program is in, and a mark of where it stands, after an earlier one."""
+        return stacks.in_call(self._program, mark)
+
+    def document(
+        self, reason: str, mark: stacks.Mark | None = None, *, ended: bool = False, frames: bool | None = None
+    ) -> dict[str, Any]:
+        """The recording as plain data; ``mark`` is where the program stood before (``stacks.in_call``).
+
+        ``frames`` are given when they can be had at once, unless they are asked for.
+        """
+        self.look()
+        wanted = torch_private.frames_are_ready() if frames is None else frames
+        kept = together([_kept(data) for data in torch_private.recorded(frames=wanted)])
+        table: dict[str, int] = {}
+        entries = [_entry(entry, table) for entry in kept.get("entries", [])]
+        groups = {name: {"name": name, "desc": desc, "ranks": list(r)} for name, (desc, r) in self._groups.items()}
+        about = self._about(reason) | (_end() if ended else self._now(mark))
+        return {
+            **kept,
+            "pg_config": _twice({**kept.get("pg_config", {}), **groups}, entries),
+            "rankmesh": about,
+            "stacks": [json.loads(text) for text in table],
+            "entries": entries,
+        }
+
+    def _about(self, reason: str) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "run": self.run,
+            "attempt": self.attempt,
+            "host": self.host,
+            "pid": os.getpid(),
+            "time_ns": time.time_ns(),
+            "reason": reason,
+        }
+
+    def _now(self, mark: stacks.Mark | None) -> dict[str, Any]:
+        return {"ended": False, "in_call": self.in_call(mark)[0], "threads": stacks.threads()}
+
+    def silent(self, rank: int, state: str, text: str) -> dict[str, Any]:
+        """What another rank of this host looks like, which does not speak: a recording without calls."""
+        about = {**self._about(""), "rank": rank, "pid": 0, "state": state, "threads": {"": text.splitlines()[:200]}}
+        return {"version": "2.10", "entries": [], "rankmesh": about}
+
+
+def _end() -> dict[str, Any]:
+    """That the program has ended, and with which error."""
+    failure = getattr(sys, "last_value", None)
+    return {"ended": True, "failure": "" if failure is None else f"{type(failure).__name__}: {first_line(failure)}"}
+
+
+def _kept(data: bytes) -> dict[str, Any]:
+    found = parsed(data)
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def together(kept: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several recorders of one rank have kept, gloo's and NCCL's, as that of one.
+
+    Each counts the calls of a group by itself: where both have calls of one group, the first one's are told apart.
+    """
+    recorders = [each for each in kept if each.get("entries")]
+    if len(recorders) < 2:
+        return dict(recorders[0] if recorders else kept[0])
+    first, second = recorders
+    both = {_group(entry) for entry in first["entries"]} & {_group(entry) for entry in second["entries"]}
+    entries = [*(_apart(entry, both) for entry in first["entries"]), *second["entries"]]
+    entries.sort(key=lambda entry: int(entry.get("time_created_ns") or 0))
+    lost = sum(int(each["entries"][0].get("record_id") or 0) for each in recorders)
+    return {
+        **first,
+        **second,
+        "pg_config": {**first.get("pg_config", {}), **second.get("pg_config", {})},
+        "entries": [{**entry, "record_id": lost + number} for number, entry in enumerate(entries)],
+    }
+
+
+def _group(entry: Mapping[str, Any]) -> str:
+    return str(entry["process_group"][0])
+
+
+def _apart(entry: Mapping[str, Any], both: Collection[str]) -> Mapping[str, Any]:
+    name, desc = entry["process_group"]
+    return {**entry, "process_group": (f"{name}{_OTHER}", desc)} if name in both else entry
+
+
+def _twice(config: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The groups by name, those whose calls are told apart under both of their names."""
+    apart = {name for entry in entries if (name := _group(entry)).endswith(_OTHER)}
+    return {**config, **{name: config.get(name.removesuffix(_OTHER), {}) for name in apart}}
+
+
+def _entry(entry: Mapping[str, Any], table: dict[str, int]) -> dict[str, Any]:
+    """One call with its stack in the table."""
+    kept = {name: entry[name] for name in _KEPT if name in entry}
+    if entry.get("frames"):
+        text = json.dumps(entry["frames"][:_FRAMES])
+        kept["frames"] = table.setdefault(text, len(table))
+    return kept

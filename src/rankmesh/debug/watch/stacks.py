@@ -1,0 +1,156 @@
+"""Stacks: where the threads of this process are, and in which call of ``torch.distributed`` with which peer.
+
+```
+train.py:31 in step
+  distributed_c10d.py in recv        ->   recv on pp@tp0 from rank 2, at train.py:31 in step
+```
+
+The flight recorder keeps neither roots nor, with gloo, what two members exchange. A waiting call has them in its frame.
+
+A program that waits in the same line again has a frame at the same place again: what tells one call from the next is
+how many were made (``Mark``).
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+
+import rankmesh
+from rankmesh.backend import torch_private
+
+__all__ = ["Mark", "in_call", "threads"]
+
+# Where a program stands: a frame, an instruction in it, and the calls made on the group that it waits for, or on all.
+Mark = tuple[int, int, int]
+
+_TORCH = f"{Path(dist.__file__).parent.parent}/"
+_OURS = f"{Path(rankmesh.__file__).parent}/"
+_CALLS = f"{Path(dist.__file__).parent}/distributed_c10d.py"
+_MEETINGS = {"connect": f"{_OURS}runtime/connect.py", "warm_up": f"{_OURS}runtime/warm.py"}
+_PLUMBING = ("/contextlib.py", "/threading.py", "/functools.py")
+# Names that torch gives its flight recorder for calls of other names.
+_RECORDED = {
+    "all_gather_single": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "all_to_all_single": "all_to_all",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+}
+_KNOWN = frozenset(
+    {"all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier"}
+    | {"send", "recv", "isend", "irecv", "monitored_barrier", "new_group", "init_process_group", "batch_isend_irecv"}
+    | set(_RECORDED)
+)
+_WAITS = ("wait(", "synchronize(", ".item(", "result(")
+_DEPTH = 64
+
+
+def threads() -> dict[str, list[str]]:
+    """The stack of each thread, innermost line first: ``train.py:31 in step``."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    here = threading.get_ident()
+    return {
+        f"{names.get(ident, 'thread')} ({ident})": _lines(frame)
+        for ident, frame in sys._current_frames().items()
+        if ident != here
+    }
+
+
+def _lines(frame: FrameType | None) -> list[str]:
+    lines: list[str] = []
+    while frame is not None and len(lines) < _DEPTH:
+        lines.append(_line(frame))
+        frame = frame.f_back
+    return lines
+
+
+def _line(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], Mark]:
+    """The call that the program is in, and a mark of where it stands; ``before`` is an earlier mark.
+
+    ``program`` is the thread that the program runs on, looked at first. A program whose mark has moved, or that
+    sleeps, is running: it waits in no call, whatever it has under way. Ranks are not looked at in the same moment, so
+    of those that work one would seem to wait for a call that another has made since.
+    """
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]  # this very frame: what it knows would live until cycles are looked for
+    first = frames.pop(program, None) or frames.pop(threading.main_thread().ident or 0, None)
+    for frame in [first, *frames.values()]:
+        found = _found(frame)
+        if found is not None:
+            call = _call(found)
+            # What waits for others asks by itself, wherever it stands by then, and may call on many groups.
+            meets = call["operation"] in _MEETINGS
+            made = torch_private.calls_made("" if meets else call.get("group", ""))
+            mark = (id(found), 0 if meets else found.f_lasti, made)
+            return {**call, "running": not meets and _moved(before, mark)}, mark
+    if first is None:
+        return {"running": True}, (0, 0, 0)
+    user, mark = _users(first), (id(first), first.f_lasti, torch_private.calls_made())
+    source = linecache.getline(user.f_code.co_filename, user.f_lineno)
+    moved = _moved(before, mark)
+    if any(word in source for word in _WAITS) and not moved:
+        return {"operation": "wait", "site": _line(user)}, mark
+    return {"site": _line(user), "running": "sleep(" in source or moved}, mark
+
+
+def _moved(before: Mark | None, mark: Mark) -> bool:
+    return before is not None and before != mark
+
+
+def _users(frame: FrameType) -> FrameType:
+    """The innermost frame that is neither torch's nor ours."""
+    found: FrameType | None = frame
+    while found is not None:
+        name = found.f_code.co_filename
+        if not name.startswith((_TORCH, _OURS, "<frozen")) and not name.endswith(_PLUMBING):
+            return found
+        found = found.f_back
+    return frame
+
+
+def _found(frame: FrameType | None) -> FrameType | None:
+    """The outermost function of torch.distributed that this thread is in, or ours that waits; None where in none."""
+    found = None
+    while frame is not None:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if (file == _CALLS and name in _KNOWN) or _MEETINGS.get(name) == file:
+            found = frame
+        frame = frame.f_back
+    return found
+
+
+def _call(frame: FrameType) -> dict[str, Any]:
+    name = frame.f_code.co_name
+    return {"operation": _RECORDED.get(name, name), "site": _line(_users(frame)), **_facts(dict(frame.f_locals))}
+
+
+def _facts(given: dict[str, Any]) -> dict[str, Any]:
+    """Group, peer, root and reduction of a call, from the names that torch's functions give them."""
+    if not dist.is_initialized():
+        return {}
+    group = getattr(given.get("group"), "pg", given.get("group"))
+    group = group if isinstance(group, dist.ProcessGroup) else dist.group.WORLD
+    if group is None:
+        return {}
+    facts: dict[str, Any] = {"group": str(group.group_name)}
+    one = next((given[name] for name in ("group_src", "group_dst") if isinstance(given.get(name), int)), None)
+    if one is not None:
+        facts["root"] = facts["peer"] = dist.get_global_rank(group, one)
+    else:
+        named = next((given[name] for name in ("src", "dst") if isinstance(given.get(name), int)), None)
+        if named is not None:
+            facts["root"] = facts["peer"] = named
+    if given.get("op") is not None:
+        facts["reduction"] = str(given["op"]).rpartition(".")[2]
+    return facts

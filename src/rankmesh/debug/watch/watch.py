@@ -1,0 +1,258 @@
+"""The watch: a thread that speaks for its rank when its program cannot.
+
+```
+every tick   a call under way for longer than the limit? another rank asks? SIGUSR1?
+then         all ranks speak, and one of them tells the verdict (``inquiries``)
+```
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from rankmesh.backend import torch_private
+from rankmesh.core.limits import time_limit
+from rankmesh.debug.watch.board import Board
+from rankmesh.debug.watch.inquiries import Inquiries, Pace
+from rankmesh.debug.watch.recorder import Recorder
+from rankmesh.debug.watch.siblings import Siblings
+from rankmesh.debug.watch.stacks import Mark
+from rankmesh.runtime.told import asked_of
+
+__all__ = ["Watch", "start"]
+
+_log = logging.getLogger("rankmesh.watch")
+# Seconds between two readings of the recorder while a group stands still; a full one takes a while.
+_READING = 10.0
+_MEET, _PATIENT = timedelta(seconds=60), timedelta(seconds=5)
+# Seconds that a rank waits at its beginning for the others' word, and at its end for a watch that has nothing to say.
+_MOMENT = 1.0
+# Seconds that an inquiry may take, beside the reading of its recordings.
+_INQUIRY = 30.0
+_sessions = count()
+
+
+class Watch:
+    """The watch of this rank: ``close`` it before the world is destroyed, or leave that to the end of the program.
+
+    ``folder`` is where recordings go, None for nowhere but the store; ``verdict`` is what was told when the ranks spoke
+    last, None where nothing was. ``heard`` is given the verdict, in place of the log; ``place`` is where the ranks of
+    this host find each other.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        limit: timedelta | None = None,
+        *,
+        heard: Callable[[str], None] | None = None,
+        place: Path | None = None,
+    ) -> None:
+        world = torch_private.default_group()
+        self.folder = folder
+        self.verdict: str | None = None
+        self._heard = heard
+        self._limit = None if limit is None else limit.total_seconds()
+        self._patience = self._limit or world.timeout.total_seconds() / 2
+        self._recorder = Recorder()
+        self._pace = Pace(self._patience, self._recorder.world_size)
+        self._store = None if world.store is None else world.store.clone()
+        if self._store is not None:
+            self._store.set_timeout(_PATIENT)
+        self._process = os.getpid()
+        self._number, self._place = next(_sessions), place
+        self._board: Board | None = None
+        self._stop, self._met = threading.Event(), threading.Event()
+        self._inquiries_over = 0
+        self._speaking = self._hung = False
+        self._mark: Mark | None = None
+        self._since = self._read_at = time.monotonic()
+        self._unfinished: dict[tuple[int, str], str] = {}
+        # Calls made until then have been told of.
+        self._told_until = 0.0
+        self._told = threading.Condition()
+        self._wanted: str | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True, name="rankmesh-watch")
+        self._thread.start()
+        # A rank that stops soon is known to the others of its host by then.
+        self._met.wait(_MOMENT)
+        atexit.register(self.close)
+        asked_of.append(self.ask)
+
+    # -- the session -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            session = self._meet()
+        except (RuntimeError, OSError) as error:
+            _log.warning("rankmesh: no watch on rank %s: %s", self._recorder.rank, error)
+            return
+        self._board = board = Board(session, self.folder, self._store)
+        siblings = Siblings(session, self._recorder.rank, self._place)
+        inquiries = Inquiries(board, self._recorder, siblings, self._pace)
+        self._met.set()
+        try:
+            while not self._stop.wait(self._pace.tick):
+                self._look(siblings, inquiries)
+            with suppress(RuntimeError):  # a store that is gone keeps nothing
+                self._leave_nothing(inquiries)
+        finally:
+            siblings.close()
+
+    @property
+    def _key(self) -> str:
+        """Where the ranks of this session meet in the store."""
+        return f"rankmesh/watch/{self._recorder.attempt}/{self._number}"
+
+    def _meet(self) -> str:
+        """A word that this session's ranks share: rank 0 makes it up."""
+        if self._store is None:
+            return f"{os.getppid()}-{self._number}"
+        if self._recorder.rank == 0:
+            self._store.set(self._key, os.urandom(8).hex())
+        self._store.wait([self._key], _MEET)
+        return str(self._store.get(self._key).decode())
+
+    def _leave_nothing(self, inquiries: Inquiries) -> None:
+        """Take away what this rank has left for others; the last of all ranks takes what belongs to none."""
+        store, left = self._store, f"{self._key}/left"
+        last = store is None or store.add(left, 1) == self._recorder.world_size
+        inquiries.clear(shared=last)
+        if store is not None and last:
+            store.delete_key(self._key)
+            store.delete_key(left)
+
+    def close(self) -> None:
+        """End the watch; the recording of a rank that has ended stays in the folder."""
+        if self._stop.is_set() or os.getpid() != self._process:
+            # A process that was forked off is no rank, whatever ends it.
+            return
+        self._stop.set()
+        asked_of.remove(self.ask)
+        self._thread.join(_MOMENT)
+        if self._speaking:
+            self._thread.join(2 * self._pace.grace + self._pace.reading)
+        atexit.unregister(self.close)
+        board, self._store, self._board = self._board, None, None
+        if self._hung or self._heard is not None or board is None:
+            # What hung is what counts, whatever became of it.
+            return
+        try:
+            board.leave(self._recorder.rank, self._inquiries_over, self._recorder.document("the end", ended=True))
+        except RuntimeError as error:
+            _log.debug("rankmesh: rank %s ended without a recording: %s", self._recorder.rank, error)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- when to speak -----------------------------------------------------------------------------------------
+
+    def _look(self, siblings: Siblings, inquiries: Inquiries) -> None:
+        self._recorder.look()
+        reason = self._wanted or ("SIGUSR1" if siblings.signalled() else "")
+        if not reason and inquiries.asked():
+            reason = "another rank asked"
+        overdue = "" if reason else self._overdue()
+        if not reason and not overdue:
+            return
+        self._wanted, self._speaking = None, True
+        mark = self._mark
+        # What the program is in by now is part of what is told.
+        self._follow()
+        began = time.monotonic()
+        self.verdict = None
+        inquiries.speak(reason or overdue, mark, self._hear, hangs=bool(overdue))
+        if inquiries.hung:
+            self._hung, self._told_until = True, began
+        self._speaking = False
+        with self._told:
+            # Who asked meanwhile has this inquiry's answer; another one would wait for ranks that have gone on.
+            self._inquiries_over, self._wanted = inquiries.number, None
+            self._told.notify_all()
+
+    def _hear(self, verdict: str, text: str) -> None:
+        self.verdict = verdict
+        if self._heard is not None:
+            self._heard(verdict)
+        elif text:
+            _log.warning("rankmesh: %s\nrankmesh: the recordings are in %s", text, self.folder)
+
+    def _follow(self) -> dict[str, Any]:
+        """The call that the program is in, and from now on since when."""
+        call, mark = self._recorder.in_call(self._mark)
+        if mark != self._mark:
+            self._mark, self._since = mark, time.monotonic()
+        return call
+
+    def _overdue(self) -> str:
+        """Why this rank speaks up by itself: a call that lasts too long, and that no rank has told of."""
+        call = self._follow()
+        if call.get("operation") and self._lasts(self._since, self._patience):
+            # NCCL does not count what two members exchange, but the recorder has it.
+            self._since = max(self._since, _clock(torch_private.last_call()))
+            if self._lasts(self._since, self._patience):
+                return f"{call['operation']} is under way for {time.monotonic() - self._since:.0f} s"
+        return self._overdue_by_record()
+
+    def _overdue_by_record(self) -> str:
+        """The same of calls that no thread of this program waits for; the recorder is read when there may be any."""
+        # Groups that stand still are seen at no cost, but for what two members exchange on NCCL.
+        pause = min(_READING, self._patience / 10) if self._stands_still() else self._patience / 3
+        if time.monotonic() - self._read_at < pause:
+            return ""
+        self._read_at = time.monotonic()
+        for entry in torch_private.under_way():
+            limit = self._limit or float(entry.get("timeout_ms") or 0) / 2000 or self._patience
+            made = _clock(int(entry["time_created_ns"]))
+            if self._lasts(made, limit) and not entry.get("retired"):
+                return f"{entry['profiling_name']} is under way for {time.monotonic() - made:.0f} s"
+        return ""
+
+    def _stands_still(self) -> bool:
+        """Whether a group has collectives under way of which none has come through since the last look."""
+        before, self._unfinished = self._unfinished, torch_private.unfinished()
+        return any(before.get(group) == last for group, last in self._unfinished.items())
+
+    def _lasts(self, since: float, limit: float) -> bool:
+        """Whether what is under way since then lasts too long, and began after all that was told."""
+        return since > self._told_until and time.monotonic() - since > limit
+
+    def ask(self, reason: str) -> str | None:
+        """Ask all ranks for their recordings now; the verdict, None where none was told in time."""
+        if not self._met.is_set():
+            return None
+        within = _INQUIRY + self._pace.reading
+        with self._told:
+            over, self._wanted = self._inquiries_over, reason
+            if not self._told.wait_for(lambda: self._inquiries_over > over or not self._thread.is_alive(), within):
+                return None
+        return self.verdict
+
+
+def _clock(epoch: int) -> float:
+    """A time in nanoseconds since the epoch on the clock of the watch."""
+    return time.monotonic() - (time.time() - epoch / 1e9)
+
+
+def start(folder: str | os.PathLike[str] | None = None, *, limit: float | timedelta | None = None) -> Watch:
+    """Watch over this rank, in a world that is initialised; called by every rank, in the same order of watches.
+
+    ``folder`` takes the recordings (else the environment's ``RANKMESH_RECORD``, else ``recordings``); ``limit`` is how
+    long a call may take, in seconds, before every rank that can still speak writes its recording: by default half of
+    its group's timeout.
+    """
+    place = Path(folder or os.environ.get("RANKMESH_RECORD") or "recordings")
+    return Watch(place.absolute(), None if limit is None else time_limit(limit))

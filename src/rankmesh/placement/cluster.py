@@ -1,0 +1,385 @@
+"""Clusters: the machine as nested levels, the hosts in natural order, and which rank stands where.
+
+```
+Cluster.parse("host=2,leaf=2,spine=2")       8 devices
+
+spine  │        spine0                 level of two ranks: the innermost that both are in
+leaf   │  leaf0    │  leaf1            0 1   host      (both on node0)
+host   │ node0 node1 node2 node3       0 3   leaf
+rank   │ 0 1 │ 2 3 │ 4 5 │ 6 7         0 4   spine
+```
+
+Hosts are in natural order (node2 before node10). Ranks fill them as they are listed: a launcher that takes node10 first
+has its first ranks there, and ``rank_map`` says so.
+
+>>> cluster = Cluster.parse("host=8,nvlink=9,leaf=4")
+>>> cluster.size, len(cluster.hosts), [level.name for level in cluster.levels]
+(288, 36, ['host', 'nvlink', 'leaf'])
+>>> cluster.host_of(8).name, cluster.level_of(np.array([0, 0, 0]), np.array([7, 8, 72])).tolist()
+('node1', [0, 1, 2])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import isfinite, prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankmesh.core.axes import fill, integer, parse_axes
+from rankmesh.core.strided import IntArray
+from rankmesh.errors import ClusterError, LayoutError
+from rankmesh.placement.names import host_list, natural
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Cluster", "Host", "Level"]
+
+SCHEMA = 1
+
+# Seconds and bytes/s of one device, before anything is measured: NVLink 4 of an H100 inside hosts and domains, a port
+# of 400 Gb/s for each device outside. Latencies are of the size of NCCL's own model, and grow outward, so that an inner
+# level is taken first where nothing else speaks for it.
+_INSIDE, _OUTSIDE, _OUTWARD = (3.4e-6, 450e9), (14e-6, 50e9), (0.6e-6, 4e-6)
+# The levels that join what a description leaves apart.
+_JOINING = ("network", "cluster", "everything")
+
+
+@dataclass(frozen=True)
+class Level:
+    """One ring of the cluster, and what it costs to send to a device that shares this level and none inside it.
+
+    ``latency``    seconds of one message
+    ``bandwidth``  bytes/s that one device sends, with nobody in its way
+    ``uplink``     bytes/s by which one unit of the level below is joined to this one, shared by all of its devices: the
+                   port of a host at ``leaf``, the trunk of a rack at ``spine``. None: nothing is shared
+    """
+
+    name: str
+    latency: float
+    bandwidth: float
+    uplink: float | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_word(self.name) or not self.name.isidentifier() or self.name in ("name", "devices"):
+            raise ClusterError(
+                f"received {self.name!r} as name of a level; it is letters, digits and underscores, such as leaf; "
+                "rename the level",
+                received=self.name,
+            )
+        _number(self.latency, f"latency of level {self.name!r}, in seconds", zero=True)
+        _number(self.bandwidth, f"bandwidth of level {self.name!r}, in bytes/s")
+        if self.uplink is not None:
+            _number(self.uplink, f"uplink of level {self.name!r}, in bytes/s")
+
+    @classmethod
+    def unmeasured(cls, name: str, number: int) -> Level:
+        """Level ``number``, not measured: NVLink inside hosts and domains, else a port for each device."""
+        inside = number == 0 or name == "nvlink"
+        latency, bandwidth = _INSIDE if inside else _OUTSIDE
+        return cls(name, latency + (_OUTWARD[0] * number if inside else _OUTWARD[1] * (number - 1)), bandwidth)
+
+    @classmethod
+    def all_unmeasured(cls, names: Iterable[str]) -> tuple[Level, ...]:
+        """Levels of these names, innermost first."""
+        return tuple(cls.unmeasured(name, number) for number, name in enumerate(names))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; an uplink only where there is one."""
+        data = {"name": self.name, "latency": self.latency, "bandwidth": self.bandwidth}
+        return data if self.uplink is None else data | {"uplink": self.uplink}
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host: its name, how many devices it has, and its unit at each level around it, innermost first."""
+
+    name: str
+    devices: int
+    places: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices in hosts, hosts in the units of levels; frozen, hashable, equal when equivalent.
+
+    ``levels``    innermost first; the first is the host itself. Units that nothing joins get a level around them
+    ``hosts``     given in the order in which ranks fill them, kept in natural order
+    ``rank_map``  the rank at each device in natural order, None when they ascend
+    ``notes``     what a person should know of how this was found; no part of the value
+
+    Raises ``ClusterError`` for hosts with one name, and for units that lie in two others.
+    """
+
+    levels: tuple[Level, ...]
+    hosts: tuple[Host, ...]
+    rank_map: tuple[int, ...] | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        levels, hosts = tuple(self.levels), tuple(self.hosts)
+        _check_hosts(levels, hosts)
+        _check_nesting(levels, hosts)
+        levels, hosts = _joined(levels, hosts)
+        ranks = self._given(hosts)
+        order = sorted(range(len(hosts)), key=lambda number: natural(hosts[number].name))
+        parts = np.split(ranks, np.cumsum([host.devices for host in hosts])[:-1])
+        listed = np.concatenate([parts[number] for number in order])
+        rank_map = None if np.array_equal(listed, np.arange(listed.size)) else tuple(listed.tolist())
+        object.__setattr__(self, "levels", levels)
+        object.__setattr__(self, "hosts", tuple(hosts[number] for number in order))
+        object.__setattr__(self, "rank_map", rank_map)
+
+    def _given(self, hosts: tuple[Host, ...]) -> IntArray:
+        """The rank of each device, in the order in which the hosts were given."""
+        size = sum(host.devices for host in hosts)
+        if self.rank_map is None:
+            return np.arange(size, dtype=np.int64)
+        ranks = np.asarray(tuple(self.rank_map))
+        if ranks.dtype.kind not in "iu" or not np.array_equal(np.sort(ranks), np.arange(size)):
+            raise ClusterError(
+                f"received a rank_map of {ranks.size} entries for {size} devices; it lists each rank from 0 to "
+                f"{size - 1} once, host by host; leave it out where ranks fill the hosts in order",
+                size=size,
+            )
+        return ranks.astype(np.int64)
+
+    # -- from -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def parse(cls, text: str, *, world_size: int | None = None, hosts: str | Iterable[str] | None = None) -> Cluster:
+        """The cluster of an axis string of the machine: innermost first, each size in units of the level before.
+
+        With ``world_size``, one size may be ``*``: what is left. ``hosts`` names them, in the order of the launcher; in
+        natural order they fill the levels. Without, they are node0, node1 and so on.
+
+        >>> [host.name for host in Cluster.parse("host=2,leaf=*", world_size=6).hosts]
+        ['node0', 'node1', 'node2']
+        >>> Cluster.parse("host=2,leaf=2", hosts=["node10", "node9"]).rank_map
+        (2, 3, 0, 1)
+        """
+        sizes = fill(parse_axes(text), world_size, "world_size")
+        first, *outer = sizes
+        count = prod(sizes[name] for name in outer)
+        listed = tuple(f"node{number}" for number in range(count)) if hosts is None else host_list(hosts)
+        if len(listed) != count:
+            raise ClusterError(
+                f"received {len(listed)} hosts for {text!r}, which has {count}; they must be as many; "
+                "change the list or a size",
+                hosts=len(listed),
+                expected=count,
+            )
+        if len(set(listed)) < count:
+            twice = next(name for name in listed if listed.count(name) > 1)
+            raise ClusterError(
+                f"received host {twice!r} twice; each host has a name of its own; name it once", host=twice
+            )
+        step = 1
+        places: dict[str, tuple[str, ...]] = dict.fromkeys(listed, ())
+        for level in outer:
+            step *= sizes[level]
+            for number, name in enumerate(sorted(listed, key=natural)):
+                places[name] = (*places[name], f"{level}{number // step}")
+        return cls(Level.all_unmeasured(sizes), tuple(Host(name, sizes[first], places[name]) for name in listed))
+
+    @classmethod
+    def of_nodes(cls, gpus_per_node: int, world_size: int) -> Cluster:
+        """Hosts of ``gpus_per_node`` devices in one network, the last one smaller where they do not divide the world.
+
+        >>> [host.devices for host in Cluster.of_nodes(8, 20).hosts]
+        [8, 8, 4]
+        """
+        width = integer(gpus_per_node, "gpus_per_node", least=1)
+        world = integer(world_size, "world_size", least=1)
+        starts = range(0, world, width)
+        hosts = tuple(Host(f"node{number}", min(width, world - start)) for number, start in enumerate(starts))
+        return cls(Level.all_unmeasured(["host"]), hosts)
+
+    @classmethod
+    def read(
+        cls,
+        path: str | Path,
+        *,
+        hosts: str | Iterable[str] | None = None,
+        gpus_per_node: int | None = None,
+    ) -> Cluster:
+        """The cluster of a file: ``rankmesh cluster --json``, Slurm, Kubernetes, AWS, or ``{host: switch}``.
+
+        ``hosts`` are those of the job, in the order of its launcher, as names or as a list (``node[1-4,7]``); without,
+        all hosts of the file. ``gpus_per_node`` is for files that do not say how many devices a host has.
+        See `rankmesh.placement.read`.
+        """
+        from rankmesh.placement.read import read
+
+        return read(Path(path), hosts=hosts, gpus_per_node=gpus_per_node)
+
+    # -- what it is -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def size(self) -> int:
+        """How many devices there are, and so ranks."""
+        return sum(host.devices for host in self.hosts)
+
+    def level(self, name: str) -> int:
+        """The number of a level by its name, 0 for the host; ``ClusterError`` where there is none."""
+        names = [level.name for level in self.levels]
+        if name not in names:
+            raise ClusterError(
+                f"received level {name!r}; this cluster has the levels {', '.join(names)}; name one of them",
+                received=name,
+                known=tuple(names),
+            )
+        return names.index(name)
+
+    @cached_property
+    def units(self) -> IntArray:
+        """The unit of each rank at each level, int64 of shape ``(levels, size)``; units are numbered in host order."""
+        devices = np.array([host.devices for host in self.hosts])
+        rows = [np.arange(len(self.hosts), dtype=np.int64)]
+        for number in range(len(self.levels) - 1):
+            names: dict[str, int] = {}
+            rows.append(np.array([names.setdefault(host.places[number], len(names)) for host in self.hosts]))
+        by_device = np.repeat(np.stack(rows), devices, axis=1)
+        by_rank = np.empty_like(by_device)
+        by_rank[:, self.ranks] = by_device
+        by_rank.setflags(write=False)
+        return by_rank
+
+    @cached_property
+    def ranks(self) -> IntArray:
+        """The rank at each device, hosts in natural order; int64 of shape ``(size,)``."""
+        return np.arange(self.size) if self.rank_map is None else np.array(self.rank_map, dtype=np.int64)
+
+    def hosts_of(self, ranks: npt.ArrayLike) -> IntArray:
+        """The number of the host of each rank, same shape."""
+        numbers: IntArray = self.units[0][self._checked(ranks)]
+        return numbers
+
+    def host_of(self, rank: int) -> Host:
+        """The host of one rank."""
+        return self.hosts[int(self.hosts_of(integer(rank, "rank", least=0)))]
+
+    def level_of(self, left: npt.ArrayLike, right: npt.ArrayLike) -> IntArray:
+        """The number of the innermost level that two ranks share, for arrays of ranks that broadcast."""
+        one, two = self._checked(left), self._checked(right)
+        apart = np.zeros(np.broadcast_shapes(one.shape, two.shape), dtype=np.int64)
+        for units in self.units[:-1]:
+            apart += units[one] != units[two]
+        return apart
+
+    def _checked(self, ranks: npt.ArrayLike) -> IntArray:
+        numbers = np.asarray(ranks, dtype=np.int64)
+        if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.size:
+            raise ClusterError(
+                f"received rank {int(numbers.max())} of a cluster of {self.size} devices; ranks go from 0 to "
+                f"{self.size - 1}; give a cluster with a device for each rank",
+                rank=int(numbers.max()),
+                size=self.size,
+            )
+        return numbers
+
+    def with_levels(self, levels: Iterable[Level]) -> Cluster:
+        """The same hosts with levels of the same names that cost something else, as measured."""
+        return replace(self, levels=tuple(levels))
+
+    # -- value semantics ------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of ``rankmesh cluster --json``."""
+        names = [level.name for level in self.levels[1:]]
+        data: dict[str, Any] = {
+            "schema": SCHEMA,
+            "levels": [level.to_dict() for level in self.levels],
+            "hosts": [
+                {"name": host.name, "devices": host.devices, **dict(zip(names, host.places, strict=True))}
+                for host in self.hosts
+            ],
+        }
+        return data if self.rank_map is None else data | {"rank_map": list(self.rank_map)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
+        """The cluster of ``to_dict``; by hand, a host may be a list (``node[1-4]``), a number absent."""
+        from rankmesh.placement.document import cluster_of
+
+        return cluster_of(data)
+
+    def __str__(self) -> str:
+        """Sizes in words: ``288 devices, 36 hosts of 8, levels host nvlink leaf``."""
+        sizes = sorted({host.devices for host in self.hosts})
+        each = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        count = f"{len(self.hosts):,} host{'' if len(self.hosts) == 1 else 's'} of {each}"
+        return f"{self.size:,} devices, {count}, levels {' '.join(level.name for level in self.levels)}"
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _number(value: object, what: str, *, zero: bool = False) -> None:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
+    if not isfinite(number) or number < 0 or (number == 0 and not zero):
+        raise ClusterError(
+            f"received {value!r} as {what}; it is a number {'of at least' if zero else 'above'} 0; mend it",
+            received=value,
+        )
+
+
+def _check_hosts(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
+    if not levels or not hosts:
+        raise ClusterError("received a cluster without hosts; it has at least one level and one host")
+    names = [level.name for level in levels]
+    if len(set(names)) < len(names):
+        raise ClusterError(f"received the levels {', '.join(names)}; each level has a name of its own; rename one")
+    seen: set[str] = set()
+    for host in hosts:
+        if not _is_word(host.name):
+            raise ClusterError(f"received {host.name!r} as name of a host; it is a word, such as node1")
+        if host.name in seen:
+            raise ClusterError(
+                f"received host {host.name!r} twice; each host has a name of its own; name it once, or rename one",
+                host=host.name,
+            )
+        seen.add(host.name)
+        try:
+            integer(host.devices, f"devices of host {host.name!r}", least=1)
+        except LayoutError as error:
+            raise ClusterError(str(error), host=host.name, received=host.devices) from error
+        if len(host.places) != len(levels) - 1 or not all(map(_is_word, host.places)):
+            raise ClusterError(
+                f"received host {host.name!r} in {list(host.places)}; it is in one unit of each of the levels "
+                f"{', '.join(names[1:]) or '(none)'}; name them",
+                host=host.name,
+            )
+
+
+def _check_nesting(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
+    """A unit lies in one unit of the level around it."""
+    for number in range(len(levels) - 2):
+        around: dict[str, Host] = {}
+        for host in hosts:
+            other = around.setdefault(host.places[number], host)
+            if other.places[number + 1] != host.places[number + 1]:
+                inner, outer = levels[number + 1].name, levels[number + 2].name
+                raise ClusterError(
+                    f"received {inner} {host.places[number]!r} in {outer} {other.places[number + 1]!r} (host "
+                    f"{other.name}) and in {outer} {host.places[number + 1]!r} (host {host.name}); a unit lies in one "
+                    "other; mend one of the two",
+                    host=host.name,
+                    unit=host.places[number],
+                )
+
+
+def _joined(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> tuple[tuple[Level, ...], tuple[Host, ...]]:
+    """The same with one unit at the outermost level: whatever is left apart is joined by a network."""
+    tops = {host.places[-1] if host.places else host.name for host in hosts}
+    if len(tops) == 1:
+        return levels, hosts
+    name = next(name for name in _JOINING if name not in {level.name for level in levels})
+    joined = tuple(replace(host, places=(*host.places, name)) for host in hosts)
+    return (*levels, Level.unmeasured(name, len(levels))), joined

@@ -1,0 +1,79 @@
+"""Crossings: how the groups of one kind lie on a cluster. The one definition of a hop.
+
+    a group is a ring: member to next member, last to first; a hop that leaves a host is counted
+
+```
+hosts of 4             ranks  0 1 2 3 | 4 5 6 7
+tp = 2                 [0 1] [2 3]    | [4 5] [6 7]     inside
+dp = 4 of stride 2     [0 2 . . 4 6]  crosses           two hosts, two hops between them in its ring
+```
+
+>>> from rankmesh.core import Mesh
+>>> mesh, cluster = Mesh(tp=2, dp=4), Cluster.of_nodes(4, 8)
+>>> crossings(mesh.groups("tp"), cluster)
+Crossings(groups=4, crossing=0, nodes=1, hops=0)
+>>> crossings(mesh.groups("dp"), cluster), widest(mesh.groups("dp"), cluster).name
+(Crossings(groups=2, crossing=2, nodes=2, hops=2), 'network')
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankmesh.core.groups import Groups
+from rankmesh.core.strided import IntArray
+from rankmesh.placement.cluster import Cluster, Level
+
+__all__ = ["Crossings", "crossings", "hops", "reach", "widest"]
+
+
+@dataclass(frozen=True)
+class Crossings:
+    """How one kind of group lies on the hosts.
+
+    ``groups``    how many groups of the kind there are
+    ``crossing``  how many of them have members on more than one host
+    ``nodes``     the most hosts that one group touches
+    ``hops``      the most hops between hosts in one group's ring (member to next member, last to first)
+    """
+
+    groups: int
+    crossing: int
+    nodes: int
+    hops: int
+
+
+def hops(ranks: IntArray) -> tuple[IntArray, IntArray]:
+    """Where each hop of a ring starts and ends; groups along the last axis, same shape."""
+    return ranks, np.roll(ranks, -1, axis=-1)
+
+
+def reach(ranks: IntArray, cluster: Cluster) -> IntArray:
+    """The number of the innermost level that holds each group; groups along the last axis."""
+    cluster.hosts_of(ranks)
+    units = cluster.units[:, ranks]
+    apart: IntArray = (units != units[..., :1]).any(axis=-1).sum(axis=0)
+    return apart
+
+
+def widest(groups: Groups, cluster: Cluster) -> Level:
+    """The innermost level that holds every group of a kind."""
+    return cluster.levels[int(reach(groups.array, cluster).max())]
+
+
+def crossings(groups: Groups, cluster: Cluster | int) -> Crossings:
+    """Count the crossings of one kind on a cluster, or on hosts of so many consecutive ranks."""
+    if not isinstance(cluster, Cluster):
+        cluster = Cluster.of_nodes(cluster, groups.span.stop)
+    hosts = cluster.hosts_of(groups.array)
+    between = hops(hosts)
+    ordered = np.sort(hosts, axis=1)
+    touched = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
+    return Crossings(
+        groups=len(groups),
+        crossing=int((touched > 1).sum()),
+        nodes=int(touched.max()),
+        hops=int((between[0] != between[1]).sum(axis=1).max()),
+    )

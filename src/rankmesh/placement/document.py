@@ -1,0 +1,107 @@
+"""A cluster as a document: what ``rankmesh cluster --json`` prints, and what people write by hand.
+
+```yaml
+levels:                                     # innermost first; latency in s, bandwidth and uplink in bytes/s
+  - {name: host}                            # what is not said is what nobody measured yet
+  - {name: leaf, latency: 5.0e-6, bandwidth: 25.0e+9, uplink: 100.0e+9}
+  - {name: spine, uplink: 400.0e+9}
+hosts:
+  - {name: "node[1-4]", devices: 8, leaf: a, spine: top}
+  - {name: "node[5-8]", devices: 4, leaf: b, spine: top}
+```
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rankmesh.core.extras import extra
+from rankmesh.errors import ClusterError
+from rankmesh.placement.cluster import SCHEMA, Cluster, Host, Level
+from rankmesh.placement.names import host_list
+
+__all__ = ["cluster_of", "loaded"]
+
+_FORM = "a cluster has levels, each with a name, and hosts, each with a name and devices"
+
+
+def loaded(text: str) -> Any:
+    """The data of a JSON or YAML text; ``ValueError`` says in one line why it is neither. YAML needs an extra.
+
+    >>> loaded("levels: [{name: host}]") == loaded('{"levels": [{"name": "host"}]}')
+    True
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    with extra("configs"):
+        import yaml
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+def cluster_of(data: Mapping[str, Any]) -> Cluster:
+    """The cluster of a document; ``ClusterError`` says what is wrong with it."""
+    schema = data.get("schema", SCHEMA)
+    if schema != SCHEMA:
+        raise ClusterError(
+            f"received a cluster of schema {schema!r}; this version of rankmesh reads {SCHEMA}; upgrade rankmesh",
+            schema=schema,
+        )
+    _known(data, {"schema", "levels", "hosts", "rank_map"}, "a cluster")
+    levels = tuple(_level(row, number) for number, row in enumerate(_rows(data, "levels")))
+    names = [level.name for level in levels]
+    hosts = tuple(host for row in _rows(data, "hosts") for host in _hosts(row, names))
+    rank_map = data.get("rank_map")
+    if rank_map is not None and not isinstance(rank_map, list | tuple):
+        raise ClusterError(f"received rank_map {rank_map!r}; it is a list of ranks; mend it, or leave it out")
+    # A level that was added to join the others is written down, so the hosts of a document are joined as they are.
+    return Cluster(levels, hosts, None if rank_map is None else tuple(rank_map))
+
+
+def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    rows = data.get(key)
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise ClusterError(f"received {str(rows)[:80]!r} as {key}; {_FORM}; write a list of them", key=key)
+    return rows
+
+
+def _level(row: Mapping[str, Any], number: int) -> Level:
+    _known(row, {"name", "latency", "bandwidth", "uplink"}, f"level {row.get('name')!r}")
+    level = Level.unmeasured(row.get("name", ""), number)
+    return replace(level, **{key: row[key] for key in ("latency", "bandwidth", "uplink") if row.get(key) is not None})
+
+
+def _hosts(row: Mapping[str, Any], levels: list[str]) -> Iterator[Host]:
+    name = row.get("name")
+    _known(row, {"name", "devices", *levels[1:]}, f"host {name!r}")
+    places = tuple(_place(row, level, name) for level in levels[1:])
+    if "devices" not in row:
+        raise ClusterError(f"received host {name!r} without devices; {_FORM}; say how many it has", host=name)
+    for listed in host_list(name if isinstance(name, str) else ""):
+        yield Host(listed, row["devices"], places)
+
+
+def _place(row: Mapping[str, Any], level: str, name: object) -> str:
+    place = row.get(level)
+    if not isinstance(place, str | int) or isinstance(place, bool) or place == "":
+        raise ClusterError(
+            f"received host {name!r} without its {level}; each host says the unit that it is in; add {level}: a name",
+            host=name,
+            level=level,
+        )
+    return str(place)
+
+
+def _known(row: Mapping[str, Any], known: set[str], what: str) -> None:
+    for key in row:
+        if key not in known:
+            raise ClusterError(
+                f"received {key!r} for {what}; known here are {', '.join(sorted(known))}; remove or rename it", key=key
+            )

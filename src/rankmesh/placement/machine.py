@@ -1,0 +1,83 @@
+"""What a file says of a machine, before the job's hosts are chosen from it: names, units, lines.
+
+```
+file ── reader ── Machine ── the job's hosts, devices ── Cluster
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from rankmesh.errors import ClusterError
+from rankmesh.placement.cluster import Cluster, Host, Level
+from rankmesh.placement.names import host_list, natural
+
+__all__ = ["NETWORK", "Machine", "Site", "outward"]
+
+# The levels of switches, from the hosts outward; deeper networks go on with numbers.
+NETWORK = ("leaf", "spine", "core", "switch4", "switch5", "switch6", "switch7", "switch8")
+# How many devices a host has where nothing says it: the usual server for training.
+_DEVICES = 8
+
+
+@dataclass(frozen=True)
+class Site:
+    """One host as a file has it: its units, innermost first, its devices if it says so, and the line."""
+
+    places: tuple[str, ...]
+    devices: int | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """All hosts of a file by name, and the names of the levels around them."""
+
+    levels: tuple[str, ...]
+    sites: Mapping[str, Site] = field(default_factory=dict)
+
+    def cluster(self, hosts: str | Iterable[str] | None, gpus_per_node: int | None) -> Cluster:
+        """The cluster of the job's hosts in the launcher's order; without a list, of all hosts in natural order."""
+        listed = sorted(self.sites, key=natural) if hosts is None else list(host_list(hosts))
+        chosen = [(name, self._site(name)) for name in listed]
+        notes = []
+        silent = [name for name, site in chosen if site.devices is None]
+        if silent and gpus_per_node is None:
+            notes.append(f"{len(silent)} hosts do not say how many devices they have; {_DEVICES} are taken")
+        usual = _DEVICES if gpus_per_node is None else gpus_per_node
+        made = [Host(name, usual if site.devices is None else site.devices, site.places) for name, site in chosen]
+        levels = Level.all_unmeasured(("host", *self.levels))
+        try:
+            return Cluster(levels, tuple(made), notes=tuple(notes))
+        except ClusterError as error:
+            line = self.sites[str(error.values["host"])].line if error.values.get("host") in self.sites else None
+            raise ClusterError(error.message, **{**error.values, "line": line}) from error
+
+    def _site(self, name: str) -> Site:
+        if name not in self.sites:
+            near = get_close_matches(name, self.sites, n=1)
+            raise ClusterError(
+                f"received host {name!r}, which is none of the {len(self.sites)} hosts of the file"
+                f"{f'; did you mean {near[0]!r}?' if near else ''}; list hosts by the names that the file has",
+                host=name,
+            )
+        return self.sites[name]
+
+
+def outward(chains: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """The names of the levels for hosts under this many switches, innermost first; all must be as deep."""
+    depths = {len(chain) for chain in chains.values()}
+    if len(depths) > 1:
+        shallow = min(chains, key=lambda name: len(chains[name]))
+        raise ClusterError(
+            f"received hosts under {min(depths)} and under {max(depths)} switches ({shallow} has {min(depths)}); "
+            "every host is as deep; name the missing switches",
+            host=shallow,
+        )
+    depth = depths.pop() if depths else 0
+    if depth > len(NETWORK):
+        raise ClusterError(f"received hosts under {depth} switches; at most {len(NETWORK)} are read", depth=depth)
+    return NETWORK[:depth]

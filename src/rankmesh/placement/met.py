@@ -1,0 +1,116 @@
+"""A cluster from what its ranks say of themselves.
+
+```
+rank 0   host node10  boot 5e..  slot 0         hosts     node2 (ranks 2, 3), node10 (ranks 0, 1): natural order
+rank 1   host node10  boot 5e..  slot 1         rank_map  2 3 0 1
+rank 2   host node2   boot a1..  slot 0         levels    host, and nvlink where NVML knows a fabric,
+rank 3   host node2   boot a1..  slot 1                   and switches where Slurm says them (SLURM_TOPOLOGY_ADDR)
+```
+
+A host is a name, a boot and a set of shared memory: two hosts with one name are two, and so are two containers of one
+machine; what was found of either is in the notes.
+
+>>> said = [Witness(0, "node10", "5e", 0), Witness(1, "node10", "5e", 1), Witness(2, "node2", "a1", 0)]
+>>> cluster = met(said)
+>>> [(host.name, host.devices) for host in cluster.hosts], cluster.rank_map
+([('node2', 1), ('node10', 2)], (2, 0, 1))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rankmesh.placement.cluster import Cluster, Host, Level
+from rankmesh.placement.machine import NETWORK
+
+__all__ = ["Witness", "met"]
+
+_Identity = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What one rank says: its host's name and boot, its slot there, and what it knows of the network.
+
+    ``memory``   tells containers of one machine apart: its shared-memory namespace
+    ``fabric``   the NVLink domain of its device, as NVML names it; ``switches``: outermost first, without the host
+    """
+
+    rank: int
+    host: str
+    boot: str
+    slot: int
+    memory: str = ""
+    fabric: str = ""
+    switches: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> _Identity:
+        """What tells its host from others."""
+        return self.host, self.boot, self.memory
+
+
+def met(said: Sequence[Witness]) -> Cluster:
+    """The cluster of all ranks of a world, whoever says it first."""
+    ordered = sorted(said, key=lambda each: each.rank)
+    hosts: dict[_Identity, list[Witness]] = {}
+    for each in ordered:
+        hosts.setdefault(each.identity, []).append(each)
+    names = _names(list(hosts))
+    levels, chains, left_out = _levels(hosts)
+    rank_map = [
+        each.rank for members in hosts.values() for each in sorted(members, key=lambda one: (one.slot, one.rank))
+    ]
+    return Cluster(
+        Level.all_unmeasured(("host", *levels)),
+        tuple(Host(names[identity], len(members), chains[identity]) for identity, members in hosts.items()),
+        tuple(rank_map),
+        notes=(*_notes(names), *left_out),
+    )
+
+
+def _names(identities: Sequence[_Identity]) -> Mapping[_Identity, str]:
+    """The name of each host; the second and further ones of one name get a number."""
+    count: dict[str, int] = {}
+    names = {}
+    for identity in identities:
+        count[identity[0]] = count.get(identity[0], 0) + 1
+        names[identity] = identity[0] if count[identity[0]] == 1 else f"{identity[0]}#{count[identity[0]]}"
+    return names
+
+
+def _notes(names: Mapping[_Identity, str]) -> Iterator[str]:
+    by_name: dict[str, list[_Identity]] = {}
+    by_boot: dict[str, list[_Identity]] = {}
+    for identity in names:
+        by_name.setdefault(identity[0], []).append(identity)
+        if identity[1]:
+            by_boot.setdefault(identity[1], []).append(identity)
+    for name, same in by_name.items():
+        if len({boot for _, boot, _ in same}) > 1:
+            yield f"{len(same)} hosts call themselves {name}: {', '.join(names[each] for each in same)} by their boot"
+    for same in by_boot.values():
+        if len(same) > 1:
+            listed = ", ".join(names[each] for each in same)
+            yield f"{listed} are containers of one machine (one boot): they are hosts of their own here"
+
+
+def _levels(
+    hosts: Mapping[_Identity, Sequence[Witness]],
+) -> tuple[tuple[str, ...], Mapping[_Identity, tuple[str, ...]], tuple[str, ...]]:
+    """The levels around hosts, the units of each host, and what was left out because the ranks do not agree on it."""
+    first = {identity: members[0] for identity, members in hosts.items()}
+    notes = []
+    depths = {len(each.switches) for each in first.values()}
+    if len(depths) > 1 or any(len({one.switches for one in members}) > 1 for members in hosts.values()):
+        notes.append("the ranks say different things of their switches; switches are left out")
+        depths = {0}
+    depth = min(depths.pop(), len(NETWORK))
+    domains = any(each.fabric for each in first.values())
+    names = (("nvlink",) if domains else ()) + NETWORK[:depth]
+    chains = {
+        identity: ((each.fabric or f"alone-{number}",) if domains else ()) + tuple(reversed(each.switches[:depth]))
+        for number, (identity, each) in enumerate(first.items())
+    }
+    return names, chains, tuple(notes)

@@ -1,0 +1,136 @@
+"""A cluster from a file, which is known by what it holds.
+
+```
+levels and hosts                  the document of rankmesh cluster --json, JSON or YAML
+SwitchName=, BlockName=           Slurm's topology.conf
+a list with topology: names       Slurm's topology.yaml
+items of kind Node                kubectl get nodes -o json
+Instances                         aws ec2 describe-instance-topology
+names of hosts                    {host: switch}
+```
+
+What is wrong with it is told with the path and, where it contradicts itself, the line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rankmesh.errors import ClusterError, RankmeshError
+from rankmesh.placement.clouds import is_nodes, read_aws, read_nodes, read_switches
+from rankmesh.placement.cluster import Cluster, Host
+from rankmesh.placement.document import cluster_of, loaded
+from rankmesh.placement.machine import Machine
+from rankmesh.placement.names import host_list
+from rankmesh.placement.slurm import is_conf, read_conf, read_yaml
+
+__all__ = ["machine_of", "read"]
+
+_FORMS = (
+    "give what rankmesh cluster --json prints, Slurm's topology.conf or topology.yaml, kubectl get nodes -o json, "
+    "aws ec2 describe-instance-topology, or {host: switch}"
+)
+
+
+def read(path: Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node: int | None = None) -> Cluster:
+    """The cluster of a file; see ``Cluster.read``."""
+    text = _text(path)
+    try:
+        data = None if is_conf(text) else _data(text)
+        if isinstance(data, Mapping) and "levels" in data and "hosts" in data:
+            return _chosen(cluster_of(data), hosts)
+        return _machine(text, data).cluster(hosts, gpus_per_node)
+    except RankmeshError as error:
+        line = error.values.get("line") or _line_of(text, error.values.get("host"))
+        place = f"{path}, line {line}" if line else str(path)
+        raise ClusterError(f"{place}: {error.message}", **{**error.values, "path": str(path), "line": line}) from error
+
+
+def machine_of(path: Path) -> Machine:
+    """The machine of a topology file, all of its hosts."""
+    text = _text(path)
+    return _machine(text, None if is_conf(text) else _data(text))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterError(
+            f"received the path {str(path)!r}, which cannot be read ({error}); {_FORMS}, or an axis string of the "
+            "machine (host=8,leaf=4)",
+            path=str(path),
+        ) from error
+
+
+def _data(text: str) -> Any:
+    try:
+        return loaded(text)
+    except ValueError as error:
+        raise ClusterError(f"received a file that is neither JSON nor YAML ({error}); {_FORMS}") from error
+
+
+def _machine(text: str, data: Any) -> Machine:
+    if data is None:
+        return read_conf(text)
+    try:
+        machine = _structured(text, data)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, RankmeshError):
+            raise
+        raise ClusterError(f"received a file with something missing ({error}); {_FORMS}") from error
+    if machine is None or not machine.sites:
+        raise ClusterError(f"received a file that describes no hosts; {_FORMS}")
+    return machine
+
+
+def _structured(text: str, data: Any) -> Machine | None:
+    if isinstance(data, list) and data and all(isinstance(row, Mapping) and "topology" in row for row in data):
+        return read_yaml(data, _names(text))
+    if not isinstance(data, Mapping):
+        return None
+    if isinstance(data.get("Instances"), list):
+        return read_aws(data)
+    if is_nodes(data):
+        return read_nodes(data)
+    if (
+        data
+        and data.keys().isdisjoint({"items", "kind"})
+        and all(isinstance(value, str | list) and isinstance(key, str) for key, value in data.items())
+    ):
+        return read_switches(data)
+    return None
+
+
+def _chosen(cluster: Cluster, hosts: str | Iterable[str] | None) -> Cluster:
+    """Some hosts of a cluster, in the launcher's order."""
+    if hosts is None:
+        return cluster
+    known: dict[str, Host] = {host.name: host for host in cluster.hosts}
+    listed = host_list(hosts)
+    for name in listed:
+        if name not in known:
+            raise ClusterError(
+                f"received host {name!r}, which the cluster has not; its hosts are {', '.join(list(known)[:8])}"
+                f"{' ...' if len(known) > 8 else ''}; list hosts by these names",
+                host=name,
+            )
+    return Cluster(cluster.levels, tuple(known[name] for name in listed))
+
+
+def _names(text: str) -> dict[str, int]:
+    """The line of each ``switch:`` and ``block:`` of a topology.yaml."""
+    found = re.compile(r"^[\s-]*(?:switch|block):\s*[\"']?([^\s\"'#]+)")
+    lines = enumerate(text.splitlines(), start=1)
+    return {match[1]: number for number, line in lines if (match := found.match(line)) is not None}
+
+
+def _line_of(text: str, name: object) -> int | None:
+    """The last line that has a name: what came later contradicts what stood before."""
+    if not isinstance(name, str) or not name:
+        return None
+    whole = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])")
+    return max((number for number, line in enumerate(text.splitlines(), 1) if whole.search(line)), default=None)

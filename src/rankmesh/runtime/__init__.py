@@ -1,0 +1,42 @@
+"""Live groups: the process groups of one rank, in a world that torch.distributed has initialised.
+
+```
+connect         plans -> LiveGroups, a view of the world
+world           what all plans of this process share: store, order, devices, names
+fitting         whether the world can serve a plan
+meeting         ranks agree before anything is made, and go on together
+  claim, roll, waiting, verdicts, store    what a rank brings, who came, who waits in vain, what all are told
+schedule        one order of what all ranks do together
+live, handles   the groups of this rank; who made them destroys them
+naming, identify   names as pure functions, and back
+alone           groups of one rank, without a communicator
+limits          how long a call may wait
+report          what exists, what is shared, what it cost
+torch_private   every private torch call, and the versions it is known on
+torch_threads   those by which many ranks live in one process
+```
+"""
+
+from rankmesh.core.extras import extra
+
+with extra("torch"):
+    import torch.distributed  # noqa: F401  - said here once, for every module of this package
+
+from rankmesh.runtime.connect import LiveJob, connect
+from rankmesh.runtime.handles import LiveGroup
+from rankmesh.runtime.identify import Identity
+from rankmesh.runtime.live import LiveGroups
+from rankmesh.runtime.report import GroupReport, Report
+from rankmesh.runtime.world import World, close_all
+
+__all__ = [
+    "GroupReport",
+    "Identity",
+    "LiveGroup",
+    "LiveGroups",
+    "LiveJob",
+    "Report",
+    "World",
+    "close_all",
+    "connect",
+]

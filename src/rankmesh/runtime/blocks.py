@@ -1,0 +1,75 @@
+"""Blocks: which kinds of a plan are the axes of a device mesh, and the ranks that it spans with this one.
+
+```
+axes ("dp", "tp"), rank 5 of tp=2, cp=2, dp=2      the dp group of 5, then the tp group of each of its members
+
+    dp 0   0 1      (cp 0 is left out:             block[i][j] = tp group of (dp group of 5)[i], at j
+    dp 1   4 5       5 has its own block)
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rankmesh.core.plan import Plan
+from rankmesh.errors import ConnectError, RankmeshError
+
+__all__ = ["block", "kind_along"]
+
+
+def kind_along(plan: Plan, axis: str, view: str | None, own: Container[str]) -> str:
+    """The kind of the plan that is along an axis, of those that this rank is in: the one of that name, else the only.
+
+    ``ConnectError`` where there is none, and where several have process groups of their own.
+    """
+    if axis not in plan.kinds:
+        plan.mesh.groups(axis, view=view)  # raises UnknownAxis, with a suggestion
+    if axis in own and _along(plan, axis, axis, view):
+        return axis
+    leaders = {names[0] for names in plan.sharing}
+    found = [name for name in plan.kinds if name in own and _along(plan, name, axis, view)]
+    if not found:
+        raise ConnectError(
+            f"received axis {axis!r} for a device mesh, but no group of the plan is along {axis!r} alone; "
+            f"add GroupSpec({axis!r}) to the plan",
+            axis=axis,
+        )
+    if len([name for name in found if name in leaders]) > 1:
+        raise ConnectError(
+            f"received axis {axis!r} for a device mesh; the groups {', '.join(found)} are all along it, each with a "
+            f"process group of its own, and none is named {axis!r}; name one of them instead",
+            axis=axis,
+            found=tuple(found),
+        )
+    return found[0]
+
+
+def _along(plan: Plan, kind: str, axis: str, view: str | None) -> bool:
+    """Whether a kind is what an axis says: the groups along that axis, or, for a name that is no axis, its own."""
+    try:
+        return plan.groups(kind).partition == plan.mesh.groups(axis, view=view).partition
+    except RankmeshError:
+        return kind == axis and plan.spec(kind).pick is None
+
+
+def block(plan: Plan, kinds: Sequence[str], rank: int, axes: Sequence[str]) -> Any:
+    """The ranks of a device mesh over these kinds that has ``rank`` in it, one axis for each, first the slowest."""
+    ranks = np.array(_nested(plan, kinds, rank)) if kinds else np.empty(0)
+    if not kinds or len(set(axes)) < len(axes) or len(np.unique(ranks)) < ranks.size:
+        raise ConnectError(
+            f"received the axes {tuple(axes)} for a device mesh; it has one axis or more, each once, and none inside "
+            "another; name them, such as device_mesh('dp', 'tp')",
+            axes=tuple(axes),
+        )
+    return ranks
+
+
+def _nested(plan: Plan, kinds: Sequence[str], rank: int) -> Any:
+    if not kinds:
+        return rank
+    members: Iterable[int] = plan.groups(kinds[0]).of(rank)
+    return [_nested(plan, kinds[1:], member) for member in members]

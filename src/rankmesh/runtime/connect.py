@@ -1,0 +1,126 @@
+"""Connect: from plans to live groups, in a world that torch.distributed has initialised.
+
+```
+plans  ->  check the world  ->  agree  ->  make own groups, in one order  ->  complete  ->  LiveGroups
+           (and the options)    (all hold the same)                           (all have their groups)
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any, overload
+
+from rankmesh.core import recipes
+from rankmesh.core.limits import time_limit
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.plan import Plan
+from rankmesh.errors import PlanError, UnknownAxis
+from rankmesh.readers.source import read
+from rankmesh.runtime.live import LiveGroups
+from rankmesh.runtime.told import with_verdict
+from rankmesh.runtime.world import World
+
+__all__ = ["DEFAULT_TIMEOUT", "LiveJob", "connect"]
+
+DEFAULT_TIMEOUT = 300.0
+
+PlanLike = Plan | Mesh | str
+
+
+class LiveJob(Mapping[str, LiveGroups]):
+    """The live groups of every plan of a job by its key, in one order; a context manager that destroys them all."""
+
+    def __init__(self, live: Mapping[str, LiveGroups]) -> None:
+        self._live = dict(live)
+
+    def __getitem__(self, key: str) -> LiveGroups:
+        try:
+            return self._live[key]
+        except KeyError:
+            raise UnknownAxis(key, self._live, what="plan") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._live)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def close(self) -> None:
+        """Destroy the groups of every plan, last made first; each is tried, whatever happens to another."""
+        with ExitStack() as stack:
+            for live in self._live.values():
+                stack.callback(live.close)
+
+    def __enter__(self) -> LiveJob:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LiveJob({', '.join(f'{key}: {live!r}' for key, live in self._live.items())})"
+
+
+@overload
+def connect(plan: PlanLike, *, timeout: float | timedelta = DEFAULT_TIMEOUT) -> LiveGroups: ...
+@overload
+def connect(plan: Mapping[str, PlanLike], *, timeout: float | timedelta = DEFAULT_TIMEOUT) -> LiveJob: ...
+def connect(
+    plan: PlanLike | Mapping[str, PlanLike], *, timeout: float | timedelta = DEFAULT_TIMEOUT
+) -> LiveGroups | LiveJob:
+    """The live groups of this rank: a mapping by name and a context manager.
+
+    ``plan`` is a ``Plan``; a SPEC or a ``Mesh``, which get a group for each axis (``*`` is what is left of the world);
+    or, for a job, a mapping of those, whose result has the live groups of each plan under its key.
+
+    Called in a world that ``init_process_group`` made, by every rank of it: ranks outside a mesh agree too, and have
+    no groups. Only a plan that says no ``world_size`` may cover a part of the world; then the ranks of its mesh call
+    it, and they alone. The ranks first agree on the plans; then each makes the groups that it is in, and waits until
+    all have done so. Each of these steps may take ``timeout`` (seconds, or a timedelta). A world of ``backend="fake"``
+    is a dry run, in which nobody is there to agree.
+
+    Raises ``PlanError`` for what is no plan or no time limit; ``ConnectError`` for a world that cannot serve the plans,
+    and on every rank when one could not make its groups; ``AgreementError`` on every rank when the ranks hold different
+    plans or one never arrives. A failed connect leaves nothing behind.
+    """
+    limit = time_limit(timeout)
+    with with_verdict("connect"):
+        # Plans first: whether something is a Mapping takes Python half a millisecond, once for each new class.
+        if isinstance(plan, PlanLike) or not isinstance(plan, Mapping):
+            return _connected({"": plan}, limit)[""]
+        _check_keys(plan)
+        return LiveJob(_connected(plan, limit))
+
+
+def _check_keys(given: Mapping[Any, object]) -> None:
+    if not given or not all(isinstance(key, str) and key for key in given):
+        raise PlanError(
+            f"received the keys {list(given)} for the plans of a job; it has one plan or more, each under a word; "
+            "name them, such as connect({'encoder': plan, 'llm': other})",
+            received=tuple(given),
+        )
+
+
+def _connected(given: Mapping[str, PlanLike], limit: timedelta) -> dict[str, LiveGroups]:
+    for one in given.values():
+        _check_form(one)
+    world = World.current()
+    return world.connect({key: _plan(one, world.default.size) for key, one in given.items()}, limit)
+
+
+def _check_form(given: object) -> None:
+    if not isinstance(given, Plan | Mesh | str):
+        raise PlanError(
+            f"received {type(given).__name__} to connect; it must be a plan, which says which groups are wanted, a "
+            "SPEC or a mesh; use Plan(mesh, [GroupSpec('tp'), ...]), one of rankmesh.recipes, or 'tp=2,dp=*'",
+            received=given,
+        )
+
+
+def _plan(given: PlanLike, world_size: int) -> Plan:
+    if isinstance(given, str):
+        return read(given, world_size=world_size).plan
+    return recipes.axes(given) if isinstance(given, Mesh) else given

@@ -1,0 +1,123 @@
+"""Discover: the cluster that the ranks of this world are on, found by asking each of them.
+
+```
+rank r    host name, boot, device, NVLink domain, Slurm's switches ── say ── one cluster, the same on every rank
+```
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import suppress
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankmesh.backend.torch_private import default_group
+from rankmesh.core.limits import time_limit
+from rankmesh.errors import ConnectError
+from rankmesh.launch.started import host_name
+from rankmesh.launch.table import LAUNCHERS
+from rankmesh.placement.cluster import Cluster
+from rankmesh.placement.met import Witness, met
+from rankmesh.runtime.say import say
+from rankmesh.runtime.world import World
+
+__all__ = ["discover", "witness"]
+
+_BOOT, _MEMORY = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/ipc")
+
+
+def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
+    """The cluster of this world, the same on every rank, which all call it: hosts in natural order, and who is where.
+
+    Each rank says its host's name and boot, its device, its NVLink domain (where NVML is installed and knows one:
+    ``pip install nvidia-ml-py``), and Slurm's address of its host in the network. What people should know, such as two
+    hosts with one name, is in ``notes``, and a warning on rank 0.
+
+    Raises ``ConnectError`` outside of an initialised world, or when ranks do not come within ``timeout`` seconds.
+    """
+    here = default_group()
+    if here.store is None:
+        raise ConnectError("received a world without a store; ranks tell each other through it; use gloo or NCCL")
+    limit, meeting = time_limit(timeout), World.current().meeting("discover")
+    mine = asdict(witness(here.rank))
+    data = say(here.store, meeting, here.rank, here.size, mine, _concluded, limit, "discover their cluster")
+    notes = tuple(data.pop("notes"))
+    if here.rank == 0:
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+    return replace(Cluster.from_dict(data), notes=notes)
+
+
+def _concluded(said: list[Any]) -> dict[str, Any]:
+    found = met([Witness(**{**each, "switches": tuple(each["switches"])}) for each in said])
+    return {**found.to_dict(), "notes": found.notes}
+
+
+def witness(rank: int, environment: Any = os.environ) -> Witness:
+    """What this process can say of its host and its device."""
+    return Witness(
+        rank=rank,
+        host=host_name(environment),
+        boot=_text(_BOOT),
+        slot=_slot(environment, rank),
+        memory=_link(_MEMORY),
+        fabric=_fabric(),
+        switches=_switches(environment),
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def _slot(environment: Any, rank: int) -> int:
+    """The device where one is in use, else the number on the host that the launcher says, else the rank."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.current_device()
+    names = (row.local_rank for row in LAUNCHERS)
+    found = next((environment[name] for name in names if environment.get(name, "").isdecimal()), None)
+    return rank if found is None else int(found)
+
+
+def _switches(environment: Any) -> tuple[str, ...]:
+    """Slurm's address of this host, ``spine.leaf1.node1``, without the host: the pattern says what each word is."""
+    words = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+    pattern = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    if len(words) != len(pattern):
+        return ()
+    return tuple(word for word, kind in zip(words, pattern, strict=True) if kind == "switch")
+
+
+def _fabric() -> str:
+    """The NVLink domain of this rank's device: cluster and clique, as NVML says them; empty where there is none."""
+    if not torch.cuda.is_available():
+        return ""
+    with suppress(Exception):
+        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}".encode())
+            info = pynvml.c_nvmlGpuFabricInfo_t()
+            pynvml.nvmlDeviceGetGpuFabricInfo(handle, info)
+            domain = bytes(info.clusterUuid).hex()
+            return f"{domain}.{info.cliqueId}" if domain.strip("0") else ""
+        finally:
+            pynvml.nvmlShutdown()
+    return ""

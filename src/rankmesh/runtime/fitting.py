@@ -1,0 +1,72 @@
+"""Fitting: whether a live world can serve a plan, and which of its ranks the plan concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rankmesh.backend import torch_private
+from rankmesh.backend.torch_private import DefaultGroup
+from rankmesh.core.plan import Plan
+from rankmesh.core.rank_range import RankRange
+from rankmesh.errors import ConnectError
+
+__all__ = ["check_lazy", "check_options", "check_world", "circle"]
+
+
+def circle(plans: Iterable[Plan], world: DefaultGroup) -> RankRange:
+    """The ranks that meet before these plans are made: all of the world, for a job and for a plan that says its world.
+
+    A plan that does not may be for a part of the world, whose ranks then meet without the others.
+    """
+    given = list(plans)
+    span = given[0].mesh.span
+    if len(given) > 1 or given[0].fixed_world or span.stop > world.size:
+        return RankRange(0, world.size)
+    return RankRange(span.offset, span.size)
+
+
+def check_world(plan: Plan, world: DefaultGroup) -> None:
+    """Refuse a world of another size, a mesh outside it, and a rank that the plan leaves out without saying so."""
+    span = plan.mesh.span
+    if plan.fixed_world and plan.world_size != world.size:
+        raise ConnectError(
+            f"received a plan for a world of {plan.world_size} ranks in a world of {world.size}; they must be equal; "
+            f"start {plan.world_size} ranks, or make the plan with world_size={world.size}",
+            plan_world_size=plan.world_size,
+            world_size=world.size,
+        )
+    if span.stop > world.size:
+        raise ConnectError(
+            f"received a mesh over ranks {span.offset} to {span.stop - 1} in a world of {world.size}, whose last rank "
+            f"is {world.size - 1}; start {span.stop} ranks, or make a smaller mesh",
+            stop=span.stop,
+            world_size=world.size,
+        )
+    if not plan.fixed_world and (world.rank not in span or (world.splits and span.size < world.size)):
+        raise ConnectError(
+            f"received a plan over ranks {span.offset} to {span.stop - 1} on rank {world.rank} of {world.size}; the "
+            f"plan leaves ranks out; enlarge the mesh, or say Plan(..., world_size={world.size}) if it is meant to",
+            rank=world.rank,
+            world_size=world.size,
+        )
+
+
+def check_lazy(plan: Plan, world: DefaultGroup) -> None:
+    """In a world bound to a device every rank takes part in every split, so no group can wait for its members."""
+    lazy = next((spec for spec in plan.specs if spec.options.lazy and world.splits_for(spec.options.backend)), None)
+    if lazy is not None:
+        raise ConnectError(
+            f"received lazy group {lazy.name!r} in a world that is bound to {world.bound_device}; its NCCL groups are "
+            "split from the world by all ranks together, so none can be made at its members' first use; remove lazy, "
+            "or call init_process_group() without device_id",
+            group=lazy.name,
+        )
+
+
+def check_options(plan: Plan, world: DefaultGroup) -> None:
+    """Refuse what this torch cannot make: every kind of the plan is looked at, those of other ranks' groups too."""
+    for spec in plan.specs:
+        if plan.groups(spec.name).size > 1 and not world.dry:
+            backend = spec.options.backend or world.backend
+            torch_private.check_backend(backend)
+            torch_private.nccl_options(spec.options, backend)

@@ -1,0 +1,93 @@
+"""Held groups: what a dialect's state has before, while and after its groups exist.
+
+```
+            initialise                destroy
+   none  ───────────────>  held  ───────────────>  none
+NotInitialized        LiveGroups              NotInitialized
+```
+
+Several states of one dialect live side by side: each has the groups of its own connect. A rank that opened its states
+in another order is told so when the ranks agree, where their plans differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from rankmesh.core.plan import Plan
+from rankmesh.errors import AlreadyInitialized, LayoutError, NotInitialized, PlanError, SizesError
+from rankmesh.runtime.connect import connect
+from rankmesh.runtime.live import LiveGroups
+
+__all__ = ["Held", "refusing_sizes", "world_size"]
+
+
+class Held:
+    """The live groups of one state of a dialect, once it has them.
+
+    ``dialect`` names the plans; ``initialiser`` and ``destroyer`` are what the errors tell people to call.
+    """
+
+    def __init__(self, dialect: str, initialiser: str, destroyer: str) -> None:
+        self._dialect = dialect
+        self._initialiser = initialiser
+        self._destroyer = destroyer
+        self._groups: LiveGroups | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether there are groups."""
+        return self._groups is not None
+
+    @property
+    def groups(self) -> LiveGroups:
+        """The groups; ``NotInitialized`` where there are none."""
+        if self._groups is None:
+            raise NotInitialized(
+                f"received a use of {self._dialect}'s groups, which are not initialized; they exist from "
+                f"{self._initialiser}() to {self._destroyer}(); call {self._initialiser}() first"
+            )
+        return self._groups
+
+    def check_free(self) -> None:
+        """``AlreadyInitialized`` where there are groups."""
+        if self._groups is not None:
+            raise AlreadyInitialized(
+                f"received a second {self._initialiser}() of one state, which is already initialized: its groups "
+                f"{' '.join(self._groups)} exist; call {self._destroyer}() first, or make another state"
+            )
+
+    def open(self, plan: Plan) -> LiveGroups:
+        """Connect the plan under the name of the dialect, and hold its groups."""
+        self.check_free()
+        self._groups = connect(Plan(plan.mesh, plan.specs, world_size=plan.world_size, name=self._dialect))
+        return self._groups
+
+    def close(self) -> None:
+        """Destroy the groups; nothing where there are none."""
+        if self._groups is None:
+            return
+        groups, self._groups = self._groups, None
+        groups.close()
+
+
+def world_size(what: str) -> int:
+    """The size of the initialised world; ``NotInitialized`` where there is none."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise NotInitialized(
+            f"received {what} without an initialised torch.distributed world; its ranks make the groups together; "
+            "call torch.distributed.init_process_group() first, or start the program with torchrun"
+        )
+    return dist.get_world_size()
+
+
+@contextmanager
+def refusing_sizes() -> Iterator[None]:
+    """What a layout or a plan refuses inside is a ``SizesError``, and so an ``AssertionError`` too."""
+    try:
+        yield
+    except (LayoutError, PlanError) as error:
+        raise SizesError(error.message, **error.values) from error

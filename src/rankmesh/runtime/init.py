@@ -1,0 +1,232 @@
+"""The world of this process: from its launcher to ranks that can talk, and back to nothing.
+
+```
+started_by()  ->  open_store()  ->  muster()            ->  init_process_group()  ->  LiveRank
+who am I          where we meet     all here, one device     the default group         close() undoes it
+                                    for each, one backend
+```
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
+
+from rankmesh.core.limits import time_limit
+from rankmesh.errors import ConnectError, first_line
+from rankmesh.launch.started import Launch, host_name, started_by
+from rankmesh.launch.table import NOBODY
+from rankmesh.runtime.devices import Choice, Offer, choose, offer
+from rankmesh.runtime.muster import StoreGone, entrance, muster
+from rankmesh.runtime.served_store import is_served, open_store
+
+__all__ = ["LiveRank", "enter", "init"]
+
+# How long the ranks wait for each other when nothing else is said.
+_LIMIT = timedelta(seconds=300)
+# How long the rank that serves the store stays for the others when all is done.
+_FAREWELL, _LOOK = 30.0, 0.01
+_KEYS = "rankmesh/init"
+
+
+@dataclass(eq=False)
+class LiveRank:
+    """This process as a rank of an initialised world: a context manager that leaves it.
+
+    ``device`` is where this rank's tensors live, a GPU on every rank or on none; ``why`` says how that was chosen.
+    ``before_leaving`` is called first when the world is left, the last one first.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_world_size: int | None
+    host: str
+    launcher: str
+    device: torch.device
+    backend: str
+    why: str
+    launch: Launch = field(repr=False)
+    before_leaving: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    _store: Store | None = field(default=None, repr=False)
+    _farewell: str = field(default="", repr=False)
+
+    def close(self) -> None:
+        """Leave the world: the default group is destroyed where ``init`` made it; calling it again is nothing."""
+        while self.before_leaving:
+            self.before_leaving.pop()()
+        store, self._store = self._store, None
+        if store is None:
+            return
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if self._farewell:
+            _take_leave(store, self._farewell, self.rank, self.world_size)
+
+    def __enter__(self) -> LiveRank:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            # The others may never come: nobody waits for them.
+            self._farewell = ""
+        self.close()
+
+
+def init(backend: str | None = None, *, timeout: float | timedelta | None = None) -> LiveRank:
+    """Join the world that this process's launcher started, or be a world of one; called by every rank.
+
+    Without ``backend`` it is NCCL where every rank has a GPU of its own, else gloo, on all ranks alike. ``timeout``
+    (seconds, or a timedelta) is how long ranks wait for each other here and in the world's collectives; without it
+    that is 300 s here, and torch's own default there. Where a world is initialised already, as in Ray's workers, it is
+    taken as it is, and stays when this closes. No environment variable is changed.
+
+    Raises ``ConnectError`` for variables that contradict each other, a meeting place that does not resolve or answer,
+    ranks that ask for different backends, and a backend that some rank has no device for; ``AgreementError`` naming
+    the ranks that did not come.
+    """
+    try:
+        launch = started_by()
+    except ConnectError:
+        if not dist.is_initialized():
+            raise
+        # Whoever made the world knew more than these variables.
+        launch = Launch(NOBODY, host=host_name())
+    return enter(launch, backend, timeout)
+
+
+def enter(launch: Launch, backend: str | None = None, timeout: float | timedelta | None = None) -> LiveRank:
+    """The same for a process that was started so."""
+    limit = None if timeout is None else time_limit(timeout)
+    _check_backend(backend)
+    if dist.is_initialized():
+        return _joined(launch, backend)
+    own = offer(launch.rank, launch.world_size, launch.host, os.getpid(), backend, launch.local_rank)
+    launch, store, prefix, choice = _together(launch, own, limit or _LIMIT)
+    backend, device = str(choice.backend), _device(str(choice.backend), own)
+    _initialise(launch, backend, PrefixStore(f"{prefix}/world", store), limit)
+    farewell = "" if launch.alone or is_served() else f"{prefix}/left"
+    return _live(launch, device, backend, choice.why, store, farewell)
+
+
+def _together(launch: Launch, own: Offer, limit: timedelta) -> tuple[Launch, Store, str, Choice]:
+    """Where the ranks met, under which keys, and the choice of all of them.
+
+    A rank that is early may find the store of the world before, which rank 0 is about to close: it tries again.
+    """
+    end = time.monotonic() + limit.total_seconds()
+    while True:
+        left = timedelta(seconds=max(1.0, end - time.monotonic()))
+        found, store = open_store(launch, left)
+        met = False
+        try:
+            prefix, met = entrance(store, f"{_KEYS}/{launch.attempt}", own)
+            if found.alone:
+                return found, store, prefix, _alone(own)
+            return found, store, prefix, muster(store, prefix, own, left, found.rank == 0 and not is_served())
+        except StoreGone as error:
+            if found.rank == 0 or is_served() or time.monotonic() > end:
+                raise
+            if met:
+                raise _gone(found) from error
+
+
+def _gone(launch: Launch) -> ConnectError:
+    return ConnectError(
+        f"rank {launch.rank} of {launch.world_size}: rank 0 is gone, which served the store of the job at "
+        f"{launch.meeting}; its process or its host has ended, or the way to it is cut; look at its logs",
+        rank=launch.rank,
+        missing=(0,),
+    )
+
+
+def _alone(own: Offer) -> Choice:
+    choice = choose([own])
+    if choice.backend is None:
+        raise ConnectError(f"rank 0 of 1: {choice.why}", rank=0, ranks=choice.ranks)
+    return choice
+
+
+def _joined(launch: Launch, backend: str | None) -> LiveRank:
+    """A world that is there already: taken as it is, and left as it is."""
+    there, rank, size = dist.get_backend(), dist.get_rank(), dist.get_world_size()
+    if backend not in (None, there):
+        raise ConnectError(
+            f"received backend {backend!r} in a world of {there!r} that is initialised already; it stays as it is; "
+            "call init() without a backend, or leave the other world first: torch.distributed.destroy_process_group()",
+            backend=backend,
+            world_backend=there,
+        )
+    if (rank, size) != (launch.rank, launch.world_size):
+        # Whoever made the world numbered its ranks: what the launcher says of this one is of another numbering.
+        launch = replace(launch, rank=rank, world_size=size, local_rank=None, local_world_size=None)
+    device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in there else torch.device("cpu")
+    return _live(launch, device, there, "initialised before", None, "")
+
+
+def _live(launch: Launch, device: torch.device, backend: str, why: str, store: Store | None, farewell: str) -> LiveRank:
+    return LiveRank(
+        rank=launch.rank,
+        world_size=launch.world_size,
+        local_rank=launch.local_rank,
+        local_world_size=launch.local_world_size,
+        host=launch.host,
+        launcher=launch.launcher,
+        device=device,
+        backend=backend,
+        why=why,
+        launch=launch,
+        _store=store,
+        _farewell=farewell,
+    )
+
+
+def _check_backend(backend: object) -> None:
+    if backend is not None and not isinstance(backend, str):
+        raise ConnectError(
+            f"received backend {backend!r}; it is the name of a torch backend; "
+            "ask for 'gloo' or 'nccl', or leave it out",
+            received=backend,
+        )
+
+
+def _device(backend: str, own: Offer) -> torch.device:
+    if "nccl" not in backend or own.index is None:
+        return torch.device("cpu")
+    torch.cuda.set_device(own.index)
+    return torch.device("cuda", own.index)
+
+
+def _initialise(launch: Launch, backend: str, store: Store, limit: timedelta | None) -> None:
+    try:
+        dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.world_size, timeout=limit)
+    except (RuntimeError, ValueError, AttributeError) as error:
+        with suppress(RuntimeError):
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        raise ConnectError(
+            f"rank {launch.rank} of {launch.world_size}: the world could not be initialised with {backend} at "
+            f"{launch.meeting} ({first_line(error)}); check that every rank of the job was started, and that this "
+            "torch has the backend",
+            rank=launch.rank,
+            backend=backend,
+        ) from error
+
+
+def _take_leave(store: Store, key: str, rank: int, size: int) -> None:
+    """Rank 0 serves the store: it stays until the others have left, as far as they come."""
+    end = time.monotonic() + _FAREWELL
+    with suppress(RuntimeError):
+        if rank:
+            store.add(key, 1)
+            return
+        while store.add(key, 0) < size - 1 and time.monotonic() < end:
+            time.sleep(_LOOK)

@@ -1,0 +1,315 @@
+"""Live groups: the process groups of one rank, made from a plan, and destroyed by their owner.
+
+```
+plan.of(rank) ── leaders ── process groups ── handles by name
+                 (sharing)   (one for each leader; one-rank groups are local)
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from rankmesh.backend import torch_private
+from rankmesh.backend.single_rank import alone
+from rankmesh.core.limits import time_limit
+from rankmesh.core.local import LocalGroup, LocalGroups
+from rankmesh.core.plan import Plan
+from rankmesh.errors import ConnectError, NotAMember, RankmeshError, first_line
+from rankmesh.placement.measured import Measurement
+from rankmesh.runtime.blocks import block, kind_along
+from rankmesh.runtime.handles import LiveGroup
+from rankmesh.runtime.identify import described
+from rankmesh.runtime.measure import SIZES, measure
+from rankmesh.runtime.naming import process_group_name
+from rankmesh.runtime.report import Report, report_of
+from rankmesh.runtime.warm import warm_up
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from rankmesh.runtime.world import World
+
+__all__ = ["LiveGroups"]
+
+_Default = TypeVar("_Default")
+
+_SHOWN = 16
+
+
+class LiveGroups(Mapping[str, LiveGroup]):
+    """The groups that this rank is in, by name, in the plan's order; a context manager that destroys them.
+
+    Made by ``connect``: one plan's view of the world. Asking for a group that this rank is not in raises
+    ``NotAMember``; after ``close()`` the mapping is empty, and asking it for a group raises ``ConnectError``.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        world: World,
+        generation: int,
+        phases: dict[str, float],
+        making: torch_private.Making | None = None,
+        *,
+        key: str = "",
+        own: LocalGroups | None = None,
+    ) -> None:
+        self.plan = plan
+        self.key = key
+        self.generation = generation
+        self.phases = phases
+        self._world = world
+        self._default = world.default
+        # Groups that others made are only looked up.
+        self._making = making or torch_private.Making(world.devices, world.default.store, 0.0)
+        self._own = own or plan.of(world.default.rank)
+        self._made: dict[str, ProcessGroup] = {}
+        self._closed = False
+        self._handles = {name: LiveGroup(own, self._opener(own)) for name, own in self._own.items()}
+        # The same until they are closed: one look-up answers a question.
+        self._open_handles = dict(self._handles)
+
+    @property
+    def rank(self) -> int:
+        """The global rank of this process."""
+        return self._default.rank
+
+    @property
+    def world_size(self) -> int:
+        """The size of the live world."""
+        return self._default.size
+
+    @property
+    def closed(self) -> bool:
+        """Whether the groups have been destroyed."""
+        return self._closed
+
+    # -- the mapping --------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> LiveGroup:
+        try:
+            return self._open_handles[name]
+        except KeyError:
+            self._check_open()
+            self._own[name]  # raises NotAMember or UnknownGroup, with the members
+            raise
+
+    @overload
+    def get(self, name: str, /) -> LiveGroup | None: ...
+    @overload
+    def get(self, name: str, /, default: _Default) -> LiveGroup | _Default: ...
+    def get(self, name: str, /, default: object = None) -> object:
+        """The group of one kind, or ``default`` where this rank is in none of that kind.
+
+        ``UnknownGroup`` for a name that the plan does not have: a misspelt name is a mistake with a default too.
+        """
+        try:
+            return self[name]
+        except NotAMember:
+            return default
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._open_handles
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._open_handles)
+
+    def __len__(self) -> int:
+        return len(self._open_handles)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectError(
+                "received a use of groups that are closed; their process groups are destroyed; connect again"
+            )
+
+    # -- process groups -----------------------------------------------------------------------------------------
+
+    def _opener(self, own: LocalGroup) -> Any:
+        leader = self._own[own.leader]
+        return lambda: self._open(leader)
+
+    def _open(self, leader: LocalGroup) -> ProcessGroup:
+        """The process group of a leader, made at its first use when the group is lazy."""
+        self._check_open()
+        if leader.name not in self._made:
+            self._made[leader.name] = self._create(leader)
+        return self._made[leader.name]
+
+    def leads(self, name: str) -> bool:
+        """Whether this rank is in a group of this kind that has a process group of its own."""
+        return name in self._own and self._own[name].leader == name
+
+    def open(self, name: str) -> ProcessGroup:
+        """The process group of a kind that leads, made now if it is not there."""
+        return self._open(self._own[name])
+
+    def _create(self, own: LocalGroup) -> ProcessGroup:
+        name = process_group_name(self.plan.digest, self.generation, own.name, str(own), self.key)
+        # In a dry run nobody else is there: torch's fake backend stands for each one that the plan asks for.
+        backend = self._default.backend if self._default.dry else own.options.backend or self._default.backend
+        if own.size == 1:
+            return alone(rank=self.rank, name=name, desc=described(self.plan, self.key, own), backend=backend)
+        timeout = self._default.timeout if own.options.timeout is None else timedelta(seconds=own.options.timeout)
+        try:
+            return torch_private.create(
+                self._making,
+                ranks=own.group,
+                rank=own.rank,
+                name=name,
+                desc=described(self.plan, self.key, own),
+                backend=backend,
+                timeout=timeout,
+                lazy=bool(own.options.lazy),
+                addresses=self._making.addresses.get((self.key, own.name)),
+                options=None if self._default.dry else torch_private.nccl_options(own.options, backend),
+            )
+        except RankmeshError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            others = sum(len(live) for live in self._world.live if live.generation != self.generation)
+            raise _failure(self.rank, own, error, others) from error
+
+    # -- what they are for --------------------------------------------------------------------------------------
+
+    def device_mesh(self, *axes: str, view: str | None = None, device_type: str | None = None) -> DeviceMesh:
+        """A torch ``DeviceMesh`` over these axes, first the slowest as torch has it, on the same process groups.
+
+        An axis is one of the mesh or the view, or a kind of the plan along several of them (``zero`` along dp and cp).
+        Each must have a group in the plan, the one of that name if there is one: no process group is made here.
+        """
+        self._check_open()
+        groups = {axis: self._handles[kind_along(self.plan, axis, view, self._handles)] for axis in axes}
+        ranks = block(self.plan, [group.name for group in groups.values()], self.rank, axes)
+        return torch_private.device_mesh([group.pg for group in groups.values()], ranks, axes, device_type)
+
+    def warm_up(self, *, timeout: float | timedelta = 60.0) -> dict[str, float]:
+        """Use every process group once, in the plan's order, and each pipeline neighbour; seconds by group.
+
+        Every rank of the plan calls it. The first use of a communicator connects it, which takes long on a large
+        job; after this the first training step does not wait for it. Raises ``ConnectError``, naming the group, when
+        one is not through within ``timeout`` seconds.
+        """
+        self._check_open()
+        return warm_up(self, time_limit(timeout))
+
+    def measure(
+        self,
+        sizes: Iterable[int] = SIZES,
+        *,
+        kinds: Iterable[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        timeout: float | timedelta = 300.0,
+    ) -> Measurement:
+        """Time the collectives that each kind is for, with all groups of the kind at once and with one alone.
+
+        Every rank of the plan calls it, and gets the same measurement. ``sizes`` are bytes that a rank holds;
+        ``kinds`` are those measured, by default one of each that share process groups; ``progress`` is told how many
+        of how many cases are done; ``timeout`` is how long ranks wait for what the others tell, in seconds.
+        """
+        self._check_open()
+        return measure(self, sizes, kinds, progress, time_limit(timeout))
+
+    def report(self) -> Report:
+        """What exists, what is shared, the effective options, and what each phase cost."""
+        self._check_open()
+        return report_of(self)
+
+    @property
+    def own(self) -> Mapping[str, LocalGroup]:
+        """The plan's part of this rank."""
+        return self._own
+
+    @property
+    def world(self) -> World:
+        """The world in which the groups live."""
+        return self._world
+
+    def is_made(self, leader: str) -> bool:
+        """Whether the process group of a leader exists by now."""
+        return leader in self._made
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Destroy the process groups, last made first, the same order on every member; calling it again is nothing."""
+        # Not only once: an interrupt may have left some of them.
+        self._closed = True
+        self._open_handles.clear()
+        for handle in self._handles.values():
+            handle.forget()
+        failed = {}
+        for name in reversed([name for name in self._own if name in self._made]):
+            cause = _destroy(self._made[name])
+            del self._made[name]
+            if cause is not None:
+                failed[name] = cause
+        self._world.forget(self)
+        if failed:
+            name, cause = next(iter(failed.items()))
+            raise ConnectError(
+                f"rank {self.rank}: group {name!r} could not be destroyed ({first_line(cause)}); the others were; "
+                "its connections close when the process ends",
+                groups=tuple(failed),
+            ) from cause
+
+    def __enter__(self) -> LiveGroups:
+        self._check_open()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise ConnectError("received live groups to pickle; they stay in their process; send the plan, or report()")
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"generation {self.generation}"
+        return f"LiveGroups(rank {self.rank} of {self.world_size}, {state}: {' '.join(self._handles)})"
+
+
+def _destroy(pg: ProcessGroup) -> RuntimeError | None:
+    """Destroy one process group; its error, so that the others can still be destroyed."""
+    try:
+        torch_private.destroy(pg)
+    except RuntimeError as error:
+        return error
+    return None
+
+
+def _failure(rank: int, own: LocalGroup, error: Exception, others: int) -> ConnectError:
+    """Which group could not be made, and where the backend tells, which of its members came; what else is held here."""
+    seen = tuple(getattr(error, "seen", ()))
+    unseen = tuple(member for member in own.ranks if member not in seen) if seen else ()
+    who = (
+        f"of its members {_listed(seen)} came and {_listed(unseen)} did not"
+        if unseen
+        else (f"its members are {_listed(own.ranks)}")
+    )
+    held = (
+        f"; this process holds {others} groups that were connected before: rm.close_all() closes them" if others else ""
+    )
+    return ConnectError(
+        f"rank {rank}: the process group of {own} could not be made ({first_line(error)}); {who}; "
+        f"look at the logs of the members for the one that failed first{held}",
+        rank=rank,
+        group=own.name,
+        ranks=own.ranks,
+        seen=seen,
+        missing=unseen,
+        in_vain=isinstance(error, torch_private.Unjoined),
+    )
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    return f"{list(ranks[:_SHOWN])}" + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")

@@ -1,0 +1,225 @@
+"""Measure: what the collectives of each kind take, all groups of the kind at once and one group alone.
+
+```
+kind     collectives                              at once  |======|  every group of the kind, after one barrier
+pp       send/recv                                alone    |===|     one group after the other, the rest waits
+ep       all-to-all                               hop      |==|      to the next member: whose message came late
+others   all-reduce, all-gather, reduce-scatter
+```
+
+Each rank times its own calls; a group takes as long as its slowest member (`rankmesh.placement.measured`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from rankmesh.core.spec import GroupSpec
+from rankmesh.errors import PlanError
+from rankmesh.launch.started import host_name
+from rankmesh.placement.measured import HOP, Measurement, measurement
+from rankmesh.runtime.handles import LiveGroup
+from rankmesh.runtime.say import say
+
+if TYPE_CHECKING:
+    from rankmesh.runtime.live import LiveGroups
+
+__all__ = ["SIZES", "collectives_of", "measure"]
+
+SIZES = (4 * 2**10, 256 * 2**10, 4 * 2**20)
+# Groups of one kind that are also taken alone: the time that this takes grows with them.
+_ALONE = 8
+_ROUNDS, _CALLS = 3, 4
+
+# torch 2.13 gave these two their names; it warns of the ones before.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+Progress = Callable[[int, int], None]
+
+
+def collectives_of(spec: GroupSpec) -> tuple[str, ...]:
+    """What a kind of group is for, by its axes.
+
+    >>> [collectives_of(GroupSpec(name)) for name in ("pp", "ep", "embd")]
+    [('send/recv',), ('all-to-all',), ('all-reduce', 'all-gather', 'reduce-scatter')]
+    """
+    if spec.pipeline:
+        return ("send/recv",)
+    if spec.axes == ("ep",):
+        return ("all-to-all",)
+    return ("all-reduce", "all-gather", "reduce-scatter")
+
+
+def measure(
+    groups: LiveGroups, sizes: Iterable[int], kinds: Iterable[str] | None, progress: Progress | None, limit: timedelta
+) -> Measurement:
+    """See ``LiveGroups.measure``."""
+    plan = groups.plan
+    chosen = tuple(kinds) if kinds is not None else tuple(names[0] for names in plan.sharing)
+    given = tuple(sizes)
+    if not given or min(given) < 1:
+        raise PlanError(f"received sizes {given}; they are bytes that a rank holds, such as (4096, 1048576)")
+    meeting = groups.world.meeting(f"measure/{plan.digest[:16]}/{groups.generation}")
+    rows = list(_rows(groups, chosen, given, progress, meeting, limit))
+    span = plan.mesh.span
+    said = {"rank": groups.rank, "host": host_name(), "rows": rows}
+    world = groups.world.default
+    told = say(world.store, meeting, groups.rank, span.size, said, _sorted, limit, "tell what they measured")
+    hosts = {each["rank"]: each["host"] for each in told}
+    return measurement(
+        plan,
+        [hosts.get(rank, "") for rank in range(span.stop)],
+        world.backend,
+        {each["rank"]: each["rows"] for each in told},
+    )
+
+
+def _sorted(said: list[Any]) -> list[Any]:
+    return sorted(said, key=lambda each: int(each["rank"]))
+
+
+def _rows(
+    groups: LiveGroups,
+    kinds: tuple[str, ...],
+    sizes: tuple[int, ...],
+    progress: Progress | None,
+    meeting: str,
+    limit: timedelta,
+) -> Iterator[tuple[str, str, int, float, float | None]]:
+    """This rank's own times, kind by kind; ranks without a group of a kind wait at its barriers."""
+    plan, world = groups.plan, groups.world.default
+    named = [name for name in kinds if plan.groups(name).size > 1]
+    cases = [(name, what, size) for name in named for what in (*collectives_of(plan.spec(name)), HOP) for size in sizes]
+    wait = _Barrier(world, meeting, plan.mesh.size, limit)
+    device = f"cuda:{torch.cuda.current_device()}" if "nccl" in world.backend and torch.cuda.is_available() else "cpu"
+    for number, (name, what, size) in enumerate(cases):
+        group = groups.get(name, None)
+        run = None if group is None else _Call(group, what, size, device)
+        for _ in range(2):  # the first call of all connects
+            wait()
+            if run is not None:
+                run.seconds(1)
+        together = [_timed(wait, run, what) for _ in range(_ROUNDS)]
+        alone = None if what == HOP else _alone(groups, name, run, wait)
+        if run is not None:
+            yield name, what, size, median(together), alone
+        if progress is not None:
+            progress(number + 1, len(cases))
+
+
+def _timed(wait: Callable[[], None], run: _Call | None, what: str) -> float:
+    wait()
+    return 0.0 if run is None else run.seconds(1 if what == HOP else _CALLS)
+
+
+def _alone(groups: LiveGroups, name: str, run: _Call | None, wait: Callable[[], None]) -> float | None:
+    """The time of this rank's group alone, None where it is not among those that are taken."""
+    every = groups.plan.groups(name)
+    step = max(1, len(every) // _ALONE)
+    found = None
+    for index in range(0, len(every), step):
+        own = run is not None and every.index_of(groups.rank) == index
+        times = []
+        for _ in range(_ROUNDS if len(every) > 1 else 1):
+            wait()
+            if own and run is not None:
+                times.append(run.seconds(_CALLS))
+        found = median(times) if times else found
+    return found
+
+
+class _Barrier:
+    """All ranks of the plan start together: the world's own barrier, or the store's where it has more ranks."""
+
+    def __init__(self, world: Any, meeting: str, size: int, limit: timedelta) -> None:
+        self._world, self._meeting, self._size, self._limit, self._number = world, meeting, size, limit, 0
+        # Torch guesses a GPU where none is said, and warns.
+        self._devices = [torch.cuda.current_device()] if world.backend == "nccl" else None
+
+    def __call__(self) -> None:
+        if self._size == self._world.size:
+            dist.barrier(device_ids=self._devices)
+            return
+        self._number += 1
+        meeting = f"{self._meeting}/{self._number}"
+        say(self._world.store, meeting, self._world.rank, self._size, 0, len, self._limit, "measure")
+
+
+class _Call:
+    """One collective of one group, with its tensors."""
+
+    def __init__(self, group: LiveGroup, what: str, size: int, device: str) -> None:
+        self._group, self._cuda = group, device != "cpu"
+        self._came = 0.0
+        count = max(1, size // 4)
+        # What is cut in equal parts holds a multiple of the group's size.
+        whole = -(-count // group.size) * group.size
+        make = {
+            "all-reduce": self._all_reduce,
+            "all-gather": self._all_gather,
+            "reduce-scatter": self._reduce_scatter,
+            "all-to-all": self._all_to_all,
+            "send/recv": self._send_recv,
+            HOP: self._hop,
+        }
+        self._run = make[what]
+        self._given = torch.ones(whole if what in ("reduce-scatter", "all-to-all") else count, device=device)
+        shape = {"all-gather": count * group.size, "reduce-scatter": whole // group.size}.get(what, self._given.numel())
+        self._got = torch.empty(shape, device=device)
+
+    def seconds(self, calls: int) -> float:
+        """Seconds of one call, the mean of several in a row."""
+        self._settle()
+        started = time.perf_counter()
+        for _ in range(calls):
+            self._run()
+        self._settle()
+        ended = self._came or time.perf_counter()
+        return (ended - started) / calls
+
+    def _settle(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+
+    def _all_reduce(self) -> None:
+        dist.all_reduce(self._given, group=self._group.pg)
+
+    def _all_gather(self) -> None:
+        _gather(self._got, self._given, group=self._group.pg)
+
+    def _reduce_scatter(self) -> None:
+        _scatter(self._got, self._given, group=self._group.pg)
+
+    def _all_to_all(self) -> None:
+        dist.all_to_all_single(self._got, self._given, group=self._group.pg)
+
+    def _send_recv(self) -> None:
+        """To the next stage, from the one before: nothing goes round the end."""
+        group = self._group
+        operations = [] if group.is_last else [dist.P2POp(dist.isend, self._given, group.next, group=group.pg)]
+        operations += [] if group.is_first else [dist.P2POp(dist.irecv, self._got, group.prev, group=group.pg)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    def _hop(self) -> None:
+        """Round the ring; this rank's time is that of the message that comes to it."""
+        group = self._group
+        *sent, received = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, self._given, group.next, group=group.pg),
+                dist.P2POp(dist.irecv, self._got, group.prev, group=group.pg),
+            ]
+        )
+        received.wait()  # of NCCL one work stands for both
+        self._settle()
+        self._came = time.perf_counter()
+        for work in sent:
+            work.wait()

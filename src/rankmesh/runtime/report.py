@@ -1,0 +1,109 @@
+"""Reports: what exists on this rank, what is shared, with which options, and what it cost.
+
+```
+group   size  position  communicator   options
+tp      2     1         own            gloo, 1800 s
+embd    2     0         pp's           gloo, 1800 s
+cp      1     0         none needed    gloo, 1800 s
+```
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rankmesh.core.local import LocalGroup
+
+if TYPE_CHECKING:
+    from rankmesh.runtime.live import LiveGroups
+
+__all__ = ["GroupReport", "Report", "report_of"]
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """One group: ``communicator`` is the name of the group whose process group it uses, None for one rank."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+    position: int
+    communicator: str | None
+    created: bool
+    backend: str
+    timeout: float
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One rank's live groups; ``phases`` are seconds, ``communicators`` counts process groups with a communicator."""
+
+    rank: int
+    world_size: int
+    digest: str
+    generation: int
+    communicators: int
+    groups: tuple[GroupReport, ...]
+    phases: dict[str, float]
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """The report as JSON text."""
+        return json.dumps(asdict(self), indent=indent)
+
+    def __str__(self) -> str:
+        head = ("group", "size", "position", "communicator", "options", "members")
+        rows = [head, *(_row(group) for group in self.groups)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        spent = ", ".join(f"{phase} {seconds:.3f} s" for phase, seconds in self.phases.items() if " " not in phase)
+        title = f"rank {self.rank} of {self.world_size}, plan {self.digest[:12]}, generation {self.generation}"
+        return "\n".join([f"{title}: {len(self.groups)} groups, {self.communicators} communicators; {spent}", *lines])
+
+
+def _row(group: GroupReport) -> tuple[str, ...]:
+    size = len(group.ranks)
+    if group.communicator is None:
+        communicator = "none needed"
+    else:
+        communicator = "own" if group.communicator == group.name else f"{group.communicator}'s"
+    if not group.created and group.communicator == group.name:
+        communicator = "at first use"
+    shown = ", ".join(map(str, group.ranks[:_SHOWN])) + (f", ... {size}" if size > _SHOWN else "")
+    settings = {name: value for name, value in group.options.items() if name not in ("backend", "timeout")}
+    options = ", ".join([group.backend, f"{group.timeout:g} s", *(f"{key} {value}" for key, value in settings.items())])
+    return (group.name, str(size), str(group.position), communicator, options, f"[{shown}]")
+
+
+def report_of(live: LiveGroups) -> Report:
+    """The report of one rank's live groups."""
+    groups = tuple(_group(live, own) for own in live.own.values())
+    made = {group.communicator for group in groups if group.created and group.communicator}
+    return Report(
+        rank=live.rank,
+        world_size=live.world_size,
+        digest=live.plan.digest,
+        generation=live.generation,
+        communicators=len(made),
+        groups=groups,
+        phases=dict(live.phases),
+    )
+
+
+def _group(live: LiveGroups, own: LocalGroup) -> GroupReport:
+    timeout = own.options.timeout
+    return GroupReport(
+        name=own.name,
+        description=str(own),
+        ranks=own.ranks,
+        position=own.rank,
+        communicator=own.leader if own.size > 1 else None,
+        created=live.is_made(own.leader),
+        backend=own.options.backend or live.world.default.backend,
+        timeout=live.world.default.timeout.total_seconds() if timeout is None else timeout,
+        options=own.options.to_dict(),
+    )

@@ -1,0 +1,74 @@
+"""Warm-up: every communicator used once, in plan order, each within a bounded time.
+
+```
+each leader     one all-reduce of one number
+pipelines       the number to next and to prev besides: pipelines talk to their neighbours, not to the group
+```
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from rankmesh.errors import ConnectError, first_line
+from rankmesh.runtime.handles import LiveGroup
+from rankmesh.runtime.told import with_verdict
+
+__all__ = ["warm_up"]
+
+
+def warm_up(groups: Mapping[str, LiveGroup], timeout: timedelta) -> dict[str, float]:
+    """Warm up the leaders of a rank's groups, and its pipelines; the seconds that each took."""
+    seconds = {}
+    for name, group in groups.items():
+        if group.size > 1 and (group.own.leader == name or group.own.spec.pipeline):
+            started = time.perf_counter()
+            with with_verdict(f"warm_up of {group.own}"):
+                _use(group, timeout)
+            seconds[name] = time.perf_counter() - started
+    return seconds
+
+
+def _use(group: LiveGroup, timeout: timedelta) -> None:
+    device = "cuda" if "nccl" in dist.get_backend(group.pg) else "cpu"
+    try:
+        for work in _works(group, torch.ones(1, device=device), timeout):
+            # Torch's work objects have no return value that says "late"; they raise.
+            work.wait(timeout)
+    except RuntimeError as error:
+        raise ConnectError(
+            f"group {group.own} was not warm within {timeout.total_seconds():g} s ({first_line(error)}); its members "
+            f"are {list(group.ranks[:16])}; look at the logs of the members for the one that is not there",
+            group=group.name,
+            ranks=group.ranks,
+            late=True,
+        ) from error
+
+
+def _works(group: LiveGroup, one: torch.Tensor, timeout: timedelta) -> list[dist.Work]:
+    works = [_all_reduce(group, one, timeout)]
+    if group.own.spec.pipeline:
+        for to, back in ((group.next, group.prev), (group.prev, group.next)):
+            works += dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, one.clone(), to, group=group.pg),
+                    dist.P2POp(dist.irecv, torch.empty_like(one), back, group=group.pg),
+                ]
+            )
+    return [work for work in works if work is not None]
+
+
+def _all_reduce(group: LiveGroup, one: torch.Tensor, timeout: timedelta) -> dist.Work | None:
+    """An all-reduce that ends by itself: gloo can destroy no group that still waits in one."""
+    if dist.get_backend(group.pg) != "gloo":
+        # NCCL's watchdog ends the process at the time limit of a collective; there only the wait is limited.
+        work: dist.Work | None = dist.all_reduce(one, group=group.pg, async_op=True)
+        return work
+    options = dist.AllreduceOptions()
+    options.timeout = timeout
+    return group.pg.allreduce([one], options)

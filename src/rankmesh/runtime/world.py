@@ -1,0 +1,256 @@
+"""The world: what all plans of this process share, and who owns it.
+
+```
+                 ┌─ store        the keys of its meetings, deleted when a meeting is over
+World ───────────┼─ turns        one order of meetings, the same on every rank; names of process groups carry the turn
+(one a process)  ├─ schedule     one order of what all ranks do together: making and declining splits
+                 ├─ devices      gloo's sockets, shared by the groups that connect at once
+                 └─ live groups  of every plan that is connected; LiveGroups is a view of one of them
+```
+
+A world begins with ``torch.distributed``'s default group and ends with it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+
+from rankmesh.backend import torch_private
+from rankmesh.core.local import LocalGroups
+from rankmesh.core.plan import Plan
+from rankmesh.core.rank_range import RankRange
+from rankmesh.core.saved import contents
+from rankmesh.errors import AgreementError, ConnectError, RankmeshError
+from rankmesh.rendezvous.store import answering
+from rankmesh.runtime.claim import Claim
+from rankmesh.runtime.eager import AtOnce, some_connect_at_once
+from rankmesh.runtime.fitting import check_lazy, check_options, check_world, circle
+from rankmesh.runtime.identify import Identity, identified
+from rankmesh.runtime.live import LiveGroups
+from rankmesh.runtime.meeting import Meeting, agree
+from rankmesh.runtime.schedule import Step, schedule
+
+__all__ = ["World", "close_all"]
+
+_Result = TypeVar("_Result")
+
+_worlds: WeakKeyDictionary[torch.distributed.ProcessGroup, World] = WeakKeyDictionary()
+
+
+class World:
+    """The world of this process: its default group, and everything that rankmesh has made in it.
+
+    ``default`` has what torch says of the default group: rank, size, store, backend, timeout, and the bound device.
+    """
+
+    def __init__(self, default: torch_private.DefaultGroup) -> None:
+        self.default = default
+        self.devices = torch_private.GlooDevices()
+        self._live: list[LiveGroups] = []
+        self._held: Counter[str] = Counter()
+        self._connecting = threading.Lock()
+
+    @classmethod
+    def current(cls) -> World:
+        """The world of ``torch.distributed``'s default group; ``ConnectError`` where there is none."""
+        pg = torch_private.default_pg()
+        return _worlds.get(pg) or _worlds.setdefault(pg, cls(torch_private.default_group()))
+
+    @property
+    def live(self) -> tuple[LiveGroups, ...]:
+        """The live groups of every plan that is connected, in the order in which they were made."""
+        return tuple(self._live)
+
+    def meeting(self, name: str) -> str:
+        """The key of the next meeting of this name: ranks hold those of one name in the same order."""
+        number, self._held[name] = self._held[name], self._held[name] + 1
+        return f"rankmesh/{name}/{number}"
+
+    # -- connect ------------------------------------------------------------------------------------------------
+
+    def connect(self, plans: Mapping[str, Plan], limit: timedelta) -> dict[str, LiveGroups]:
+        """One meeting for all these plans, then one schedule: the live groups of each, by its key."""
+        with self._alone():
+            started = time.perf_counter()
+            phases: dict[str, float] = {}
+            refusal = self._refusal(plans)
+            phases["check"] = time.perf_counter() - started
+            try:
+                own = {} if refusal else {key: plan.of(self.default.rank) for key, plan in plans.items()}
+                at_once = self._at_once(plans, own)
+                meeting = self._agree(plans, refusal, limit, phases, at_once)
+            except AgreementError as error:
+                raise refusal or error from None
+            if refusal is not None:
+                if meeting is not None:  # all ranks refuse alike
+                    meeting.leave()
+                raise refusal
+            return self._make(plans, own, meeting, at_once, limit, phases, started)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One connect at a time: two threads would meet in another order on another rank."""
+        if not self._connecting.acquire(blocking=False):
+            raise ConnectError(
+                f"rank {self.default.rank}: received a second connect while one is under way on another thread; all "
+                "ranks connect in one order; connect on one thread, or several plans together, in one mapping",
+                rank=self.default.rank,
+            )
+        try:
+            yield
+        finally:
+            self._connecting.release()
+
+    def _refusal(self, plans: Mapping[str, Plan]) -> RankmeshError | None:
+        """Why this rank cannot serve the plans. It says so at the meeting, where the others would wait for it."""
+        try:
+            for plan in plans.values():
+                check_world(plan, self.default)
+                check_lazy(plan, self.default)
+                check_options(plan, self.default)
+        except RankmeshError as error:
+            return error
+        return None
+
+    def _at_once(self, plans: Mapping[str, Plan], own: Mapping[str, LocalGroups]) -> AtOnce | None:
+        """The groups that connect when they are made; None where no rank of these plans has any."""
+        if not own or self.default.dry or not some_connect_at_once(plans, self.default):
+            return None
+        return AtOnce.of(plans, own, self.default, self.devices)
+
+    def _agree(
+        self,
+        plans: Mapping[str, Plan],
+        refusal: RankmeshError | None,
+        limit: timedelta,
+        phases: dict[str, float],
+        at_once: AtOnce | None,
+    ) -> Meeting | None:
+        """The meeting of all ranks that the plans concern; None in a dry run, in which nobody is there to agree."""
+        span = circle(plans.values(), self.default)
+        if self.default.dry or (refusal is not None and self.default.rank not in span):
+            return None
+        if self.default.store is None:
+            raise ConnectError(
+                f"received a world of backend {self.default.backend!r}, which keeps no store; the ranks agree through "
+                "the store; initialise the world with a store (gloo or nccl), and give groups backend='mpi' where "
+                "they need it",
+                backend=self.default.backend,
+            )
+        claim = self._claim(plans, refusal, span, at_once)
+        tell = at_once.tell if at_once else None
+        return _timed(phases, "agree", lambda: agree(self.default.store, claim, limit, tell))
+
+    def _claim(
+        self, plans: Mapping[str, Plan], refusal: RankmeshError | None, span: RankRange, at_once: AtOnce | None
+    ) -> Claim:
+        from rankmesh import __version__
+
+        rank, size = self.default.rank, self.default.size
+        common = {"version": __version__, "live_world_size": size}
+        if at_once and self.devices.listening is None:
+            common["gloo"] = "asks the store for each address"
+        if refusal is not None:
+            return Claim(rank, size, span, common | {"refused": str(refusal)})
+        said = (
+            contents(plans[""])
+            if list(plans) == [""]
+            else {"plans": [{"name": key, "plan": contents(plan)} for key, plan in plans.items()]}
+        )
+        # A plan has its digest already, for the names of its groups.
+        stands = repr((common, [(key, plan.digest) for key, plan in plans.items()]))
+        return Claim(rank, size, span, {**said, **common}, stands)
+
+    # -- make ---------------------------------------------------------------------------------------------------
+
+    def _make(
+        self,
+        plans: Mapping[str, Plan],
+        own: Mapping[str, LocalGroups],
+        meeting: Meeting | None,
+        at_once: AtOnce | None,
+        limit: timedelta,
+        phases: dict[str, float],
+        started: float,
+    ) -> dict[str, LiveGroups]:
+        """The groups of this rank, in the one order of all ranks; then wait until every rank has its own."""
+        within = limit.total_seconds()
+        deadline = time.monotonic() + within
+        making = torch_private.Making(self.devices, self.default.store, deadline)
+        turn = meeting.turn if meeting else 0
+        made = {key: LiveGroups(plan, self, turn, phases, making, key=key, own=own[key]) for key, plan in plans.items()}
+        self._live += made.values()
+        try:
+            if meeting and at_once and self.devices.listening is not None:
+                with answering(self.default.rank):
+                    making.addresses.update(at_once.found(meeting.addresses))
+            _timed(phases, "create", lambda: self._create(made, phases))
+            if meeting:
+                _timed(phases, "complete", lambda: meeting.complete(deadline - time.monotonic(), within))
+        except BaseException as error:
+            self._undo(made)
+            if meeting:
+                # The others need not wait for a rank that goes away.
+                meeting.give_up(error, deadline - time.monotonic(), within)
+            raise
+        phases["all"] = time.perf_counter() - started
+        return made
+
+    def _create(self, made: Mapping[str, LiveGroups], phases: dict[str, float]) -> None:
+        for step in schedule({key: live.plan for key, live in made.items()}, self.default):
+            self._take(step, made[step.key], phases)
+
+    def _take(self, step: Step, live: LiveGroups, phases: dict[str, float]) -> None:
+        started = time.perf_counter()
+        if live.leads(step.kind):
+            live.open(step.kind)
+            phases[f"create {step.kind}"] = time.perf_counter() - started
+        elif step.splits and self.default.bound_device is not None:
+            torch_private.decline_split(self.default.bound_device)
+
+    def _undo(self, made: Mapping[str, LiveGroups]) -> None:
+        for live in reversed(list(made.values())):
+            with suppress(ConnectError):
+                live.close()
+        # Members may have called under numbers that no group has taken here.
+        self.devices.release()
+
+    # -- what there is ------------------------------------------------------------------------------------------
+
+    def identify(self, text: str) -> Identity:
+        """The group that a name or description of a process group stands for, as logs and recordings show them.
+
+        Raises ``ConnectError`` where no plan that is connected here has such a group.
+        """
+        return identified(text, {(live.key, live.generation): live.plan for live in self._live})
+
+    def forget(self, live: LiveGroups) -> None:
+        """Own these live groups no longer: they are closed."""
+        self._live = [other for other in self._live if other is not live]
+        if not self._live:
+            self.devices.release()
+
+
+def close_all() -> None:
+    """Destroy the groups of every plan that this process still holds, last connected first.
+
+    For when an exception has lost the mapping that ``connect`` gave. Every rank calls it, as ``close``.
+    """
+    for live in reversed(World.current().live):
+        live.close()
+
+
+def _timed(phases: dict[str, float], phase: str, work: Callable[[], _Result]) -> _Result:
+    started = time.perf_counter()
+    result = work()
+    phases[phase] = time.perf_counter() - started
+    return result
