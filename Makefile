@@ -24,7 +24,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-torch test-browser screenshots test-gpu test-hangs test-sweeps test-cluster test-launchers \
+.PHONY: help demo test test-torch test-browser screenshots test-gpu test-hangs test-sweeps test-cluster test-launchers test-wheel \
 	test-peers lint lint-page page bench bench-transfers bench-cluster docs clean
 
 help:  ## list the targets
@@ -48,6 +48,9 @@ screenshots: $(VENV)/.installed-browser  ## make the explorer's pictures of docs
 
 test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor on what it leaves, the watch (root)
 	@HANGS=$(HANGS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/hangs tests/watch tests/check/test_verdicts.py $(ARGS)
+
+test-wheel: $(VENV)/.installed-test  ## build the wheel, install it in an empty environment, run its command and the four lines
+	@RANKMESH_WHEEL=1 $(BIN)/python -m pytest -n 0 tests/test_wheel.py $(ARGS)
 
 test-gpu: $(VENV)/.installed-test  ## live groups, transfers and hangs on NCCL, by ranks that share the GPUs (torch 2.14 with CUDA)
 	@$(BIN)/python -m pytest -n 0 tests/gpu $(ARGS)
@@ -110,7 +113,7 @@ $(VENV)/.created:
 # torch comes first and by its exact version, so that a wheel which pip finds on this machine is taken as it is.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) '$(call pin,torch)'
-	$(PIP) -e '.[cli,configs,torch]'
+	$(PIP) -e '.[configs,torch]'
 	@touch $@
 
 # Others' code that tests run beside ours: what is asked of it, ranks and groups, needs none of its dependencies.

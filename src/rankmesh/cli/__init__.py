@@ -16,7 +16,6 @@ import os
 import sys
 
 from rankmesh.cli.bash_words import answered
-from rankmesh.cli.exit_codes import ExitCode
 
 # Imported before anything large, as it takes the time.
 from rankmesh.cli.started import STARTED  # noqa: F401
@@ -26,15 +25,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command on ``sys.argv`` and exit with one of ``rankmesh.cli.exit_codes``."""
-    from rankmesh.core.extras import extra
-    from rankmesh.errors import MissingExtra
-
-    try:
-        with extra("cli"):
-            from rankmesh.cli.app import app
-    except MissingExtra as error:  # what else goes wrong is told by the command itself
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(ExitCode.USAGE)
+    from rankmesh.cli.app import app
 
     def run() -> None:
         app(prog_name="rankmesh")

@@ -1,19 +1,17 @@
-"""Extras: what rankmesh needs beside numpy, and for what.
+"""Extras: the packages that pip installs on request, and the error where one is missing.
 
 ```
-pip install rankmesh                 plan: meshes, plans, recipes, presets, JSON, pictures, pages
-pip install 'rankmesh[cli]'          the rankmesh command
-pip install 'rankmesh[configs]'      training configs and scripts as SPECs, YAML files
+pip install rankmesh                 plans and the rankmesh command: numpy, typer, rich, PyYAML
+pip install 'rankmesh[configs]'      launch scripts, JSON and TOML training configs as SPECs: tree-sitter
 pip install 'rankmesh[torch]'        live groups, the simulator, dialects, checks
 pip install 'rankmesh[files]'        checkpoints of safetensors, read under any layout
 pip install 'rankmesh[testing]'      the pytest plugin and the strategies
 ```
 
->>> with extra("cli"):
+>>> with extra("configs"):
 ...     import a_package_that_nobody_has
 Traceback (most recent call last):
-rankmesh.errors.MissingExtra: received no package 'a_package_that_nobody_has'; it comes with an extra; \
-pip install 'rankmesh[cli]'
+rankmesh.errors.MissingExtra: the package 'a_package_that_nobody_has' is not installed; pip install 'rankmesh[configs]'
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ def extra(name: str) -> Iterator[None]:
         if package in ("", "rankmesh") or isinstance(error, MissingExtra):
             raise
         raise MissingExtra(
-            f"received no package {package!r}; it comes with an extra; pip install 'rankmesh[{name}]'",
+            f"the package {package!r} is not installed; pip install 'rankmesh[{name}]'",
             name=package,
             extra=name,
         ) from error

@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankmesh.core.extras import extra
 from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
@@ -65,8 +64,7 @@ def _sections(config: str | Path | Mapping[str, Mapping[str, Any]]) -> dict[str,
     if isinstance(config, Mapping):
         data: Any = config
     else:
-        with extra("configs"):
-            import yaml
+        import yaml
 
         try:
             data = yaml.safe_load(config.read_text(encoding="utf-8") if isinstance(config, Path) else config) or {}

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rankmesh.core.extras import extra
 from rankmesh.errors import ClusterError
 from rankmesh.placement.cluster import SCHEMA, Cluster, Host, Level
 from rankmesh.placement.names import host_list
@@ -29,7 +28,7 @@ _FORM = "a cluster has levels, each with a name, and hosts, each with a name and
 
 
 def loaded(text: str) -> Any:
-    """The data of a JSON or YAML text; ``ValueError`` says in one line why it is neither. YAML needs an extra.
+    """The data of a JSON or YAML text; ``ValueError`` says in one line why it is neither.
 
     >>> loaded("levels: [{name: host}]") == loaded('{"levels": [{"name": "host"}]}')
     True
@@ -38,8 +37,8 @@ def loaded(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         pass
-    with extra("configs"):
-        import yaml
+    import yaml
+
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:

@@ -156,14 +156,9 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield path, value
 
 
-def _yaml() -> Any:
-    with extra("configs"):
-        import yaml
-    return yaml
-
-
 def _yaml_node(text: str) -> Any:
-    yaml = _yaml()
+    import yaml
+
     try:
         node = yaml.SafeLoader(text).get_single_node()
     except yaml.YAMLError as error:
@@ -196,7 +191,8 @@ def _yaml_entries(node: Any, path: tuple[str, ...], line: int, outer: tuple[Any,
 
 
 def _yaml_value(node: Any) -> Any:
-    yaml = _yaml()
+    import yaml
+
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node, deep=True)

@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankmesh.core.extras import extra
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError, RankmeshError, first_line
@@ -49,12 +48,10 @@ def _document(text: str, path: str | Path) -> Any:
     try:
         if Path(path).suffix not in (".yaml", ".yml"):
             return json.loads(text)
-        with extra("configs"):
-            import yaml
+        import yaml
+
         return yaml.safe_load(text)
     except Exception as error:
-        if isinstance(error, RankmeshError):
-            raise
         raise PlanError(
             f"received tensors file {str(path)!r}, which is no document ({first_line(error)}); correct it",
             path=path,
