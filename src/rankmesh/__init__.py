@@ -6,13 +6,14 @@
 >>> plan.of(13)["dp_cp"].ranks
 (1, 3, 5, 7, 9, 11, 13, 15)
 
-Planning needs numpy alone; ``rm.connect`` loads torch when it is first used.
+Planning needs numpy alone. Placements, transfers and recipes are loaded when they are first used, and so is
+torch: by ``rm.connect`` and whatever else is live.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rankmesh.core import Group, Groups, GroupSpec, Job, Mesh, Options, Pick, Plan, Sharding, ends, first, last, recipes
+from rankmesh.core import Group, Groups, GroupSpec, Job, Mesh, Options, Pick, Plan, ends, first, last
 from rankmesh.core.extras import extra
 from rankmesh.errors import (
     AgreementError,
@@ -29,17 +30,18 @@ from rankmesh.errors import (
     UnknownAxis,
     UnknownGroup,
 )
-from rankmesh.placement import Cluster, Placed, Traffic, place
-from rankmesh.transfer import Transfer
 
 if TYPE_CHECKING:
+    from rankmesh.core import Sharding, recipes
     from rankmesh.debug.verification.check import check
     from rankmesh.debug.watch.joined import init
+    from rankmesh.placement import Cluster, Placed, Traffic, place
     from rankmesh.readers.source import read_plan as read
     from rankmesh.runtime import LiveGroup, LiveGroups, LiveJob, close_all
     from rankmesh.runtime.connect import connect
     from rankmesh.runtime.discover import discover
     from rankmesh.runtime.init import LiveRank
+    from rankmesh.transfer import Transfer
 
 __all__ = [
     "AgreementError",
@@ -87,30 +89,43 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Where each name is that loads torch when it is first used.
+# Where each name is that is loaded when it is first used; of those below, torch is too.
+_LAZY = {
+    "Cluster": "rankmesh.placement:Cluster",
+    "Placed": "rankmesh.placement:Placed",
+    "Sharding": "rankmesh.core.sharding:Sharding",
+    "Traffic": "rankmesh.placement:Traffic",
+    "Transfer": "rankmesh.transfer:Transfer",
+    "place": "rankmesh.placement:place",
+    "read": "rankmesh.readers.source:read_plan",
+    "recipes": "rankmesh.core.recipes",
+}
 _LIVE = {
-    "LiveGroup": "rankmesh.runtime",
-    "LiveGroups": "rankmesh.runtime",
-    "LiveJob": "rankmesh.runtime",
-    "LiveRank": "rankmesh.runtime.init",
-    "check": "rankmesh.debug.verification.check",
-    "close_all": "rankmesh.runtime",
-    "connect": "rankmesh.runtime.connect",
-    "discover": "rankmesh.runtime.discover",
-    "init": "rankmesh.debug.watch.joined",
+    "LiveGroup": "rankmesh.runtime:LiveGroup",
+    "LiveGroups": "rankmesh.runtime:LiveGroups",
+    "LiveJob": "rankmesh.runtime:LiveJob",
+    "LiveRank": "rankmesh.runtime.init:LiveRank",
+    "check": "rankmesh.debug.verification.check:check",
+    "close_all": "rankmesh.runtime:close_all",
+    "connect": "rankmesh.runtime.connect:connect",
+    "discover": "rankmesh.runtime.discover:discover",
+    "init": "rankmesh.debug.watch.joined:init",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name == "read":
-        from rankmesh.readers.source import read_plan
-
-        return read_plan
     if name in _LIVE:
         with extra("torch"):
-            return getattr(import_module(_LIVE[name]), name)
+            return _loaded(_LIVE[name])
+    if name in _LAZY:
+        return _loaded(_LAZY[name])
     raise AttributeError(f"module 'rankmesh' has no attribute {name!r}")
 
 
+def _loaded(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(import_module(module), name) if name else import_module(module)
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LIVE, "read"})
+    return sorted({*globals(), *_LIVE, *_LAZY})

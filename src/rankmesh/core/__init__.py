@@ -25,16 +25,21 @@ extras, limits   what pip installs beside numpy; time limits
 ```
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from rankmesh.core.groups import Group, Groups
 from rankmesh.core.job import Job
 from rankmesh.core.local import LocalGroup, LocalGroups
 from rankmesh.core.mesh import Mesh
-from rankmesh.core.nccl_config import with_nccl_config
 from rankmesh.core.options import Options
 from rankmesh.core.picks import Pick, ends, first, last
 from rankmesh.core.plan import Plan
-from rankmesh.core.sharding import Shard, Sharding
 from rankmesh.core.spec import GroupSpec
+
+if TYPE_CHECKING:
+    from rankmesh.core.nccl_config import with_nccl_config
+    from rankmesh.core.sharding import Shard, Sharding
 
 __all__ = [
     "Group",
@@ -54,3 +59,12 @@ __all__ = [
     "last",
     "with_nccl_config",
 ]
+
+# What a plan does not need is loaded when it is first used.
+_LAZY = {"Shard": "sharding", "Sharding": "sharding", "with_nccl_config": "nccl_config"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(f"rankmesh.core.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'rankmesh.core' has no attribute {name!r}")
