@@ -77,7 +77,7 @@ def _bare(plan: Plan) -> list[Any]:
         options._devices = [shared if at_once else _device(late=True)]
         options._threads, options._timeout = 1, _LONG
         made[group.name] = ProcessGroupGloo(PrefixStore(str(group), store), group.rank, group.size, options)
-    return [made[group.leader] for group in own.values() if group.size > 1]
+    return [made[group.canonical] for group in own.values() if group.size > 1]
 
 
 def _device(*, late: bool) -> Any:

@@ -37,7 +37,7 @@ def facts(plan, width):
     mesh, use = plan.mesh, communicators(plan)
     cluster = Cluster.of_nodes(width, plan.world_size)
     views = (None, *mesh.views)
-    ranks = sorted({mesh.offset, mesh.span.stop - 1, mesh.offset + mesh.size // 2})
+    ranks = sorted({mesh.offset, mesh.rank_range.stop - 1, mesh.offset + mesh.size // 2})
     return {
         "world": plan.world_size,
         "strides": {str(view): list(mesh.view(view).strides.items()) for view in views},
@@ -46,7 +46,7 @@ def facts(plan, width):
         ],
         "groups": {name: groups.tolist() for name, groups in plan.kinds.items()},
         "own": [
-            [[own.name, str(own), own.rank, None if own.size == 1 else own.leader] for own in plan.of(rank).values()]
+            [[own.name, str(own), own.rank, None if own.size == 1 else own.canonical] for own in plan.of(rank).values()]
             for rank in ranks
         ],
         "sharing": [list(names) for names in plan.sharing],

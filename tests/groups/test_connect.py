@@ -86,7 +86,7 @@ def _check(plan, rank, seen):
         assert (group["sum"], group["rank"]) == (sum(members), members.index(rank)), name
         # A shared process group is described as the kind that leads.
         prefix = f"{plan.name}:" if plan.name else ""
-        assert group["description"] == prefix + str(plan.of(rank)[plan.of(rank)[name].leader]), name
+        assert group["description"] == prefix + str(plan.of(rank)[plan.of(rank)[name].canonical]), name
 
 
 @pytest.mark.parametrize("what", PLANS)
@@ -178,7 +178,7 @@ def _named(me):
                 assert (by_name.key, by_words.key) == (key, key)
                 assert by_name.plan is plan
                 found.append(
-                    (by_name.kind, group.own.leader, by_name.coordinate == dict(live.own[by_name.kind].coordinate))
+                    (by_name.kind, group.own.canonical, by_name.coordinate == dict(live.own[by_name.kind].coordinate))
                 )
         other = world.identify(f"left:{plan.of((me.rank + 1) % me.size)['tp']}").ranks
         unknown = me.error(ConnectError, world.identify, "tp/7/0123456789abcdef")["message"]

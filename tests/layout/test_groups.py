@@ -112,7 +112,7 @@ def test_equal_partitions_are_equal_groups(drawn):
 def test_equal_regular_groups_have_equal_partitions(drawn):
     """Sharing by partition is complete where the groups are one pattern shifted, as whole groups are."""
     for one, other in drawn:
-        places = [[one.groups.span.position(rank) for rank in group] for group in one.expected]
+        places = [[one.groups.rank_range.position(rank) for rank in group] for group in one.expected]
         regular = len({tuple(place - group[0] for place in group) for group in places}) == 1
         if regular and sorted(one.expected) == sorted(other.expected):
             assert one.groups.partition == other.groups.partition

@@ -29,7 +29,7 @@ def filled(sharding, rank):
 @given(one())
 def test_every_shard_is_that_of_a_tensor_cut_by_hand(sharding):
     """Views, offsets, splits, rank maps, parts, padding and uneven cuts: boxes, places and shape of every rank."""
-    for rank in range(sharding.mesh.span.stop + 1):
+    for rank in range(sharding.mesh.rank_range.stop + 1):
         expected = brute.local(sharding, rank)
         assert sharding.holds(rank) == (expected is not None)
         if expected is None:

@@ -12,7 +12,7 @@ from rankmesh import LayoutError, Mesh, UnknownAxis
 def test_a_slice_is_the_group_of_its_rank(mesh, data):
     """A sub-mesh lists the ranks of the group through its rank, in their order; where they are apart it is refused."""
     axes = data.draw(axes_of(mesh).filter(bool))
-    rank = data.draw(st.sampled_from(mesh.span.ranks(np.arange(mesh.size)).tolist()))
+    rank = data.draw(st.sampled_from(mesh.rank_range.ranks(np.arange(mesh.size)).tolist()))
     members = next(
         group for group in brute.groups(mesh.axes, axes, offset=mesh.offset, rank_map=mesh.rank_map) if rank in group
     )

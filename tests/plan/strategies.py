@@ -59,7 +59,7 @@ def cases(draw, options=FEW_OPTIONS):
     arguments = {
         "mesh": mesh,
         "specs": specs,
-        "world_size": draw(st.sampled_from([None, mesh.span.stop, mesh.span.stop + 3])),
+        "world_size": draw(st.sampled_from([None, mesh.rank_range.stop, mesh.rank_range.stop + 3])),
         "options": Options(**base),
         "view_options": {"expert": Options(**by_view)} if mesh.views else {},
         "name": draw(st.sampled_from(["", "llm"])),

@@ -11,7 +11,7 @@ from rankmesh.errors import LayoutError, PlanError
 def test_a_rank_map_permutes_every_group(case, random):
     """Replacing the rank map puts every member of every group, of views too, where the map says."""
     plan = case.plan
-    span = plan.mesh.span
+    span = plan.mesh.rank_range
     ranks = list(range(span.offset, span.stop))
     random.shuffle(ranks)
     before, placed = plan.replace(rank_map=None), plan.replace(rank_map=ranks)

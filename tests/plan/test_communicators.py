@@ -45,7 +45,7 @@ PLANS = {
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_counts_equal_those_of_every_rank(plan: Plan) -> None:
     """Least, most and total are what plan.of(rank).communicators says rank by rank."""
-    span = plan.mesh.span
+    span = plan.mesh.rank_range
     counts = [len(plan.of(rank).communicators) for rank in range(span.offset, span.stop)]
     distinct = {(own.name, own.ranks) for rank in range(span.offset, span.stop) for own in plan.of(rank).communicators}
     use = communicators(plan)
@@ -57,7 +57,7 @@ def test_each_kind_counts_its_leaders(plan: Plan) -> None:
     """For each kind the groups by the kind that leads them, as the ranks see it."""
     for name, use in communicators(plan).kinds.items():
         groups = plan.groups(name)
-        leaders = [plan.of(group[0])[name].leader for group in groups]
+        leaders = [plan.of(group[0])[name].canonical for group in groups]
         if groups.size == 1:
             assert (use.own, use.alone, use.shares) == (0, len(groups), ())
         else:

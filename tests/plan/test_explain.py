@@ -21,7 +21,7 @@ def test_describe_equals_the_plan(case):
             assert (group["rank"], group["size"]) == (place, len(ranks))
             assert group["next"] == (None if alone else ranks[(place + 1) % len(ranks)])
             assert group["prev"] == (None if alone else ranks[place - 1])
-            assert group["communicator"] == (None if alone else own[group["name"]].leader)
+            assert group["communicator"] == (None if alone else own[group["name"]].canonical)
             assert group["options"] == own[group["name"]].options.to_dict()
 
 

@@ -133,8 +133,8 @@ def test_one_instance_is_the_whole():
     assert plan.groups("intra_dp_cp").tolist() == plan.groups("dp_cp").tolist()
     assert plan.groups("intra_ep_dp").tolist() == plan.groups("ep_dp").tolist()
     own = plan.of(5)
-    assert own["intra_dp_cp"].leader == "dp_cp"
-    assert own["intra_ep_dp"].leader == own["ep_dp"].leader
+    assert own["intra_dp_cp"].canonical == "dp_cp"
+    assert own["intra_ep_dp"].canonical == own["ep_dp"].canonical
 
 
 def test_hierarchical_context_parallel():

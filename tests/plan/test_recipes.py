@@ -39,7 +39,7 @@ def test_megatron_twins():
         assert plan.spec(f"{name}_gloo").options.backend == "gloo"
     own = plan.of(3)
     assert own["dp_cp_ag"].ranks == own["dp_cp"].ranks
-    assert own["dp_cp_ag"].leader == "dp_cp_ag"
+    assert own["dp_cp_ag"].canonical == "dp_cp_ag"
 
 
 def test_megatron_options():

@@ -18,7 +18,7 @@ def test_leaders_equal_brute_force(case):
         own = list(case.plan.of(rank).values())
         for place, group in enumerate(own):
             equal = [other.name for other in own[:place] if may_share(other, group)]
-            assert group.leader == (equal[0] if equal else group.name)
+            assert group.canonical == (equal[0] if equal else group.name)
 
 
 @given(cases())
@@ -29,8 +29,8 @@ def test_all_members_agree(case):
             seen = [case.plan.of(rank)[name] for rank in ranks]
             for mine in seen:
                 assert list(mine.ranks) == ranks
-                assert (mine.leader, mine.options, str(mine)) == (
-                    seen[0].leader,
+                assert (mine.canonical, mine.options, str(mine)) == (
+                    seen[0].canonical,
                     seen[0].options,
                     str(seen[0]),
                 )
@@ -49,10 +49,10 @@ def test_classes_hold_on_every_rank(case):
     """The kinds of one sharing class lead one another on every rank; each kind is in exactly one class."""
     classes = case.plan.sharing
     assert sorted(name for names in classes for name in names) == sorted(case.expected)
-    for rank in range(case.plan.mesh.offset, case.plan.mesh.span.stop):
+    for rank in range(case.plan.mesh.offset, case.plan.mesh.rank_range.stop):
         own = case.plan.of(rank)
         for names in classes:
-            assert len({own[name].leader for name in names if name in own}) <= 1
+            assert len({own[name].canonical for name in names if name in own}) <= 1
 
 
 @given(cases())
@@ -71,21 +71,21 @@ def test_different_options_do_not_share():
     options = ({}, {"backend": "gloo"}, {"timeout": 5}, {"nccl": {"max_ctas": 4}}, {"overlap": "gather"})
     plan = Plan(Mesh(dp=4), [GroupSpec(f"g{i}", "dp", **chosen) for i, chosen in enumerate(options)])
     own = plan.of(0)
-    assert [group.leader for group in own.values()] == list(own)
+    assert [group.canonical for group in own.values()] == list(own)
     assert len(own.communicators) == 5
 
 
 def test_share_false_takes_its_own():
     """A group that does not share neither uses another's communicator nor lends its own."""
     plan = Plan(Mesh(dp=4), [GroupSpec("a", "dp", share=False), GroupSpec("b", "dp"), GroupSpec("c", "dp")])
-    assert {name: group.leader for name, group in plan.of(0).items()} == {"a": "a", "b": "b", "c": "b"}
+    assert {name: group.canonical for name, group in plan.of(0).items()} == {"a": "a", "b": "b", "c": "b"}
     assert plan.sharing == [("a",), ("b", "c")]
 
 
 def test_members_in_another_order_do_not_share():
     """The order of members is the rank in the group, so it counts."""
     plan = Plan(Mesh(pp=4), [GroupSpec("up", "pp", pick=[0, 3]), GroupSpec("down", "pp", pick=[3, 0])])
-    assert plan.of(0)["down"].leader == "down"
+    assert plan.of(0)["down"].canonical == "down"
 
 
 def test_groups_of_one_rank_need_no_communicator():
@@ -118,7 +118,7 @@ def test_inheritance():
 def test_equal_ends_are_not_equal_members():
     """Groups of one size with the same first and last rank but another between do not share."""
     plan = Plan(Mesh(pp=4), [GroupSpec("a", "pp", pick=[0, 1, 3]), GroupSpec("b", "pp", pick=[0, 2, 3])])
-    assert {name: group.leader for name, group in plan.of(0).items()} == {"a": "a", "b": "b"}
+    assert {name: group.canonical for name, group in plan.of(0).items()} == {"a": "a", "b": "b"}
 
 
 def test_options_that_are_the_default_change_nothing():
@@ -126,4 +126,4 @@ def test_options_that_are_the_default_change_nothing():
     said = Plan(Mesh(dp=4), [GroupSpec("dp"), GroupSpec("too", "dp", share=True, lazy=False, high_priority=False)])
     unsaid = Plan(Mesh(dp=4), [GroupSpec("dp"), GroupSpec("too", "dp")])
     assert said == unsaid
-    assert said.of(0)["too"].leader == "dp"
+    assert said.of(0)["too"].canonical == "dp"

@@ -70,7 +70,7 @@ def pairs(draw, max_names=4, least=1, **limits):
 
 def world_of(*sides):
     """One past the last rank of any mesh."""
-    return max(sharding.mesh.span.stop for side in sides for sharding in side.values())
+    return max(sharding.mesh.rank_range.stop for side in sides for sharding in side.values())
 
 
 __all__ = ["DTYPES", "Mesh", "layouts", "one", "pairs", "shardings", "world_of"]

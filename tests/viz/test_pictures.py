@@ -32,7 +32,7 @@ def test_every_rank_is_drawn_once_in_the_order_of_positions(mesh: Mesh, width: i
     """The cells, block by block and row by row, are the ranks in the order of their positions."""
     drawn = sheet(mesh, width=width)
     cells = [rank for block in drawn.blocks for row in block.rows for rank in row.ranks]
-    assert cells == [mesh.span.rank(position) for position in range(mesh.size)]
+    assert cells == [mesh.rank_range.rank(position) for position in range(mesh.size)]
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=repr)

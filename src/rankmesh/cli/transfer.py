@@ -54,7 +54,7 @@ def planned(
     ours, theirs = source_of(source, world_size).plan.mesh, source_of(target, world_size).plan.mesh
     if offset is not None:
         theirs = _shifted(theirs, offset)
-    machine = None if cluster is None else cluster_of(cluster, max(ours.span.stop, theirs.span.stop))
+    machine = None if cluster is None else cluster_of(cluster, max(ours.rank_range.stop, theirs.rank_range.stop))
     return Transfer(*read_tensors(tensors, ours, theirs), machine)
 
 

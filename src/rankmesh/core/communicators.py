@@ -113,9 +113,9 @@ def _same(one: Groups, other: Groups) -> IntArray:
         return np.ones(len(other), dtype=np.bool_)
     if not any(groups.picked or groups.level for groups in (one, other)):
         return np.zeros(len(other), dtype=np.bool_)  # two patterns that tile a span have all groups equal, or none
-    row_of = np.full(one.span.size, -1, dtype=np.int64)
-    row_of[one.array - one.span.offset] = np.arange(len(one))[:, None]
-    rows = row_of[other.array[:, 0] - other.span.offset]
+    row_of = np.full(one.rank_range.size, -1, dtype=np.int64)
+    row_of[one.array - one.rank_range.offset] = np.arange(len(one))[:, None]
+    rows = row_of[other.array[:, 0] - other.rank_range.offset]
     return (rows >= 0) & (one.array[rows] == other.array).all(axis=1)  # type: ignore[no-any-return]
 
 

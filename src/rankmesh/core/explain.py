@@ -43,7 +43,7 @@ def _group(mesh: Mesh, own: LocalGroup) -> dict[str, Any]:
         "size": own.size,
         "next": following if own.size > 1 else None,
         "prev": preceding if own.size > 1 else None,
-        "communicator": own.leader if own.size > 1 else None,
+        "communicator": own.canonical if own.size > 1 else None,
         "why": _reason(mesh, own),
         "options": own.options.to_dict(),
     }
@@ -75,7 +75,7 @@ def explain(plan: Plan, rank: int) -> str:
     """
     data = describe(plan, rank)
     if data["coordinate"] is None:
-        span = plan.mesh.span
+        span = plan.mesh.rank_range
         return (
             f"rank {rank} of {plan.world_size}: outside the mesh, which covers ranks {span.offset} to {span.stop - 1}"
         )

@@ -54,10 +54,10 @@ class Group(Sequence[int]):
     of the same ranks in the same order.
     """
 
-    __slots__ = ("__dict__", "_base", "_members", "_positions", "_span")
+    __slots__ = ("__dict__", "_base", "_members", "_positions", "_rank_range")
 
-    def __init__(self, span: RankRange, base: int, members: Strided, positions: Sequence[int]) -> None:
-        self._span = span
+    def __init__(self, rank_range: RankRange, base: int, members: Strided, positions: Sequence[int]) -> None:
+        self._rank_range = rank_range
         self._base = base
         self._members = members
         self._positions = positions
@@ -75,7 +75,7 @@ class Group(Sequence[int]):
         values = self._members.values()
         if len(self._positions) != values.size or isinstance(self._positions, tuple):
             values = values[np.asarray(self._positions, dtype=np.int64)]
-        return _frozen(self._span.ranks(values + self._base))
+        return _frozen(self._rank_range.ranks(values + self._base))
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ class Group(Sequence[int]):
     def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
         if isinstance(index, slice):
             return self.ranks[index]
-        return self._span.rank(self._base + self._members.value(self._positions[index]))
+        return self._rank_range.rank(self._base + self._members.value(self._positions[index]))
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.ranks)
@@ -125,7 +125,7 @@ class Group(Sequence[int]):
 
     @cached_property
     def _stated(self) -> tuple[object, ...]:
-        return self._span, self._base, self._members.coalesced(), self._positions
+        return self._rank_range, self._base, self._members.coalesced(), self._positions
 
     def __repr__(self) -> str:
         shown = ", ".join(map(str, (self[i] for i in range(min(_SHOWN, len(self))))))
@@ -140,7 +140,7 @@ class Groups(Sequence[Group]):
     ``level`` is (stride, size) in positions, None for whole groups; ``picked`` are the positions kept, None for all.
     """
 
-    span: RankRange
+    rank_range: RankRange
     axes: tuple[str, ...]
     members: Strided
     fixed: tuple[str, ...]
@@ -206,7 +206,7 @@ class Groups(Sequence[Group]):
     def _key(self) -> tuple[object, ...]:
         whole = self._width == self.members.size
         return (
-            self.span,
+            self.rank_range,
             self.members.coalesced(),
             self.bases.coalesced(),
             None if whole else self.level,
@@ -255,7 +255,7 @@ class Groups(Sequence[Group]):
             whole = whole.reshape(-1, width, stride).swapaxes(1, 2).reshape(-1, width)
         if self.picked is not None:
             whole = whole[:, self.picked]
-        return _frozen(self.span.ranks(whole))
+        return _frozen(self.rank_range.ranks(whole))
 
     def tolist(self) -> list[list[int]]:
         """All groups as lists of ints."""
@@ -288,13 +288,13 @@ class Groups(Sequence[Group]):
 
     def has(self, rank: int) -> bool:
         """Whether the rank is in a group of this kind; O(axes)."""
-        if rank not in self.span:
+        if rank not in self.rank_range:
             return False
         return self.picked is None or self._locate(rank)[2] in self.picked
 
     def index_of(self, rank: int) -> int:
         """The index of the group of one rank: ``self[self.index_of(rank)] == self.of(rank)``."""
-        number = self.span.position(rank)
+        number = self.rank_range.position(rank)
         return self.bases.position(self.bases.digits(number)) * self._pieces + self._locate(rank)[1]
 
     def position_of(self, rank: int) -> int:
@@ -303,7 +303,7 @@ class Groups(Sequence[Group]):
 
     def coordinate_of(self, rank: int) -> dict[str, int]:
         """The coordinate that all members of this rank's group agree on."""
-        return dict(zip(self.fixed, self.bases.digits(self.span.position(rank)), strict=True))
+        return dict(zip(self.fixed, self.bases.digits(self.rank_range.position(rank)), strict=True))
 
     def piece_of(self, rank: int) -> int | None:
         """Which piece of its whole group a rank's group is at this level; None for whole groups."""
@@ -317,11 +317,11 @@ class Groups(Sequence[Group]):
         if self.level is not None:
             members = _between(coalesced, *self.level) or (coalesced, self.level)
         whole = self.picked is None or self.picked == tuple(range(self._width))
-        return self.span, members, None if whole else self.picked
+        return self.rank_range, members, None if whole else self.picked
 
     def _locate(self, rank: int) -> tuple[int, int, int]:
         """The base of a rank's group, the piece of it at this level, and the position in the piece."""
-        number = base = self.span.position(rank)
+        number = base = self.rank_range.position(rank)
         position, weight = 0, 1
         for size, stride in self.members.pairs:  # one rank's part of a plan is this, for each kind
             digit = number // stride % size
@@ -343,7 +343,7 @@ class Groups(Sequence[Group]):
             positions = range(start, start + width * stride, stride)
         if self.picked is not None:
             positions = tuple(positions[position] for position in self.picked)
-        return Group(self.span, base, self.members, positions)
+        return Group(self.rank_range, base, self.members, positions)
 
     def __repr__(self) -> str:
         return f"Groups(axes={'-'.join(self.axes)!r}, {len(self)} groups of {self.size}: {self[0]!r}, ...)"

@@ -71,7 +71,7 @@ class Job(Mapping[str, Mesh]):
                 rank=number,
                 world_size=self._world_size,
             )
-        return tuple(name for name, mesh in self._meshes.items() if number in mesh.span)
+        return tuple(name for name, mesh in self._meshes.items() if number in mesh.rank_range)
 
     def __getitem__(self, name: str) -> Mesh:
         return self._meshes[find(name, self._meshes, "mesh")]
@@ -102,23 +102,23 @@ def _mesh(name: str, mesh: object) -> Mesh:
 
 
 def _range(mesh: Mesh) -> str:
-    return f"ranks {mesh.span.offset} to {mesh.span.stop - 1}"
+    return f"ranks {mesh.rank_range.offset} to {mesh.rank_range.stop - 1}"
 
 
 def _inside(name: str, mesh: Mesh, world_size: int) -> None:
-    if mesh.span.stop > world_size:
+    if mesh.rank_range.stop > world_size:
         raise LayoutError(
             f"received mesh {name!r} over {_range(mesh)} in a world of {world_size}; "
             f"the last rank is {world_size - 1}; lower its offset or a size, or raise world_size",
             name=name,
-            last=mesh.span.stop - 1,
+            last=mesh.rank_range.stop - 1,
             world_size=world_size,
         )
 
 
 def _disjoint_or_colocated(one: str, left: Mesh, other: str, right: Mesh) -> None:
     same = (left.offset, left.size) == (right.offset, right.size)
-    apart = left.span.stop <= right.offset or right.span.stop <= left.offset
+    apart = left.rank_range.stop <= right.offset or right.rank_range.stop <= left.offset
     if not (same or apart):
         raise LayoutError(
             f"received meshes {one!r} over {_range(left)} and {other!r} over {_range(right)}, which overlap; two "
@@ -129,7 +129,7 @@ def _disjoint_or_colocated(one: str, left: Mesh, other: str, right: Mesh) -> Non
 
 def _covers(meshes: Mapping[str, Mesh], world_size: int) -> None:
     free, start = [], 0
-    for offset, stop in sorted({(mesh.offset, mesh.span.stop) for mesh in meshes.values()}):
+    for offset, stop in sorted({(mesh.offset, mesh.rank_range.stop) for mesh in meshes.values()}):
         if offset > start:
             free.append((start, offset - 1))
         start = stop

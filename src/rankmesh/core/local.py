@@ -20,7 +20,7 @@ from typing import TypeVar, overload
 
 from rankmesh.core.groups import Group, Groups
 from rankmesh.core.options import Options
-from rankmesh.core.sharing import leaders
+from rankmesh.core.sharing import canonical_groups
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import NotAMember, UnknownGroup, listed
 
@@ -34,7 +34,7 @@ class LocalGroup:
     """One group as one of its members sees it.
 
     ``group`` lists the members, ``rank`` is the position of this rank among them, ``coordinate`` is what all members
-    agree on, ``leader`` names the group whose process group this one uses (its own name if it leads).
+    agree on, ``canonical`` names the group whose process group this one uses (its own name if it leads).
     """
 
     spec: GroupSpec
@@ -42,7 +42,7 @@ class LocalGroup:
     rank: int
     coordinate: tuple[tuple[str, int], ...]
     piece: int | None
-    leader: str
+    canonical: str
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class LocalGroups(Mapping[str, LocalGroup]):
         self.rank = rank
         given = tuple(kinds)
         member = [(spec, groups, *groups.own(rank)) for spec, groups in given if groups.has(rank)]
-        leader = leaders((spec.name, group, spec.options) for spec, _, group, _ in member)
+        canonical = canonical_groups((spec.name, group, spec.options) for spec, _, group, _ in member)
         self._groups = {
             spec.name: LocalGroup(
                 spec=spec,
@@ -101,7 +101,7 @@ class LocalGroups(Mapping[str, LocalGroup]):
                 rank=position,
                 coordinate=tuple(groups.coordinate_of(rank).items()),
                 piece=groups.piece_of(rank),
-                leader=leader[spec.name],
+                canonical=canonical[spec.name],
             )
             for spec, groups, group, position in member
         }
@@ -131,8 +131,8 @@ class LocalGroups(Mapping[str, LocalGroup]):
         if name not in self._elsewhere:
             return UnknownGroup(name, (*self._groups, *self._elsewhere))
         groups = self._elsewhere[name]
-        if self.rank not in groups.span:
-            where = f"the plan covers ranks {groups.span.offset} to {groups.span.stop - 1}"
+        if self.rank not in groups.rank_range:
+            where = f"the plan covers ranks {groups.rank_range.offset} to {groups.rank_range.stop - 1}"
         else:
             members = groups[groups.index_of(self.rank)]
             where = f"its members here are {listed(members)}"
@@ -155,7 +155,7 @@ class LocalGroups(Mapping[str, LocalGroup]):
     @property
     def communicators(self) -> tuple[LocalGroup, ...]:
         """The groups whose process group needs a communicator: one each, leaders of more than one rank."""
-        return tuple(own for own in self.values() if own.leader == own.name and own.size > 1)
+        return tuple(own for own in self.values() if own.canonical == own.name and own.size > 1)
 
     def __repr__(self) -> str:
         return f"LocalGroups(rank={self.rank}, {', '.join(map(str, self._groups.values()))})"

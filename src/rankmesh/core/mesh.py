@@ -54,13 +54,13 @@ class Mesh:
     Raises ``LayoutError`` for sizes that are not integers of at least 1, and for a map that is no permutation.
     """
 
-    __slots__ = ("_pairs", "_parts", "_pattern", "_sizes", "_span", "_views")
+    __slots__ = ("_pairs", "_parts", "_pattern", "_rank_range", "_sizes", "_views")
 
     _sizes: dict[str, int]
     _parts: dict[str, tuple[str, ...]]
     _pattern: Strided
     _pairs: dict[str, tuple[int, int]]
-    _span: RankRange
+    _rank_range: RankRange
     _views: dict[str, Mesh]
 
     def __init__(self, /, *, offset: int = 0, rank_map: Iterable[int] | None = None, **sizes: int) -> None:
@@ -70,7 +70,7 @@ class Mesh:
         self._set(checked, RankRange.of(offset, prod(checked.values()), rank_map), {}, {})
 
     def _set(
-        self, sizes: dict[str, int], span: RankRange, parts: dict[str, tuple[str, ...]], views: dict[str, Mesh]
+        self, sizes: dict[str, int], rank_range: RankRange, parts: dict[str, tuple[str, ...]], views: dict[str, Mesh]
     ) -> None:
         pattern = Strided.dense(sizes.values())
         values = {
@@ -78,7 +78,7 @@ class Mesh:
             "_parts": parts,
             "_pattern": pattern,
             "_pairs": dict(zip(sizes, pattern.pairs, strict=True)),
-            "_span": span,
+            "_rank_range": rank_range,
             "_views": views,
         }
         for name, value in values.items():
@@ -88,14 +88,14 @@ class Mesh:
         self,
         *,
         sizes: dict[str, int] | None = None,
-        span: RankRange | None = None,
+        rank_range: RankRange | None = None,
         parts: dict[str, tuple[str, ...]] | None = None,
         views: dict[str, Mesh] | None = None,
     ) -> Mesh:
         other = object.__new__(Mesh)
         other._set(
             self._sizes if sizes is None else sizes,
-            self._span if span is None else span,
+            self._rank_range if rank_range is None else rank_range,
             self._parts if parts is None else parts,
             self._views if views is None else views,
         )
@@ -148,22 +148,22 @@ class Mesh:
     @property
     def size(self) -> int:
         """How many ranks the mesh covers."""
-        return self._span.size
+        return self._rank_range.size
 
     @property
     def offset(self) -> int:
         """The first global rank."""
-        return self._span.offset
+        return self._rank_range.offset
 
     @property
-    def span(self) -> RankRange:
+    def rank_range(self) -> RankRange:
         """The global ranks that the mesh covers, and their order."""
-        return self._span
+        return self._rank_range
 
     @property
     def rank_map(self) -> tuple[int, ...] | None:
         """The global rank at each position, None when they ascend."""
-        return self._span.rank_map
+        return self._rank_range.rank_map
 
     @property
     def parts(self) -> dict[str, tuple[str, ...]]:
@@ -188,7 +188,7 @@ class Mesh:
         {'tp': 0, 'dp': 1}
         """
         mesh = self.view(view)
-        return dict(zip(mesh._sizes, mesh._pattern.digits(self._span.position(rank)), strict=True))
+        return dict(zip(mesh._sizes, mesh._pattern.digits(self._rank_range.position(rank)), strict=True))
 
     def rank(self, /, *, view: str | None = None, **coordinate: int) -> int:
         """The global rank at a coordinate; axes of size 1 may be left out.
@@ -202,7 +202,7 @@ class Mesh:
         position = 0
         for name, (size, stride) in mesh._pairs.items():
             position += stride * _digit(name, size, coordinate)
-        return self._span.rank(position)
+        return self._rank_range.rank(position)
 
     def groups(self, axes: AxesLike, *, view: str | None = None, ordered: bool = False) -> Groups:
         """All groups along a set of axes: ``"dp-cp"``, or a sequence of names.
@@ -218,7 +218,7 @@ class Mesh:
         pairs = mesh._pairs
         chosen = named if ordered else tuple([name for name in mesh._sizes if name in named])
         return Groups(
-            span=self._span,
+            rank_range=self._rank_range,
             axes=chosen,
             members=Strided(tuple([pairs[name] for name in chosen])),
             fixed=tuple([name for name in pairs if name not in chosen]),
@@ -289,8 +289,10 @@ class Mesh:
         """
         start = self.offset if offset is None else integer(offset, "offset", least=0)
         moved = self.rank_map and tuple(rank + start - self.offset for rank in self.rank_map)
-        span = RankRange.of(start, self.size, moved if rank_map is ... else rank_map)
-        return self._with(span=span, views={name: view._with(span=span) for name, view in self._views.items()})
+        rank_range = RankRange.of(start, self.size, moved if rank_map is ... else rank_map)
+        return self._with(
+            rank_range=rank_range, views={name: view._with(rank_range=rank_range) for name, view in self._views.items()}
+        )
 
     def with_view(self, name: str, /, *, shared: Iterable[str] | None = None, **sizes: int) -> Mesh:
         """The mesh with one more factorisation of its span, whose ``shared`` axes are proved equal.
@@ -419,7 +421,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
     def _value(self) -> tuple[object, ...]:
         return (
             tuple(self._sizes.items()),
-            self._span,
+            self._rank_range,
             frozenset(self._parts.items()),
             frozenset((name, view._value) for name, view in self._views.items()),
         )
@@ -437,7 +439,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         return Mesh.from_dict, (self.to_dict(),)
 
     def __contains__(self, rank: object) -> bool:
-        return rank in self._span
+        return rank in self._rank_range
 
     def __str__(self) -> str:
         """The axis string: ``Mesh.parse`` reads it."""

@@ -124,7 +124,7 @@ class Plan:
     @property
     def world_size(self) -> int:
         """The size of the world that the plan is for: as said, else up to the last rank of the mesh."""
-        return self._mesh.span.stop if self._world_size is None else self._world_size
+        return self._mesh.rank_range.stop if self._world_size is None else self._world_size
 
     @property
     def fixed_world(self) -> bool:
@@ -155,7 +155,7 @@ class Plan:
         """The groups that one rank is in, by name; O(groups · axes), whatever the size of the world."""
         number = integer(rank, "rank", least=0)
         if number >= self.world_size:
-            self._mesh.span.position(number)
+            self._mesh.rank_range.position(number)
         return LocalGroups(number, ((spec, self._kinds[spec.name]) for spec in self._specs))
 
     @cached_property
@@ -296,11 +296,11 @@ def _plan_name(name: object) -> str:
 
 def _world(world_size: int, mesh: Mesh) -> int:
     size = integer(world_size, "world_size", least=1)
-    if mesh.span.stop > size:
+    if mesh.rank_range.stop > size:
         raise PlanError(
-            f"received a mesh over ranks {mesh.offset} to {mesh.span.stop - 1} for a world of {size}; a mesh fits "
-            "inside its world; lower its offset or a size, or raise world_size",
+            f"received a mesh over ranks {mesh.offset} to {mesh.rank_range.stop - 1} for a world of {size}; a mesh "
+            "fits inside its world; lower its offset or a size, or raise world_size",
             world_size=size,
-            stop=mesh.span.stop,
+            stop=mesh.rank_range.stop,
         )
     return size

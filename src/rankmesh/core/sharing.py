@@ -20,16 +20,16 @@ from collections.abc import Iterable
 from rankmesh.core.groups import Group, Groups
 from rankmesh.core.options import Options
 
-__all__ = ["kinds_that_share", "leaders"]
+__all__ = ["canonical_groups", "kinds_that_share"]
 
 
-def leaders(groups: Iterable[tuple[str, Group, Options]]) -> dict[str, str]:
+def canonical_groups(groups: Iterable[tuple[str, Group, Options]]) -> dict[str, str]:
     """For one rank's groups in plan order: the name of the group whose process group each uses.
 
     >>> from rankmesh.core import Mesh
     >>> mesh = Mesh(tp=2, dp=2)
     >>> whole = mesh.groups("tp-dp").of(0)
-    >>> leaders([("world", whole, Options()), ("mp", whole, Options()), ("own", whole, Options(share=False))])
+    >>> canonical_groups([("world", whole, Options()), ("mp", whole, Options()), ("own", whole, Options(share=False))])
     {'world': 'world', 'mp': 'world', 'own': 'own'}
     """
     found: dict[str, str] = {}

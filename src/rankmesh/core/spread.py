@@ -51,7 +51,7 @@ class Spread:
         """The position of a rank along the axes of each dimension; None for a rank that holds nothing. O(axes)."""
         if rank not in self.mesh:
             return None
-        position = self.mesh.span.position(rank)
+        position = self.mesh.rank_range.position(rank)
         if any(position // stride % size not in kept for (size, stride), kept in self.at):
             return None
         return tuple(tuple(position // stride % size for size, stride in axes) for axes in self.axes)
@@ -82,7 +82,7 @@ class Spread:
     @cached_property
     def ranks(self) -> IntArray:
         """The global ranks that hold each cell, (cells, copies), in the order of their positions."""
-        return self.mesh.span.ranks(self._order)
+        return self.mesh.rank_range.ranks(self._order)
 
     def cell_of(self, ranks: IntArray) -> IntArray:
         """The cell of each of these ranks, -1 for those that hold nothing."""
@@ -94,7 +94,7 @@ class Spread:
     def _cell_of_rank(self) -> IntArray:
         """By rank - offset, which a rank map makes another order than by position."""
         cells = np.empty_like(self._cell_of_position)
-        ranks = self.mesh.span.ranks(np.arange(self.mesh.size, dtype=np.int64))
+        ranks = self.mesh.rank_range.ranks(np.arange(self.mesh.size, dtype=np.int64))
         cells[ranks - self.mesh.offset] = self._cell_of_position
         return cells
 
@@ -103,7 +103,7 @@ class Spread:
         """Equal for two spreads exactly when their sets of copies are the same, whichever dimensions are cut."""
         cutting = frozenset(axis for axes in self.axes for axis in axes if axis[0] > 1)
         kept = frozenset((axis, kept) for axis, kept in self.at if len(kept) < axis[0])
-        return self.mesh.span, cutting, kept
+        return self.mesh.rank_range, cutting, kept
 
 
 @lru_cache(maxsize=4096)

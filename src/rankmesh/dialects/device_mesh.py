@@ -60,7 +60,7 @@ def plan_of(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None, opti
         )
     axes = {axis_name(name): size for name, size in zip(axis_names(given), sizes, strict=True)}
     mesh = Mesh(offset=min(ranks), rank_map=ranks, **dict(reversed(axes.items())))
-    world = dist.get_world_size() if dist.is_initialized() else mesh.span.stop
+    world = dist.get_world_size() if dist.is_initialized() else mesh.rank_range.stop
     return Plan(mesh, [GroupSpec(name) for name in mesh.axes], world_size=world, options=options)
 
 
@@ -140,7 +140,7 @@ def _group_over(groups: LiveGroups, name: str, axes: tuple[str, ...], view: str 
             f"add GroupSpec({name!r}, {'-'.join(axes)!r}) to the plan",
             axes=axes,
         )
-    if len({groups[kind].own.leader for kind in found}) > 1:
+    if len({groups[kind].own.canonical for kind in found}) > 1:
         raise ConnectError(
             f"received {'-'.join(axes)} to flatten as {name!r}; the groups {', '.join(found)} are all along them, each "
             "with a process group of its own, and none has that name; flatten under the name of one of them",

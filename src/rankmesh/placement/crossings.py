@@ -66,7 +66,7 @@ def widest(groups: Groups, cluster: Cluster) -> Level:
 def crossings(groups: Groups, cluster: Cluster | int) -> Crossings:
     """Count the crossings of one kind on a cluster, or on hosts of so many consecutive ranks."""
     if not isinstance(cluster, Cluster):
-        cluster = Cluster.of_nodes(cluster, groups.span.stop)
+        cluster = Cluster.of_nodes(cluster, groups.rank_range.stop)
     hosts = cluster.hosts_of(groups.array)
     between = hops(hosts)
     ordered = np.sort(hosts, axis=1)

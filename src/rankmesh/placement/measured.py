@@ -216,7 +216,7 @@ class _Seen:
 
     @classmethod
     def of(cls, cluster: Cluster, plan: Plan, row: Measured, backend: str) -> _Seen:
-        span = plan.mesh.span
+        span = plan.mesh.rank_range
         machine = Machine.of(cluster, np.arange(span.offset, span.stop))
         groups = np.array([group.ranks for group in row.groups]) - span.offset
         lying = Lay(groups, machine, np.arange(span.size)[None], backend=backend)

@@ -214,7 +214,7 @@ def _traffic(
 
 def _devices(plan: Plan, cluster: Cluster) -> tuple[IntArray, Machine, IntArray]:
     """The ranks of the plan in nested order of their devices, the machine that these are, and the order given."""
-    span = plan.mesh.span
+    span = plan.mesh.rank_range
     ranks = np.arange(span.offset, span.stop)
     cluster.hosts_of(ranks)
     place_of = np.empty(cluster.size, dtype=np.int64)

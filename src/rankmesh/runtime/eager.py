@@ -50,7 +50,7 @@ class AtOnce:
         groups = {}
         for number, step in enumerate(schedule(plans, world)):
             group = own[step.key].get(step.kind)
-            if group is not None and group.leader == group.name and _is_at_once(group.options, group.size, world):
+            if group is not None and group.canonical == group.name and _is_at_once(group.options, group.size, world):
                 groups[number] = step.key, group
         return cls(world.rank, devices, groups)
 

@@ -19,7 +19,7 @@ def circle(plans: Iterable[Plan], world: DefaultGroup) -> RankRange:
     A plan that does not may be for a part of the world, whose ranks then meet without the others.
     """
     given = list(plans)
-    span = given[0].mesh.span
+    span = given[0].mesh.rank_range
     if len(given) > 1 or given[0].fixed_world or span.stop > world.size:
         return RankRange(0, world.size)
     return RankRange(span.offset, span.size)
@@ -27,7 +27,7 @@ def circle(plans: Iterable[Plan], world: DefaultGroup) -> RankRange:
 
 def check_world(plan: Plan, world: DefaultGroup) -> None:
     """Refuse a world of another size, a mesh outside it, and a rank that the plan leaves out without saying so."""
-    span = plan.mesh.span
+    span = plan.mesh.rank_range
     if plan.fixed_world and plan.world_size != world.size:
         raise ConnectError(
             f"received a plan for a world of {plan.world_size} ranks in a world of {world.size}; they must be equal; "

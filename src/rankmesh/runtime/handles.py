@@ -117,7 +117,7 @@ class LiveGroup:
             "ranks": list(self.ranks),
             "rank": self.rank,
             "coordinate": self.coordinate,
-            "communicator": self.own.leader if self.size > 1 else None,
+            "communicator": self.own.canonical if self.size > 1 else None,
             "options": self.own.options.to_dict(),
         }
 

@@ -136,7 +136,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
     # -- process groups -----------------------------------------------------------------------------------------
 
     def _opener(self, own: LocalGroup) -> Any:
-        leader = self._own[own.leader]
+        leader = self._own[own.canonical]
         return lambda: self._open(leader)
 
     def _open(self, leader: LocalGroup) -> ProcessGroup:
@@ -148,7 +148,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
 
     def leads(self, name: str) -> bool:
         """Whether this rank is in a group of this kind that has a process group of its own."""
-        return name in self._own and self._own[name].leader == name
+        return name in self._own and self._own[name].canonical == name
 
     def open(self, name: str) -> ProcessGroup:
         """The process group of a kind that leads, made now if it is not there."""

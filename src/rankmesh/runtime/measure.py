@@ -69,7 +69,7 @@ def measure(
         raise PlanError(f"received sizes {given}; they are bytes that a rank holds, such as (4096, 1048576)")
     meeting = groups.world.meeting(f"measure/{plan.digest[:16]}/{groups.generation}")
     rows = list(_rows(groups, chosen, given, progress, meeting, limit))
-    span = plan.mesh.span
+    span = plan.mesh.rank_range
     said = {"rank": groups.rank, "host": host_name(), "rows": rows}
     world = groups.world.default
     told = say(world.store, meeting, groups.rank, span.size, said, _sorted, limit, "tell what they measured")

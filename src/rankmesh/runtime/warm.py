@@ -26,7 +26,7 @@ def warm_up(groups: Mapping[str, LiveGroup], timeout: timedelta) -> dict[str, fl
     """Warm up the leaders of a rank's groups, and its pipelines; the seconds that each took."""
     seconds = {}
     for name, group in groups.items():
-        if group.size > 1 and (group.own.leader == name or group.own.spec.pipeline):
+        if group.size > 1 and (group.own.canonical == name or group.own.spec.pipeline):
             started = time.perf_counter()
             with with_verdict(f"warm_up of {group.own}"):
                 _use(group, timeout)

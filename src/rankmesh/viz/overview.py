@@ -146,7 +146,7 @@ def overview(
         origin=_origin(source),
         world_size=plan.world_size,
         first=plan.mesh.offset,
-        last=plan.mesh.span.stop - 1,
+        last=plan.mesh.rank_range.stop - 1,
         digest=plan.digest,
         gpus_per_node=None if cluster is None else max(host.devices for host in cluster.hosts),
         nodes=None if cluster is None else len(set(cluster.hosts_of(range(plan.world_size)).tolist())),

@@ -56,7 +56,7 @@ def panel(plan: Plan, name: str, cluster: Cluster | None, part: Part | None = No
     paint = _Paint(
         dict(zip(numbers, colours(len(numbers)), strict=True)),
         group_of,
-        None if cluster is None else cluster.hosts_of(range(plan.mesh.span.stop)).tolist(),
+        None if cluster is None else cluster.hosts_of(range(plan.mesh.rank_range.stop)).tolist(),
     )
     root = Element("g")
     view = plan.spec(name).view

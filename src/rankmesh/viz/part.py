@@ -45,7 +45,7 @@ def part_of(mesh: Mesh, most: int) -> Part:
         sizes[name] = max(1, min(sizes[name] - 1, _ENOUGH // rest))
     pattern = Strided(tuple((size, mesh.strides[name]) for name, size in sizes.items()))
     cut = [f"{_span(name, sizes[name])} of {size}" for name, size in mesh.axes.items() if sizes[name] < size]
-    return Part(sizes, mesh.span.ranks(pattern.values()), ", ".join(cut))
+    return Part(sizes, mesh.rank_range.ranks(pattern.values()), ", ".join(cut))
 
 
 def _span(name: str, size: int) -> str:

@@ -41,7 +41,7 @@ def picture(
     """
     part = part_of(plan.mesh, LIMIT)
     if cluster is None and gpus_per_node is not None:
-        cluster = Cluster.of_nodes(gpus_per_node, plan.mesh.span.stop)
+        cluster = Cluster.of_nodes(gpus_per_node, plan.mesh.rank_range.stop)
     panels = [panel(plan, name, cluster, part) for name in names or pictured_kinds(plan)]
     return tostring(_sheet_of(plan, panels, cluster, part), encoding="unicode")
 

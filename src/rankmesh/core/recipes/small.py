@@ -113,4 +113,4 @@ def axes(mesh: Mesh, *, world_size: int | None = None, options: Options | None =
     unions = [GroupSpec("dp_cp", "dp-cp"), GroupSpec("embd", "pp", pick=ends)]
     taken = {spec.name for spec in specs}
     specs += [union for union in unions if union.name not in taken and mesh.axes.keys() >= set(union.axes)]
-    return Plan(mesh, specs, world_size=mesh.span.stop if world_size is None else world_size, options=options)
+    return Plan(mesh, specs, world_size=mesh.rank_range.stop if world_size is None else world_size, options=options)

@@ -65,7 +65,7 @@ def _distinct(live: LiveGroups) -> Iterator[ProcessGroup]:
     """Each process group once, however many groups share it."""
     seen: set[str] = set()
     for name, handle in live.items():
-        leader = handle.own.leader
+        leader = handle.own.canonical
         if leader not in seen:
             seen.add(leader)
             yield live[name].pg

@@ -168,7 +168,7 @@ class HyperCommGrid:
 
     def is_current_rank_in_grid(self) -> bool:
         """Whether this rank is one of the grid's."""
-        return dist.get_rank() in self._mesh.span
+        return dist.get_rank() in self._mesh.rank_range
 
     def destroy(self) -> None:
         """Destroy the groups that this grid made, last made first; it can make them again."""

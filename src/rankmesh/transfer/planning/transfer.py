@@ -90,7 +90,7 @@ class Transfer:
     def world_size(self) -> int:
         """One past the last rank of any mesh."""
         meshes = {id(mesh): mesh for mesh in (s.mesh for side in (self.source, self.target) for s in side.values())}
-        return max((mesh.span.stop for mesh in meshes.values()), default=0)
+        return max((mesh.rank_range.stop for mesh in meshes.values()), default=0)
 
     @cached_property
     def flows(self) -> Flows:
