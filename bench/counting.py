@@ -49,6 +49,10 @@ class CountingStore(Store):
         self.operations += len(keys) - 1
         return self._count("multi_get", keys)
 
+    def has_extended_api(self) -> bool:
+        """Whether it can read several keys at once: as the store around which it is."""
+        return self._inner.has_extended_api()
+
     def wait(self, *given: Any) -> Any:
         """Wait for keys."""
         return self._count("wait", *given)

@@ -51,7 +51,6 @@ _STACK = 256 << 10
 _LONG = timedelta(minutes=30)
 # What NCCL's identifier and gloo's address take, in bytes.
 _IDENTIFIER, _PLACE = "i" * 128, "a" * 160
-_SOCKET = b"\2\0" + bytes(14)
 
 Operate = Callable[[str, Callable[[], Any]], Any]
 
@@ -77,36 +76,26 @@ class _Counted:
 
 
 def ours(store: Any, rank: int, own: LocalGroups, fields: Mapping[str, Any], world: int) -> None:
-    """The meeting of ``connect``, with the addresses of groups that connect at once, and what communicators ask."""
+    """The meeting of ``connect``, and what its communicators ask of the store."""
     from rankmesh.backend import torch_private
-    from rankmesh.backend.addresses import Addresses
     from rankmesh.runtime.claim import Claim
     from rankmesh.runtime.meeting import agree
 
-    made = dict(enumerate(own.communicators))
-    at_once = {
-        step: group
-        for step, group in made.items()
-        if group.options.backend == "gloo" and torch_private.connects_at_once("gloo", group.size, None)
-    }
-    firsts = dict.fromkeys(at_once, 0)
-
-    def tell(addresses: Addresses) -> None:
-        if firsts:
-            addresses.tell(rank, "host", _SOCKET, firsts)
-
-    meeting = agree(store, Claim(rank, world, RankRange(0, world), fields), _LONG, tell)
-    meeting.addresses.read({step: group.ranks for step, group in at_once.items()})
-    late = [group for step, group in made.items() if group.options.backend == "gloo" and step not in at_once]
-    for group in late:
+    made = own.communicators
+    gloo = [group for group in made if group.options.backend == "gloo"]
+    meeting = agree(store, Claim(rank, world, RankRange(0, world), fields), _LONG)
+    for group in gloo:
         store.set(_key(group, rank), _PLACE)
+        if torch_private.connects_at_once("gloo", group.size, None):
+            store.multi_get([_key(group, member) for member in group.ranks])
     meeting.complete(_LONG.total_seconds(), _LONG.total_seconds())
-    for group in made.values():
+    for group in made:
         if group.options.backend != "gloo":
             _identify(store, group)
-    for group in late:  # an all-reduce talks to the neighbours of a ring
-        for neighbour in {group.ranks[group.rank - 1], group.ranks[(group.rank + 1) % group.size]}:
-            _find(store, _key(group, neighbour))
+    for group in gloo:  # an all-reduce talks to the neighbours of a ring
+        if not torch_private.connects_at_once("gloo", group.size, None):
+            for neighbour in {group.ranks[group.rank - 1], group.ranks[(group.rank + 1) % group.size]}:
+                _find(store, _key(group, neighbour))
 
 
 def theirs(store: Any, rank: int, own: LocalGroups, fields: Mapping[str, Any], world: int) -> None:

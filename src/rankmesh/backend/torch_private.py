@@ -18,17 +18,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import struct
 import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, cached_property
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -44,7 +41,6 @@ from torch._C._distributed_c10d import (
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from rankmesh.backend.addresses import Address
 from rankmesh.core.options import Options
 from rankmesh.errors import ConnectError, PlanError, first_line
 from rankmesh.rendezvous.waiting import come
@@ -182,7 +178,6 @@ class GlooDevices:
 
     def __init__(self) -> None:
         self._shared: list[Any] = []
-        self._pairs = 0
 
     def of(self, *, late: bool) -> list[Any]:
         """The devices for one more group."""
@@ -192,44 +187,21 @@ class GlooDevices:
             self._shared = _gloo_devices(late=False)
         return self._shared
 
-    @cached_property
-    def listening(self) -> tuple[str, bytes] | None:
-        """The host's name and the socket's address of the shared device; None where gloo does not tell them so."""
-        devices = self.of(late=False)
-        if len(devices) > 1:
-            return None
-        told = HashStore()
-        options = _gloo_options(devices, timedelta(seconds=10))
-        c10d.ProcessGroupGloo(told, 0, 1, options)
-        self._pairs = 1
-        return _listening(bytes(told.get("0/0")))
-
-    def next_pairs(self, sizes: Mapping[int, int]) -> dict[int, int]:
-        """The number of the first pair of each of the next groups on the shared device, of these sizes."""
-        return dict(zip(sizes, accumulate(sizes.values(), initial=self._pairs)))  # noqa: B905  - one more than sizes
-
-    def numbered(self, size: int) -> None:
-        """One more group of this size takes its numbers on the shared device."""
-        self._pairs += size
-
     def release(self) -> None:
         """Keep no device; each ends with the last group on it."""
-        self._shared, self._pairs = [], 0
-        vars(self).pop("listening", None)
+        self._shared = []
 
 
 @dataclass(frozen=True)
 class Making:
     """How a world makes groups: on which devices, from which store, and until when members may let it wait.
 
-    ``deadline`` is in seconds of ``time.monotonic``; ``addresses`` are those of the members of groups that connect at
-    once, by plan and kind.
+    ``deadline`` is in seconds of ``time.monotonic``.
     """
 
     devices: GlooDevices
     store: Any
     deadline: float
-    addresses: dict[tuple[str, str], list[Address]] = field(default_factory=dict)
 
     @property
     def within(self) -> timedelta:
@@ -248,13 +220,11 @@ def create(
     timeout: timedelta,
     lazy: bool,
     options: Any = None,
-    addresses: Sequence[Address] | None = None,
 ) -> dist.ProcessGroup:
     """A process group of ``ranks`` in this order, made by its members alone and registered with torch.
 
     ``rank`` is this process's position in ``ranks``; ``lazy`` is a group whose members come at their own time, and
-    wait for each other as long as ``timeout``; ``options`` are NCCL's; with the ``addresses`` of its members a group
-    connects without a word to the store. Raises ``Unjoined`` when a member does not come.
+    wait for each other as long as ``timeout``; ``options`` are NCCL's. Raises ``Unjoined`` when a member does not come.
     """
     pg = None if make_on_thread is None else make_on_thread(ranks, name, desc, backend, making.store, meet=False)
     if pg is not None:
@@ -266,7 +236,7 @@ def create(
         prefix = PrefixStore(f"{name}/", making.store)
         pg = dist.ProcessGroup(prefix, rank, len(ranks))
         if kinds == {"gloo"}:
-            _gloo(making, pg, prefix, ranks, rank, name, timeout, known, lazy=lazy, addresses=addresses)
+            _gloo(making, pg, prefix, ranks, rank, name, timeout, backend, lazy=lazy)
         else:
             _put_under(pg, FakeProcessGroup._create_internal(rank, len(ranks)), _config(backend)[0])
         pg._set_group_name(c10d.GroupName(name))
@@ -360,33 +330,44 @@ def _gloo(
     rank: int,
     name: str,
     timeout: timedelta,
-    backend: Any,
+    backend: str,
     *,
     lazy: bool,
-    addresses: Sequence[Address] | None,
 ) -> None:
     """Put gloo under a process group, whose pairs connect now, or when they first talk."""
     late = lazy or len(ranks) > _CONNECTED_AT_ONCE
     pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    # Without a store to wait at, a pair that its member calls waits for it alone, and gloo tries that again.
-    within = timeout / _CONNECT_TRIES if late else making.within / (1 if addresses is None else _CONNECT_TRIES)
-    options = _gloo_options(making.devices.of(late=late), within)
+    options = _gloo_options(making.devices.of(late=late), timeout / _CONNECT_TRIES if late else making.within)
     options.global_ranks_in_group = list(ranks)
     options.group_name = name
-    places = PrefixStore("gloo/", prefix) if addresses is None else _known(addresses, making.devices)
+    addresses = PrefixStore("gloo/", prefix)
     try:
-        made = c10d.ProcessGroupGloo(places, rank, len(ranks), options)
+        with _addresses_in_one_answer(making.store, options._timeout):
+            made = c10d.ProcessGroupGloo(addresses, rank, len(ranks), options)
         if lazy:
-            _await(places, len(ranks), timeout)
-        if addresses is not None:
-            _check_told(bytes(places.get(f"0/{rank}")), addresses[rank], len(ranks))
+            _await(addresses, len(ranks), timeout)
     except RuntimeError as error:
-        raise Unjoined(str(error), _seen(places, ranks) if addresses is None else ()) from error
+        raise Unjoined(str(error), _seen(addresses, ranks)) from error
     made._set_default_timeout(timeout)
     if _MINOR < (2, 14):  # from then on they always start at zero
         made._set_sequence_number_for_group()
     for device_type in _config(backend)[0]:
         pg._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.GLOO, made)
+
+
+@contextmanager
+def _addresses_in_one_answer(store: Any, within: timedelta) -> Iterator[None]:
+    """Have gloo read the addresses of all members with one operation, where the store can give them so.
+
+    A store that is asked for many keys waits as long as it waits by default, so this is the limit meanwhile.
+    """
+    os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
+    before = store.timeout
+    store.set_timeout(within)
+    try:
+        yield
+    finally:
+        store.set_timeout(before)
 
 
 def connects_at_once(backend: str, size: int, lazy: bool | None) -> bool:
@@ -400,47 +381,6 @@ def _gloo_options(devices: list[Any], timeout: timedelta) -> Any:
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
     options._devices, options._threads, options._timeout = devices, 1, timeout
     return options
-
-
-# What a member of a gloo group writes of itself: its host's name and its socket's address, each after its length in
-# bytes, and the numbers of its pairs. The address is a sockaddr_storage of 128 bytes and a number that is not set.
-_ADDRESS = 136
-_FAMILIES = {int(socket.AF_INET): 16, int(socket.AF_INET6): 28}
-
-
-def _listening(told: bytes) -> tuple[str, bytes] | None:
-    """Host and socket of the first group on a device, as it wrote them; None where another gloo writes otherwise."""
-    (length,) = struct.unpack_from("N", told)
-    host, rest = told[8 : 8 + length], told[8 + length :]
-    known = _FAMILIES.get(int.from_bytes(rest[8:10], sys.byteorder))
-    expected = struct.pack("N", _ADDRESS), struct.pack("nn", -1, 0)
-    if known is None or len(rest) != 8 + _ADDRESS + 8 or (rest[:8], rest[-16:]) != expected:
-        return None
-    return host.decode(errors="replace"), rest[8 : 8 + known]
-
-
-def _known(addresses: Sequence[Address], devices: GlooDevices) -> Any:
-    """A store in which gloo finds all members of a group, as if each had written itself."""
-    devices.numbered(len(addresses))
-    store = HashStore()
-    for position, address in enumerate(addresses):
-        store.set(f"0/{position}", _told(address, len(addresses)))  # type: ignore[arg-type]  # torch's stubs: text
-    return store
-
-
-def _told(address: Address, size: int) -> bytes:
-    """What a member of a gloo group of this size writes of itself."""
-    host, place = address.host.encode(), address.socket.ljust(_ADDRESS - 8, b"\0") + struct.pack("n", -1)
-    numbers = struct.pack(f"{size}n", *range(address.first, address.first + size))
-    return struct.pack("N", len(host)) + host + struct.pack("N", _ADDRESS) + place + numbers
-
-
-def _check_told(written: bytes, address: Address, size: int) -> None:
-    """Gloo has written this rank's own address over the one that was told: what it uses of both must be the same."""
-    told = _told(address, size)
-    head = len(told) - 8 * (size + 1) - (_ADDRESS - 8 - len(address.socket))  # behind the socket nothing is set
-    if (written[:head], written[-8 * size :]) != (told[:head], told[-8 * size :]):
-        raise RuntimeError("gloo numbers its pairs otherwise than this rank had told")
 
 
 def _await(addresses: Any, size: int, timeout: timedelta) -> None:

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rankmesh.backend.addresses import Addresses
 from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import in_words
 from rankmesh.rendezvous.store import LARGEST, JobStore, checked
@@ -214,8 +213,7 @@ class Disagreement:
             for phase in ("agree", "make"):
                 for old in Phase(self._store, f"{place}/{phase}", self._claim.span, self._claim.rank).keys:
                     self._store.delete(old)
-            for old in (*Addresses(self._store, f"{place}/at", self._claim.span).keys, f"{place}/left"):
-                self._store.delete(old)
+            self._store.delete(f"{place}/left")
         if places:
             self._store.delete(key)
 

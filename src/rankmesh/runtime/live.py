@@ -171,7 +171,6 @@ class LiveGroups(Mapping[str, LiveGroup]):
                 backend=backend,
                 timeout=timeout,
                 lazy=bool(own.options.lazy),
-                addresses=self._making.addresses.get((self.key, own.name)),
                 options=None if self._default.dry else torch_private.nccl_options(own.options, backend),
             )
         except RankmeshError:

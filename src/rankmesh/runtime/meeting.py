@@ -16,11 +16,9 @@ Keys of the meeting are deleted by the ranks that come last; those of one that f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
-from rankmesh.backend.addresses import Addresses
 from rankmesh.errors import AgreementError, ConnectError, in_words
 from rankmesh.rendezvous.store import JobStore, Store, answering
 from rankmesh.runtime.claim import Claim
@@ -33,19 +31,15 @@ __all__ = ["Meeting", "agree"]
 _AT_ONCE = 0.2
 
 
-def agree(store: Store, claim: Claim, timeout: timedelta, tell: Callable[[Addresses], None] | None = None) -> Meeting:
+def agree(store: Store, claim: Claim, timeout: timedelta) -> Meeting:
     """Wait until every rank of the claim's span has made the same claim; the meeting, which goes on.
-
-    ``tell`` is what this rank does before it comes: telling the others where it listens.
 
     Raises ``AgreementError`` on every waiting rank when the ranks differ, when one has not arrived within ``timeout``,
     and when one that has arrived is lost.
     """
     with answering(claim.rank):
         keys = JobStore(store)
-        meeting = Meeting(keys, claim, keys.count(f"{claim.circle}/turn", 0), tells=tell is not None)
-        if tell is not None:
-            tell(meeting.addresses)
+        meeting = Meeting(keys, claim, keys.count(f"{claim.circle}/turn", 0))
         meeting.agree(timeout.total_seconds())
         return meeting
 
@@ -53,12 +47,11 @@ def agree(store: Store, claim: Claim, timeout: timedelta, tell: Callable[[Addres
 class Meeting:
     """The meeting of the ranks of one circle, for the ``turn``-th time that these ranks meet."""
 
-    def __init__(self, store: JobStore, claim: Claim, turn: int, *, tells: bool = False) -> None:
-        self._store, self._claim, self.turn, self._tells = store, claim, turn, tells
+    def __init__(self, store: JobStore, claim: Claim, turn: int) -> None:
+        self._store, self._claim, self.turn = store, claim, turn
         self._place = f"{claim.circle}/{turn}"
         self._disagreement = Disagreement(store, claim, turn)
         self._making = Phase(store, f"{self._place}/make", claim.span, claim.rank)
-        self.addresses = Addresses(store, f"{self._place}/at", claim.span)
         self._heard = False
 
     # -- agree --------------------------------------------------------------------------------------------------
@@ -131,7 +124,8 @@ class Meeting:
             verdict = self._say(GO) if last else heard or self._not_through(within, 0.0, None)
             self._heard = True
             self._go_on_or_raise(verdict)
-            self._forget_what_was_agreed(last)
+            if last:
+                self._forget_what_was_agreed()
             if self._left():
                 self._making.clear(called=False)  # after a call nobody goes on
                 self._disagreement.forget()
@@ -193,7 +187,7 @@ class Meeting:
     def leave(self) -> None:
         """Go away where nothing is to be made: all ranks refuse alike."""
         if self._left():
-            self._forget_what_was_agreed(True)
+            self._forget_what_was_agreed()
             self._disagreement.forget()
 
     def _left(self) -> bool:
@@ -204,12 +198,8 @@ class Meeting:
         self._store.delete(left)
         return True
 
-    def _forget_what_was_agreed(self, last: bool) -> None:
-        """All have made their groups: the rank that came last deletes what they agreed with, others the addresses."""
-        if self._tells:
-            for key in self.addresses.keys_of(self._claim.rank):
-                self._store.delete(key)
-        if last:
-            self._store.delete(self._disagreement.alike)
-            agreed = self._disagreement.phase
-            agreed.clear(called=agreed.was_called)
+    def _forget_what_was_agreed(self) -> None:
+        """All have made their groups: the rank that came last deletes what they agreed with."""
+        self._store.delete(self._disagreement.alike)
+        agreed = self._disagreement.phase
+        agreed.clear(called=agreed.was_called)

@@ -30,9 +30,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.core.rank_range import RankRange
 from rankmesh.core.saved import contents
 from rankmesh.errors import AgreementError, ConnectError, RankmeshError
-from rankmesh.rendezvous.store import answering
 from rankmesh.runtime.claim import Claim
-from rankmesh.runtime.eager import AtOnce, some_connect_at_once
 from rankmesh.runtime.fitting import check_lazy, check_options, check_world, circle
 from rankmesh.runtime.identify import Identity, identified
 from rankmesh.runtime.live import LiveGroups
@@ -86,15 +84,14 @@ class World:
             phases["check"] = time.perf_counter() - started
             try:
                 own = {} if refusal else {key: plan.of(self.default.rank) for key, plan in plans.items()}
-                at_once = self._at_once(plans, own)
-                meeting = self._agree(plans, refusal, limit, phases, at_once)
+                meeting = self._agree(plans, refusal, limit, phases)
             except AgreementError as error:
                 raise refusal or error from None
             if refusal is not None:
                 if meeting is not None:  # all ranks refuse alike
                     meeting.leave()
                 raise refusal
-            return self._make(plans, own, meeting, at_once, limit, phases, started)
+            return self._make(plans, own, meeting, limit, phases, started)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -121,19 +118,12 @@ class World:
             return error
         return None
 
-    def _at_once(self, plans: Mapping[str, Plan], own: Mapping[str, LocalGroups]) -> AtOnce | None:
-        """The groups that connect when they are made; None where no rank of these plans has any."""
-        if not own or self.default.dry or not some_connect_at_once(plans, self.default):
-            return None
-        return AtOnce.of(plans, own, self.default, self.devices)
-
     def _agree(
         self,
         plans: Mapping[str, Plan],
         refusal: RankmeshError | None,
         limit: timedelta,
         phases: dict[str, float],
-        at_once: AtOnce | None,
     ) -> Meeting | None:
         """The meeting of all ranks that the plans concern; None in a dry run, in which nobody is there to agree."""
         span = circle(plans.values(), self.default)
@@ -146,19 +136,14 @@ class World:
                 "they need it",
                 backend=self.default.backend,
             )
-        claim = self._claim(plans, refusal, span, at_once)
-        tell = at_once.tell if at_once else None
-        return _timed(phases, "agree", lambda: agree(self.default.store, claim, limit, tell))
+        claim = self._claim(plans, refusal, span)
+        return _timed(phases, "agree", lambda: agree(self.default.store, claim, limit))
 
-    def _claim(
-        self, plans: Mapping[str, Plan], refusal: RankmeshError | None, span: RankRange, at_once: AtOnce | None
-    ) -> Claim:
+    def _claim(self, plans: Mapping[str, Plan], refusal: RankmeshError | None, span: RankRange) -> Claim:
         from rankmesh import __version__
 
         rank, size = self.default.rank, self.default.size
         common = {"version": __version__, "live_world_size": size}
-        if at_once and self.devices.listening is None:
-            common["gloo"] = "asks the store for each address"
         if refusal is not None:
             return Claim(rank, size, span, common | {"refused": str(refusal)})
         said = (
@@ -177,7 +162,6 @@ class World:
         plans: Mapping[str, Plan],
         own: Mapping[str, LocalGroups],
         meeting: Meeting | None,
-        at_once: AtOnce | None,
         limit: timedelta,
         phases: dict[str, float],
         started: float,
@@ -190,9 +174,6 @@ class World:
         made = {key: LiveGroups(plan, self, turn, phases, making, key=key, own=own[key]) for key, plan in plans.items()}
         self._live += made.values()
         try:
-            if meeting and at_once and self.devices.listening is not None:
-                with answering(self.default.rank):
-                    making.addresses.update(at_once.found(meeting.addresses))
             _timed(phases, "create", lambda: self._create(made, phases))
             if meeting:
                 _timed(phases, "complete", lambda: meeting.complete(deadline - time.monotonic(), within))
@@ -221,8 +202,6 @@ class World:
         for live in reversed(list(made.values())):
             with suppress(ConnectError):
                 live.close()
-        # Members may have called under numbers that no group has taken here.
-        self.devices.release()
 
     # -- what there is ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,92 @@
+"""Groups that connect when they are made: what that asks of the store, a slow member, and one that fails."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+import rankmesh as rm
+from bench.counting import CountingStore
+from rankmesh.backend import torch_private
+
+PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp")])
+
+
+def _use(groups):
+    for group in groups.values():
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=group.pg)
+        assert tensor.item() == group.size
+
+
+class _Requests(CountingStore):
+    def multi_get(self, keys):
+        """Read keys: one request."""
+        return self._count("multi_get", keys)
+
+
+def _operations(me, plan):
+    """Store requests from the world to groups that are used, and the process groups."""
+    store = _Requests(me.store)
+    dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.size)
+    dist.barrier()
+    before = store.operations
+    with rm.connect(plan, timeout=20) as groups:
+        _use(groups)
+        done, made = store.operations - before, sum(group.size > 1 for group in groups.own.communicators)
+    dist.destroy_process_group()
+    return done, made
+
+
+def test_a_group_asks_the_store_twice(ranks):
+    """8 ranks, Megatron's 20 kinds: each group writes one address and reads the others' with one operation."""
+    plan = rm.recipes.megatron(8, tp=2, cp=2, pp=2, ep=2)
+    for done, made in ranks(8, _operations, plan, world=None):
+        assert done <= 2 * made + 22
+
+
+def _one_is_slow(me):
+    """Connect while rank 0, then the last rank, takes its time between two groups."""
+    create, rounds = torch_private.create, []
+
+    def slow(making, **how):
+        if "all" in how["desc"]:
+            rounds.append(len(rounds))
+            time.sleep(2 if me.rank == (0, me.size - 1)[rounds[-1]] else 0)
+        return create(making, **how)
+
+    torch_private.create = slow
+    for _ in range(2):
+        with rm.connect(PLAN, timeout=6) as groups:
+            assert groups.phases["all"] > 2
+            _use(groups)
+    assert rounds == [0, 1]
+
+
+def test_a_slow_member_is_waited_for(ranks):
+    """4 ranks, of which the first, or the last, is slow between its groups: the others wait, and all are used."""
+    ranks(4, _one_is_slow)
+
+
+def _after_failure(me):
+    """A connect that one rank fails in the middle, then three more, and the timeout of the store after them."""
+    create, made, before = torch_private.create, [], dist.distributed_c10d._get_default_store().timeout
+
+    def failing(making, **how):
+        made.append(how["name"])
+        if me.rank == 3 and len(made) == 2:
+            raise RuntimeError("a full disk")
+        return create(making, **how)
+
+    torch_private.create = failing
+    failed = me.error(rm.ConnectError, rm.connect, PLAN, timeout=3)["message"]
+    torch_private.create = create
+    for _ in range(3):
+        with rm.connect(PLAN, timeout=20) as groups:
+            _use(groups)
+    return "full disk" in failed, dist.distributed_c10d._get_default_store().timeout == before
+
+
+def test_connect_works_after_a_failure(ranks):
+    """4 ranks, one fails while groups are made: all report it, connect again, and the store's timeout is as before."""
+    assert ranks(4, _after_failure, limit=60) == [[True, True]] * 4
