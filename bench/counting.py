@@ -51,7 +51,8 @@ class CountingStore(Store):
 
     def has_extended_api(self) -> bool:
         """Whether it can read several keys at once: as the store around which it is."""
-        return self._inner.has_extended_api()
+        extended: bool = self._inner.has_extended_api()  # type: ignore[attr-defined]  # absent from torch's stubs
+        return extended
 
     def wait(self, *given: Any) -> Any:
         """Wait for keys."""
