@@ -1,6 +1,10 @@
 """Files: what one layout wrote, another reads, each rank its own bytes; safetensors and torch's checkpoints too."""
 
 import json
+import os
+import pickle
+import stat
+import zipfile
 
 import pytest
 import torch
@@ -66,16 +70,16 @@ def test_what_is_not_there_is_told(tmp_path):
     source = {"w": rm.Sharding(rm.Mesh(tp=2), ("tp", None), (8, 4))}
     into = {"w": torch.empty(8, 4)}
     whole = {"w": rm.Sharding(rm.Mesh(dp=1), (None, None), (8, 4))}
-    with pytest.raises(TransferError, match="which holds no checkpoint"):
+    with pytest.raises(TransferError, match="holds no checkpoint"):
         files.load(tmp_path, into, whole, rank=0)
     _saved(tmp_path, source, 2)
-    with pytest.raises(TransferError, match=r"'v', which .* does not have"):
+    with pytest.raises(TransferError, match=r"does not have 'v'"):
         files.load(tmp_path, into, {"v": whole["w"]}, rank=0)
-    with pytest.raises(TransferError, match=r"of shape \(8, 5\), which has shape \(8, 4\)"):
+    with pytest.raises(TransferError, match=r"has shape \(8, 4\) in .* of shape \(8, 5\)"):
         files.load(tmp_path, into, {"w": rm.Sharding(rm.Mesh(dp=1), None, (8, 5))}, rank=0)
     path = tmp_path / "rank-00001.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(TransferError, match=r"rank-00001.safetensors', of which 'w@4:8,0:4' cannot be read"):
+    with pytest.raises(TransferError, match=r"'w@4:8,0:4' cannot be read from .*rank-00001.safetensors"):
         files.load(tmp_path, into, whole, rank=0)
     path.unlink()
     with pytest.raises(TransferError, match="cannot be read"):
@@ -86,7 +90,7 @@ def test_what_is_not_there_is_told(tmp_path):
     with pytest.raises(TransferError, match="holds 16 of the 32 elements of 'w' that rank 0 needs"):
         files.load(tmp_path, into, whole, rank=0)
     (tmp_path / files.INDEX).write_text("{")
-    with pytest.raises(TransferError, match="whose index cannot be read"):
+    with pytest.raises(TransferError, match=r"the index of checkpoint .* is not valid JSON"):
         files.load(tmp_path, into, whole, rank=0)
 
 
@@ -112,3 +116,206 @@ def _saved_by_torch(me, folder):
         "b": rm.Sharding(rm.Mesh(tp=4), ("tp",), (7,)),
     }
     return _loaded(folder, shardings, me.rank)[1]
+
+
+# -- files that others wrote ----------------------------------------------------------------------------------------
+
+WHOLE = {"w": rm.Sharding(rm.Mesh(dp=1), None, (8, 4))}
+
+
+def _by_torch(folder, **more):
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"w": torch.arange(32.0).reshape(8, 4), **more}, checkpoint_id=folder)
+
+
+class _Runs:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_opening_a_checkpoint_runs_no_code(tmp_path):
+    """A pickle in place of torch's metadata, or inside of it, is refused by the name that it asks for."""
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    ran = tmp_path / "ran"
+    for number, said in enumerate((_Runs(ran), Metadata({}, planner_data=_Runs(ran)), Metadata({"w": _Runs(ran)}))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / ".metadata").write_bytes(pickle.dumps(said))
+        with pytest.raises(TransferError, match=r"asks for posix.mkdir, which is none of the classes"):
+            files.Checkpoint.open(folder)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"cos\nsystem\n(S'true'\ntR.",
+        b"\x80\x04\x8c\x05torch\x8c\x0bhub.os.path\x93.",
+        b"\x80\x04\x8c\x05torch\x8c\x04Size\x93}b.",  # state for a function
+        b"\x80\x04\x8c\x05torch\x8c\x04Size\x93N}\x8c\x08__code__K\x01s\x86b.",
+        b"\x80\x04}]K\x01a)R.",  # a call of a list
+        b"\x80\x04}" + b")" + b"2\x86" * 60 + b"K\x01s.",  # a key that takes 2**60 steps to hash
+        b"\x80\x04\x8b\xff\xff\xff\x7f.",
+        b"\x80\x04N.",
+        b"",
+    ],
+)
+def test_pickles_that_are_no_metadata_are_refused(tmp_path, data):
+    """Instructions that torch does not use, states of what is no object, endless keys, and nothing at all."""
+    (tmp_path / ".metadata").write_bytes(data)
+    with pytest.raises(TransferError, match="the index of checkpoint"):
+        files.Checkpoint.open(tmp_path)
+
+
+def test_what_torch_saves_is_read(tmp_path):
+    """Every dtype, scalars, nested values, planner data and objects beside tensors: all that is a tensor is found."""
+    numbers = [torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.bool, torch.complex64, torch.uint16]
+    _by_torch(tmp_path, nested={"a": [torch.ones(2), 3, "x"], "b": b"x"}, scalar=torch.tensor(2.0), none=None)
+    _by_torch(tmp_path / "more", **{str(dtype): torch.ones(3).to(dtype) for dtype in numbers})
+    held = files.Checkpoint.open(tmp_path)
+    assert dict(held.shapes) == {"w": (8, 4), "nested.a.0": (2,), "scalar": ()}
+    into = {"scalar": torch.empty(())}
+    files.load(held, into, {"scalar": rm.Sharding(rm.Mesh(dp=1), None, ())}, rank=0)
+    assert into["scalar"] == 2
+    found = files.Checkpoint.open(tmp_path / "more").dtypes
+    assert {f"torch.{dtype}" for name, dtype in found.items() if name != "w"} == set(map(str, numbers))
+
+
+def test_a_torn_metadata_is_refused(tmp_path):
+    """Whatever the length at which a download of .metadata ends, the error is ours."""
+    _by_torch(tmp_path)
+    data = (tmp_path / ".metadata").read_bytes()
+    for length in range(0, len(data), 7):
+        (tmp_path / ".metadata").write_bytes(data[:length])
+        with pytest.raises(TransferError, match=r"the index of checkpoint .* is torn or no pickle"):
+            files.Checkpoint.open(tmp_path)
+
+
+def test_a_chunk_is_what_its_metadata_says(tmp_path):
+    """A tensor of another shape, a compressed archive and a file outside of the folder are refused, not spread out."""
+    _by_torch(tmp_path)
+    into = {"w": torch.zeros(8, 4)}
+    (file,) = tmp_path.glob("*.distcp")
+    whole, metadata = file.read_bytes(), (tmp_path / ".metadata").read_bytes()
+    torch.save(torch.ones(1, 1), tmp_path / "one")
+    packed = zipfile.ZipFile(tmp_path / "packed", "w", zipfile.ZIP_DEFLATED)
+    packed.writestr("archive/data.pkl", b"0" * 100_000)
+    packed.close()
+    for name, why in (("one", "no tensor of torch.float32"), ("packed", "compressed")):
+        data = (tmp_path / name).read_bytes()
+        file.write_bytes(data + b"\0" * (len(whole) - len(data)))
+        said = pickle.loads(metadata)  # noqa: S301  - what torch has just saved
+        for info in said.storage_data.values():
+            info.length = len(data)
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(said))
+        with pytest.raises(TransferError, match=why):
+            files.load(tmp_path, into, WHOLE, rank=0)
+    (tmp_path / ".metadata").write_bytes(metadata.replace(b"__0_0.distcp", b"../../passwd"))
+    with pytest.raises(TransferError, match="outside of the folder"):
+        files.load(tmp_path, into, WHOLE, rank=0)
+    assert not into["w"].any()
+
+
+def test_a_hole_is_no_checkpoint(tmp_path):
+    """The same box twice in place of another covers nothing more: the elements that are nowhere are counted."""
+    _saved(tmp_path, {"w": rm.Sharding(rm.Mesh(tp=2), ("tp", None), (8, 4))}, 2)
+    index = json.loads((tmp_path / files.INDEX).read_text())
+    index["tensors"]["w"]["boxes"][1] = index["tensors"]["w"]["boxes"][0]
+    (tmp_path / files.INDEX).write_text(json.dumps(index))
+    into = rm.Transfer(WHOLE, WHOLE).allocate(0)
+    with pytest.raises(TransferError, match="holds 16 of the 32 elements of 'w' that rank 0 needs"):
+        files.load(tmp_path, into, WHOLE, rank=0)
+    assert into.incomplete == ("w",)
+
+
+def test_what_is_read_is_complete(tmp_path):
+    """Allocated targets say that they are complete once a checkpoint has filled them."""
+    shardings = {**WHOLE, "v": rm.Sharding(rm.Mesh(dp=1), None, (3,))}
+    _saved(tmp_path, shardings, 1)
+    into = rm.Transfer(shardings, shardings).allocate(0)
+    files.load(tmp_path, into, WHOLE, rank=0)
+    assert into.incomplete == ("v",)
+    files.load(tmp_path, into, shardings, rank=0)
+    assert into.complete
+
+
+def test_targets_are_checked_before_anything_is_read(tmp_path):
+    """A target that is missing, or of another shape than its shard, is refused by name."""
+    _saved(tmp_path, WHOLE, 1)
+    for into, said in (({}, "no tensor is given for 'w'"), ({"w": torch.zeros(8, 8)}, r"a tensor of shape \(8, 8\)")):
+        with pytest.raises(TransferError, match=said):
+            files.load(tmp_path, into, WHOLE, rank=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda index: index.update(schema=2), "is of schema 2, and this version reads 1"),
+        (lambda index: index.pop("schema"), "is of schema None"),
+        (lambda index: index.update(tensors=[]), "values of another kind"),
+        (lambda index: index["tensors"]["w"].update(shape=None), "None as a shape"),
+        (lambda index: index["tensors"]["w"].update(boxes=[[0, [[0, 9], [0, 4]]]]), "as a box of shape"),
+        (lambda index: index["tensors"]["w"].update(boxes=5), "values of another kind"),
+    ],
+)
+def test_an_index_of_another_schema_or_form_is_refused(tmp_path, change, said):
+    """Its schema is that of this version, and shapes, boxes and tensors are what they should be."""
+    _saved(tmp_path, WHOLE, 1)
+    index = json.loads((tmp_path / files.INDEX).read_text())
+    change(index)
+    (tmp_path / files.INDEX).write_text(json.dumps(index))
+    with pytest.raises(TransferError, match=said):
+        files.Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"1234", b"\xff" * 8, b"\2\0\0\0\0\0\0\0[]", b"\x0c" + b"\0" * 7 + b'{"w": "none"}']
+)
+def test_headers_of_safetensors_are_checked(tmp_path, header):
+    """Fewer than eight bytes, a length beyond the file, and JSON of another form are refused as ours."""
+    (tmp_path / "model.safetensors").write_bytes(header)
+    with pytest.raises(TransferError, match="the index of checkpoint"):
+        files.Checkpoint.open(tmp_path)
+
+
+def test_a_checkpoint_that_was_not_finished_is_none(tmp_path):
+    """Files of ranks without their index are no Hugging Face model."""
+    _saved(tmp_path, WHOLE, 1)
+    (tmp_path / files.INDEX).unlink()
+    with pytest.raises(TransferError, match="it was never finished"):
+        files.Checkpoint.open(tmp_path)
+
+
+def test_files_have_the_users_mode(tmp_path):
+    """Every file of a checkpoint can be read by whom the umask lets read its index."""
+    before = os.umask(0o027)
+    try:
+        _saved(tmp_path, WHOLE, 1)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o640}
+
+
+@pytest.mark.parametrize("name", ["rankmesh.json", ".metadata", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["fifo", "folder", "device"])
+def test_only_regular_files_of_a_checkpoint_are_opened(tmp_path, name, kind):
+    """A FIFO, a folder and a link to a device are refused at once."""
+    path = tmp_path / name
+    {"fifo": os.mkfifo, "folder": os.mkdir, "device": lambda p: p.symlink_to("/dev/zero")}[kind](path)
+    with pytest.raises(TransferError, match=f"is a {'FIFO' if kind == 'fifo' else kind}, and only regular files"):
+        files.Checkpoint.open(tmp_path)
+
+
+def test_only_regular_files_of_shards_are_opened(tmp_path):
+    """A FIFO in place of a rank's file is refused, not waited for."""
+    _saved(tmp_path, WHOLE, 1)
+    path = tmp_path / "rank-00000.safetensors"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(TransferError, match="is a FIFO"):
+        files.load(tmp_path, {"w": torch.zeros(8, 4)}, WHOLE, rank=0)

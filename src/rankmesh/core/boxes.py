@@ -13,9 +13,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import reduce
 from math import prod
 
-__all__ = ["Box", "meet", "size", "stretch"]
+import numpy as np
+
+__all__ = ["Box", "meet", "size", "stretch", "uncovered"]
 
 Box = tuple[tuple[int, int], ...]
 
@@ -29,6 +32,24 @@ def meet(one: Box, other: Box) -> Box | None:
     """What two boxes share; None where they do not meet."""
     shared = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return shared if all(start < stop for start, stop in shared) else None
+
+
+def uncovered(box: Box, parts: Iterable[Box]) -> int:
+    """How many elements of a box are in none of the parts, which lie inside of it and may overlap.
+
+    >>> uncovered(((0, 4),), [((0, 2),), ((0, 2),)])
+    2
+    """
+    parts = list(parts)
+    if not box or not parts:
+        return 0 if parts else size(box)
+    # The edges of all parts cut the box into cells, each of which is wholly in a part or wholly outside of it.
+    edges = [np.unique([*box[dim], *(edge for part in parts for edge in part[dim])]) for dim in range(len(box))]
+    covered = np.zeros([len(along) - 1 for along in edges], dtype=bool)
+    for part in parts:
+        covered[tuple(slice(*np.searchsorted(along, ends)) for along, ends in zip(edges, part, strict=True))] = True
+    sizes = reduce(np.multiply.outer, map(np.diff, edges))
+    return int(sizes[~covered].sum())
 
 
 def stretch(boxes: Iterable[Box], start: int, stop: int) -> list[Box]:

@@ -7,32 +7,49 @@ DIR/rankmesh.json                which box of which tensor is where; written las
 
 Three kinds of folder are read: this one, safetensors as Hugging Face has them (whole tensors, in one file or several),
 and torch's distributed checkpoint. A safetensors file is mapped, so of a tensor in it only what is asked for is read;
-torch's checkpoint keeps each chunk as a pickle, so chunks that a rank needs part of are read whole.
+of torch's checkpoint, chunks that a rank needs part of are read whole. Opening one runs no code: see
+``rankmesh.transfer.torch_checkpoint`` for torch's pickles.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from rankmesh.core.boxes import Box, meet, size
+from rankmesh.core.boxes import Box, meet, size, uncovered
+from rankmesh.core.documents import (
+    INDEX as LARGE,
+)
+from rankmesh.core.documents import (
+    Limits,
+    Unreadable,
+    open_regular,
+    parse_json,
+    read_text,
+    refused_as,
+    shown,
+)
 from rankmesh.core.extras import extra
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import TransferError, first_line
-from rankmesh.transfer.live.shards import local
+from rankmesh.transfer.live.shards import Shards, local
 from rankmesh.transfer.live.stream import Slices, where
+from rankmesh.transfer.torch_checkpoint import METADATA, chunks_of, read_chunk
 
 __all__ = ["INDEX", "Checkpoint", "Stored", "load", "save"]
 
 INDEX = "rankmesh.json"
+_SCHEMA = 1
+_ANOTHER = "the file is torn or of another kind; give another checkpoint"
+_OF_A_RANK = re.compile(r"rank-\d{5,}\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -56,6 +73,7 @@ class Opened(ExitStack):
         with extra("files"):
             from safetensors import safe_open
         if path not in self._files:
+            open_regular(path).close()
             self._files[path] = self.enter_context(safe_open(path, framework="pt"))
         return self._files[path]
 
@@ -75,22 +93,17 @@ class Checkpoint:
     def open(cls, folder: str | Path) -> Checkpoint:
         """The checkpoint in a folder. Raises ``TransferError`` for a folder that has none."""
         place = Path(folder)
-        try:
-            if (place / INDEX).is_file():
+        with refused_as(TransferError, f"the index of checkpoint {str(place)!r}", _ANOTHER, folder=place):
+            if (place / INDEX).exists():
                 return _own(place)
-            if (place / ".metadata").is_file():
+            if (place / METADATA).exists():
                 return _distributed(place)
             files = sorted(place.glob("*.safetensors"))
-            if files:
+            if files and not all(_OF_A_RANK.fullmatch(path.name) for path in files):
                 return _safetensors(place, files)
-        except (OSError, ValueError, KeyError) as error:
-            raise TransferError(
-                f"received {str(place)!r}, whose index cannot be read ({first_line(error)}); it is torn or of another "
-                "kind; give another checkpoint",
-                folder=place,
-            ) from error
+        unfinished = f" beside its {len(files)} files of ranks: it was never finished" if files else ""
         raise TransferError(
-            f"received {str(place)!r}, which holds no checkpoint: no {INDEX}, no *.safetensors, no .metadata; give the "
+            f"{str(place)!r} holds no checkpoint: no {INDEX}{unfinished}, no *.safetensors, no {METADATA}; give the "
             "folder of one",
             folder=place,
         )
@@ -127,7 +140,12 @@ def save(
             own = local(tensors[name])
             entries |= {_key(name, box): own[where(shard, box)].cpu().contiguous() for box in shard.boxes if size(box)}
     # An object of its own: views of one storage are one tensor to safetensors.
-    save_file({key: part.clone() for key, part in entries.items()}, place / _file(rank))
+    path = place / _file(rank)
+    path.unlink(missing_ok=True)
+    path.touch()
+    mode = path.stat().st_mode  # of a new file, as the user's umask says; safetensors lets nobody else read its files
+    save_file({key: part.clone() for key, part in entries.items()}, path)
+    path.chmod(mode & 0o777)
     wait()
     if rank == 0:
         (place / "part").write_text(json.dumps(_index(shardings, about or {})), encoding="utf-8")
@@ -156,7 +174,7 @@ def _index(shardings: Mapping[str, Sharding], about: Mapping[str, Any]) -> dict[
         writers = sharding.spread.ranks[:, number % sharding.spread.ranks.shape[1]].tolist()
         boxes = [[rank, box] for rank in writers for box in sharding.of(rank).boxes if size(box)]
         tensors[name] = {"shape": sharding.shape, "dtype": sharding.dtype, "boxes": boxes}
-    return {"schema": 1, "about": dict(about), "tensors": tensors}
+    return {"schema": _SCHEMA, "about": dict(about), "tensors": tensors}
 
 
 def _file(rank: int) -> str:
@@ -184,31 +202,44 @@ def load(
     ``TransferError`` for names and shapes that the checkpoint does not have, and for boxes that are not all there.
     """
     held = folder if isinstance(folder, Checkpoint) else Checkpoint.open(folder)
+    wanted = {name: sharding for name, sharding in shardings.items() if sharding.holds(rank)}
+    for name, sharding in wanted.items():
+        _check(held, (names or {}).get(name, name), sharding)
+        _check_target(into, name, sharding, rank)
+    left = dict.fromkeys((*_incomplete(into), *wanted))
+    _mark(into, left)
     total = 0
     with Opened() as opened:
-        for name, sharding in shardings.items():
-            if sharding.holds(rank):
-                stored = (names or {}).get(name, name)
-                _check(held, stored, sharding)
-                total += _fill(held, opened, stored, local(into[name]), sharding, rank)
+        for name, sharding in wanted.items():
+            total += _fill(held, opened, (names or {}).get(name, name), local(into[name]), sharding, rank)
+            del left[name]
+            _mark(into, left)
     return total
 
 
+def _incomplete(into: Mapping[str, Tensor]) -> tuple[str, ...]:
+    return into.incomplete if isinstance(into, Shards) else ()
+
+
+def _mark(into: Mapping[str, Tensor], incomplete: Iterable[str]) -> None:
+    if isinstance(into, Shards):
+        into.incomplete = tuple(incomplete)
+
+
 def _fill(held: Checkpoint, opened: Opened, name: str, own: Tensor, sharding: Sharding, rank: int) -> int:
-    shard, filled, total = sharding.of(rank), 0, 0
+    shard, missing, total = sharding.of(rank), 0, 0
     for box in shard.boxes:
-        for one in held.stored[name]:
-            shared = meet(box, one.box)
-            if shared is None:
-                continue
+        found = [(one, shared) for one in held.stored[name] if (shared := meet(box, one.box)) is not None]
+        missing += uncovered(box, (shared for _, shared in found))
+        for one, shared in found if not missing else ():
             inside = tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(shared, one.box, strict=True))
             part = _read(held, opened, one, inside)
             own[where(shard, shared)].copy_(part)
-            filled, total = filled + size(shared), total + part.numel() * part.element_size()
-    if filled != shard.size:
+            total += part.numel() * part.element_size()
+    if missing:
         raise TransferError(
-            f"received {str(held.folder)!r}, which holds {filled} of the {shard.size} elements of {name!r} that rank "
-            f"{rank} needs; it is torn; read another checkpoint",
+            f"checkpoint {str(held.folder)!r} holds {shard.size - missing} of the {shard.size} elements of {name!r} "
+            f"that rank {rank} needs; read another checkpoint",
             name=name,
             folder=held.folder,
         )
@@ -216,31 +247,46 @@ def _fill(held: Checkpoint, opened: Opened, name: str, own: Tensor, sharding: Sh
 
 
 def _read(held: Checkpoint, opened: Opened, one: Stored, inside: Slices) -> Tensor:
+    """A part of a stored box; a file whose tensor has another shape than its index says is refused."""
     try:
-        return held.read(opened, held.folder, one, inside)
+        part = held.read(opened, held.folder, one, inside)
+        if list(part.shape) != [one_side.stop - one_side.start for one_side in inside]:
+            raise Unreadable("has another shape there than its index says")
     except Exception as error:
         raise TransferError(
-            f"received {str(held.folder / one.file)!r}, of which {one.key!r} cannot be read ({first_line(error)}); the "
+            f"{one.key!r} cannot be read from {str(held.folder / one.file)!r} ({first_line(error)}); the "
             "checkpoint is torn; read another",
             file=one.file,
             folder=held.folder,
         ) from error
+    return part
 
 
 def _check(held: Checkpoint, name: str, sharding: Sharding) -> None:
     if name not in held.shapes:
         raise TransferError(
-            f"received {name!r}, which {str(held.folder)!r} does not have; it has {len(held.shapes)} tensors, such as "
+            f"checkpoint {str(held.folder)!r} does not have {name!r}; it has {len(held.shapes)} tensors, such as "
             f"{next(iter(held.shapes), 'none')!r}; give its name there in names",
             name=name,
             folder=held.folder,
         )
     if tuple(held.shapes[name]) != sharding.shape:
         raise TransferError(
-            f"received {name!r} of shape {sharding.shape}, which has shape {tuple(held.shapes[name])} in "
-            f"{str(held.folder)!r}; a checkpoint is read as it is; give the sharding of that shape",
+            f"{name!r} has shape {tuple(held.shapes[name])} in {str(held.folder)!r}, and its sharding is of shape "
+            f"{sharding.shape}; a checkpoint is read as it is; give the sharding of that shape",
             name=name,
             folder=held.folder,
+        )
+
+
+def _check_target(into: Mapping[str, Tensor], name: str, sharding: Sharding, rank: int) -> None:
+    shape = tuple(local(into[name]).shape) if name in into else None
+    if shape != sharding.of(rank).shape:
+        given = "no tensor" if shape is None else f"a tensor of shape {shape}"
+        raise TransferError(
+            f"{given} is given for {name!r}, of which rank {rank} holds {sharding.of(rank).shape}; allocate the "
+            "targets with Transfer.allocate(rank)",
+            name=name,
         )
 
 
@@ -248,18 +294,36 @@ def _check(held: Checkpoint, name: str, sharding: Sharding) -> None:
 
 
 def _own(place: Path) -> Checkpoint:
-    index = json.loads((place / INDEX).read_text(encoding="utf-8"))
-    stored = {
-        name: [_stored(name, rank, tuple((a, b) for a, b in box)) for rank, box in entry["boxes"]]
-        for name, entry in index["tensors"].items()
-    }
-    shapes = {name: tuple(entry["shape"]) for name, entry in index["tensors"].items()}
-    dtypes = {name: entry["dtype"] for name, entry in index["tensors"].items()}
-    return Checkpoint(place, shapes, dtypes, stored, _slice, index["about"])
+    index = parse_json(read_text(place / INDEX, LARGE.size), LARGE)
+    if index.get("schema") != _SCHEMA:
+        raise Unreadable(f"is of schema {shown(index.get('schema'))}, and this version reads {_SCHEMA}")
+    about = index["about"]
+    if not isinstance(about, dict):
+        raise Unreadable(f"has {shown(about)} as about")
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes, stored = {}, {}
+    for name, entry in index["tensors"].items():
+        shapes[name], dtypes[name] = _shape(entry["shape"]), str(entry["dtype"])
+        stored[name] = [_stored(name, rank, _box(box, shapes[name])) for rank, box in entry["boxes"]]
+    return Checkpoint(place, shapes, dtypes, stored, _slice, about)
 
 
 def _stored(name: str, rank: int, box: Box) -> Stored:
     return Stored(_file(rank), _key(name, box), box)
+
+
+def _shape(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+        raise Unreadable(f"has {shown(values)} as a shape")
+    return tuple(values)
+
+
+def _box(values: Any, shape: tuple[int, ...]) -> Box:
+    box = tuple((start, stop) for start, stop in values)
+    ends = [0 <= start <= stop <= length for (start, stop), length in zip(box, shape, strict=True)]
+    if not all(ends) or any(type(edge) is not int for side in box for edge in side):
+        raise Unreadable(f"has {shown(values)} as a box of shape {shown(shape)}")
+    return box
 
 
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool", "U8": "uint8"}
@@ -267,24 +331,35 @@ _NAMES |= {f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)}
 _NAMES |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
+# safetensors itself reads no longer header.
+_HEADER = Limits(size=100_000_000, values=LARGE.values, depth=8)
+
+
 def _safetensors(place: Path, files: Sequence[Path]) -> Checkpoint:
     """Whole tensors in files: what each has is in its header."""
-    shapes, dtypes, stored = {}, {}, {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
+    stored: dict[str, list[Stored]] = {}
     for path in files:
         for name, entry in _header(path):
-            shapes[name] = tuple(entry["shape"])
-            dtypes[name] = _NAMES.get(entry["dtype"], entry["dtype"])
-            stored[name] = [Stored(path.name, name, tuple((0, length) for length in entry["shape"]))]
+            if name in shapes:
+                raise Unreadable(f"has {shown(name)} twice, in {stored[name][0].file} and in {path.name}")
+            shapes[name] = _shape(entry["shape"])
+            dtypes[name] = _NAMES.get(entry["dtype"], str(entry["dtype"]))
+            stored[name] = [Stored(path.name, name, tuple((0, length) for length in shapes[name]))]
     return Checkpoint(place, shapes, dtypes, stored, _slice, {})
 
 
 def _header(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The entries of a safetensors file: eight bytes of length, then JSON."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > path.stat().st_size:
-            raise ValueError(f"{path.name} is shorter than its header says")
-        header = json.loads(file.read(length))
+    with open_regular(path) as file:
+        start = file.read(8)
+        (length,) = struct.unpack("<Q", start) if len(start) == 8 else (len(start),)
+        if length > path.stat().st_size - 8:
+            raise Unreadable(f"says that the header of {path.name} is longer than the file")
+        if length > _HEADER.size:
+            raise Unreadable(f"says that the header of {path.name} has {length} bytes")
+        header = parse_json(file.read(length).decode("utf-8"), _HEADER)
     return ((name, entry) for name, entry in header.items() if name != "__metadata__")
 
 
@@ -296,33 +371,15 @@ def _slice(opened: Opened, place: Path, one: Stored, inside: Slices) -> Tensor:
 
 
 def _distributed(place: Path) -> Checkpoint:
-    """torch's distributed checkpoint: chunks of each tensor, each a pickle somewhere in a file."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
-
-    metadata = FileSystemReader(place).read_metadata()
-    shapes, dtypes, places = {}, {}, {}
+    """torch's distributed checkpoint: chunks of each tensor, each somewhere in a file."""
+    shapes, dtypes, chunks = {}, {}, {}
     stored: dict[str, list[Stored]] = {}
-    for name, entry in metadata.state_dict_metadata.items():
-        if not isinstance(entry, TensorStorageMetadata):
-            continue
-        shapes[name] = tuple(entry.size)
-        dtypes[name] = str(entry.properties.dtype).removeprefix("torch.")
-        stored[name] = []
-        for chunk in entry.chunks:
-            box = tuple((start, start + length) for start, length in zip(chunk.offsets, chunk.sizes, strict=True))
-            info = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
-            one = Stored(info.relative_path, _key(name, box), box)
-            places[one.key] = (info.offset, info.length)
-            stored[name].append(one)
+    for name, dtype, shape, found in chunks_of(place):
+        shapes[name], dtypes[name] = shape, str(dtype).removeprefix("torch.")
+        stored[name] = [Stored(chunk.file, _key(name, chunk.box), chunk.box) for chunk in found]
+        chunks.update({one.key: chunk for one, chunk in zip(stored[name], found, strict=True)})
 
     def read(_opened: Opened, folder: Path, one: Stored, inside: Slices) -> Tensor:
-        import io
-
-        offset, length = places[one.key]
-        with (folder / one.file).open("rb") as file:
-            file.seek(offset)
-            chunk: Tensor = torch.load(io.BytesIO(file.read(length)), map_location="cpu", weights_only=True)
-        return chunk[inside]
+        return read_chunk(folder, chunks[one.key])[inside]
 
     return Checkpoint(place, shapes, dtypes, stored, read, {})

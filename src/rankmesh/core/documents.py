@@ -1,0 +1,439 @@
+r"""Files and texts from outside, read within one budget of work and memory.
+
+```
+path ── read_bytes, read_text ── regular files of a bounded size; a FIFO, device or folder is refused at once
+text ── parse_json, parse_yaml, parse_toml ── at most so many values, so deep, as data that JSON could hold
+work ── Budget.spend ── what a reader makes of a text, such as the words that a script expands to
+```
+
+Whatever is refused is an ``Unreadable``, whose message ends a sentence; each reader makes it its own error:
+
+>>> try:
+...     parse_yaml("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", Limits(values=12))
+... except Unreadable as error:
+...     print(f"model.yaml {error}")
+model.yaml holds more than 12 values, its aliases written out
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rankmesh.core.extras import extra
+from rankmesh.errors import RankmeshError, first_line
+
+__all__ = [
+    "DOCUMENT",
+    "INDEX",
+    "Budget",
+    "Limits",
+    "NotJson",
+    "Unreadable",
+    "YamlTree",
+    "compose_yaml",
+    "open_regular",
+    "parse",
+    "parse_json",
+    "parse_toml",
+    "parse_yaml",
+    "read_bytes",
+    "read_text",
+    "refused_as",
+    "shown",
+]
+
+
+class Unreadable(ValueError):
+    """Why a file or a text is not read, as the end of a sentence: ``is a FIFO``, ``is not valid YAML (...)``."""
+
+
+class NotJson(Unreadable):
+    """A text that is not JSON, and may be YAML."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What reading one file may take: ``size`` in bytes, ``values`` in the document or steps of work, ``depth``."""
+
+    size: int = 4 << 20
+    values: int = 60_000
+    depth: int = 64
+
+
+# What people write; and JSON that programs write: the index of a checkpoint, the nodes of a cluster.
+DOCUMENT = Limits()
+INDEX = Limits(size=256 << 20, values=1 << 25, depth=32)
+
+# No number of a layout, shape or byte count is larger; larger ones cost more than they say.
+_LARGEST = 2**63
+# A scalar this long is no number or date, which YAML's constructors would compute.
+_SCALAR = 64
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+_ESCAPED = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+
+
+class Budget:
+    """A count of work that a reader has left.
+
+    >>> budget = Budget(2)
+    >>> budget.spend(2)
+    >>> budget.spend()
+    Traceback (most recent call last):
+    rankmesh.core.documents.Unreadable: takes more than 2 steps to read
+    """
+
+    def __init__(self, steps: int = DOCUMENT.values) -> None:
+        self.steps, self.left = steps, steps
+
+    def spend(self, steps: int = 1) -> None:
+        """Take some of what is left; ``Unreadable`` where nothing is."""
+        self.left -= steps
+        if self.left < 0:
+            raise Unreadable(f"takes more than {self.steps:,} steps to read")
+
+
+@contextmanager
+def refused_as(error: type[RankmeshError], what: str, fix: str, **values: object) -> Iterator[None]:
+    """Around the reading of a file: whatever it cannot be read for becomes one error, ``{what} {why}; {fix}``.
+
+    Besides ``Unreadable``, that is what Python raises where data of another shape, depth or size than expected is used.
+    """
+    try:
+        yield
+    except RankmeshError:
+        raise
+    except Unreadable as found:
+        raise error(f"{what} {found}; {fix}", **values) from found
+    except RecursionError as found:
+        raise error(f"{what} is nested too deeply; {fix}", **values) from found
+    except MemoryError as found:
+        raise error(f"{what} takes too much memory to read; {fix}", **values) from found
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as found:
+        why = f"{type(found).__name__}: {first_line(found)[:80]}"
+        raise error(f"{what} has values of another kind than expected ({why}); {fix}", **values) from found
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """The file of a path, open to read. Raises ``Unreadable`` for anything but a regular file, without waiting for it.
+
+    >>> open_regular("/dev/zero")
+    Traceback (most recent call last):
+    rankmesh.core.documents.Unreadable: is a device, and only regular files are read
+    """
+    try:
+        _check_regular(Path(path).stat().st_mode)
+    except OSError as error:
+        raise Unreadable(f"cannot be read ({error.strerror or first_line(error)})") from error
+    except Unreadable:
+        raise
+    except ValueError as error:  # NUL bytes, lone surrogates
+        raise Unreadable(f"is no path of a file ({first_line(error)})") from error
+    try:
+        # A FIFO that takes the file's place between the two calls is opened without waiting, and refused.
+        file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)), "rb")
+    except OSError as error:
+        raise Unreadable(f"cannot be read ({error.strerror or first_line(error)})") from error
+    try:
+        _check_regular(os.fstat(file.fileno()).st_mode)
+    except Unreadable:
+        file.close()
+        raise
+    return file
+
+
+def _check_regular(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = next((name for test, name in _KINDS if test(mode)), "no regular file")
+        raise Unreadable(f"is {kind}, and only regular files are read")
+
+
+def read_bytes(path: str | os.PathLike[str], size: int = DOCUMENT.size) -> bytes:
+    """What a regular file holds, at most ``size`` bytes. Raises ``Unreadable``."""
+    with open_regular(path) as file:
+        try:
+            data = file.read(size + 1)
+        except OSError as error:
+            raise Unreadable(f"cannot be read ({error.strerror or first_line(error)})") from error
+    if len(data) > size:
+        raise Unreadable(f"is larger than {_bytes(size)}")
+    return data
+
+
+def read_text(path: str | os.PathLike[str], size: int = DOCUMENT.size) -> str:
+    """The text of a regular file, at most ``size`` bytes of UTF-8 without NUL bytes. Raises ``Unreadable``."""
+    data = read_bytes(path, size)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"is not UTF-8 text (byte {error.start})") from error
+    if "\0" in text:
+        raise Unreadable(f"is not text (a NUL byte at {text.index(chr(0))})")
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def _bytes(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A value for a message, cut to ``most`` characters.
+
+    >>> shown("tp"), shown(list(range(100)), 12)
+    ("'tp'", '[0, 1, 2, 3…')
+    """
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+# -- JSON and TOML --------------------------------------------------------------------------------------------------
+
+
+def parse_json(text: str, limits: Limits = DOCUMENT) -> Any:
+    """The data of a JSON text. Raises ``Unreadable``.
+
+    >>> parse_json('{"tp": NaN}')
+    Traceback (most recent call last):
+    rankmesh.core.documents.NotJson: is not valid JSON (NaN is no JSON)
+    """
+    _check_count(text, ",[{", limits)
+    try:
+        data = json.loads(text, parse_constant=_no_constant, parse_int=_integer)
+    except RecursionError as error:
+        raise _too_deep(limits) from error
+    except Unreadable:
+        raise
+    except ValueError as error:
+        raise NotJson(f"is not valid JSON ({first_line(error)})") from error
+    return _checked(data, limits, texts=_ESCAPED.search(text) is not None)
+
+
+def _check_count(text: str, signs: str, limits: Limits) -> None:
+    """Refuse a text with too many values before any of them is made: each has a sign before or after it."""
+    if sum(map(text.count, signs)) > limits.values:
+        raise Unreadable(f"holds more than {limits.values:,} values")
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or not -_LARGEST <= int(digits) < _LARGEST:
+        raise Unreadable(f"holds a number of {len(digits.lstrip('-'))} digits, {shown(digits, 24)}")
+    return int(digits)
+
+
+def parse_toml(text: str, limits: Limits = DOCUMENT) -> dict[str, Any]:
+    """The data of a TOML text. Raises ``Unreadable``."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        with extra("configs"):
+            import tomli as tomllib
+    _check_count(text, "=,[", limits)
+    # A key of many parts takes time that grows with the square of their number.
+    keys = (part for line in text.split("\n") for part in line.split("=")[:-1] or [line])
+    if any(max(map(_dots, re.split("[{,]", key))) > limits.depth for key in keys if _dots(key) > limits.depth):
+        raise _too_deep(limits)
+    try:
+        return dict(_checked(tomllib.loads(text), limits))
+    except RecursionError as error:
+        raise _too_deep(limits) from error
+    except Unreadable:
+        raise
+    except ValueError as error:
+        raise Unreadable(f"is not valid TOML ({first_line(error)})") from error
+
+
+def _dots(text: str) -> int:
+    return text.count(".")
+
+
+def _too_deep(limits: Limits) -> Unreadable:
+    return Unreadable(f"is nested more than {limits.depth} deep")
+
+
+def _checked(data: Any, limits: Limits, *, texts: bool = True) -> Any:
+    """The data, if its depth, number of values, numbers and texts are those of a document. It has no cycles."""
+    budget, layer, depth = limits.values, [data], 0
+    while layer:
+        if depth > limits.depth:
+            raise _too_deep(limits)
+        budget -= len(layer)
+        if budget < 0:
+            raise Unreadable(f"holds more than {limits.values:,} values, its aliases written out")
+        inner: list[Any] = []
+        for value in layer:
+            if isinstance(value, dict):
+                inner += value.values()
+                _check_texts(value)
+            elif isinstance(value, list | tuple | set):
+                inner += value
+            elif isinstance(value, str):
+                if texts:
+                    _check_texts((value,))
+            elif isinstance(value, float):
+                if not math.isfinite(value):
+                    raise Unreadable(f"holds the number {value}")
+            elif isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+                raise Unreadable(f"holds a number of more than {len(str(_LARGEST)) - 1} digits")
+        layer, depth = inner, depth + 1
+    return data
+
+
+def _check_texts(texts: Iterable[Any]) -> None:
+    for text in texts:
+        if isinstance(text, str) and not text.isascii():
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise Unreadable("holds a text that is not Unicode (half of a surrogate pair)") from error
+        if isinstance(text, str) and "\0" in text:
+            raise Unreadable("holds a text with a NUL character")
+
+
+# -- YAML -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class YamlTree:
+    """The nodes of a YAML text, with their lines; ``node`` is None for a text without a value."""
+
+    node: Any
+    loader: Any
+
+    def value(self, node: Any) -> Any:
+        """The data of one node; a scalar of another library's tag is its text, a list or mapping None."""
+        import yaml
+
+        try:
+            return _checked(self.loader.construct_document(node), DOCUMENT)
+        except (yaml.YAMLError, ValueError):
+            return node.value if isinstance(node.value, str) else None
+
+
+def parse_yaml(text: str, limits: Limits = DOCUMENT) -> Any:
+    """The data of a YAML text: what JSON could hold, dates too. Raises ``Unreadable``."""
+    loader = _loader()(text, limits)
+    data = _tried(loader.get_single_data, limits)
+    return _checked(data, limits)
+
+
+def compose_yaml(text: str, limits: Limits = DOCUMENT) -> YamlTree:
+    """The nodes of a YAML text. Raises ``Unreadable``; of aliases, all that they stand for counts."""
+    loader = _loader()(text, limits)
+    return YamlTree(_tried(loader.get_single_node, limits), loader)
+
+
+def _tried(make: Any, limits: Limits) -> Any:
+    import yaml
+
+    try:
+        return make()
+    except RecursionError as error:
+        raise _too_deep(limits) from error
+    except Unreadable:
+        raise
+    except yaml.YAMLError as error:
+        raise Unreadable(f"is not valid YAML ({_yaml_reason(error)})") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Unreadable(f"is not valid YAML ({first_line(error)})") from error
+
+
+def _yaml_reason(error: Exception) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or not problem:
+        return first_line(error)
+    return f"line {mark.line + 1}: {first_line(ValueError(problem))}"
+
+
+@cache
+def _loader() -> Any:
+    """PyYAML's own composer and constructor over its parser, in C where there is one, with the limits in between."""
+    import yaml
+    from yaml.composer import Composer
+    from yaml.constructor import SafeConstructor
+    from yaml.resolver import Resolver
+
+    parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(Composer, SafeConstructor, Resolver):
+        def __init__(self, text: str, limits: Limits) -> None:
+            Composer.__init__(self)
+            SafeConstructor.__init__(self)
+            Resolver.__init__(self)
+            self._events = iter(yaml.parse(text, Loader=parser))
+            self._next: Any = None
+            self._limits = limits
+            # Of the nodes that are complete, the values that each stands for; of those that are not, so far.
+            self._weights: dict[int, int] = {}
+            self._open: list[int] = [0]
+
+        def peek_event(self) -> Any:
+            if self._next is None:
+                self._next = next(self._events, None)
+            return self._next
+
+        def check_event(self, *kinds: type) -> bool:
+            return isinstance(self.peek_event(), kinds)
+
+        def get_event(self) -> Any:
+            event, self._next = self.peek_event(), None
+            return event
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if len(self._open) > self._limits.depth + 1:
+                raise _too_deep(self._limits)
+            alias = self.check_event(yaml.AliasEvent)
+            self._open.append(1)
+            node = super().compose_node(parent, index)
+            weight = self._open.pop()
+            if alias:
+                if id(node) not in self._weights:
+                    raise Unreadable("holds an alias inside of what it stands for")
+                weight = self._weights[id(node)]
+            elif isinstance(node, yaml.ScalarNode):
+                weight += len(node.value) >> 8
+                if len(node.value) > _SCALAR and node.tag.rpartition(":")[2] in ("int", "float", "timestamp"):
+                    raise Unreadable(f"holds a number of {len(node.value)} characters")
+            self._weights[id(node)] = weight
+            self._open[-1] += weight
+            if self._open[-1] > self._limits.values:
+                raise Unreadable(f"holds more than {self._limits.values:,} values, its aliases written out")
+            return node
+
+    return Loader
+
+
+def parse(text: str) -> Any:
+    """The data of a text that is JSON, as large as programs write it, or YAML. Raises ``Unreadable``.
+
+    >>> parse("levels: [{name: host}]") == parse('{"levels": [{"name": "host"}]}')
+    True
+    """
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            return parse_json(text, INDEX)
+        except NotJson:
+            pass
+    return parse_yaml(text)
