@@ -126,12 +126,12 @@ def test_each_size_of_megatron_is_a_control(shown, argument):
 
 
 def test_what_cannot_be_says_why(shown):
-    """An error in Python's words; the last layout that could be stays."""
+    """An error in Python's words; the last valid layout stays."""
     shown.page.get_by_label("tp", exact=True).fill("5")
     with pytest.raises(ValueError, match="the product must divide the world size") as refused:
         read(SPEC.replace("tp=2", "tp=5"))
     assert shown.text("#spec-error") == str(refused.value)
-    assert "last layout that could be" in shown.text(".controls")
+    assert "This is the last valid layout." in shown.text(".controls")
     _plan_is(shown, SPEC)
 
 
@@ -192,9 +192,9 @@ def test_a_preset_starts_the_page(shown):
 
 def test_another_family_keeps_the_sizes(shown):
     """Axes, or the groups of another framework, with the sizes that both know."""
-    shown.page.get_by_label("Groups of").select_option("axes")
+    shown.page.get_by_label("Framework").select_option("axes")
     _plan_is(shown, "tp=2,cp=2,dp=4,pp=2")
-    shown.page.get_by_label("Groups of").select_option("nanotron")
+    shown.page.get_by_label("Framework").select_option("nanotron")
     _plan_is(shown, "nanotron:world=32,tp=2,cp=2,pp=2")
 
 
@@ -249,13 +249,104 @@ def test_two_pins_say_what_they_share(shown):
     shown.page.mouse.move(700, 40)
     plan = read_plan(SPEC)
     shared = [name for name, groups in plan.kinds.items() if groups.size > 1 and groups.has(0) and 4 in groups.of(0)]
-    assert f"put them into one group: {', '.join(shared)}." in shown.text(".inspector")
-    assert "They are on one host." in shown.text(".inspector")
+    assert f"They share a group of {len(shared)} of the {len(plan.specs)} kinds: {', '.join(shared)}." in shown.text(
+        ".inspector"
+    )
+    assert "They are on the same host." in shown.text(".inspector")
     shown.page.mouse.click(*shown.at(16))
     assert shown.app("app.pins") == [4, 16]
-    assert "network is the innermost level that holds both" in shown.text(".inspector")
+    assert "the innermost level that contains both is network" in shown.text(".inspector")
     shown.page.get_by_role("button", name="Unpin").click()
     assert shown.app("app.pins") == []
+
+
+def test_a_pinned_rank_keeps_its_groups(shown):
+    """After a click the panel and the drawing stay on the pinned rank, except while another is pointed at."""
+    shown.page.mouse.click(*shown.at(13))
+    pointed = shown.text(".card >> nth=0")
+    shown.page.mouse.move(700, 40)
+    assert "Rank 13 on node1" in pointed
+    assert shown.text(".card >> nth=0") == pointed
+    assert shown.pixel(2) == [255, 255, 255]
+    shown.page.mouse.move(*shown.at(2))
+    assert "Rank 2 on node0" in shown.text(".card >> nth=0")
+    shown.page.mouse.click(*shown.at(4))
+    shown.page.mouse.move(700, 40)
+    assert "Rank 4 on node0" in shown.text(".card >> nth=0")
+    shown.page.get_by_role("button", name="Unpin").click()
+    assert "Point at a rank" in shown.text(".card >> nth=0")
+
+
+def test_a_search_colours_its_ranks_beside_a_pin(shown):
+    """What a search finds is coloured on the drawing while the panel keeps the pinned rank."""
+    shown.page.mouse.click(*shown.at(13))
+    shown.page.mouse.move(700, 40)
+    shown.page.fill("#search", "node3")
+    shown.page.press("#search", "Enter")
+    assert "Rank 13" in shown.text(".card >> nth=0")
+    assert "8 ranks found" in shown.text(".legend")
+    assert shown.pixel(24) == shown.pixel(31) != shown.pixel(0)
+
+
+def test_a_tap_lists_the_groups(browser):
+    """On a phone a tap shows what hovering shows: the rank's groups in the panel, and their colours."""
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    shown = Shown(context.new_page())
+    shown.goto(f"spec={SPEC}")
+    shown.page.touchscreen.tap(*shown.at(13))
+    shown.page.wait_for_function("rankmesh.app.pins.length === 1")
+    card = shown.text(".card >> nth=0")
+    assert "Rank 13 on node1" in card
+    assert all(str(list(groups.ranks)) in card for groups in map(read_plan(SPEC).of(13).get, ("tp", "dp", "pp")))
+    assert "rank 13 on node1" in shown.text(".legend")
+    context.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_chosen_toggle_is_readable_under_the_pointer(shown, theme):
+    """A button that is pressed keeps its contrast while the pointer is over it."""
+    shown.goto(f"theme={theme}")
+    for name in ("Drawing", "Hosts", "tp"):
+        button = shown.page.get_by_role("button", name=name, exact=True)
+        assert button.get_attribute("aria-pressed") == "true"
+        button.hover()
+        text, ground = button.evaluate(
+            "(element) => { const seen = (each) => { const { backgroundColor } = getComputedStyle(each);"
+            " return backgroundColor === 'rgba(0, 0, 0, 0)' ? seen(each.parentElement) : backgroundColor; };"
+            " return [getComputedStyle(element).color, seen(element)]; }"
+        )
+        assert _contrast(text, ground) >= 4.5, name
+
+
+LONG = (
+    "encoder_tensor_parallel=2,context_parallel_ring=2,data_parallel_replicate_across_availability_zones=4,pipeline=2"
+    "/experts:expert_tensor_parallel=2,expert_parallel_all_to_all=4,expert_data_parallel=2,pipeline=2"
+)
+# What reaches beyond the inner edge of its panel, but for what is cut there and what is not seen.
+OUTSIDE = """() => [...document.querySelectorAll('.controls, .inspector')].flatMap((panel) => {
+  const { right } = panel.getBoundingClientRect(), style = getComputedStyle(panel);
+  const edge = right - parseFloat(style.paddingRight) - (panel.offsetWidth - panel.clientWidth) + 1;
+  return [...panel.querySelectorAll('*:not(.unseen, .unseen *)')]
+    .filter((each) => each.getBoundingClientRect().right > edge)
+    .map((each) => `${panel.className}: ${each.tagName}.${each.className} ${each.textContent.slice(0, 40)}`);
+})"""
+
+
+@pytest.mark.parametrize(
+    "fragment",
+    [
+        f"spec={SPEC}&pins=3,29",
+        f"spec={LONG}&rank=13&pins=3,29",
+        f"spec={LONG}&cluster=host=4,nvlink_domain_of_racks=2,leaf=*&rank=13&compare=tp=32",
+        f"{WORLDS['131072']}&rank=77777&pins=3,131071",
+    ],
+)
+def test_everything_stays_inside_its_panel(shown, fragment):
+    """At a width of 1400 pixels no chip, name, button or figure reaches beyond its panel."""
+    shown.page.set_viewport_size({"width": 1400, "height": 900})
+    shown.goto(fragment)
+    shown.page.locator(".inspector summary").click()
+    assert shown.page.evaluate(OUTSIDE) == []
 
 
 def test_search_finds_a_rank_a_coordinate_and_a_host(shown):

@@ -30,6 +30,14 @@ def test_the_page_is_written_with_the_layout(rankmesh, tmp_path):
     assert _inside(file.read_text()) == {"state": {"spec": "tp=2,dp=4", "cluster": "host=4,leaf=*"}}
 
 
+def test_gpus_per_node_are_the_devices_of_a_host(rankmesh, tmp_path):
+    """-g sets the devices of a host, as it does for show; a cluster that is given says them itself."""
+    for options, cluster in ((("-g", 4), "4"), ((), "8"), (("-g", 4, "--cluster", "host=2,leaf=*"), "host=2,leaf=*")):
+        ran = rankmesh("explore", "tp=2,dp=4", *options, "--html", tmp_path / "a.html", "--json")
+        assert json.loads(ran.out)["state"]["cluster"] == cluster
+    assert rankmesh("explore", "tp=2,dp=4", "-g", 0, "--html", tmp_path / "a.html").code == 2
+
+
 def test_json_says_what_the_page_is_given(rankmesh, tmp_path):
     """--json has the file, the fragment of a link, the world and what is given."""
     ran = rankmesh("explore", "tp=2,dp=*", "-w", 8, "--html", tmp_path / "a.html", "--json")

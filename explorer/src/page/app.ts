@@ -85,8 +85,17 @@ export class App {
       : this.state.theme === "dark";
   }
 
-  /** The rank that is shown: under the pointer, else the one that was walked to. */
+  /** The rank in the panel: under the pointer, else the one that was walked to, else the last one pinned. */
   get rank(): number | null {
+    return this.#pointed ?? this.pins.at(-1) ?? null;
+  }
+
+  /** The rank in the drawing: a pin gives way to ranks that a search found, to bandwidths and to a hang. */
+  get focus(): number | null {
+    return this.found.length || this.state.overlay !== "none" ? this.#pointed : this.rank;
+  }
+
+  get #pointed(): number | null {
     const { rank } = this.state;
     return this.hover ?? (rank !== null && rank < this.model.plan.worldSize ? rank : null);
   }
@@ -128,9 +137,9 @@ export class App {
 
   pin(rank: number): void {
     const { pins } = this;
-    this.set({
-      pins: pins.includes(rank) ? pins.filter((other) => other !== rank) : [...pins, rank].slice(-2),
-    });
+    // A new pin is what the panel shows, also where the keys or a search had led to another rank.
+    if (pins.includes(rank)) this.set({ pins: pins.filter((other) => other !== rank) });
+    else this.set({ pins: [...pins, rank].slice(-2), rank: null });
     this.say(this.pins.length === 2 ? `pinned ${this.pins.join(" and ")}` : `pinned ${this.pins.join() || "nothing"}`);
   }
 

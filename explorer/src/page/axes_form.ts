@@ -32,15 +32,12 @@ export function axesFields(app: App, form: AxesForm): Node[] {
 function axesField(form: AxesForm, { view, axes }: AxesLayout, edit: (form: AxesForm) => void): HTMLElement {
   const title = view === null ? "Mesh, adjacent ranks first" : `View ${view}`;
   const rows = axes.map((axis, place) =>
-    h(
-      "div",
-      { class: "row" },
-      ...sizeRow(
-        axis.name,
-        axis.size,
-        (size) => edit(resized(form, view, axis.name, size)),
-        view === null ? axis.name : `${axis.name} in ${view}`,
-      ).childNodes,
+    sizeRow(
+      axis.name,
+      axis.size,
+      (size) => edit(resized(form, view, axis.name, size)),
+      view === null ? axis.name : `${axis.name} in ${view}`,
+      "",
       h(
         "span",
         { class: "moves" },

@@ -46,8 +46,8 @@ export function bar(app: App, stage: Stage): (Node | null)[] {
             role: "group",
             "aria-label": "How ranks are arranged",
           },
-          toggle("Places", state.arrange === "places", set({ arrange: "places" }), "hosts and what holds them"),
-          toggle("Mesh", state.arrange === "mesh", set({ arrange: "mesh" }), "axes inside axes"),
+          toggle("Hosts", state.arrange === "places", set({ arrange: "places" }), "ranks by host"),
+          toggle("Mesh", state.arrange === "mesh", set({ arrange: "mesh" }), "ranks by axis"),
         )
       : null,
     overlays.length > 1 && drawing
@@ -56,7 +56,7 @@ export function bar(app: App, stage: Stage): (Node | null)[] {
           {
             class: "switch",
             role: "group",
-            "aria-label": "What the colours say",
+            "aria-label": "What the colours show",
           },
           ...overlays.map(([overlay, words]) => toggle(words, state.overlay === overlay, set({ overlay }))),
         )

@@ -11,6 +11,6 @@ export const swatch = (colour: string): HTMLElement =>
   });
 
 export const badge = (name: string, level: number): HTMLElement =>
-  h("span", { class: level ? "badge crosses" : "badge" }, name);
+  h("span", { class: level ? "badge crosses" : "badge", title: name }, name);
 export const shortened = (ranks: readonly number[], size: number): string =>
   `${ranks.slice(0, 6).join(", ")}${size > 6 ? `, … ${number(size)} ranks` : ""}`;

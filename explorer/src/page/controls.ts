@@ -19,7 +19,7 @@ export function controls(app: App): Node[] {
         ? saved(app)
         : form
           ? [family(app, form), ...fields(app, form)]
-          : [h("p", { class: "note" }, "Write a layout above.")]),
+          : [h("p", { class: "note" }, "Type a layout above.")]),
     ),
     h("section", {}, h("h2", {}, "Machine"), ...machine(app)),
     h("section", {}, h("h2", {}, "World"), h("p", { class: "note" }, worldWords(app))),
@@ -32,7 +32,7 @@ function worldWords({ model, error }: App): string {
   const each = use.least === use.most ? `${use.least}` : `${use.least} to ${use.most}`;
   const hosts = cluster ? ` on ${plural(new Set(cluster.units[0].subarray(0, plan.worldSize)).size, "host")}` : "";
   const words = `${plural(plan.worldSize, "rank")}${hosts}. Communicators: ${each} a rank, ${use.total.toLocaleString("en")} in the job.`;
-  return error ? `${words} This is the last layout that could be.` : words;
+  return error ? `${words} This is the last valid layout.` : words;
 }
 
 function saved(app: App): Node[] {
@@ -42,9 +42,9 @@ function saved(app: App): Node[] {
     h(
       "p",
       { class: "note" },
-      `${app.given.title ?? "A saved plan"}: ${plural(app.model.plan.specs.length, "kind")} of group, as they were saved.`,
+      `${app.given.title ?? "A saved plan"}: ${plural(app.model.plan.specs.length, "kind")} of group, as saved.`,
     ),
-    h("button", { type: "button", "data-key": "edit", onclick: edit }, "Play with its axes"),
+    h("button", { type: "button", "data-key": "edit", onclick: edit }, "Edit its axes"),
   ];
 }
 
@@ -61,7 +61,7 @@ function family(app: App, form: Form): HTMLElement {
   return h(
     "label",
     { class: "row" },
-    h("span", {}, "Groups of"),
+    h("span", {}, "Framework"),
     h(
       "select",
       { "data-key": "family", onchange: change },

@@ -217,8 +217,8 @@ function show(label: string, make: () => string): void {
   area.select();
   const clipboard = navigator.clipboard as Clipboard | undefined;
   clipboard?.writeText(text).then(
-    () => (said.textContent = "It is on the clipboard."),
-    () => (said.textContent = "It is selected: copy it with the keyboard."),
+    () => (said.textContent = "Copied to the clipboard."),
+    () => (said.textContent = "The text is selected: copy it with the keyboard."),
   );
 }
 

@@ -84,11 +84,11 @@ function pinCard(app: App): HTMLElement[] {
           "p",
           {},
           level
-            ? `They are on two hosts; ${model.cluster!.levels[level]} is the innermost level that holds both.`
-            : "They are on one host.",
+            ? `They are on two hosts; the innermost level that contains both is ${model.cluster!.levels[level]}.`
+            : "They are on the same host.",
         );
   const words = shared.length
-    ? `${plural(shared.length, "kind")} of ${model.plan.specs.length} put them into one group: ${shared.map((each) => each.name).join(", ")}.`
+    ? `They share a group of ${shared.length} of the ${model.plan.specs.length} kinds: ${shared.map((each) => each.name).join(", ")}.`
     : "They share no group.";
   return [card("Pinned", ...lines, h("p", {}, words), near, clear)];
 }

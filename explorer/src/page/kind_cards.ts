@@ -39,7 +39,7 @@ export function kindsCard(app: App): HTMLElement {
       h("td", { class: "number" }, number(groups.count)),
       h("td", { class: "number" }, number(groups.size)),
       model.cluster
-        ? h("td", {}, groups.size > 1 ? badge(level!, model.cluster.levels.indexOf(level!)) : "alone")
+        ? h("td", {}, groups.size > 1 ? badge(level!, model.cluster.levels.indexOf(level!)) : "one rank")
         : null,
     );
   });

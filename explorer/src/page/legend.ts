@@ -5,26 +5,26 @@ import { kindColour } from "./colours";
 import { h, number, plural } from "./dom";
 import type { Model } from "./model";
 
-/** A rank in words: its place and its groups. */
+/** A rank in words: its host and its coordinate. */
 export function rankWords(model: Model, rank: number): string {
   const host = model.cluster ? ` on ${model.cluster.hostOf(rank)}` : "";
   if (!model.has(rank)) return `rank ${rank}${host}, outside the mesh`;
-  const place = [...model.plan.mesh.coordinate(rank)].map(([axis, at]) => `${axis} ${at}`).join(", ");
-  return `rank ${rank}${host}: ${place}`;
+  const coordinate = [...model.plan.mesh.coordinate(rank)].map(([axis, at]) => `${axis} ${at}`).join(", ");
+  return `rank ${rank}${host}: ${coordinate}`;
 }
 
 /** What the colours of the drawing mean now. */
 export function legend(app: App): Node[] {
-  const { model, colours, rank } = app;
+  const { model, colours, focus } = app;
   if (app.state.overlay === "hang" && app.given.hang)
     return [
       h("span", {}, swatch(colours.cause), "named as a cause"),
       h("span", {}, swatch(colours.waits), "waits"),
-      h("span", {}, "lines lead to whom a rank waits for"),
+      h("span", {}, "a line leads to a rank that another waits for"),
     ];
-  if (rank !== null)
+  if (focus !== null)
     return [
-      h("b", {}, rankWords(model, rank)),
+      h("b", {}, rankWords(model, focus)),
       ...app.kinds.map((kind, place) => h("span", {}, swatch(kindColour(colours, place)), kind)),
     ];
   if (app.found.length) return [h("span", {}, swatch(colours.kinds[0]), plural(app.found.length, "rank"), " found")];

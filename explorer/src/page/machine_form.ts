@@ -36,7 +36,7 @@ export function machine(app: App): Node[] {
             app.set({ cluster: `${app.model.cluster?.devices[0] ?? 8}` });
           },
         },
-        "Play with another machine",
+        "Change the machine",
       ),
     ];
   const now = machineOf(app.state.cluster);
@@ -49,10 +49,12 @@ export function machine(app: App): Node[] {
       });
     };
     const below = place ? now.levels[place - 1].name : "host";
-    return h(
-      "div",
-      { class: "row" },
-      ...sizeRow(level.name, level.size, resize, `${level.name} of ${below}s`).childNodes,
+    return sizeRow(
+      level.name,
+      level.size,
+      resize,
+      `${level.name} of ${below}s`,
+      "",
       small("×", `remove ${level.name}`, "machine", true, () =>
         edit({
           ...now,
@@ -70,7 +72,7 @@ export function machine(app: App): Node[] {
     h(
       "fieldset",
       {},
-      h("legend", {}, "From the inside; * is what is left"),
+      h("legend", {}, "Innermost level first; * is inferred"),
       sizeRow("host", now.devices, (devices) => edit({ ...now, devices })),
       ...rows,
     ),

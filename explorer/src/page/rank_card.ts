@@ -13,11 +13,12 @@ export function rankCard(app: App): HTMLElement {
       h(
         "p",
         { class: "note" },
-        "Point at a rank to see its groups. Click it to pin it; a second pin says what the two share. With the keyboard: Tab to the drawing, then the arrow keys and Enter.",
+        "Point at a rank to see its groups, or tap it. A click pins it; pin a second rank to see what the two share. With the keyboard: Tab to the drawing, then the arrow keys and Enter.",
       ),
     );
   const title = `Rank ${number(rank)}${model.cluster ? ` on ${model.cluster.hostOf(rank)}` : ""}`;
-  if (!model.has(rank)) return card(title, h("p", { class: "note" }, "It is outside the mesh: it has no groups."));
+  if (!model.has(rank))
+    return card(title, h("p", { class: "note" }, "This rank is outside the mesh and has no groups."));
   const { mesh } = model.plan;
   const views = [null, ...mesh.views.keys()].map((view) =>
     h(
@@ -34,7 +35,7 @@ export function rankCard(app: App): HTMLElement {
     ...views,
     h("p", { class: "formula" }, formula(app, rank)),
     groupsTable(app, own, rank),
-    not ? h("p", { class: "note" }, `Picks leave it out of ${plural(not, "kind")}: ${notIn(app, own)}.`) : null,
+    not ? h("p", { class: "note" }, `Not a member of ${plural(not, "kind")}: ${notIn(app, own)}.`) : null,
   );
 }
 
@@ -80,11 +81,11 @@ const folded = { open: false };
 
 function ownTable(app: App, own: readonly Own[], rank: number, caption: string): HTMLElement {
   const { cluster } = app.model;
-  const heads = ["group", "place", "prev", "next", ...(cluster ? ["within"] : [])];
+  const heads = ["group", "position", "prev", "next", ...(cluster ? ["within"] : [])];
   const rows = own.flatMap((group) => {
     const { groups, index, rank: place } = group;
     const size = groups.size;
-    const place0 = app.kinds.indexOf(group.name);
+    const colour = app.kinds.indexOf(group.name);
     const at = (step: number): number => groups.member(index, (place + step + size) % size);
     const members = groups.group(index, 6);
     const level = cluster ? app.model.reachOf(group.name, index) : 0;
@@ -95,11 +96,11 @@ function ownTable(app: App, own: readonly Own[], rank: number, caption: string):
     const main = h(
       "tr",
       {},
-      h("th", { scope: "row" }, place0 < 0 ? null : swatch(kindColour(app.colours, place0)), group.name),
+      h("th", { scope: "row" }, colour < 0 ? null : swatch(kindColour(app.colours, colour)), group.name),
       h("td", {}, `${place + 1} of ${number(size)}`),
       h("td", { class: "number" }, size > 1 ? hop(at(-1)) : "–"),
       h("td", { class: "number" }, size > 1 ? hop(at(1)) : "–"),
-      cluster ? h("td", {}, size > 1 ? badge(cluster.levels[level], level) : "alone") : null,
+      cluster ? h("td", {}, size > 1 ? badge(cluster.levels[level], level) : "one rank") : null,
     );
     const shares =
       group.communicator !== null && group.communicator !== group.name ? `, shares ${group.communicator}'s` : "";

@@ -5,21 +5,21 @@ import { h } from "./dom";
 import { shifted, specOf, type RecipeForm } from "./form";
 import { checkRow, sizeRow, small, textRow } from "./rows";
 
-// What follows anew where one of the two is changed.
-const FOLLOWS: Partial<Record<string, string[]>> = { world: ["dp", "dp_shard"], dp: ["world"], dp_shard: ["world"] };
-// What most layouts say; the rest is folded away.
+// What is inferred again where one of the two is changed.
+const INFERRED: Partial<Record<string, string[]>> = { world: ["dp", "dp_shard"], dp: ["world"], dp_shard: ["world"] };
+// What most layouts set; the rest is folded away.
 const FIRST = new Set("world tp cp dp pp ep etp order dp_shard dp_replicate sp dcp pcp attn_dp".split(" "));
 
 export function recipeFields(app: App, form: RecipeForm): Node[] {
   const { parameters } = RECIPES[form.recipe];
   const edit = (name: string, value: string): void => {
-    const anew = Object.fromEntries((FOLLOWS[name] ?? []).map((other) => [other, ""]));
+    const anew = Object.fromEntries((INFERRED[name] ?? []).map((other) => [other, ""]));
     app.set({ spec: specOf({ ...form, values: { ...form.values, ...anew, [name]: value } }), world: null });
   };
   const rows = Object.entries(parameters).map(([name, kind]): [string, HTMLElement] => {
     const value = form.values[name] ?? "";
     if (name === "order") return [name, orderField(form, (order) => edit("order", order))];
-    if (kind === "int") return [name, sizeRow(name, value, (size) => edit(name, size), name, followed(app, name))];
+    if (kind === "int") return [name, sizeRow(name, value, (size) => edit(name, size), name, inferred(app, name))];
     if (kind === "bool")
       return [
         name,
@@ -33,7 +33,7 @@ export function recipeFields(app: App, form: RecipeForm): Node[] {
     h(
       "fieldset",
       {},
-      h("legend", {}, "Sizes; what is empty follows"),
+      h("legend", {}, "Sizes; an empty one is inferred"),
       ...rows.filter(([name]) => FIRST.has(name) && name !== "order").map(([, row]) => row),
     ),
     ...rows.filter(([name]) => name === "order").map(([, row]) => row),
@@ -41,8 +41,8 @@ export function recipeFields(app: App, form: RecipeForm): Node[] {
   ];
 }
 
-/** The size that an empty argument has: what followed, or 1. */
-function followed({ model }: App, name: string): string {
+/** The size that an empty argument has: what was inferred, or 1. */
+function inferred({ model }: App, name: string): string {
   const { mesh } = model.plan;
   if (name === "world") return `${model.plan.worldSize}`;
   const sizes = [mesh, ...mesh.views.values()].find((layout) => layout.sizes.has(name))?.sizes;

@@ -23,19 +23,20 @@ export const small = (
     sign,
   );
 
-/** A label, a size, and buttons that halve and double it. */
+/** A label, a size, buttons that halve and double it, and further ones. */
 export function sizeRow(
   name: string,
   size: string,
   edit: (size: string) => void,
   label = name,
-  follows = "",
+  inferred = "",
+  ...further: readonly Node[]
 ): HTMLElement {
   const input = h("input", {
     type: "text",
     inputmode: "numeric",
     value: size,
-    placeholder: follows,
+    placeholder: inferred,
     "aria-label": label,
     "data-key": `size ${label}`,
     autocomplete: "off",
@@ -43,7 +44,7 @@ export function sizeRow(
     onkeydown: (event: KeyboardEvent) => {
       if (event.key !== "ArrowUp" && event.key !== "ArrowDown") return;
       event.preventDefault();
-      edit(`${Math.max(1, (int(size || follows) ?? 1) + (event.key === "ArrowUp" ? 1 : -1))}`);
+      edit(`${Math.max(1, (int(size || inferred) ?? 1) + (event.key === "ArrowUp" ? 1 : -1))}`);
     },
   });
   const step = (sign: string, up: boolean): HTMLElement =>
@@ -55,7 +56,7 @@ export function sizeRow(
         "aria-label": `${up ? "double" : "halve"} ${label}`,
         "data-key": `${sign} ${label}`,
         disabled: size === "*",
-        onclick: () => edit(stepped(size || follows, up)),
+        onclick: () => edit(stepped(size || inferred, up)),
       },
       sign,
     );
@@ -63,7 +64,7 @@ export function sizeRow(
     "div",
     { class: "row" },
     h("span", { class: "name", "aria-hidden": "true" }, name),
-    h("span", { class: "stepper" }, step("−", false), input, step("+", true)),
+    h("span", { class: "stepper" }, step("−", false), input, step("+", true), ...further),
   );
 }
 

@@ -77,23 +77,23 @@ export class Stage {
 
   #scene(model: Model): Scene {
     const { app } = this;
-    const { colours, rank, kind } = app;
+    const { colours, focus, kind } = app;
     const scene = this.#base(model);
-    const focused = rank !== null && rank < model.plan.worldSize;
+    const focused = focus !== null && focus < model.plan.worldSize;
     if (app.state.overlay === "hang" && app.given.hang) scene.lines = waits(app.given.hang, colours);
-    else if (focused) scene.lines = neighbours(model, colours, kindsOf(app, model), kind, rank);
+    else if (focused) scene.lines = neighbours(model, colours, kindsOf(app, model), kind, focus);
     if (app.compared) scene.changed = changed(app, model);
     return scene;
   }
 
   #base(model: Model): FocusScene | GroupsScene | MeasuredScene | HangScene {
     const { app } = this;
-    const { colours, rank, pins, kind, given } = app;
+    const { colours, focus, pins, kind, given } = app;
     const shown = model.plan.kinds.has(kind) ? kind : model.leading[0];
     if (app.state.overlay === "hang" && given.hang) return new HangScene(model, colours, pins, given.hang);
-    if (app.found.length && rank === null) return new FoundScene(model, colours, pins, shown, new Set(app.found));
-    if (rank !== null && rank < model.plan.worldSize)
-      return new FocusScene(model, colours, pins, rank, kindsOf(app, model));
+    if (app.found.length && focus === null) return new FoundScene(model, colours, pins, shown, new Set(app.found));
+    if (focus !== null && focus < model.plan.worldSize)
+      return new FocusScene(model, colours, pins, focus, kindsOf(app, model));
     if (app.state.overlay === "measured" && given.measured)
       return new MeasuredScene(model, colours, pins, shown, given.measured);
     return new GroupsScene(model, colours, pins, shown);

@@ -76,7 +76,9 @@ export class View {
     canvas.addEventListener("pointerleave", () => this.listeners.point(null));
     canvas.addEventListener("pointerdown", (event) => (this.#down = { x: event.clientX, y: event.clientY }));
     canvas.addEventListener("click", (event) => {
-      const still = this.#down && Math.hypot(event.clientX - this.#down.x, event.clientY - this.#down.y) < 4;
+      // A finger is less steady than a mouse.
+      const most = event.pointerType === "touch" ? 12 : 4;
+      const still = this.#down && Math.hypot(event.clientX - this.#down.x, event.clientY - this.#down.y) < most;
       const rank = this.#rankAt(event);
       if (still && rank !== null) this.listeners.pin(rank);
     });

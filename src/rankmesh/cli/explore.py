@@ -9,7 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh.cli.console import note, write_json
-from rankmesh.cli.options import Cluster, Debug, Json, Spec, Variables, WorldSize, cluster_of, source_of, tell
+from rankmesh.cli.options import (
+    Cluster,
+    Debug,
+    GpusPerNode,
+    Json,
+    Spec,
+    Variables,
+    WorldSize,
+    cluster_of,
+    source_of,
+    tell,
+)
 from rankmesh.cli.outputs import Output, check_stdout, deliver
 from rankmesh.debug.doctor import doctor
 from rankmesh.errors import PlacementError
@@ -21,6 +32,7 @@ __all__ = ["EXAMPLES", "command", "explored"]
 
 EXAMPLES = """\
 $ rankmesh explore megatron:world=64,tp=2,pp=2,ep=4
+$ rankmesh explore tp=4,dp=4 -g 4 --open
 $ rankmesh explore llama3-405b --cluster 'host=8,leaf=32,spine=*' --html layout.html
 $ rankmesh explore plan.json --measured measured.json --html measured.html
 $ rankmesh explore train.sh --recordings /tmp/nccl_traces --open
@@ -30,6 +42,7 @@ $ rankmesh explore train.sh --recordings /tmp/nccl_traces --open
 def explored(
     spec: str | Source,
     *,
+    gpus_per_node: int | None = None,
     cluster: str | None = None,
     measured: str | Path | None = None,
     recordings: str | Path | None = None,
@@ -43,14 +56,16 @@ def explored(
     source = source_of(spec, world_size)
     return given(
         source,
-        cluster=None if cluster is None else _machine(cluster, source.plan.world_size),
+        cluster=_machine(cluster, gpus_per_node, source.plan.world_size),
         measured=None if measured is None else _document(Path(measured)),
         hang=None if recordings is None else doctor(recordings, source.plan),
     )
 
 
-def _machine(text: str, world_size: int) -> Machine | str:
+def _machine(text: str | None, gpus_per_node: int | None, world_size: int) -> Machine | str | None:
     """A cluster of a string stays the string, which the page has controls for; its ranks must have a device."""
+    if text is None:
+        return None if gpus_per_node is None else str(gpus_per_node)
     found = cluster_of(text, world_size)
     found.hosts_of(range(world_size))
     return text if "=" in text and not Path(text).is_file() else found
@@ -69,6 +84,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 def command(
     spec: Spec,
+    gpus_per_node: GpusPerNode = None,
     cluster: Cluster = None,
     html: Annotated[str, typer.Option(metavar="FILE", help="Where the page is written. - is stdout.")] = "explore.html",
     measured: Annotated[
@@ -86,7 +102,7 @@ def command(
     """Write one page to play with a layout: sizes, order, hosts, groups. It needs no server and no network."""
     source = source_of(spec, world_size, variables)
     tell(source)
-    data = explored(source, cluster=cluster, measured=measured, recordings=recordings)
+    data = explored(source, gpus_per_node=gpus_per_node, cluster=cluster, measured=measured, recordings=recordings)
     outputs = [Output("--html", html, (".html", ".htm"), lambda: page(data))]
     check_stdout(outputs, json=json)
 

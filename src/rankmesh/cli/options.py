@@ -22,6 +22,7 @@ __all__ = [
     "SPEC_HELP",
     "Cluster",
     "Debug",
+    "GpusPerNode",
     "GroupName",
     "Json",
     "PresetName",
@@ -71,6 +72,12 @@ CLUSTER_HELP = (
     "topology.conf, topology.yaml, {host: switch}, kubectl get nodes -o json, describe-instance-topology."
 )
 Cluster = Annotated[str | None, typer.Option(metavar="CLUSTER", help=CLUSTER_HELP)]
+GpusPerNode = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus-per-node", "-g", min=1, max=LIMIT, metavar="N", help="Ranks a node, without --cluster; presets know N."
+    ),
+]
 Variables = Annotated[
     list[str] | None,
     typer.Option(

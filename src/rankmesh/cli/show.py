@@ -14,9 +14,9 @@ import typer
 from rankmesh.cli.complete import group_names
 from rankmesh.cli.console import out, write_json
 from rankmesh.cli.options import (
-    LIMIT,
     Cluster,
     Debug,
+    GpusPerNode,
     Json,
     Spec,
     Variables,
@@ -91,17 +91,7 @@ def shown(
 
 def command(
     spec: Spec,
-    gpus_per_node: Annotated[
-        int | None,
-        typer.Option(
-            "--gpus-per-node",
-            "-g",
-            min=1,
-            max=LIMIT,
-            metavar="N",
-            help="Count the groups that cross nodes of N ranks; presets know N.",
-        ),
-    ] = None,
+    gpus_per_node: GpusPerNode = None,
     cluster: Cluster = None,
     members: Annotated[int, typer.Option(min=1, metavar="K", help="List up to K members of a group.")] = 8,
     groups: Annotated[
