@@ -7,7 +7,7 @@ import pytest
 from tests.peers.fetch import MEGATRON, folder
 
 from rankmesh.dialects.megatron import ParallelState, hyper_comm_grid, process_groups_config
-from rankmesh.dialects.megatron.releases import follow, follow_collections, parse
+from rankmesh.dialects.megatron.releases import follow, parse
 
 RELEASES = pytest.mark.parametrize("version", MEGATRON)
 
@@ -89,7 +89,7 @@ def test_globals(version):
 def test_collections(version):
     """The classes of the release's process_groups_config, their fields in order, and what their methods take."""
     try:
-        follow_collections(process_groups_config, parse(version))
+        process_groups_config.follow(parse(version))
         for node in source(version, "process_groups_config"):
             if isinstance(node, ast.FunctionDef):
                 check(node.name, node, getattr(process_groups_config, node.name))
@@ -102,7 +102,7 @@ def test_collections(version):
                         found = inspect.getattr_static(ours, method.name)
                         check(f"{node.name}.{method.name}", method, getattr(found, "__func__", found))
     finally:
-        follow_collections(process_groups_config, None)
+        process_groups_config.follow(None)
 
 
 @RELEASES

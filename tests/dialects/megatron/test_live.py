@@ -322,7 +322,7 @@ def test_a_registered_view_is_a_copy(monkeypatch):
     view = grid._views["expert"]
     assert (view.name, view.shape, view.dim_names, view.shared_dims) == ("expert", [4, 2], ["ep", "pp"], ["pp"])
     assert grid.get_rank_enum("pp") == grid.get_rank_enum("pp", view="expert") == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    with pytest.raises(ValueError, match="'expert', which is already registered"):
+    with pytest.raises(ValueError, match="'expert' of this grid is already registered"):
         grid.register_view("expert", [8], ["ep"])
     with pytest.raises(ValueError, match="shape must be positive ints"):
         grid.register_view("other", [8, 0], ["ep", "etp"])

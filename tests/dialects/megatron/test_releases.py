@@ -12,8 +12,8 @@ def _in_pieces(me):
     dist.init_process_group("fake", store=FakeStore(), rank=7, world_size=8)
     release = (0, 20)
     releases.follow(parallel_state, release)
-    releases.follow_collections(process_groups_config, release)
-    hyper_comm_grid.RELEASE = release
+    process_groups_config.follow(release)
+    releases.followed.release = release
     ps, collections = parallel_state, process_groups_config
     ps.initialize_model_parallel(2, gtp_remat_size=2)
     grid = hyper_comm_grid.HyperCommGrid([2], ["tp"])
@@ -34,14 +34,17 @@ def _in_pieces(me):
     }  # fmt: skip
     ps.destroy_model_parallel()
     releases.follow(parallel_state, None)
-    releases.follow_collections(process_groups_config, None)
-    return {**found, "again": [ps.get_all_ranks.__code__.co_names[1], hasattr(process_groups_config, "RELEASE")]}
+    process_groups_config.follow(None)
+    return {
+        **found,
+        "again": [ps.get_all_ranks.__code__.co_names[1], hasattr(process_groups_config.ProcessGroupCollection(), "dp")],
+    }
 
 
 def test_weights_in_pieces(ranks):
     """Rank 7 of 8 as of 0.20: groups, flags in that release's order, six places, no twins, None where it gives None."""
     (found,) = ranks(1, _in_pieces, world=None)
-    assert found.pop("again") == ["get_data_parallel_rank", True]
+    assert found.pop("again") == ["get_data_parallel_rank", False]
     assert found == {
         "pieces": [5, 7],
         "of experts": [7],

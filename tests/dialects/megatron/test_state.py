@@ -256,7 +256,7 @@ def test_nccl_options_reach_their_groups(ranks, tmp_path):
         ("dpp: {max_ctas: 1}", "'dpp'"),
         ("tp: [1]", "maps groups"),
         ("tp: {net_name: tcp}", "'tcp'"),
-        ("{", "no YAML"),
+        ("{", "not valid YAML"),
     ],
 )
 def test_a_wrong_nccl_configuration_is_refused(ranks, tmp_path, text, words):
@@ -366,7 +366,7 @@ def test_virtual_stages(ranks):
     (found,) = ranks(1, _virtual, world=None)
     assert found[:5] == [0, 2, True, False, False]
     assert found[5:7] == [1, ["DeprecationWarning"] * 2]
-    assert "no vp_stage" in found[7]
+    assert "vp_stage is not given" in found[7]
 
 
 def _several(me):

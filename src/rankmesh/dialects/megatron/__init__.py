@@ -7,10 +7,13 @@ process_groups_config    megatron.core.process_groups_config
 install(), uninstall()   put these in place of Megatron's own, in a program that stays as it is
 ```
 
-``table.py`` is the interface as data, ``groups_of.py`` the rules that make functions of it; ``data_parallel.py`` and
-``stages.py`` hold what no rule makes, ``lifecycle.py`` begins and ends a state.
+``table.py`` has the groups and globals as data, ``getters.py`` the rules that make functions of a line;
+``model_groups.py`` and ``data_groups.py`` have these lines, and what no rule makes; ``state.py`` lays them over the
+globals of a state, ``lifecycle.py`` begins and ends one. ``releases.py`` says what a release has otherwise.
 """
 
+# The default state first: it gives every ParallelState its functions.
+from rankmesh.dialects.megatron import parallel_state as _default  # noqa: F401
 from rankmesh.dialects.megatron.installing import install, uninstall
 from rankmesh.dialects.megatron.state import ParallelState
 

@@ -7,69 +7,54 @@ _tp_rank = None    it asks: what was set for it, else the group
 
 They are globals of the parallel state, like what they follow from, so each rank of a simulation has its own. A write to
 any global, or a function that is replaced, makes all of them new; an answer is kept only where nothing else could
-change it: a value that was set, or a process group of torch (a stand-in may answer otherwise each time).
+change it: a value that was set, or a process group of torch (a stand-in may answer otherwise each time). Making them
+calls no getter, and never fails: what has no answer now is asked for when it is wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["refresh"]
+from rankmesh.dialects.megatron.table import BY_KIND, NUMBERS
 
-Names = dict[str, Any]
+__all__ = ["KEPT", "answers"]
 
-_PP = "_PIPELINE_MODEL_PARALLEL_GROUP"
-_STAGE, _STAGES = "_MPU_PIPELINE_MODEL_PARALLEL_RANK", "_MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE"
+_STAGES = ("_first_rank", "_last_rank", "_next_rank", "_prev_rank", "_is_first_stage", "_is_last_stage")
 
-# Answer, the getter that gives it, its flags, and what it follows from: a value that was set, else a group.
-_NUMBERS = tuple(
-    (f"{kept}_{method}", f"get_{name}_{word}", flags, forced and f"{forced}_{word.upper()}", group)
-    for kept, name, flags, forced, group in (
-        ("_tp", "tensor_model_parallel", {}, "_MPU_TENSOR_MODEL_PARALLEL", "_TENSOR_MODEL_PARALLEL_GROUP"),
-        ("_pp", "pipeline_model_parallel", {}, "_MPU_PIPELINE_MODEL_PARALLEL", _PP),
-        ("_cp", "context_parallel", {}, "", "_CONTEXT_PARALLEL_GROUP"),
-        ("_dp", "data_parallel", {}, "_MPU_DATA_PARALLEL", "_DATA_PARALLEL_GROUP"),
-        (
-            "_dp_cp",
-            "data_parallel",
-            {"with_context_parallel": True},
-            "_MPU_DATA_PARALLEL",
-            "_DATA_PARALLEL_GROUP_WITH_CP",
-        ),
-        ("_ep", "expert_model_parallel", {}, "_MPU_EXPERT_MODEL_PARALLEL", "_EXPERT_MODEL_PARALLEL_GROUP"),
-        ("_expert_tp", "expert_tensor_parallel", {}, "_MPU_EXPERT_TENSOR_PARALLEL", "_EXPERT_TENSOR_PARALLEL_GROUP"),
-        ("_expert_dp", "expert_data_parallel", {}, "", "_EXPERT_DATA_PARALLEL_GROUP"),
-    )
-    for method, word in (("rank", "rank"), ("size", "world_size"))
-)
-_STAGE_RANKS = tuple(
-    (f"_{word}_rank", f"get_pipeline_model_parallel_{word}_rank") for word in ("first", "last", "next", "prev")
-)
-_ENDS = (("_is_first_stage", "is_pipeline_first_stage"), ("_is_last_stage", "is_pipeline_last_stage"))
-_ALL = (*(number[0] for number in _NUMBERS), *dict(_STAGE_RANKS), *dict(_ENDS))
+# Every global that keeps an answer.
+KEPT = (*(numbers.kept_as(method) for numbers in NUMBERS.values() for method in ("rank", "size")), *_STAGES)
 
 
-def refresh(names: Names) -> None:
-    """Ask anew for every answer in the globals of a state; none is kept while one of its functions is another's."""
-    names.update(dict.fromkeys(_ALL))
-    own = names["rankmesh_state"].functions
-    if all(names.get(name) is function for name, function in own.items()):
-        names.update(dict(_answers(names)))
+def answers(names: Mapping[str, Any], whole: Mapping[str, bool]) -> dict[str, Any]:
+    """The answers that follow from the globals of a state.
+
+    ``whole``: the kinds of data-parallel groups that getters take with the ranks that hold other pieces of each weight.
+    """
+    found = {}
+    for kind, numbers in NUMBERS.items():
+        group = names.get(BY_KIND[f"{kind}_gtp" if whole.get(kind) else kind].group)
+        for method in ("rank", "size"):
+            given = names.get(numbers.set_as(method) or "")
+            found[numbers.kept_as(method)] = _of_group(group, method) if given is None else given
+    return found | dict(_of_pipeline(found["_pp_rank"], found["_pp_size"], names.get("_PIPELINE_GLOBAL_RANKS")))
 
 
-def _answers(names: Names) -> Iterator[tuple[str, Any]]:
-    for kept, getter, flags, forced, group in _NUMBERS:
-        if _fixed(names, forced, group):
-            yield kept, names[getter](**flags)
-    if _fixed(names, _STAGE, _PP) and _fixed(names, _STAGES, _PP):
-        listed = _STAGE_RANKS if isinstance(names["_PIPELINE_GLOBAL_RANKS"], list) else ()
-        for kept, getter in (*listed, *_ENDS):
-            yield kept, names[getter]()
+def _of_group(group: object, method: str) -> int | None:
+    if not issubclass(type(group), dist.ProcessGroup):  # not isinstance: a mock claims to be one
+        return None
+    try:
+        return int(getattr(group, method)())
+    except Exception:  # noqa: BLE001  - a process group of somebody else's, or one that is gone
+        return None
 
 
-def _fixed(names: Names, forced: str, group: str) -> bool:
-    """Whether a rank or size comes from a value that was set, or from a process group that will not change."""
-    return (forced != "" and names[forced] is not None) or issubclass(type(names[group]), dist.ProcessGroup)
+def _of_pipeline(rank: object, size: object, ranks: object) -> Iterator[tuple[str, Any]]:
+    if not (isinstance(rank, int) and isinstance(size, int) and size > 0):
+        return
+    yield from (("_is_first_stage", rank == 0), ("_is_last_stage", rank == size - 1))
+    if isinstance(ranks, list):
+        for name, place in zip(_STAGES, (0, size - 1, (rank + 1) % size, (rank - 1) % size)):  # noqa: B905
+            yield name, ranks[place] if place < len(ranks) else None

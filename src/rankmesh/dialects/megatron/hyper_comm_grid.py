@@ -18,37 +18,52 @@ do, is asked for the groups instead, with the enumeration that Megatron-Core wou
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
+from numbers import Integral
 from typing import Any
 
 import torch.distributed as dist
 
 from rankmesh.backend import torch_private
 from rankmesh.core.mesh import Mesh
+from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
-from rankmesh.dialects.megatron.grid_checks import (
-    GridTooLarge,
-    RankView,
-    check_named,
-    check_view,
-    options_for,
-    planned_world_size,
-)
+from rankmesh.dialects.megatron.making import is_torchs_own
 from rankmesh.dialects.megatron.refusals import NotHere, UnknownName
-from rankmesh.errors import LayoutError
+from rankmesh.dialects.megatron.releases import followed
+from rankmesh.errors import ConnectError, LayoutError, PlanError
 from rankmesh.runtime.connect import connect
 from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["HyperCommGrid"]
 
-BASE = "base"
 Key = str | tuple[str, tuple[str, ...]]
 
-_TORCHS_OWN = dist.new_subgroups_by_enumeration
+# Names of Megatron's module that its own code and its examples use.
+_BASE_VIEW_NAME = "base"
 
-# The release of Megatron-Core in whose place this module stands, set by install(); None: it stands for itself.
-RELEASE: tuple[int, int] | None = None
+
+@dataclass(frozen=True)
+class _RankViewSpec:
+    """One factorisation of a grid's ranks: the base, or one that was registered."""
+
+    name: str
+    shape: list[int]
+    dim_names: list[str]
+    shared_dims: list[str]
+
+
+def _is_process_group_member(pg: object) -> bool:
+    """Whether this rank is in a process group that torch, or a grid, gave it."""
+    return pg is not None and pg is not dist.GroupMember.NON_GROUP_MEMBER
+
+
+class GridTooLarge(LayoutError, RuntimeError):
+    """A grid of more ranks than the world has after its offset."""
 
 
 class HyperCommGrid:
@@ -67,10 +82,10 @@ class HyperCommGrid:
     def __init__(
         self, shape: list[int], dim_names: list[str], rank_offset: int = 0, backend: str | None = None
     ) -> None:
-        check_named(shape, dim_names, "grid")
+        _check_named(shape, dim_names, "the grid")
         if rank_offset < 0:
-            raise LayoutError(f"received rank_offset {rank_offset}; it is 0 or more; raise it", received=rank_offset)
-        self._world_size = planned_world_size()
+            raise LayoutError(f"rank_offset is {rank_offset}; set it to 0 or more", received=rank_offset)
+        self._world_size = _planned_world_size()
         self.rank_offset = rank_offset
         self.size = prod(shape)
         if self.size > self._world_size - rank_offset:
@@ -85,7 +100,7 @@ class HyperCommGrid:
         self.backend = backend
         self._pgs: dict[Key, Any] = {}
         self._mesh = _mesh(shape, dim_names, rank_offset)
-        self._views = {BASE: RankView(BASE, shape[:], dim_names[:], [])}
+        self._views = {_BASE_VIEW_NAME: _RankViewSpec(_BASE_VIEW_NAME, shape[:], dim_names[:], [])}
         self._live: dict[Key, LiveGroups] = {}
 
     # -- views ------------------------------------------------------------------------------------------------------
@@ -99,16 +114,16 @@ class HyperCommGrid:
         for sizes or names that do not fit.
         """
         if name in self._views:
-            raise LayoutError(f"received view {name!r}, which is already registered; rename one", view=name)
-        check_named(shape, dim_names, f"view {name!r}")
+            raise LayoutError(f"view {name!r} of this grid is already registered; choose another name", view=name)
+        _check_named(shape, dim_names, f"view {name!r}")
         shared = list(shared_dims or ())
-        check_view(name, shape, dim_names, shared, self._views[BASE])
+        _check_view(name, shape, dim_names, shared, self._views[_BASE_VIEW_NAME])
         try:
             self._mesh = self._mesh.with_view(name, shared=shared, **_sizes(shape, dim_names))
         except LayoutError as error:
             dim = error.values.get("axis")
             raise LayoutError(f"Shared dim {dim!r} has different membership: {error}", **error.values) from error
-        self._views[name] = RankView(name, shape[:], dim_names[:], shared)
+        self._views[name] = _RankViewSpec(name, shape[:], dim_names[:], shared)
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
@@ -124,7 +139,7 @@ class HyperCommGrid:
             raise UnknownName(
                 f"Process group {where} has already been created; its options cannot be compared; use get_pg()", key=key
             )
-        if dist.new_subgroups_by_enumeration is not _TORCHS_OWN:
+        if not is_torchs_own("new_subgroups_by_enumeration"):
             ranks = self.get_rank_enum(ordered, view=owner)
             self._pgs[key], _ = dist.new_subgroups_by_enumeration(ranks, backend=self.backend, **kwargs)
         else:
@@ -133,7 +148,7 @@ class HyperCommGrid:
 
     def _create(self, dims: list[str], key: Key, view: str | None, options: dict[str, Any]) -> Any:
         description = options.pop("group_desc", None)
-        spec = GroupSpec("pg", dims, view=view, **options_for(self.backend, options))
+        spec = GroupSpec("pg", dims, view=view, **_options_for(self.backend, options))
         plan = Plan(self._mesh, [spec], world_size=self._world_size, name="hyper_comm_grid")
         live = connect(plan)
         self._live[key] = live
@@ -153,9 +168,9 @@ class HyperCommGrid:
         if key not in self._pgs:
             where = key if isinstance(key, str) else f"{dims} for view {key[0]!r}"
             raise UnknownName(f"Process group for {where} hasn't been created; call create_pg() first", key=key)
-        if self._pgs[key] is None and RELEASE is None:
+        if self._pgs[key] is None and followed.release is None:
             raise NotHere(
-                f"received a request for {key} on a rank outside the grid of ranks {self.rank_offset} to "
+                f"this rank has no group {key}: it is outside the grid of ranks {self.rank_offset} to "
                 f"{self.rank_offset + self.size - 1}; ask is_current_rank_in_grid() first",
                 key=key,
             )
@@ -177,7 +192,7 @@ class HyperCommGrid:
         for key in reversed(made):
             if key in live:
                 live[key].close()
-            elif made[key] not in (None, dist.GroupMember.NON_GROUP_MEMBER):
+            elif _is_process_group_member(made[key]):
                 dist.destroy_process_group(made[key])
 
     # -- names, as Megatron-Core's tests ask for them -----------------------------------------------------------------
@@ -199,12 +214,12 @@ class HyperCommGrid:
         wanted = [dims] if isinstance(dims, str) else list(dims)
         unknown = [dim for dim in wanted if dim not in dim_names]
         if unknown:
-            raise LayoutError(f"received {unknown[0]!r}; the dimensions are {dim_names}; use these", name=unknown[0])
+            raise LayoutError(f"{unknown[0]!r} is not one of the dimensions {dim_names}; use these", name=unknown[0])
         ordered = [name for name in reversed(dim_names) if name in wanted]
         return ordered, "-".join(ordered)
 
     def _in_view(self, dims: str | list[str], view: str | None) -> tuple[list[str], str]:
-        name = BASE if view is None else view
+        name = _BASE_VIEW_NAME if view is None else view
         if name not in self._views:
             raise UnknownName(
                 f"View {name!r} is not registered; the views are {list(self._views)}; use these", key=name
@@ -227,7 +242,7 @@ class HyperCommGrid:
 
 
 def _view(view: str | None) -> str | None:
-    return None if view == BASE else view
+    return None if view == _BASE_VIEW_NAME else view
 
 
 def _sizes(shape: list[int], dim_names: list[str]) -> dict[str, int]:
@@ -236,3 +251,57 @@ def _sizes(shape: list[int], dim_names: list[str]) -> dict[str, int]:
 
 def _mesh(shape: list[int], dim_names: list[str], offset: int) -> Mesh:
     return Mesh(offset=offset, rank_map=None, **_sizes(shape, dim_names))
+
+
+# -- what a grid refuses ----------------------------------------------------------------------------------------------
+
+
+def _check_named(shape: list[Any], dim_names: list[str], what: str) -> None:
+    """Refuse sizes and names that are no factorisation."""
+    if len(shape) != len(dim_names):
+        raise LayoutError(f"len(shape) {shape} != len(dim_names) {dim_names} of {what}; name each dimension once")
+    if len(set(dim_names)) < len(dim_names):
+        raise LayoutError(f"{what} has duplicate dim_names {dim_names}; rename one")
+    if any(isinstance(size, bool) or not isinstance(size, Integral) or size < 1 for size in shape):
+        raise LayoutError(f"the shape of {what} is {shape}; a shape must be positive ints", shape=shape)
+
+
+def _check_view(name: str, shape: list[int], dim_names: list[str], shared: list[str], base: _RankViewSpec) -> None:
+    """Refuse a view of other ranks than the base has, or one that shares what not both have."""
+    if prod(shape) != prod(base.shape):
+        raise LayoutError(
+            f"view {name!r} of {shape} has {prod(shape)} ranks, but the grid size is {prod(base.shape)}, and both "
+            "are over the same ranks; change its shape",
+            size=prod(base.shape),
+        )
+    if len(set(shared)) < len(shared):
+        raise LayoutError(f"view {name!r} has duplicate shared_dims {shared}; name each once", received=shared)
+    for dim in shared:
+        for owner, names in (("the base view", base.dim_names), ("the view's dim_names", dim_names)):
+            if dim not in names:
+                raise LayoutError(
+                    f"Shared dim {dim!r} of view {name!r} is not in {owner} {names}; share what both have", dim=dim
+                )
+
+
+def _planned_world_size() -> int:
+    """The world that a grid is for: WORLD_SIZE, else the live one."""
+    if "WORLD_SIZE" in os.environ:
+        return int(os.environ["WORLD_SIZE"])
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    raise ConnectError(
+        "there is no world for a grid: WORLD_SIZE is not set, and torch.distributed is not initialised; do one of both"
+    )
+
+
+def _options_for(backend: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of torch's call as a spec's."""
+    unknown = sorted(set(given) - {"timeout", "pg_options"})
+    if unknown:
+        raise PlanError(
+            f"create_pg() has no option {unknown[0]!r}; it takes timeout, pg_options and group_desc", option=unknown[0]
+        )
+    options = given.get("pg_options")
+    asked = Options() if options is None else torch_private.options_of(options)
+    return Options(backend=backend, timeout=given.get("timeout")).over(asked).to_dict()

@@ -20,19 +20,56 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
-from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, prepared, process_groups_config, releases
+from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, process_groups_config, releases
 from rankmesh.dialects.megatron.state import ParallelState
 from rankmesh.errors import ConnectError
 
 __all__ = ["install", "uninstall"]
 
 _PACKAGE = "megatron.core"
-_Undo = Callable[[], None]
+_DEFAULT = cast(ParallelState, parallel_state)
 # By identity, because values need not be hashable: what is replaced, with what.
 _Replacements = dict[int, tuple[Any, Any]]
-_undo: list[_Undo] = []
+
+
+class _Installation:
+    """Everything that was put in Megatron's place, in order, and what was there."""
+
+    def __init__(self, theirs: dict[str, ModuleType], ours: dict[str, ModuleType]) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._replacements = dict(_replacements(theirs, ours))
+        for name, module in ours.items():
+            self._put(sys.modules, f"{_PACKAGE}.{name}", module)
+        for module in list(sys.modules.values()):
+            if not any(module is other for other in (*theirs.values(), *ours.values())):
+                for name, new in _replaceable(module, self._replacements):
+                    self._put(vars(module), name, new)
+
+    def _put(self, names: dict[str, Any], name: str, value: Any) -> None:
+        old = names[name]
+
+        def back() -> None:
+            if names.get(name) is value:  # someone else's later change stays
+                names[name] = old
+
+        names[name] = value
+        self._undo.append(back)
+
+    def end(self) -> None:
+        """Put back what was there, and Megatron's own names in those of its modules that were imported meanwhile."""
+        while self._undo:
+            self._undo.pop()()
+        backwards = {id(new): (new, old) for old, new in self._replacements.values()}
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] == _PACKAGE.partition(".")[0]:
+                for attribute, new in _replaceable(module, backwards):
+                    vars(module)[attribute] = new
+
+
+# What uninstall() ends: a process has one Megatron.
+_installed: _Installation | None = None
 
 
 def install(state: ParallelState | None = None) -> None:
@@ -44,51 +81,42 @@ def install(state: ParallelState | None = None) -> None:
     Calling it again is nothing. Raises ``ConnectError`` where megatron-core is not installed, or its own parallel state
     is initialised, whose groups would be lost.
     """
-    if _undo:
+    global _installed
+    if _installed is not None:
         return
-    ours: dict[str, Any] = {
-        "parallel_state": parallel_state if state is None else state,
+    ours: dict[str, ModuleType] = {
+        "parallel_state": state or _DEFAULT,
         "hyper_comm_grid": hyper_comm_grid,
         "process_groups_config": process_groups_config,
     }
     theirs = {name: _peer(f"{_PACKAGE}.{name}") for name in ours}
     if theirs["parallel_state"].is_initialized():
         raise ConnectError(
-            "received install() while Megatron's own parallel state is initialised; its groups would be out of reach; "
-            "call its destroy_model_parallel() first"
+            "Megatron's own parallel state is initialised, and install() would put its groups out of reach; call its "
+            "destroy_model_parallel() first"
         )
-    release = _release(theirs)
-    _follow(ours, release)
-    replacements = dict(_replacements(theirs, ours))
-    for name, module in ours.items():
-        _put(sys.modules, f"{_PACKAGE}.{name}", module)
-    for module in list(sys.modules.values()):
-        if not _is_one_of(module, theirs, ours):
-            _replace(module, replacements)
-    for user in (prepared, process_groups_config):  # a collection is that of the installed state
-        _put(vars(user), "parallel_state", ours["parallel_state"])
-    _undo.insert(0, lambda: _end(replacements, ours))
+    _follow(state or _DEFAULT, _release(theirs))
+    _installed = _Installation(theirs, ours)
 
 
 def uninstall() -> None:
     """Put everything back as ``install`` found it; our groups live on until they are destroyed."""
-    while _undo:
-        _undo.pop()()
+    global _installed
+    if _installed is not None:
+        _installed.end()
+        _installed = None
+        _follow(releases.followed.state, None)
+        releases.followed.state = _DEFAULT
 
 
-def _end(replacements: _Replacements, ours: dict[str, Any]) -> None:
-    _give_back(replacements)
-    _follow(ours, None)
-
-
-def _follow(ours: dict[str, Any], release: releases.Release | None) -> None:
+def _follow(state: ParallelState, release: releases.Release | None) -> None:
     """Our modules as a release has them; None: as they are by themselves."""
-    releases.follow(ours["parallel_state"], release)
-    releases.follow_collections(process_groups_config, release)
-    hyper_comm_grid.RELEASE = release
+    releases.followed.state, releases.followed.release = state, release
+    releases.follow(state, release)
+    process_groups_config.follow(release)
 
 
-def _release(theirs: dict[str, Any]) -> releases.Release:
+def _release(theirs: dict[str, ModuleType]) -> releases.Release:
     """The release that is installed; a warning where it is none that is compared with in tests."""
     version = str(_peer(f"{_PACKAGE}.package_info").__version__)
     release = releases.parse(version)
@@ -102,20 +130,11 @@ def _release(theirs: dict[str, Any]) -> releases.Release:
             if getattr(value, "__module__", None) == theirs[module].__name__ and not hasattr(own, name)
         ]
         warnings.warn(
-            f"received install() under megatron-core {version}; the drop-ins are tested with {' to '.join(known)}, and "
-            f"behave as the nearest; what they have not: {', '.join(lacking) or 'nothing'}",
+            f"megatron-core {version} is none of the releases that the drop-ins are tested with, {' to '.join(known)}; "
+            f"they behave as the nearest, and lack: {', '.join(lacking) or 'nothing'}",
             stacklevel=3,
         )
     return release
-
-
-def _give_back(replacements: _Replacements) -> None:
-    """Megatron's own names in those of its modules that were imported while ours were in place."""
-    backwards = {id(new): (new, old) for old, new in replacements.values()}
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == _PACKAGE.partition(".")[0]:
-            for attribute, new in _replaceable(module, backwards):
-                vars(module)[attribute] = new
 
 
 def _peer(name: str) -> Any:
@@ -125,8 +144,8 @@ def _peer(name: str) -> Any:
             return importlib.import_module(name)
         except ImportError as error:
             raise ConnectError(
-                f"received install() where {name} cannot be imported ({error}); it replaces modules of megatron-core; "
-                "pip install megatron-core, or import rankmesh.dialects.megatron in its place"
+                f"{name} cannot be imported ({error}), and install() replaces modules of megatron-core; pip install "
+                "megatron-core, or import rankmesh.dialects.megatron in its place"
             ) from error
 
 
@@ -138,28 +157,8 @@ def _replacements(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[tupl
                 yield id(value), (value, getattr(ours[name], attribute))
 
 
-def _is_one_of(module: ModuleType, theirs: dict[str, Any], ours: dict[str, Any]) -> bool:
-    return any(module is other for other in (*theirs.values(), *ours.values()))
-
-
-def _replace(module: ModuleType, replacements: _Replacements) -> None:
-    for name, new in _replaceable(module, replacements):
-        _put(vars(module), name, new)
-
-
 def _replaceable(module: ModuleType, replacements: _Replacements) -> Iterator[tuple[str, Any]]:
     for name, value in list(getattr(module, "__dict__", {}).items()):
         old, new = replacements.get(id(value), (None, None))
         if new is not None and old is value:
             yield name, new
-
-
-def _put(names: dict[str, Any], name: str, value: Any) -> None:
-    old = names[name]
-
-    def back() -> None:
-        if names.get(name) is value:  # someone else's later change stays
-            names[name] = old
-
-    names[name] = value
-    _undo.append(back)

@@ -1,25 +1,98 @@
-"""Groups that callers make themselves, beside those of ``initialize_model_parallel``.
+"""Groups by the functions that callers have: torch's own, or what a program puts in place of torch's.
 
-They are torch's own: every rank of the world calls these functions with the same ranks, as for ``new_group``, and who
-makes a group destroys it. The groups for gathers are made of a plan, and ``destroy_model_parallel`` ends them.
+Every rank of the world calls them with the same ranks, as for ``new_group``, and who makes a group destroys it. The
+groups for gathers are made of a plan, and ``destroy_model_parallel`` ends them.
+
+A program that replaces ``torch.distributed.new_group``, ``create_group`` or ``get_nccl_options`` of the parallel state
+wants its own to be called: ``called_groups`` then makes every group as Megatron-Core does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.nccl_config import with_nccl_config
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
+from rankmesh.dialects.megatron.nccl import section_of
 from rankmesh.dialects.megatron.refusals import NotInitialized, refusals
 from rankmesh.runtime.connect import connect
+from rankmesh.runtime.live import LiveGroups
 
-__all__ = ["all_gather", "hierarchical", "hybrid"]
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from rankmesh.dialects.megatron.state import State
+
+__all__ = ["CalledGroups", "all_gather", "called_groups", "hierarchical", "hybrid", "is_torchs_own"]
 
 Make = Callable[..., Any]
+Sections = Mapping[str, Mapping[str, Any]]
+
+
+def is_torchs_own(function: str) -> bool:
+    """Whether a function of torch.distributed is the one that torch defines."""
+    return getattr(dist, function) is getattr(dist.distributed_c10d, function)
+
+
+@dataclass(frozen=True)
+class CalledGroup:
+    """A process group that a caller's function gave, and its global ranks."""
+
+    pg: ProcessGroup
+    ranks: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many ranks it has."""
+        return len(self.ranks)
+
+
+class CalledGroups(dict[str, CalledGroup]):
+    """The groups of this rank that a caller's functions made, by kind. They are the caller's to destroy."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+        self.closed = False
+
+    def __missing__(self, kind: str) -> CalledGroup:
+        self.plan.of(dist.get_rank())[kind]  # raises NotAMember or UnknownGroup, with the members
+        raise KeyError(kind)
+
+    def close(self) -> None:
+        """Forget the groups."""
+        self.clear()
+        self.closed = True
+
+
+def called_groups(plan: Plan, sections: Sections, make: Make, options: Callable[..., Any]) -> CalledGroups:
+    """Every group of a plan by ``make``: on every rank, all groups of each kind, in the plan's order.
+
+    ``make`` is called as ``create_group``, ``options`` as ``get_nccl_options``, with the sections of the configuration.
+    """
+    rank, found = dist.get_rank(), CalledGroups(plan)
+    for spec in plan.specs:
+        section = section_of(spec.name)
+        timeout = None if spec.options.timeout is None else timedelta(seconds=spec.options.timeout)
+        for members in plan.groups(spec.name).tolist():
+            pg = make(
+                members,
+                timeout=timeout,
+                backend=spec.options.backend,
+                pg_options=options(section, sections) if section and not spec.options.backend else None,
+                use_local_synchronization=not plan.fixed_world,
+                group_desc=spec.name.upper(),
+            )
+            if rank in members:
+                found[spec.name] = CalledGroup(pg, tuple(members))
+    return found
 
 
 def hierarchical(
@@ -31,7 +104,7 @@ def hierarchical(
     pg_options: Any,
     timeout: timedelta | None,
     group_desc: str | None,
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[ProcessGroup], list[ProcessGroup | None]]:
     """The groups of each level of a hierarchy of these ranks, and their gloo twins: those of ``rank``."""
     own, twins = [], []
     options = pg_options if isinstance(pg_options, list) else [pg_options] * len(sizes)
@@ -47,7 +120,7 @@ def hierarchical(
     return own, twins
 
 
-def hybrid(make: Make, rank: int, ranks: Sequence[int], pg_options: Any) -> dict[int, Any]:
+def hybrid(make: Make, rank: int, ranks: Sequence[int], pg_options: Any) -> dict[int, ProcessGroup]:
     """The groups of 2, 4, 8, ... up to half of these ranks that ``rank`` is in, by size."""
     found = {}
     for exponent in range(1, len(ranks).bit_length() - 1):
@@ -70,26 +143,23 @@ def _levels(ranks: Sequence[int], sizes: Sequence[int], only: int | None = None)
 
 
 def all_gather(
-    names: dict[str, Any], experts: bool, timeout: timedelta | None, sections: Mapping[str, Mapping[str, Any]]
-) -> tuple[Any, Any]:
-    """Communicators of their own over dp_cp and, for experts, over ep_dp; the state of these globals owns them."""
-    state = names["rankmesh_state"]
+    state: State, experts: bool, timeout: timedelta | None, sections: Sections
+) -> tuple[ProcessGroup, ProcessGroup | None]:
+    """Communicators of their own over dp_cp and, for experts, over ep_dp; the state owns them."""
     if state.live is None:
-        raise NotInitialized("received no parallel state to add groups to; call initialize_model_parallel() first")
-    name = f"{state.live.plan.name}/all_gather"
-    live = connect(_gathers(state.live.plan, name, experts, timeout, sections))
-    state.added.append(live)
-    return live["dp_cp_ag"].pg, live["expt_dp_ag"].pg if experts else None
-
-
-def _gathers(
-    base: Plan, name: str, experts: bool, timeout: timedelta | None, sections: Mapping[str, Mapping[str, Any]]
-) -> Plan:
+        raise NotInitialized("this parallel state has no groups to add to; call initialize_model_parallel() first")
+    base = state.live.plan
     specs = [GroupSpec("dp_cp_ag", "dp-cp", overlap="all_gather", timeout=timeout)]
-    wanted = {"dp_cp_ag": sections.get("dp_cp")}
     if experts:
         specs.append(GroupSpec("expt_dp_ag", "edp", view="expert", overlap="all_gather", timeout=timeout))
-        wanted["expt_dp_ag"] = sections.get("ep_dp")
-    plan = Plan(base.mesh, specs, world_size=base.world_size if base.fixed_world else None, name=name)
-    given = {kind: section for kind, section in wanted.items() if section}
-    return with_nccl_config(plan, given) if given else plan
+    world_size = base.world_size if base.fixed_world else None
+    plan = Plan(base.mesh, specs, world_size=world_size, name=f"{base.name}/all_gather")
+    live: LiveGroups | CalledGroups
+    if isinstance(state.live, CalledGroups):
+        names = vars(state.module)
+        live = called_groups(plan, sections, names["create_group"], names["get_nccl_options"])
+    else:
+        given = {kind: sections[section] for kind in plan.kinds if (section := str(section_of(kind))) in sections}
+        live = connect(with_nccl_config(plan, given) if given else plan)
+    state.added.append(live)
+    return live["dp_cp_ag"].pg, live["expt_dp_ag"].pg if experts else None

@@ -1,4 +1,4 @@
-"""NCCL options in Megatron's words: its YAML, its dictionaries, high-priority groups, SHARP.
+"""Options of communicators in Megatron's words: its YAML, its dictionaries, high-priority groups, SHARP, UCC.
 
 ```yaml
 dp_cp:
@@ -10,7 +10,8 @@ dp_cp:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,46 @@ from rankmesh.core.options import Options
 from rankmesh.dialects.megatron.refusals import Refused, UnknownName
 from rankmesh.dialects.megatron.table import CONFIG_KEYS
 
-__all__ = ["get_nccl_options", "overwrite_nccl_comm_cfgs", "read_config", "sharp_kind"]
+__all__ = ["get_nccl_options", "overwrite_nccl_comm_cfgs", "prepare_ucc", "read_config", "section_of", "sharp_kind"]
 
 _HIGH_PRIORITY = "is_high_priority_stream"
 _SHARP = {"dp": "dp_cp", "dp_replica": "inter_ep_dp"}
+
+# The sections for groups that cross the pieces of weights.
+_OF_PIECES = {
+    "dp_gtp": "gtp_remat_dp",
+    "dp_cp_gtp": "gtp_remat_dp_cp",
+    "ep_dp_gtp": "ep_gtp_remat_dp",
+    "tp_ep_pp_gtp": "tp_ep_gtp_remat_pp",
+}
+
+# What UCC's pipeline groups need: what the user set stays, where Megatron-Core lets it stay.
+_UCC_UNLESS_SET = {
+    "TORCH_UCC_BLOCKING_WAIT": "none",
+    "UCC_EC_CUDA_STREAM_TASK_MODE": "driver",
+    "UCX_TLS": "ib,cuda_copy",
+}
+_UCC_ALWAYS = {
+    "NSYS_UCP_COMM_PARAMS": "1",
+    "UCX_RNDV_THRESH": "0",
+    "UCX_NET_DEVICES": "all",
+    "UCC_CL_BASIC_TLS": "^sharp,nccl",
+}
+
+
+def section_of(kind: str) -> str | None:
+    """The section of an NCCL configuration that a group obeys: the twins of dp_cp obey its section, gloo twins none.
+
+    >>> section_of("hybrid_dp_cp_4"), section_of("hcp_0"), section_of("dp_gloo"), section_of("tp")
+    ('dp_cp', 'hcp', None, 'tp')
+    """
+    if kind.endswith("_gloo"):
+        return None
+    if kind.startswith("hybrid_dp_cp_") or kind == "dp_cp_ag":
+        return "dp_cp"
+    if kind == "expt_dp_ag":
+        return "ep_dp"
+    return "hcp" if kind.startswith("hcp_") else _OF_PIECES.get(kind, kind)
 
 
 def sharp_kind(group: str) -> str:
@@ -37,7 +74,9 @@ def sharp_kind(group: str) -> str:
     'dp_cp'
     """
     if group not in _SHARP:
-        raise Refused(f"received sharp_enabled_group {group!r}; it is 'dp' or 'dp_replica'; use one", received=group)
+        raise Refused(
+            f"sharp_enabled_group is {group!r}, but SHARP serves 'dp' or 'dp_replica'; use one of them", received=group
+        )
     return _SHARP[group]
 
 
@@ -53,7 +92,7 @@ def read_config(path: Path | None, high_priority: Iterable[str]) -> dict[str, di
     for name, section in sections.items():
         if name not in CONFIG_KEYS:
             raise UnknownName(
-                f"received NCCL options for group {name!r}; the groups are {', '.join(sorted(CONFIG_KEYS))}; "
+                f"NCCL options are for group {name!r}, but the groups are {', '.join(sorted(CONFIG_KEYS))}; "
                 "use one of them",
                 name=name,
                 known=sorted(CONFIG_KEYS),
@@ -66,11 +105,11 @@ def _load(path: Path) -> dict[str, dict[str, Any]]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Refused(f"received NCCL configuration {str(path)!r} that is no YAML ({error}); correct it") from error
+        raise Refused(f"{str(path)!r} is not valid YAML ({error}); fix the file") from error
     if not isinstance(data, dict) or not all(isinstance(section, dict) for section in data.values()):
         raise Refused(
-            f"received NCCL configuration {str(path)!r} holding {data!r}; it maps groups to options, such as "
-            "tp: {max_ctas: 8}; write one section for each group",
+            f"{str(path)!r} holds {data!r:.80}, but an NCCL configuration maps groups to options; write one section "
+            "for each group, such as tp: {max_ctas: 8}",
             received=data,
         )
     return data
@@ -103,6 +142,22 @@ def get_nccl_options(pg_name, nccl_comm_cfgs):  # type: ignore[no-untyped-def]
 def _check_network(section: Mapping[str, Any]) -> None:
     network = section.get("net_name")
     if network is not None and str(network).lower() not in ("ib", "socket"):
+        raise Refused(f"net_name is {network!r:.80} in an NCCL configuration; use 'IB' or 'Socket'", received=network)
+
+
+def prepare_ucc(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set the environment variables that UCC needs.
+
+    >>> variables = {"UCX_TLS": "tcp"}
+    >>> prepare_ucc(variables)
+    >>> variables["UCX_TLS"], variables["UCX_NET_DEVICES"]
+    ('tcp', 'all')
+    """
+    if environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         raise Refused(
-            f"received net_name {network!r} in an NCCL configuration; it is 'IB' or 'Socket'; use one", received=network
+            "CUDA_DEVICE_MAX_CONNECTIONS is 1, with which UCC's transfers between stages wait for each other; set "
+            "it to more than 1, or unset it"
         )
+    for name, value in _UCC_UNLESS_SET.items():
+        environment.setdefault(name, value)
+    environment.update(_UCC_ALWAYS)

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from rankmesh.backend.single_rank import alone
-from rankmesh.dialects.megatron import parallel_state
+from rankmesh.dialects.megatron.releases import Release, followed
+from rankmesh.dialects.megatron.state import ParallelState
 from rankmesh.errors import PlanError
 
 __all__ = ["for_ddp", "for_optimizer", "in_pieces", "of_state"]
@@ -61,10 +62,8 @@ _GETTERS: Mapping[str, tuple[str, dict[str, bool]]] = {
 # Which release brought the fields of weights in pieces.
 _PIECES = (0, 19)
 
-Release = tuple[int, int] | None
 
-
-def of_state(state: Any, name: str, release: Release = None) -> Any:
+def of_state(state: ParallelState, name: str, release: Release | None = None) -> Any:
     """One field of a collection from a parallel state; None where it has no such group."""
     if name == "dp_cp_ag" and release is None:
         return vars(state)["_DATA_PARALLEL_GROUP_WITH_CP_AG"]
@@ -82,7 +81,7 @@ def in_pieces(groups: Mapping[str, Any]) -> bool:
 
 
 def for_optimizer(
-    pg_collection: Any, model_chunks: list[Any], use_gloo_process_groups: bool, release: Release = None
+    pg_collection: Any, model_chunks: list[Any], use_gloo_process_groups: bool, release: Release | None = None
 ) -> dict[str, Any]:
     """The groups of an optimizer by its parameter names, those that a release has."""
     settings = getattr(model_chunks[0], "ddp_config", None)
@@ -92,7 +91,7 @@ def for_optimizer(
     else:
         groups = _given_for_optimizer(pg_collection, model_chunks[0], settings, instances)
         if use_gloo_process_groups:
-            raise _missing("received use_gloo_process_groups with pg_collection, which has no gloo groups", "it")
+            raise PlanError("a pg_collection has no gloo process groups for use_gloo_process_groups; leave it False")
     found = {
         "dp_group": groups["dp"],
         "dp_cp_group": groups["dp_cp"],
@@ -118,7 +117,7 @@ def for_optimizer(
     }
 
 
-def for_ddp(pg_collection: Any, config: Any, ddp_config: Any, release: Release = None) -> dict[str, Any]:
+def for_ddp(pg_collection: Any, config: Any, ddp_config: Any, release: Release | None = None) -> dict[str, Any]:
     """The groups of DistributedDataParallel by its parameter names, those that a release has."""
     instances = ddp_config.num_distributed_optimizer_instances
     if pg_collection is None:
@@ -135,14 +134,14 @@ def for_ddp(pg_collection: Any, config: Any, ddp_config: Any, release: Release =
     return {f"{name}_group": group for name, group in groups.items()} | _pieces(pg_collection, release)
 
 
-def _pieces(given: Any, release: Release) -> dict[str, Any]:
+def _pieces(given: Any, release: Release | None) -> dict[str, Any]:
     """The ranks that hold the pieces of a weight, where a release asks for them: a collection's, or the state's."""
     if release is None or release < _PIECES:
         return {}
     asked = {"gtp_remat_group": "gtp_remat", "expt_gtp_remat_group": "expt_gtp_remat"}
     if given is not None:
         return {parameter: getattr(given, name, None) for parameter, name in asked.items()}
-    return {parameter: of_state(parallel_state, name) for parameter, name in asked.items()}
+    return {parameter: of_state(followed.state, name) for parameter, name in asked.items()}
 
 
 def _with_pieces(given: Any, without: Any) -> Any:
@@ -170,11 +169,11 @@ def _strict(instances: int, every: Iterable[str]) -> dict[str, Any]:
 
 def _asked(name: str) -> Any:
     getter, flags = _GETTERS[name]
-    return getattr(parallel_state, getter)(**flags)
+    return getattr(followed.state, getter)(**flags)
 
 
 def _twin(getter: str, partial: str, **flags: bool) -> Any:
-    return getattr(parallel_state, getter)(**{partial: True}, **flags)
+    return getattr(followed.state, getter)(**{partial: True}, **flags)
 
 
 # -- what a collection has ------------------------------------------------------------------------------------------
@@ -195,7 +194,7 @@ def _data_groups(given: Any, config: Callable[[], Any]) -> dict[str, Any]:
     if _has(given, "dp_cp"):
         return {"dp": dp, "dp_cp": given.dp_cp}
     if getattr(config(), "context_parallel_size", 1) > 1:
-        raise _missing("received no dp_cp process group with context_parallel_size > 1", "dp_cp")
+        raise _missing("the pg_collection has no dp_cp process group, and context_parallel_size > 1", "dp_cp")
     return {"dp": dp, "dp_cp": dp}
 
 
@@ -206,19 +205,18 @@ def _instance_groups(given: Any, groups: Mapping[str, Any], instances: int, also
     wanted = ("intra_dp_cp", "intra_expt_dp", "inter_dist_opt")
     if not all(_has(given, name) for name in (*wanted, *also)):
         named = ", ".join((*wanted, *also))
-        raise _missing(f"received {instances} optimizer instances without all of the process groups {named}", named)
+        raise _missing(f"{instances} optimizer instances need all of the process groups {named}", named)
     return {name: getattr(given, name) for name in wanted}
 
 
 def _required(given: Any, name: str, remedy: str | None = "or to None if it is not needed") -> Any:
     if not _has(given, name):
-        raise _missing(f"received a pg_collection without the {name} process group", f"{name} {remedy or ''}".strip())
+        raise _missing(f"the pg_collection has no {name} process group", f"{name} {remedy or ''}".strip())
     return getattr(given, name)
 
 
-def _missing(received: str, remedy: str) -> PlanError:
-    fix = "leave it False" if remedy == "it" else f"set {remedy}"
-    return PlanError(f"{received}; every group that is used is required; {fix}")
+def _missing(problem: str, remedy: str) -> PlanError:
+    return PlanError(f"{problem}; every group that is used is required; set {remedy}")
 
 
 def _config_of(model: Any) -> Any:

@@ -7,37 +7,30 @@ ProcessGroupCollection.use_mpu_process_groups()        all groups of the paralle
 ```
 
 A field that was not set is no attribute (None from Megatron-Core 0.19 on); a field that is None is a group that this
-rank has not, or does without. ``RELEASE`` is the release of Megatron-Core that ``install()`` found, whose fields and
-answers these classes then have; None: 0.16.1, with the fields of later releases.
+rank has not, or does without. ``follow`` gives this module the classes of a release, with its fields and answers; by
+itself it has those of 0.16.1, with the fields of later releases.
 """
 
 # No postponed annotations here: the fields' types are those of Megatron-Core.
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
-from typing import Any, Dict, List, Optional  # noqa: UP035
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Any, ClassVar, Dict, List, Optional  # noqa: UP035
 
 from torch.distributed import ProcessGroup
 
-from rankmesh.dialects.megatron import parallel_state
-from rankmesh.dialects.megatron.multi_module import MultiModuleProcessGroupCollection
 from rankmesh.dialects.megatron.prepared import for_ddp, for_optimizer, in_pieces, of_state
+from rankmesh.dialects.megatron.releases import Release, followed
+from rankmesh.dialects.megatron.state import ParallelState
 from rankmesh.errors import PlanError
 
 __all__ = [
     "MultiModuleProcessGroupCollection",
     "ProcessGroupCollection",
     "ProcessGroupHelperMeta",
+    "follow",
     "resolve_gtp_remat_group",
 ]
-
-# Set before this file is run once more for a release: see ``releases``.
-RELEASE: tuple[int, int] | None = globals().get("RELEASE")
-
-
-def _since(release: tuple[int, int]) -> bool:
-    """Whether there is what a release brought: nothing is left out unless an older release is followed."""
-    return RELEASE is None or release <= RELEASE
 
 
 class ProcessGroupHelperMeta(type):
@@ -45,14 +38,68 @@ class ProcessGroupHelperMeta(type):
 
     def __setattr__(cls, name: str, value: object) -> None:
         if name == "virtual_pipeline_model_parallel_size":
-            raise AttributeError(
-                f"received a value for {name}; it is not assigned; call set_virtual_pipeline_model_parallel_size()"
-            )
+            raise AttributeError(f"{name} cannot be assigned; call set_virtual_pipeline_model_parallel_size()")
         super().__setattr__(name, value)
 
 
+class _Collection:
+    """What collections of every release do."""
+
+    # The release whose fields and answers these are; None: this module's own.
+    release: ClassVar[Release | None] = None
+
+    def __init__(self, **kwargs):  # type: ignore[no-untyped-def]
+        self._check_names(kwargs, "Unknown attribute")
+        for name, group in kwargs.items():
+            setattr(self, name, group)
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other) if isinstance(other, type(self)) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # its groups change
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached for what was not set.
+        if self.release is not None and self.release >= (0, 19) and name in self._names():
+            return None
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; it was not set")
+
+    def __repr__(self):  # type: ignore[no-untyped-def]
+        groups = {name: vars(self)[name] for name in self._names() if name in vars(self)}
+        if self.release is not None and self.release >= (0, 19):
+            groups = {name: group for name, group in groups.items() if group is not None}
+        shown = [f"{name}({_size(group)})" for name, group in groups.items()]
+        return f"{type(self).__name__}({', '.join(shown) or 'empty'})"
+
+    @classmethod
+    def use_mpu_process_groups(  # type: ignore[no-untyped-def]
+        cls,
+        required_pgs: List[str] | None = None,  # noqa: UP006
+        *,
+        state: ParallelState | None = None,
+    ):
+        """The groups of a parallel state, the default one unless said; ``required_pgs``: the fields wanted."""
+        wanted = list(cls._names()) if required_pgs is None else required_pgs
+        cls._check_names(wanted, "Invalid process groups requested")
+        return cls(**{name: of_state(state or followed.state, name, cls.release) for name in wanted})
+
+    @classmethod
+    def _names(cls) -> tuple[str, ...]:
+        return tuple(item.name for item in fields(cls))  # type: ignore[arg-type]  # those derived from it have fields
+
+    @classmethod
+    def _check_names(cls, names: Iterable[str], what: str) -> None:
+        unknown = [name for name in names if name not in cls._names()]
+        if unknown:
+            raise PlanError(f"{what}: {unknown}; the groups are {', '.join(cls._names())}; use these", received=unknown)
+
+
+def _size(group: Any) -> str:
+    return str([each.size() for each in group] if isinstance(group, list | tuple) else group and group.size())
+
+
 @dataclass(init=False, repr=False, eq=False)
-class ProcessGroupCollection:
+class ProcessGroupCollection(_Collection):
     """Process groups by Megatron's short names, each set in the constructor or later.
 
     >>> ProcessGroupCollection()
@@ -73,63 +120,21 @@ class ProcessGroupCollection:
     expt_tp: ProcessGroup = field(init=False)
     tp_ep: ProcessGroup = field(init=False)
     tp_ep_pp: ProcessGroup = field(init=False)
-    if _since((0, 19)):
-        tp_ep_pp_with_egtp_remat: ProcessGroup = field(init=False)
+    tp_ep_pp_with_egtp_remat: ProcessGroup = field(init=False)
     tp_dp_cp: ProcessGroup = field(init=False)
     dp: ProcessGroup = field(init=False)
     dp_cp: ProcessGroup = field(init=False)
-    if _since((0, 19)):
-        dp_cp_gtp_remat: ProcessGroup = field(init=False)
-    if _since((0, 18)):
-        dp_cp_ag: ProcessGroup = field(init=False)
-    if _since((0, 19)):
-        gtp_remat: ProcessGroup = field(init=False)
-        expt_gtp_remat: ProcessGroup = field(init=False)
+    dp_cp_gtp_remat: ProcessGroup = field(init=False)
+    dp_cp_ag: ProcessGroup = field(init=False)
+    gtp_remat: ProcessGroup = field(init=False)
+    expt_gtp_remat: ProcessGroup = field(init=False)
     expt_dp: ProcessGroup = field(init=False)
-    if _since((0, 19)):
-        expt_dp_gtp_remat: ProcessGroup = field(init=False)
-    if _since((0, 18)):
-        expt_dp_ag: ProcessGroup = field(init=False)
+    expt_dp_gtp_remat: ProcessGroup = field(init=False)
+    expt_dp_ag: ProcessGroup = field(init=False)
     intra_dp_cp: ProcessGroup = field(init=False)
     intra_expt_dp: ProcessGroup = field(init=False)
     inter_dist_opt: ProcessGroup = field(init=False)
     intra_dist_opt: ProcessGroup = field(init=False)
-
-    def __init__(self, **kwargs):  # type: ignore[no-untyped-def]
-        _check_names(kwargs, "Unknown attribute")
-        for name, group in kwargs.items():
-            setattr(self, name, group)
-
-    def __eq__(self, other: object) -> bool:
-        return vars(self) == vars(other) if isinstance(other, type(self)) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]  # its groups change
-
-    def __getattr__(self, name: str) -> Any:
-        # Reached for what was not set.
-        if RELEASE is not None and RELEASE >= (0, 19) and name in _names():
-            return None
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; it was not set")
-
-    def __repr__(self):  # type: ignore[no-untyped-def]
-        groups = {name: vars(self)[name] for name in _names() if name in vars(self)}
-        if RELEASE is not None and RELEASE >= (0, 19):
-            groups = {name: group for name, group in groups.items() if group is not None}
-        shown = [f"{name}({_size(group)})" for name, group in groups.items()]
-        return f"ProcessGroupCollection({', '.join(shown) or 'empty'})"
-
-    @classmethod
-    def use_mpu_process_groups(  # type: ignore[no-untyped-def]
-        cls,
-        required_pgs: List[str] | None = None,  # noqa: UP006
-        *,
-        state: Any = None,
-    ):
-        """The groups of a parallel state, the default one unless said; ``required_pgs``: the fields wanted."""
-        wanted = list(_names()) if required_pgs is None else required_pgs
-        _check_names(wanted, "Invalid process groups requested")
-        source = parallel_state if state is None else state
-        return cls(**{name: of_state(source, name, RELEASE) for name in wanted})
 
     @staticmethod
     def setup_process_groups_for_optimizer(  # type: ignore[no-untyped-def]
@@ -142,7 +147,7 @@ class ProcessGroupCollection:
         Groups that follow from others are filled in, such as dp_cp without context parallelism; a missing one is a
         ``ValueError``.
         """
-        return for_optimizer(pg_collection, model_chunks, use_gloo_process_groups, RELEASE)
+        return for_optimizer(pg_collection, model_chunks, use_gloo_process_groups, followed.release)
 
     @staticmethod
     def setup_process_groups_for_ddp(pg_collection: Optional["ProcessGroupCollection"], config, ddp_config):  # type: ignore[no-untyped-def]
@@ -150,18 +155,16 @@ class ProcessGroupCollection:
 
         Without expert data parallelism this rank is alone in it, by a group that has no communicator.
         """
-        return for_ddp(pg_collection, config, ddp_config, RELEASE)
+        return for_ddp(pg_collection, config, ddp_config, followed.release)
 
-    if _since((0, 19)):
+    @staticmethod
+    def is_gtp_remat_active(process_group_dict: Dict) -> bool:  # type: ignore[type-arg]  # noqa: UP006
+        """Whether several ranks hold the pieces of one weight, of what the ``setup_process_groups_for_...`` give.
 
-        @staticmethod
-        def is_gtp_remat_active(process_group_dict: Dict) -> bool:  # type: ignore[type-arg]  # noqa: UP006
-            """Whether several ranks hold the pieces of one weight, of what the ``setup_process_groups_for_...`` give.
-
-            >>> ProcessGroupCollection.is_gtp_remat_active({"gtp_remat_group": None})
-            False
-            """
-            return in_pieces(process_group_dict)
+        >>> ProcessGroupCollection.is_gtp_remat_active({"gtp_remat_group": None})
+        False
+        """
+        return in_pieces(process_group_dict)
 
 
 def resolve_gtp_remat_group(pg_collection: Optional["ProcessGroupCollection"], is_expert: bool) -> Any:
@@ -172,24 +175,140 @@ def resolve_gtp_remat_group(pg_collection: Optional["ProcessGroupCollection"], i
     name = "expt_gtp_remat" if is_expert else "gtp_remat"
     if pg_collection is not None and name in vars(pg_collection):
         return getattr(pg_collection, name)
-    return of_state(parallel_state, name, RELEASE)
+    return of_state(followed.state, name, followed.release)
 
 
-def _names() -> tuple[str, ...]:
-    return tuple(item.name for item in fields(ProcessGroupCollection))
+class UnknownModule(PlanError, KeyError):
+    """A name that no module has."""
 
 
-def _check_names(names: Iterable[str], what: str) -> None:
-    unknown = [name for name in names if name not in _names()]
-    if unknown:
-        raise PlanError(f"{what}: {unknown}; the groups are {', '.join(_names())}; use these", received=unknown)
+@dataclass(repr=False)
+class MultiModuleProcessGroupCollection:
+    """The collections of the modules that a rank is part of, by name; one may be the language model.
+
+    ``PlanError`` (a ``ValueError``) for no module at all, and for a language model that is none of them.
+
+    >>> groups = MultiModuleProcessGroupCollection({"encoder": None, "llm": None}, "llm")
+    >>> groups, len(groups), groups.has_language_model()
+    (MultiModuleProcessGroupCollection(modules=[encoder, llm], language_model_module_name='llm'), 2, True)
+    """
+
+    module_pgs: Dict[str, Any]  # noqa: UP006
+    language_model_module_name: Optional[str] = None  # noqa: UP045
+
+    def __post_init__(self) -> None:
+        if not self.module_pgs:
+            raise PlanError("module_pgs dict cannot be empty; name each module of this rank")
+        if self.language_model_module_name is not None:
+            self.get_module_collection(self.language_model_module_name, "language_model_module_name")
+
+    def get_language_model_collection(self) -> Any:
+        """The process groups of the language model; ``PlanError`` where this rank has none."""
+        if self.language_model_module_name is None:
+            raise PlanError(
+                "No language model specified for this collection; ask has_language_model() first, or name it"
+            )
+        return self.module_pgs[self.language_model_module_name]
+
+    def get_language_model_cp_size(self) -> int:
+        """The context-parallel size of the language model."""
+        return int(self.get_language_model_collection().cp.size())
+
+    def has_language_model(self) -> bool:
+        """Whether this rank has a part of the language model."""
+        return self.language_model_module_name is not None
+
+    def get_module_collection(self, module_name: str, what: str = "Module") -> Any:
+        """The process groups of one module; ``PlanError`` for a name that there is not."""
+        if module_name not in self.module_pgs:
+            raise PlanError(
+                f"{what} {module_name!r} is not found in collections, or module_pgs keys, which are "
+                f"{list(self.module_pgs)}; use one of them",
+                received=module_name,
+            )
+        return self.module_pgs[module_name]
+
+    def __len__(self) -> int:
+        return len(self.module_pgs)
+
+    def __getitem__(self, module_name: str) -> Any:
+        if module_name not in self.module_pgs:
+            raise UnknownModule(
+                f"there is no module {module_name!r}; use one of {list(self.module_pgs)}", key=module_name
+            )
+        return self.module_pgs[module_name]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.module_pgs.values())
+
+    def keys(self) -> KeysView[str]:
+        """The names of the modules."""
+        return self.module_pgs.keys()
+
+    def values(self) -> ValuesView[Any]:
+        """Their collections."""
+        return self.module_pgs.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """Name and collection of each."""
+        return self.module_pgs.items()
+
+    def __repr__(self) -> str:
+        named = self.language_model_module_name
+        language = f", language_model_module_name={named!r}" if named else ""
+        return f"MultiModuleProcessGroupCollection(modules=[{', '.join(self.module_pgs)}]{language})"
 
 
-def _size(group: Any) -> str:
-    return str([each.size() for each in group] if isinstance(group, list | tuple) else group and group.size())
+# -- releases ---------------------------------------------------------------------------------------------------------
+
+# First release that has a field, or a name of this module.
+_SINCE = {
+    "tp_ep_pp_with_egtp_remat": (0, 19),
+    "dp_cp_gtp_remat": (0, 19),
+    "dp_cp_ag": (0, 18),
+    "gtp_remat": (0, 19),
+    "expt_gtp_remat": (0, 19),
+    "expt_dp_gtp_remat": (0, 19),
+    "expt_dp_ag": (0, 18),
+    "ProcessGroupCollection": (0, 15),
+    "MultiModuleProcessGroupCollection": (0, 17),
+    "resolve_gtp_remat_group": (0, 20),
+}
+
+# In place of the collection, Megatron-Core 0.14 has the groups of a model's layers, those over which gradients are
+# reduced, and those that finish gradients.
+_OF_0_14 = {
+    "ModelCommProcessGroups": "tp pp mp embd pos_embd cp tp_cp hcp ep expt_tp tp_ep tp_ep_pp expt_dp",
+    "GradCommProcessGroups": "dp dp_cp expt_dp intra_dp_cp intra_expt_dp inter_dist_opt",
+    "GradFinalizeProcessGroups": "tp pp embd pos_embd dp_cp cp",
+}
+
+_OWN = {name: globals()[name] for name in _SINCE if name in globals()}
+_FIELDS = {item.name: item.type for item in fields(ProcessGroupCollection)}
 
 
-if not _since((0, 17)):
-    del MultiModuleProcessGroupCollection
-if not _since((0, 20)):
-    del resolve_gtp_remat_group
+def follow(release: Release | None) -> None:
+    """Give this module the names and classes of a release; None: those of its own again."""
+    names = globals()
+    for name in (*_OWN, *_OF_0_14):
+        names.pop(name, None)
+    names.update({name: value for name, value in _OWN.items() if _has(release, name)})
+    if release is not None and "ProcessGroupCollection" in names:
+        present = [name for name in _FIELDS if _has(release, name)]
+        names["ProcessGroupCollection"] = _as_of(release, "ProcessGroupCollection", present)
+    elif release is not None:
+        names.update({name: _as_of(release, name, present.split()) for name, present in _OF_0_14.items()})
+
+
+def _has(release: Release | None, name: str) -> bool:
+    return release is None or _SINCE.get(name, (0, 0)) <= release
+
+
+def _as_of(release: Release, name: str, present: Iterable[str]) -> type:
+    """A collection of a release: the fields that it has, and its answers."""
+    own = {"release": release, "__module__": __name__, "__doc__": f"As of Megatron-Core {release[0]}.{release[1]}."}
+    shared = {
+        key: value for key, value in vars(_OWN["ProcessGroupCollection"]).items() if isinstance(value, staticmethod)
+    }
+    items = [(each, _FIELDS[each], field(init=False)) for each in present]
+    return make_dataclass(name, items, bases=(_Collection,), namespace=own | shared, init=False, repr=False, eq=False)

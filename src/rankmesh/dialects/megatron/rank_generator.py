@@ -17,7 +17,6 @@ __all__ = [
     "default_embedding_ranks",
     "default_position_embedding_ranks",
     "generate_masked_orthogonal_rank_groups",
-    "with_pieces",
 ]
 
 
@@ -36,8 +35,7 @@ def generate_masked_orthogonal_rank_groups(
         chosen = [f"axis_{place}" for place, wanted in enumerate(mask) if wanted]
         if mesh.size != world_size:
             raise Refused(
-                f"received world_size {world_size} for sizes {list(parallel_size)}, whose product is {mesh.size}; "
-                "they must be equal; change one",
+                f"world_size is {world_size}, but the product of {list(parallel_size)} is {mesh.size}; change one",
                 world_size=world_size,
             )
         return mesh.groups(chosen).tolist() if chosen else [[rank] for rank in range(world_size)]
@@ -66,8 +64,7 @@ class RankGenerator:
     ) -> None:
         if ep > 1 and cp > 1:
             raise Refused(
-                f"received ep {ep} and cp {cp}; context parallelism factors dense layers, expert parallelism experts; "
-                "make a generator for each"
+                f"ep is {ep} and cp is {cp}, but cp factors dense layers and ep experts; make a generator for each"
             )
         self.tp, self.ep, self.dp, self.pp, self.cp, self.gtp_remat = tp, ep, dp, pp, cp, gtp_remat
         self.rank_offset = rank_offset
@@ -85,7 +82,7 @@ class RankGenerator:
         named = token.split("-")
         unknown = [name for name in named if name not in order.split("-")]
         if unknown:
-            raise UnknownName(f"received {unknown[0]!r} in {token!r}; the axes are {order}; use these", name=unknown[0])
+            raise UnknownName(f"{token!r} names {unknown[0]!r}, but the axes are {order}; use these", name=unknown[0])
         return [name in named for name in order.split("-")]
 
     def get_ranks(self, token: str) -> List[List[int]]:  # noqa: UP006
@@ -103,21 +100,21 @@ class WithPieces(RankGenerator):
         """The groups along gtp_remat, whose size must be the one given; groups of one rank where it is 1."""
         if gtp_remat_size != self.gtp_remat:
             raise Refused(
-                f"received gtp_remat_size {gtp_remat_size} for an axis of size {self.gtp_remat}; they must be equal",
+                f"gtp_remat_size is {gtp_remat_size}, but gtp_remat has size {self.gtp_remat}; ask for that size",
                 received=gtp_remat_size,
             )
         return self.get_ranks("gtp_remat")
 
 
-def with_pieces(order: str, after: str) -> str:
+def _inject_gtp_remat_axis(order_str: str, after: str = "tp") -> str:
     """The order with the axis gtp_remat behind another, or behind tp, unless it names it.
 
-    >>> with_pieces("tp-cp-ep-dp-pp", "ep"), with_pieces("tp-dp-pp", "ep")
+    >>> _inject_gtp_remat_axis("tp-cp-ep-dp-pp", "ep"), _inject_gtp_remat_axis("tp-dp-pp", "ep")
     ('tp-cp-ep-gtp_remat-dp-pp', 'tp-gtp_remat-dp-pp')
     """
-    names = order.split("-")
+    names = order_str.split("-")
     if "gtp_remat" in names:
-        return order
+        return order_str
     anchor = after if after in names else "tp"
     place = names.index(anchor) + 1 if anchor in names else 0
     return "-".join((*names[:place], "gtp_remat", *names[place:]))
@@ -131,15 +128,16 @@ def _complete(order: str, sizes: dict[str, int]) -> list[str]:
     tokens = order.lower().split("-")
     for token in tokens:
         if token not in sizes:
-            raise UnknownName(f"received {token!r} in order {order!r}; the axes are {', '.join(sizes)}", name=token)
+            raise UnknownName(
+                f"order {order!r} names {token!r}, but the axes are {', '.join(sizes)}; use these", name=token
+            )
         if tokens.count(token) > 1:
-            raise Refused(f"received order {order!r} with {token!r} twice; name each axis once", order=order)
+            raise Refused(f"order {order!r} names {token!r} twice; name each axis once", order=order)
     missing = [name for name in sizes if name not in tokens]
     for name in missing:
         if sizes[name] != 1:
             raise Refused(
-                f"received order {order!r} without {name!r}, whose size is {sizes[name]}; an order names every axis "
-                "whose size is more than 1; add it",
+                f"order {order!r} lacks {name!r}, whose size is {sizes[name]}; name every axis of more than one rank",
                 order=order,
             )
     return tokens + missing

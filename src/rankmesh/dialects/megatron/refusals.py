@@ -54,13 +54,13 @@ def refusals() -> Iterator[None]:
 
 def no_stage_named() -> NotInitialized:
     """A question about an interleaved pipeline without the virtual stage."""
-    return NotInitialized("received no vp_stage in an interleaved pipeline; name the virtual stage: vp_stage=0")
+    return NotInitialized("vp_stage is not given in an interleaved pipeline; name the virtual stage: vp_stage=0")
 
 
 def unknown_group_size(received: object, known: list[int]) -> UnknownName:
     """A size that no hybrid group of this rank has."""
     return UnknownName(
-        f"received group_size {received!r}; the hybrid groups of this rank have {known} ranks; use one of them, and "
+        f"group_size is {received!r}, but the hybrid groups of this rank have {known} ranks; use one of these, and "
         "hybrid_context_parallel=True at initialisation",
         received=received,
         known=known,
@@ -69,12 +69,9 @@ def unknown_group_size(received: object, known: list[int]) -> UnknownName:
 
 def second_buffer(what: str) -> Refused:
     """A global buffer while there is one."""
-    return Refused(f"received a second global {what}; there is one; destroy it first")
+    return Refused(f"a second global {what} is asked for, and there is one; destroy it first")
 
 
 def no_buffer(what: str) -> NotInitialized:
     """A request for a global buffer that was not made."""
-    return NotInitialized(
-        f"received a request for the global {what}, which is not initialized; "
-        f"call _set_global_{what.replace(' ', '_')}() first"
-    )
+    return NotInitialized(f"the global {what} is not initialized; call _set_global_{what.replace(' ', '_')}() first")

@@ -18,20 +18,12 @@ from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
 from rankmesh.core.recipes.megatron import DEFAULT_ORDER, megatron
 from rankmesh.core.spec import GroupSpec
-from rankmesh.dialects.megatron.nccl import read_config, sharp_kind
+from rankmesh.dialects.megatron.nccl import read_config, section_of, sharp_kind
 from rankmesh.dialects.megatron.refusals import Refused, UnknownName, refusals
 
 __all__ = ["Request"]
 
 _AXES = ("tp", "cp", "ep", "dp", "pp", "gtp_remat")
-
-# The sections of an NCCL configuration for groups that cross the pieces of weights.
-_OF_PIECES = {
-    "dp_gtp": "gtp_remat_dp",
-    "dp_cp_gtp": "gtp_remat_dp_cp",
-    "ep_dp_gtp": "ep_gtp_remat_dp",
-    "tp_ep_pp_gtp": "tp_ep_gtp_remat_pp",
-}
 
 Ranks = Callable[..., Sequence[int]]
 
@@ -194,25 +186,20 @@ class Request:
     def _optioned(self, spec: GroupSpec, sharp: str | None) -> GroupSpec:
         return spec.with_options(Options(sharp=True).over(spec.options)) if spec.name == sharp else spec
 
-    def _sections(self, plan: Plan) -> dict[str, dict[str, Any]]:
-        """The NCCL options of each group of the plan, from the file and the list of high-priority groups."""
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """The NCCL options by section, from the file and the list of high-priority groups."""
         path = self.nccl_communicator_config_path
-        named = read_config(None if path is None else Path(path), self.high_priority_stream_groups or ())
+        return read_config(None if path is None else Path(path), self.high_priority_stream_groups or ())
+
+    def _sections(self, plan: Plan) -> dict[str, dict[str, Any]]:
+        """The NCCL options of each group of the plan."""
+        named = self.sections()
         found: dict[str, dict[str, Any]] = {}
         for spec in plan.specs:
-            section = _section(spec.name)
+            section = section_of(spec.name)
             if section in named and not (section == "pp" and spec.options.backend == "ucc"):
                 found[spec.name] = dict(named[section])
         return found
-
-
-def _section(kind: str) -> str | None:
-    """The section of an NCCL configuration that a group obeys: the twins of dp_cp obey its section, gloo twins none."""
-    if kind.endswith("_gloo"):
-        return None
-    if kind.startswith("hybrid_dp_cp_") or kind == "dp_cp_ag":
-        return "dp_cp"
-    return "hcp" if kind.startswith("hcp_") else _OF_PIECES.get(kind, kind)
 
 
 def _ascending(ranks: Ranks) -> Callable[[Sequence[int]], Sequence[int]]:

@@ -1,34 +1,36 @@
 """A parallel state: a module object with Megatron's globals and functions. Any number may live side by side.
 
 ```
-critic = ParallelState("critic")          the file parallel_state.py once more: other globals, other groups
+critic = ParallelState("critic")          the functions of parallel_state.py over other globals: other groups
 critic.initialize_model_parallel(...)
 critic.get_tensor_model_parallel_rank()
 ```
 
-Its globals are attributes that callers read and write, and what is written is what getters return.
+Its globals are attributes that callers read and write, and what is written is what getters return. The module
+``parallel_state`` is the default state. ``state.rankmesh_state`` owns what else belongs to a state; it is reached
+through its module's globals, so each rank of a simulation has its own.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
-from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.distributed as dist
 
-from rankmesh.dialects.megatron.answers import refresh
+from rankmesh.dialects.megatron import getters
+from rankmesh.dialects.megatron.answers import KEPT, answers
 from rankmesh.dialects.megatron.refusals import NotHere, NotInitialized
-from rankmesh.dialects.megatron.table import BY_KIND
+from rankmesh.dialects.megatron.table import BY_KIND, NUMBERS, global_names
 from rankmesh.errors import NotAMember
 
 if TYPE_CHECKING:
+    from rankmesh.dialects.megatron.making import CalledGroups
     from rankmesh.runtime.live import LiveGroups
 
-__all__ = ["ParallelState", "State", "absent", "begin", "code_of", "in_a_world", "without_context"]
+__all__ = ["Interface", "ParallelState", "State", "in_a_world"]
 
 # Written on every microbatch of an interleaved pipeline, or memory: no kept answer depends on them.
 _UNWATCHED = frozenset(
@@ -41,21 +43,122 @@ _UNWATCHED = frozenset(
 )
 
 
+@dataclass(frozen=True)
+class Interface:
+    """What every parallel state has: functions over its globals, the first values of these, and what they share."""
+
+    functions: Mapping[str, FunctionType]
+    values: Mapping[str, Any]
+    shared: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, modules: Collection[ModuleType]) -> Interface:
+        """The interface that modules define together; rules make some of their functions (``getters``)."""
+        homes = {getters.__name__, *(module.__name__ for module in modules)}
+        functions, values, shared = {}, dict[str, Any].fromkeys(global_names()), {}
+        for name, value in (item for module in modules for item in vars(module).items()):
+            if isinstance(value, FunctionType) and value.__module__ in homes:
+                functions[name] = value
+            elif name.startswith("_") and not name.startswith("__"):
+                values[name] = value
+            elif not name.startswith("__") and name != "rankmesh_state":
+                shared[name] = value
+        return cls(functions, values, shared)
+
+
 @dataclass
 class State:
-    """What a parallel state keeps beside its globals: the live groups, and which functions and values are its own.
+    """What a parallel state keeps beside its globals.
 
-    ``sharded`` and ``experts_sharded``: whether several ranks hold the pieces of one weight (gtp_remat).
+    ``functions`` and ``initial`` are its own functions, and the first values of its globals. ``in_pieces``: whether
+    several ranks hold the pieces of one weight (gtp_remat), dense and expert; ``pieces`` and ``expert_pieces``: whether
+    getters then take data-parallel groups with these ranks.
     """
 
+    module: ParallelState
     plan_name: str
-    functions: dict[str, FunctionType]
-    initial: dict[str, Any]
-    live: LiveGroups | None = None
-    added: list[LiveGroups] = field(default_factory=list)
-    sharded: bool = False
-    experts_sharded: bool = False
+    functions: dict[str, FunctionType] = field(default_factory=dict)
+    initial: dict[str, Any] = field(default_factory=dict)
+    live: LiveGroups | CalledGroups | None = None
+    added: list[LiveGroups | CalledGroups] = field(default_factory=list)
+    in_pieces: tuple[bool, bool] = (False, False)
+    pieces: bool = False
+    expert_pieces: bool = False
     release: tuple[int, int] | None = None
+
+    def set_pieces(self, dense: bool, experts: bool) -> None:
+        """Whether several ranks hold the pieces of one weight, dense and expert."""
+        always = self.release is not None and self.release >= (0, 19)
+        self.in_pieces = dense, experts
+        self.pieces, self.expert_pieces = dense or always, experts or always
+
+    def follow(self, release: tuple[int, int] | None) -> None:
+        """Answer as a release does: since 0.19, data-parallel groups are with all pieces in any case."""
+        self.release = release
+        self.set_pieces(*self.in_pieces)
+
+    def first_values(self) -> Iterator[tuple[str, Any]]:
+        """The globals as they are before initialisation."""
+        for name, value in self.initial.items():
+            yield name, value.copy() if isinstance(value, dict) else value
+
+    def refresh(self) -> None:
+        """Make every kept answer new; none is kept while one of the functions is another's."""
+        names = vars(self.module)
+        names.update(dict.fromkeys(KEPT))
+        if all(names.get(name) is function for name, function in self.functions.items()):
+            names.update(answers(names, {"dp": self.pieces, "dp_cp": self.pieces, "ep_dp": self.expert_pieces}))
+
+    def write(self, name: str, value: object) -> None:
+        """Set a global, as an assignment from outside does."""
+        setattr(self.module, name, value)
+
+    def ask(self, kind: str, method: str, **flags: bool) -> Any:
+        """The rank or size that no answer is kept for: what was set, else what the group says."""
+        names, numbers = vars(self.module), NUMBERS[kind]
+        given = names.get(numbers.set_as(method) or "")
+        if given is not None:
+            return given
+        if numbers.outside is not None and not in_a_world():
+            return numbers.outside
+        instead = numbers.instead_as(method)
+        if instead is not None and not names[BY_KIND[kind].group]:
+            return names[instead]
+        if numbers.absent is not None:
+            flags["check_initialized"] = False
+        group = names[numbers.getter](**flags)
+        return numbers.absent if group is None else getattr(group, method)()
+
+    def stage(self, place: Callable[[], int]) -> int:
+        """The global rank at a place of this rank's pipeline."""
+        ranks = vars(self.module)["_PIPELINE_GLOBAL_RANKS"]
+        if ranks is None:
+            raise self.absent("pp")
+        return ranks[place()]  # type: ignore[no-any-return]
+
+    def absent(self, kind: str) -> NotInitialized | NotHere:
+        """Why there is no group of this kind."""
+        live = self.live
+        if live is not None and not live.closed and kind in live.plan.kinds:
+            try:
+                live[kind]
+            except NotAMember as error:
+                return NotHere(error.message, **error.values)
+        made = "was not created" if live is not None else "is not initialized"
+        return NotInitialized(
+            f"the {BY_KIND[kind].what} {made}; call initialize_model_parallel() first, with the arguments that ask for "
+            "this group",
+            group=kind,
+        )
+
+    def without_context(self, kind: str) -> NotInitialized | NotHere:
+        """Why there is no part of a data-parallel group without context parallelism."""
+        if vars(self.module)[BY_KIND[kind].group] is None:
+            return self.absent(kind)
+        return NotInitialized(
+            "partial_data_parallel needs with_context_parallel, since an optimizer instance spans context parallelism; "
+            "set both"
+        )
 
 
 class ParallelState(ModuleType):
@@ -72,10 +175,36 @@ class ParallelState(ModuleType):
     """
 
     rankmesh_state: State
+    # The module parallel_state, once it is imported, has put its functions here.
+    interface: ClassVar[Interface]
 
     def __init__(self, name: str) -> None:
         super().__init__(name, __doc__)
-        exec(code_of("parallel_state.py"), vars(self))  # noqa: S102  - our own file, with globals of its own
+        self._begin(name)
+
+    @classmethod
+    def become(cls, module: ModuleType, *others: ModuleType) -> None:
+        """Make a module the default state: what it and others define is the interface of every state."""
+        cls.interface = Interface.of((*others, module))
+        module.__class__ = cls
+        assert isinstance(module, cls)  # noqa: S101  - for type checkers
+        module._begin("megatron")
+
+    def _begin(self, plan_name: str) -> None:
+        names = vars(self)
+        names["rankmesh_state"] = State(self, plan_name)
+        names.update(self.interface.shared)
+        self.lay(self.interface.functions, without=())
+
+    def lay(self, functions: Mapping[str, FunctionType], without: Iterable[str]) -> None:
+        """Give this state these functions and every global, without some names; what was written stays."""
+        names, state = vars(self), self.rankmesh_state
+        state.functions = {name: _over(names, name, rule) for name, rule in functions.items() if name not in without}
+        state.initial = {name: value for name, value in self.interface.values.items() if name not in without}
+        names.update({name: value for name, value in state.first_values() if name not in names}, **state.functions)
+        for name in without:
+            names.pop(name, None)
+        state.refresh()
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
@@ -88,70 +217,22 @@ class ParallelState(ModuleType):
     def _noticed(self, name: str) -> None:
         watched = name.startswith(("_", "get_", "is_")) and not name.startswith("__")
         if watched and name not in _UNWATCHED:
-            refresh(vars(self))
+            self.rankmesh_state.refresh()
 
     def __getattr__(self, name: str) -> Any:
         # Only reached for what the module does not have; it tells type checkers that functions are attributes.
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 
-@cache
-def code_of(file: str) -> CodeType:
-    """The code of a file of this package, to run it once more: with other globals, or over them."""
-    source = files(__package__).joinpath(file)
-    return compile(source.read_text(encoding="utf-8"), str(source), "exec", dont_inherit=True)
-
-
-def begin(names: dict[str, Any]) -> State:
-    """The state of a namespace in which ``parallel_state.py`` has just been run; the module itself becomes one."""
-    module = sys.modules.get(names["__name__"])
-    is_default = module is not None and vars(module) is names
-    if module is not None and is_default:
-        module.__class__ = ParallelState
-    return State(
-        "megatron" if is_default else names["__name__"],
-        own_functions(names),
-        {name: value for name, value in names.items() if _is_state(name, value)},
-    )
-
-
-def own_functions(names: dict[str, Any]) -> dict[str, FunctionType]:
-    """The functions that live on these globals."""
-    return {
-        name: value for name, value in names.items() if isinstance(value, FunctionType) and value.__globals__ is names
-    }
-
-
-def _is_state(name: str, value: object) -> bool:
-    return name.startswith("_") and name[1:2] != "_" and not callable(value) and name != "_AS_THEY_ARE"
+def _over(names: dict[str, Any], name: str, rule: FunctionType) -> FunctionType:
+    """A function over other globals."""
+    made = FunctionType(rule.__code__.replace(co_name=name), names, name, rule.__defaults__, rule.__closure__)
+    made.__doc__, made.__qualname__ = rule.__doc__, name
+    made.__annotations__, made.__kwdefaults__ = rule.__annotations__, rule.__kwdefaults__
+    vars(made).update(vars(rule))
+    return made
 
 
 def in_a_world() -> bool:
     """Whether torch.distributed is initialised in this process."""
     return dist.is_available() and dist.is_initialized()
-
-
-def absent(names: dict[str, Any], kind: str) -> NotInitialized | NotHere:
-    """Why a state has no group of this kind."""
-    live = names["rankmesh_state"].live
-    if live is not None and not live.closed and kind in live.plan.kinds:
-        try:
-            live[kind]
-        except NotAMember as error:
-            return NotHere(error.message, **error.values)
-    made = "was not created" if live is not None else "is not initialized"
-    return NotInitialized(
-        f"received a request for the {BY_KIND[kind].what}, which {made}; initialize_model_parallel() makes the groups "
-        "that its arguments ask for; call it first, with what this group needs",
-        group=kind,
-    )
-
-
-def without_context(names: dict[str, Any], kind: str) -> NotInitialized | NotHere:
-    """Why there is no part of a data-parallel group without context parallelism."""
-    if names[BY_KIND[kind].group] is None:
-        return absent(names, kind)
-    return NotInitialized(
-        "received partial_data_parallel without with_context_parallel; an optimizer instance spans context "
-        "parallelism; set both"
-    )

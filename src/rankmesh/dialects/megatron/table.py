@@ -1,8 +1,8 @@
-"""Which group of the plan fills which globals of a parallel state.
+"""Megatron's kinds of groups as data: which globals of a parallel state hold each, and who answers for its numbers.
 
 ```
-plan        global of the process group      global of its ranks
-tp          _TENSOR_MODEL_PARALLEL_GROUP     _TENSOR_MODEL_PARALLEL_GLOBAL_RANKS
+plan        global of the process group      global of its ranks                    kept answers
+tp          _TENSOR_MODEL_PARALLEL_GROUP     _TENSOR_MODEL_PARALLEL_GLOBAL_RANKS    _tp_rank, _tp_size
 embd        _EMBEDDING_GROUP                 _EMBEDDING_GLOBAL_RANKS
 ```
 
@@ -12,9 +12,10 @@ Plan names are the short keys of Megatron's NCCL configuration. Sources: NVIDIA 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["BY_KIND", "CONFIG_KEYS", "ROWS", "Row"]
+__all__ = ["BY_KIND", "CONFIG_KEYS", "NUMBERS", "ROWS", "Numbers", "Row", "global_names"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ ROWS = (
     Row("dp_cp", "_DATA_PARALLEL_GROUP_WITH_CP", "_DATA_PARALLEL_GLOBAL_RANKS_WITH_CP"),
     Row("dp_cp_ag", "_DATA_PARALLEL_GROUP_WITH_CP_AG"),
     Row("dp_cp_gloo", "_DATA_PARALLEL_GROUP_WITH_CP_GLOO"),
+    # partial: one optimizer instance
     Row("intra_dp_cp", "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP"),
     Row("intra_dp_cp_gloo", "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO"),
     Row("tp_dp", "_TENSOR_AND_DATA_PARALLEL_GROUP"),
@@ -60,7 +62,7 @@ ROWS = (
     # optimizer instances: attention and experts share the group between them
     Row("inter_ep_dp", "_INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP"),
     Row("intra_dist_opt_instance", "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP"),
-    # pieces of weights, and the groups with the ranks that hold them
+    # pieces of weights (gtp_remat), and the groups with the ranks that hold them
     Row("gtp_remat", "_GTP_WEIGHT_REMAT_GROUP", "_GTP_WEIGHT_REMAT_GLOBAL_RANKS"),
     Row("expt_gtp_remat", "_EXPERT_GTP_WEIGHT_REMAT_GROUP", "_EXPERT_GTP_WEIGHT_REMAT_GLOBAL_RANKS"),
     Row("dp_gtp", "_DATA_PARALLEL_GROUP_WITH_GTP_REMAT"),
@@ -81,3 +83,67 @@ CONFIG_KEYS = frozenset(row.kind for row in ROWS if not row.kind.endswith(("_glo
     "ep_gtp_remat_dp",
     "tp_ep_gtp_remat_pp",
 }
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The rank in a kind of group and its size: the getter of the group, and the globals that stand for its answers.
+
+    ``set_by``: values that a caller set (``_MPU_..._RANK``, ``_MPU_..._WORLD_SIZE``); ``instead``: values that stand
+    for a group that is not there; ``outside``: the answer without torch.distributed, ``absent``: without the group;
+    None where there is none.
+    """
+
+    kept: str
+    getter: str
+    set_by: str = ""
+    instead: str = ""
+    outside: int | None = 0
+    absent: int | None = None
+
+    def kept_as(self, method: str) -> str:
+        """The global that keeps the answer: ``method`` is ``rank`` or ``size``."""
+        return f"{self.kept}_{method}"
+
+    def set_as(self, method: str) -> str | None:
+        """The global of the value that a caller set."""
+        return _of(self.set_by, method)
+
+    def instead_as(self, method: str) -> str | None:
+        """The global of the value that stands for an absent group."""
+        return _of(self.instead, method)
+
+
+def _of(prefix: str, method: str) -> str | None:
+    return f"{prefix}_{'RANK' if method == 'rank' else 'WORLD_SIZE'}" if prefix else None
+
+
+_TP = "_MPU_TENSOR_MODEL_PARALLEL"
+NUMBERS = {
+    "tp": Numbers("_tp", "get_tensor_model_parallel_group", _TP, outside=None),
+    "pp": Numbers("_pp", "get_pipeline_model_parallel_group", "_MPU_PIPELINE_MODEL_PARALLEL", outside=None),
+    "cp": Numbers("_cp", "get_context_parallel_group"),
+    "tp_cp": Numbers("_tp_cp", "get_tensor_and_context_parallel_group"),
+    "dp": Numbers("_dp", "get_data_parallel_group", "_MPU_DATA_PARALLEL"),
+    "dp_cp": Numbers("_dp_cp", "get_data_parallel_group", "_MPU_DATA_PARALLEL"),
+    "ep": Numbers("_ep", "get_expert_model_parallel_group", "_MPU_EXPERT_MODEL_PARALLEL"),
+    "ep_tp": Numbers("_ep_tp", "get_expert_tensor_parallel_group", "_MPU_EXPERT_TENSOR_PARALLEL", _TP, None),
+    "ep_dp": Numbers("_ep_dp", "get_expert_data_parallel_group"),
+    "tp_ep_mp": Numbers("_tp_ep", "get_expert_tensor_and_model_parallel_group"),
+    # absent is 0 too
+    "gtp_remat": Numbers("_gtp", "get_gtp_weight_remat_group", absent=0),
+    "expt_gtp_remat": Numbers("_expt_gtp", "get_expert_gtp_weight_remat_group", absent=0),
+}
+
+
+def global_names() -> Iterator[str]:
+    """Every global that the rows name; all are None at first."""
+    for row in BY_KIND.values():
+        yield row.group
+        if row.ranks is not None:
+            yield row.ranks
+    for numbers in NUMBERS.values():
+        for method in ("rank", "size"):
+            yield numbers.kept_as(method)
+            if (value := numbers.set_as(method)) is not None:
+                yield value

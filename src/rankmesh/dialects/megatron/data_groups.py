@@ -1,0 +1,216 @@
+"""Megatron's functions for groups that cross replicas: data, experts' data, optimizer instances, pieces of weights.
+
+```
+get_data_parallel_group()                              dp
+  with_context_parallel                                dp_cp
+  with_context_parallel, partial_data_parallel         intra_dp_cp     one optimizer instance
+  with_context_parallel, independent_all_gather        dp_cp_ag
+  with_gtp_remat (the default) of sharded weights      dp_gtp, dp_cp_gtp: all ranks that have other data
+```
+
+Laid over the globals of each parallel state, as ``model_groups.py``.
+"""
+
+# mypy: allow-untyped-defs, allow-untyped-calls
+# Signatures are those of Megatron-Core, which annotates few.
+
+import warnings
+from typing import Any
+
+from rankmesh.dialects.megatron import getters as rule
+
+rankmesh_state: Any = None
+
+_DATA_PARALLEL_GROUP: Any = None
+_DATA_PARALLEL_GROUP_GLOO: Any = None
+_DATA_PARALLEL_GROUP_WITH_CP: Any = None
+_DATA_PARALLEL_GROUP_WITH_CP_AG: Any = None
+_DATA_PARALLEL_GROUP_WITH_CP_GLOO: Any = None
+_DATA_PARALLEL_GROUP_WITH_GTP_REMAT: Any = None
+_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT: Any = None
+_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP: Any = None
+_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO: Any = None
+_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT: Any = None
+_TENSOR_AND_DATA_PARALLEL_GROUP: Any = None
+_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP: Any = None
+_EXPERT_DATA_PARALLEL_GROUP: Any = None
+_EXPERT_DATA_PARALLEL_GROUP_GLOO: Any = None
+_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT: Any = None
+_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP: Any = None
+_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO: Any = None
+_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT: Any = None
+_DATA_PARALLEL_GLOBAL_RANKS: Any = None
+_DATA_PARALLEL_GLOBAL_RANKS_WITH_CP: Any = None
+
+# Answers that no write has changed.
+_dp_rank: Any = None
+_dp_size: Any = None
+_dp_cp_rank: Any = None
+_dp_cp_size: Any = None
+_ep_dp_rank: Any = None
+_ep_dp_size: Any = None
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def get_data_parallel_group(
+    with_context_parallel=False, partial_data_parallel=False, independent_all_gather=False, with_gtp_remat=True
+):
+    """The data-parallel group that the flags choose."""
+    whole = with_gtp_remat and rankmesh_state.pieces
+    if partial_data_parallel:
+        if not with_context_parallel:
+            raise rankmesh_state.without_context("dp")
+        kind, group = "intra_dp_cp", _INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP
+        group = _INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT if whole else group
+    elif independent_all_gather and with_context_parallel:
+        kind, group = "dp_cp_ag", _DATA_PARALLEL_GROUP_WITH_CP_AG
+    elif with_context_parallel:
+        kind, group = "dp_cp", _DATA_PARALLEL_GROUP_WITH_CP
+        group = _DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT if whole else group
+    else:
+        kind, group = "dp", _DATA_PARALLEL_GROUP_WITH_GTP_REMAT if whole else _DATA_PARALLEL_GROUP
+    if group is None:
+        raise rankmesh_state.absent(kind)
+    return group
+
+
+def get_data_parallel_rank(with_context_parallel=False, partial_data_parallel=False, with_gtp_remat=True):
+    """The place of this rank in the data-parallel group that the flags choose."""
+    kept = _dp_cp_rank if with_context_parallel else _dp_rank
+    if kept is not None and with_gtp_remat and not partial_data_parallel:
+        return kept
+    return rankmesh_state.ask(
+        "dp",
+        "rank",
+        with_context_parallel=with_context_parallel,
+        partial_data_parallel=partial_data_parallel,
+        with_gtp_remat=with_gtp_remat,
+    )
+
+
+def get_data_parallel_world_size(with_context_parallel=False, partial_data_parallel=False, with_gtp_remat=True):
+    """The size of the data-parallel group that the flags choose."""
+    kept = _dp_cp_size if with_context_parallel else _dp_size
+    if kept is not None and with_gtp_remat and not partial_data_parallel:
+        return kept
+    return rankmesh_state.ask(
+        "dp",
+        "size",
+        with_context_parallel=with_context_parallel,
+        partial_data_parallel=partial_data_parallel,
+        with_gtp_remat=with_gtp_remat,
+    )
+
+
+set_data_parallel_rank = rule.set_rank("_MPU_DATA_PARALLEL_RANK")
+
+
+def get_data_parallel_group_gloo(with_context_parallel=False, partial_data_parallel=False):
+    """The CPU twin of the data-parallel group that the flags choose."""
+    if partial_data_parallel and not with_context_parallel:
+        raise rankmesh_state.without_context("dp_gloo")
+    if partial_data_parallel:
+        kind, group = "intra_dp_cp_gloo", _INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO
+    elif with_context_parallel:
+        kind, group = "dp_cp_gloo", _DATA_PARALLEL_GROUP_WITH_CP_GLOO
+    else:
+        kind, group = "dp_gloo", _DATA_PARALLEL_GROUP_GLOO
+    if group is None:
+        raise rankmesh_state.absent(kind)
+    return group
+
+
+def has_separate_all_gather_group() -> bool:
+    """Whether gathers have a communicator of their own."""
+    return _DATA_PARALLEL_GROUP_WITH_CP_AG is not None
+
+
+def get_data_parallel_src_rank(with_context_parallel=False):
+    """The first global rank of the data-parallel group."""
+    return get_data_parallel_global_ranks(with_context_parallel)[0]
+
+
+def get_data_parallel_global_ranks(with_context_parallel=False):
+    """The global ranks of the data-parallel group."""
+    ranks = _DATA_PARALLEL_GLOBAL_RANKS_WITH_CP if with_context_parallel else _DATA_PARALLEL_GLOBAL_RANKS
+    if ranks is None:
+        raise rankmesh_state.absent("dp_cp" if with_context_parallel else "dp")
+    return ranks
+
+
+def get_tensor_and_data_parallel_group(check_initialized=True, with_context_parallel=False):
+    """Tensor and data parallel ranks together."""
+    group = _TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP if with_context_parallel else _TENSOR_AND_DATA_PARALLEL_GROUP
+    if group is None and check_initialized:
+        raise rankmesh_state.absent("tp_dp_cp" if with_context_parallel else "tp_dp")
+    return group
+
+
+# -- experts' data ----------------------------------------------------------------------------------------------------
+
+
+def get_expert_data_parallel_group(check_initialized=True, partial_expert_data_parallel=False, with_gtp_remat=True):
+    """The ranks that hold the same experts; partial: those of one optimizer instance."""
+    whole = with_gtp_remat and rankmesh_state.expert_pieces
+    if partial_expert_data_parallel:
+        kind, group = "intra_ep_dp", _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP
+        group = _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT if whole else group
+    else:
+        kind, group = "ep_dp", _EXPERT_DATA_PARALLEL_GROUP
+        group = _EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT if whole else group
+    if group is None and check_initialized:
+        raise rankmesh_state.absent(kind)
+    return group
+
+
+def get_expert_data_parallel_rank(partial_expert_data_parallel=False, with_gtp_remat=True):
+    """The place of this rank in the expert data-parallel group that the flags choose."""
+    if _ep_dp_rank is not None and with_gtp_remat and not partial_expert_data_parallel:
+        return _ep_dp_rank
+    flags = {"partial_expert_data_parallel": partial_expert_data_parallel, "with_gtp_remat": with_gtp_remat}
+    return rankmesh_state.ask("ep_dp", "rank", **flags)
+
+
+def get_expert_data_parallel_world_size(partial_expert_data_parallel=False, with_gtp_remat=True):
+    """The size of the expert data-parallel group that the flags choose."""
+    if _ep_dp_size is not None and with_gtp_remat and not partial_expert_data_parallel:
+        return _ep_dp_size
+    flags = {"partial_expert_data_parallel": partial_expert_data_parallel, "with_gtp_remat": with_gtp_remat}
+    return rankmesh_state.ask("ep_dp", "size", **flags)
+
+
+def get_data_modulo_expert_parallel_group(partial_expert_data_parallel=False):
+    """Deprecated: get_expert_data_parallel_group."""
+    warnings.warn(
+        "get_data_modulo_expert_parallel_group is deprecated; call get_expert_data_parallel_group",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return get_expert_data_parallel_group(partial_expert_data_parallel=partial_expert_data_parallel)
+
+
+def get_expert_data_parallel_group_gloo(partial_expert_data_parallel=False):
+    """The CPU twin of the expert data-parallel group."""
+    kind, group = "ep_dp_gloo", _EXPERT_DATA_PARALLEL_GROUP_GLOO
+    if partial_expert_data_parallel:
+        kind, group = "intra_ep_dp_gloo", _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO
+    if group is None:
+        raise rankmesh_state.absent(kind)
+    return group
+
+
+# -- optimizer instances, and pieces of weights -----------------------------------------------------------------------
+
+get_inter_distributed_optimizer_instance_group = rule.group("inter_ep_dp", "The same shard in every instance")
+get_intra_distributed_optimizer_instance_group = rule.group("intra_dist_opt_instance", "The ranks of one instance")
+
+get_gtp_weight_remat_group = rule.group("gtp_remat", "The ranks that hold the pieces of a weight")
+get_gtp_weight_remat_rank = rule.rank("gtp_remat")
+get_gtp_weight_remat_world_size = rule.size("gtp_remat")
+get_gtp_weight_remat_global_ranks = rule.ranks("gtp_remat")
+get_expert_gtp_weight_remat_group = rule.group("expt_gtp_remat", "The ranks that hold the pieces of an expert's weight")
+get_expert_gtp_weight_remat_rank = rule.rank("expt_gtp_remat")
+get_expert_gtp_weight_remat_world_size = rule.size("expt_gtp_remat")
+get_expert_gtp_weight_remat_global_ranks = rule.ranks("expt_gtp_remat")

@@ -1,0 +1,137 @@
+"""The rules by which a row of Megatron's interface becomes a function.
+
+```
+get_tensor_model_parallel_group = group("tp")         gives _TENSOR_MODEL_PARALLEL_GROUP
+get_tensor_model_parallel_rank = rank("tp")           gives _tp_rank, or asks
+set_tensor_model_parallel_rank = set_rank("_MPU_TENSOR_MODEL_PARALLEL_RANK")
+```
+
+A rule is a function over stand-ins such as ``_GROUP``. A row gives its code the names of globals in their place, so
+that a getter which a rule made costs what one costs that is written out. Each runs over the globals of a parallel state
+(``state.py``), where ``rankmesh_state`` is the state itself.
+"""
+
+# mypy: allow-untyped-defs
+# Signatures are those of Megatron-Core, which annotates few.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, cast
+
+from rankmesh.dialects.megatron.table import BY_KIND, NUMBERS
+
+__all__ = ["first_rank", "group", "group_if_made", "named", "rank", "ranks", "set_rank", "set_size", "size", "value"]
+
+Function = Callable[..., Any]
+
+# The stand-ins, and the state, as type checkers see them.
+_GROUP: Any = None
+_RANKS: Any = None
+_ANSWER: Any = None
+rankmesh_state: Any = None
+
+
+def named(rule: Function, doc: str, **names: str) -> Function:
+    """A function of a rule, with other names for the globals that it reads."""
+    code = cast(FunctionType, rule).__code__
+    made = FunctionType(
+        code.replace(co_names=tuple(names.get(name, name) for name in code.co_names)),
+        rule.__globals__,
+        rule.__name__,
+        cast(FunctionType, rule).__defaults__,
+        cast(FunctionType, rule).__closure__,
+    )
+    made.__doc__ = doc
+    return made
+
+
+def group(kind: str, what: str) -> Function:
+    """The getter of a process group; an absent one is an error, or None where it is not checked."""
+
+    def getter(check_initialized=True):
+        if _GROUP is None and check_initialized:
+            raise rankmesh_state.absent(kind)
+        return _GROUP
+
+    return named(getter, f"{what}; None if absent and not checked.", _GROUP=BY_KIND[kind].group)
+
+
+def group_if_made(kind: str, what: str) -> Function:
+    """The getter of a process group that has no flag: an absent one is an error."""
+
+    def getter():
+        if _GROUP is None:
+            raise rankmesh_state.absent(kind)
+        return _GROUP
+
+    return named(getter, f"{what}.", _GROUP=BY_KIND[kind].group)
+
+
+def ranks(kind: str) -> Function:
+    """The getter of a group's global ranks."""
+
+    def getter(check_initialized=True):
+        if _RANKS is None and check_initialized:
+            raise rankmesh_state.absent(kind)
+        return _RANKS
+
+    return named(getter, f"The global ranks of the {BY_KIND[kind].what}.", _RANKS=str(BY_KIND[kind].ranks))
+
+
+def first_rank(kind: str) -> Function:
+    """The getter of the first of a group's global ranks, from which its members broadcast."""
+
+    def getter():
+        if _RANKS is None:
+            raise rankmesh_state.absent(kind)
+        return _RANKS[0]
+
+    return named(getter, f"The first global rank of the {BY_KIND[kind].what}.", _RANKS=str(BY_KIND[kind].ranks))
+
+
+def rank(kind: str) -> Function:
+    """The getter of this rank's place in a group."""
+    return _number(kind, "rank", f"The place of this rank in the {BY_KIND[kind].what}.")
+
+
+def size(kind: str) -> Function:
+    """The getter of a group's size."""
+    return _number(kind, "size", f"The size of the {BY_KIND[kind].what}.")
+
+
+def _number(kind: str, method: str, doc: str) -> Function:
+    def getter():
+        if _ANSWER is not None:
+            return _ANSWER
+        return rankmesh_state.ask(kind, method)
+
+    return named(getter, doc, _ANSWER=NUMBERS[kind].kept_as(method))
+
+
+def value(name: str, doc: str) -> Function:
+    """The getter of a global that may be None."""
+
+    def getter():
+        return _ANSWER
+
+    return named(getter, doc, _ANSWER=name)
+
+
+def set_rank(name: str) -> Function:
+    """The setter of a rank that stands for a group's own."""
+
+    def setter(rank):
+        rankmesh_state.write(name, rank)
+
+    return named(setter, "Set the rank that the getter returns; None: the group's own again.")
+
+
+def set_size(name: str) -> Function:
+    """The setter of a size that stands for a group's own."""
+
+    def setter(world_size):
+        rankmesh_state.write(name, world_size)
+
+    return named(setter, "Set the world size that the getter returns; None: the group's own again.")
