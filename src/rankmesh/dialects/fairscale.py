@@ -22,7 +22,7 @@ from datetime import timedelta
 from rankmesh.core import Options, Plan, recipes
 from rankmesh.runtime.getters import Getters, first_of, group_of, rank_in, ranks_of, size_of
 from rankmesh.runtime.handles import LiveGroup
-from rankmesh.runtime.held import Held, refusing_sizes, world_size
+from rankmesh.runtime.registry import Registry, refusing_sizes, world_size
 
 __all__ = [
     "ModelParallel",
@@ -50,10 +50,10 @@ class ModelParallel(Getters):
     """One state: no groups, or the groups of ``initialize_model_parallel``."""
 
     def __init__(self) -> None:
-        self._held = Held("fairscale", "initialize_model_parallel", "destroy_model_parallel")
+        self._registry = Registry("fairscale", "initialize_model_parallel", "destroy_model_parallel")
 
     def _group(self, name: str) -> LiveGroup:
-        return self._held.groups[name]
+        return self._registry.groups[name]
 
     def initialize_model_parallel(
         self,
@@ -73,7 +73,7 @@ class ModelParallel(Getters):
         sizes whose product does not divide the world, ``NotInitialized`` without a world; each an ``AssertionError``.
         """
         world = world_size("initialize_model_parallel()")
-        self._held.check_free()
+        self._registry.check_free()
         with refusing_sizes():
             plan = recipes.ezpz(world, tp=model_parallel_size_, cp=context_parallel_size, pp=pipeline_length)
         backends = {
@@ -83,15 +83,15 @@ class ModelParallel(Getters):
             "dp": ddp_backend,
         }
         specs = [spec.with_options(Options(backend=backends[spec.name], timeout=timeout)) for spec in plan.specs]
-        self._held.open(Plan(plan.mesh, specs, world_size=world))
+        self._registry.open(Plan(plan.mesh, specs, world_size=world))
 
     def model_parallel_is_initialized(self) -> bool:
         """Whether there are groups."""
-        return self._held.held
+        return self._registry.is_open
 
     def destroy_model_parallel(self) -> None:
         """Destroy the groups; nothing where there are none."""
-        self._held.close()
+        self._registry.close()
 
     # -- model ------------------------------------------------------------------------------------
 

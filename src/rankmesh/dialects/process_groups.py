@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankmesh.core import recipes
-from rankmesh.runtime.held import Held, refusing_sizes, world_size
 from rankmesh.runtime.live import LiveGroups
+from rankmesh.runtime.registry import Registry, refusing_sizes, world_size
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -43,8 +43,8 @@ class ProcessGroups:
         world = world_size("ProcessGroups(tp, pp, dp)")
         with refusing_sizes():
             plan = recipes.three_d(world, tp=tp, pp=pp, dp=dp)
-        self._held = Held("process_groups", "ProcessGroups", "close")
-        groups = self._held.open(plan)
+        self._registry = Registry("process_groups", "ProcessGroups", "close")
+        groups = self._registry.open(plan)
         self.tp_size, self.pp_size, self.dp_size = tp, pp, dp
         self.tp_group, self.pp_group, self.dp_group = (groups[axis].pg for axis in ("tp", "pp", "dp"))
         self.tp_rank, self.pp_rank, self.dp_rank = (groups[axis].rank for axis in ("tp", "pp", "dp"))
@@ -54,7 +54,7 @@ class ProcessGroups:
     @property
     def groups(self) -> LiveGroups:
         """The live groups ``tp``, ``pp`` and ``dp``; ``NotInitialized`` after ``close``."""
-        return self._held.groups
+        return self._registry.groups
 
     def log(self, rank: int) -> None:
         """Print the three sizes where ``rank`` is 0, so that one rank of the job does."""
@@ -63,7 +63,7 @@ class ProcessGroups:
 
     def close(self) -> None:
         """Destroy the groups; calling it again is nothing."""
-        self._held.close()
+        self._registry.close()
 
     def __enter__(self) -> ProcessGroups:
         return self

@@ -1,13 +1,14 @@
-"""What a process would have for itself, and the ranks of a simulation share: saved and put back when the baton moves.
+"""What a process would have for itself, and the ranks of a simulation share: exchanged when another rank runs.
 
 ```
 random numbers    torch (and its devices, once used), random, numpy     each rank draws its own
 environment       RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, ...   each rank reads its own
-modules           the globals of chosen modules                         each rank sets its own
+modules           the globals of dialects and of chosen modules         each rank sets its own
 ```
 
 Only one rank runs at a time, so state of the whole process can belong to the rank that runs. Modules that keep a rank's
-state in globals, as Megatron-Core's ``parallel_state`` does, work when they are named.
+state in globals, as Megatron-Core's ``parallel_state`` does, work when they are named; a rank finds them as a new
+process would, also those that another rank was the first to import.
 """
 
 from __future__ import annotations
@@ -18,59 +19,104 @@ import importlib
 import os
 import random
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 
 from rankmesh.launch.table import torchrun_variables
+from rankmesh.runtime.registry import rank_states
 
-__all__ = ["KNOWN_MODULES", "Environment", "Globals", "NumpyNumbers", "Part", "Process", "RandomNumbers", "holders_of"]
+__all__ = ["Environment", "Modules", "NumpyNumbers", "PerRank", "Process", "RandomNumbers"]
 
-# Modules known to keep what belongs to one rank in their globals; taken along where they are loaded.
-KNOWN_MODULES = (
-    "fairscale.nn.model_parallel.initialize",
-    "megatron.core.num_microbatches_calculator",
-    "megatron.core.parallel_state",
-    "megatron.core.tensor_parallel.random",
-    "megatron.training.global_vars",
-    "torch.distributed.tensor._random",
+# Modules known to keep what belongs to one rank in their globals.
+_KNOWN_MODULES = frozenset(
+    {
+        "deepspeed.runtime.pipe.module",
+        "fairscale.nn.model_parallel.initialize",
+        "megatron.core.num_microbatches_calculator",
+        "megatron.core.parallel_state",
+        "megatron.core.tensor_parallel.random",
+        "megatron.training.global_vars",
+        "torch.distributed.tensor._random",
+    }
 )
 _KNOWN_PACKAGES = ("rankmesh.dialects.",)
 
 # Words of the key of a Mersenne twister; its position follows.
 _KEY = 624
 
+State = TypeVar("State")
+Names = dict[str, Any]
 
-class Part(Protocol):
-    """One kind of state of the process."""
 
-    def fresh(self, rank: int) -> Any:
+class PerRank(Generic[State]):
+    """One kind of state of the process; each rank has its own, and outside the ranks it is as it was before."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, State] = {}
+        self._outside = self.read()
+
+    def fresh(self, rank: int) -> State:
         """The state with which a rank starts."""
+        raise NotImplementedError
 
-    def swap(self, state: Any | None) -> Any:
-        """Put a state in place; the one that was there. None leaves it there."""
+    def read(self) -> State:
+        """The state that is in place."""
+        raise NotImplementedError
 
-
-class Process:
-    """The state of the process, of which each rank has its own; outside the ranks it is as it was before."""
-
-    def __init__(self, parts: Iterable[Part], ranks: int) -> None:
-        self._parts = tuple(parts)
-        self._outside = [part.swap(None) for part in self._parts]
-        self._states = {rank: [part.fresh(rank) for part in self._parts] for rank in range(ranks)}
+    def write(self, state: State) -> None:
+        """Put a state in place."""
+        raise NotImplementedError
 
     def switch(self, before: int | None, after: int | None) -> None:
         """Keep the state of one rank, and put that of another in place; None is outside."""
-        state = self._outside if after is None else self._states[after]
-        left = [part.swap(own) for part, own in zip(self._parts, state, strict=True)]
         if before is not None:
-            self._states[before] = left
+            self._kept[before] = self.read()
+        if after is None:
+            self.write(self._outside)
+        else:
+            self.write(self._kept.pop(after) if after in self._kept else self.fresh(after))
 
 
-class RandomNumbers:
+class Process:
+    """All state of the process that is each rank's own."""
+
+    def __init__(self, world_size: int, seed: int, ranks_per_node: int, modules: Iterable[str | ModuleType]) -> None:
+        self._modules = Modules(modules)
+        self._parts: Sequence[PerRank[Any]] = (
+            RandomNumbers(seed),
+            NumpyNumbers(seed),
+            Environment(world_size, ranks_per_node),
+            self._modules,
+        )
+
+    def switch(self, before: int | None, after: int | None) -> None:
+        """Keep the state of one rank, and put that of another in place; None is outside."""
+        for part in self._parts:
+            part.switch(before, after)
+
+    @contextmanager
+    def adopting_imports(self) -> Iterator[None]:
+        """Inside, a known module that a rank is the first to import is each rank's own, too."""
+        finder = _Finder(self._modules.adopt)
+        sys.meta_path.insert(0, finder)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(finder)
+
+
+def _own_seed(seed: int, rank: int) -> int:
+    return (seed + 1_000_003 * (rank + 1)) % 2**32
+
+
+class RandomNumbers(PerRank[tuple[torch.Tensor, "list[torch.Tensor] | None", tuple[Any, ...]]]):
     """The global generators of torch and random.
 
     torch starts with ``seed`` on every rank, as new processes start with one seed; random and numpy, which new
@@ -78,73 +124,76 @@ class RandomNumbers:
     """
 
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self._seed = seed
 
-    def fresh(self, rank: int) -> Any:
+    def fresh(self, rank: int) -> tuple[torch.Tensor, list[torch.Tensor] | None, tuple[Any, ...]]:
         """The state with which a rank starts."""
         generator = torch.Generator().manual_seed(self._seed)
         return generator.get_state(), None, random.Random(_own_seed(self._seed, rank)).getstate()  # noqa: S311
 
-    def swap(self, state: Any | None) -> Any:
-        """Put a state in place; the one that was there."""
+    def read(self) -> tuple[torch.Tensor, list[torch.Tensor] | None, tuple[Any, ...]]:
+        """The state that is in place."""
         devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        left = torch.get_rng_state(), devices, random.getstate()
-        if state is not None:
-            torch.set_rng_state(state[0])
-            if state[1] is not None:
-                torch.cuda.set_rng_state_all(state[1])
-            elif devices is not None:
-                torch.cuda.manual_seed_all(self._seed)
-            random.setstate(state[2])
-        return left
+        return torch.get_rng_state(), devices, random.getstate()
+
+    def write(self, state: tuple[torch.Tensor, list[torch.Tensor] | None, tuple[Any, ...]]) -> None:
+        """Put a state in place."""
+        host, devices, python = state
+        torch.set_rng_state(host)
+        random.setstate(python)
+        if devices is not None:
+            torch.cuda.set_rng_state_all(devices)
+        elif torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(self._seed)
 
 
-def _own_seed(seed: int, rank: int) -> int:
-    return (seed + 1_000_003 * (rank + 1)) % 2**32
-
-
-class NumpyNumbers:
+class NumpyNumbers(PerRank[tuple[Any, "dict[str, Any] | None"]]):
     """numpy's global generator: each rank has its own engine, which is exchanged as a whole.
 
-    Reading the state of an engine takes longer than all else here, so that is done for one that was used, whose spare
-    normal number must be kept: numpy draws them in pairs, and forgets the second when the engine changes.
+    Reading and writing the state of an engine takes 0.13 ms, as much as all else at a switch, so that is done for one
+    that was used, whose spare normal number must be kept: numpy draws them in pairs, and forgets the second when the
+    engine changes.
     """
 
     def __init__(self, seed: int) -> None:
+        self._unused: tuple[int, int] | None = None
+        super().__init__()
         self._seed = seed
-        self._marks: tuple[int, int] | None = None
 
-    def fresh(self, rank: int) -> Any:
+    def fresh(self, rank: int) -> tuple[Any, dict[str, Any] | None]:
         """The state with which a rank starts."""
         return np.random.MT19937(np.random.SeedSequence(_own_seed(self._seed, rank))), None
 
-    def swap(self, state: Any | None) -> Any:
-        """Put a state in place; the one that was there."""
+    def read(self) -> tuple[Any, dict[str, Any] | None]:
+        """The state that is in place."""
         engine = np.random.get_bit_generator()  # type: ignore[attr-defined]  # its stubs do not export it
-        used = self._marks is None or _marks(engine) != self._marks
-        left = engine, np.random.get_state(legacy=False) if used else None
-        if state is not None:
-            np.random.set_bit_generator(state[0])  # type: ignore[attr-defined]  # the same
-            if state[1] is not None:
-                np.random.set_state(state[1])
-            self._marks = None if state[1] is not None else _marks(state[0])
-        return left
+        used = self._unused is None or _place(engine) != self._unused
+        return engine, dict(np.random.get_state(legacy=False)) if used else None
+
+    def write(self, state: tuple[Any, dict[str, Any] | None]) -> None:
+        """Put a state in place."""
+        engine, numbers = state
+        np.random.set_bit_generator(engine)  # type: ignore[attr-defined]  # the same
+        if numbers is not None:
+            np.random.set_state(numbers)
+        self._unused = _place(engine) if numbers is None else None
 
 
-def _marks(engine: Any) -> tuple[int, int] | None:
+def _place(engine: Any) -> tuple[int, int] | None:
     """Where an engine is, read from its memory: the first word of its key, and its position; None for other kinds."""
     if not isinstance(engine, np.random.MT19937):
         return None
-    words = ctypes.cast(engine.ctypes.state_address, ctypes.POINTER(ctypes.c_uint32))
+    words = (ctypes.c_uint32 * (_KEY + 1)).from_address(engine.ctypes.state_address)
     return words[0], words[_KEY]
 
 
-class Environment:
+class Environment(PerRank["dict[bytes, bytes]"]):
     """The variables by which a launcher tells a rank who it is; what else ranks set is taken back at the end."""
 
     def __init__(self, world_size: int, ranks_per_node: int) -> None:
+        super().__init__()
         self._world_size, self._ranks_per_node = world_size, ranks_per_node
-        self._before = _environment()
 
     def fresh(self, rank: int) -> dict[bytes, bytes]:
         """The state with which a rank starts."""
@@ -152,76 +201,150 @@ class Environment:
         here = min(self._ranks_per_node, self._world_size - node * self._ranks_per_node)
         place = {"local_rank": local, "local_world_size": here, "node": node}
         values = torchrun_variables(rank, self._world_size, **place, address="simulated", port=1)
-        return {**self._before, **{os.fsencode(name): os.fsencode(value) for name, value in values.items()}}
+        return {**self._outside, **{os.fsencode(name): os.fsencode(value) for name, value in values.items()}}
 
-    def swap(self, state: Mapping[bytes, bytes] | None) -> dict[bytes, bytes]:
-        """Put a state in place; the one that was there."""
-        left = _environment()
-        if state is not None and state != left:
-            for name in left.keys() - state.keys():
+    def read(self) -> dict[bytes, bytes]:
+        """The environment as the system has it; reading it through os.environ would decode it each time."""
+        return dict(vars(os.environ)["_data"])
+
+    def write(self, state: Mapping[bytes, bytes]) -> None:
+        """Put a state in place."""
+        here = self.read()
+        if state != here:
+            for name in here.keys() - state.keys():
                 del os.environ[os.fsdecode(name)]
-            for name, value in state.items() - left.items():
+            for name, value in state.items() - here.items():
                 os.environ[os.fsdecode(name)] = os.fsdecode(value)
-        return left
 
 
-def _environment() -> dict[bytes, bytes]:
-    """The environment as the system has it; reading it through os.environ would decode it each time."""
-    raw: dict[bytes, bytes] = vars(os.environ)["_data"]
-    return dict(raw)
+class Modules(PerRank["list[Names]"]):
+    """The globals of modules, and the attributes of the objects in them; a rank starts with copies of containers.
 
-
-class Globals:
-    """The globals of one module, or the attributes of one object; containers are copied for each rank."""
-
-    def __init__(self, holder: object) -> None:
-        self._names = vars(holder)
-        self._base = dict(self._names)
-
-    def fresh(self, rank: int) -> dict[str, Any]:
-        """The state with which a rank starts."""
-        return {
-            name: _copied(value) if type(value) in (list, dict, set) and not name.startswith("__") else value
-            for name, value in self._base.items()
-        }
-
-    def swap(self, state: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Put a state in place; the one that was there."""
-        left = dict(self._names)
-        if state is not None:
-            for name in left.keys() - state.keys():
-                del self._names[name]
-            self._names.update(state)
-        return left
-
-
-def _copied(value: Any) -> Any:
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001  - whatever the values are that cannot be copied
-        return copy.copy(value)
-
-
-def holders_of(names: Iterable[str | ModuleType]) -> list[object]:
-    """What holds the state of a rank: the named modules, the known ones that are loaded, and their own objects.
-
-    A module's own objects are instances in its globals whose class belongs to the same package, such as a tracker of
-    random states, and what they hold in turn. A name that is no loaded module is imported.
+    The modules are the named ones, which are imported, and the known ones as soon as they are there. Their own objects
+    count, too: those in their globals whose class belongs to the same package, such as a tracker of random states, and
+    what these hold in turn; and every object that is ``registry.RankState``, wherever a program keeps it.
     """
-    chosen = [importlib.import_module(name) if isinstance(name, str) else name for name in names]
-    known = [name for name in sys.modules if name in KNOWN_MODULES or name.startswith(_KNOWN_PACKAGES)]
-    modules = [*chosen, *(sys.modules[name] for name in sorted(known))]
-    found: dict[int, object] = {id(module): module for module in modules}
-    for module in modules:
-        package = module.__name__.partition(".")[0]
+
+    def __init__(self, chosen: Iterable[str | ModuleType]) -> None:
+        self._holders: dict[int, object] = {}
+        self._starts: list[Names] = []
+        named = [importlib.import_module(name) if isinstance(name, str) else name for name in chosen]
+        for holder in [*named, *(sys.modules[name] for name in sorted(sys.modules) if _is_known(name)), *rank_states()]:
+            self._add(holder)
+        self._starts = self.read()
+        super().__init__()
+
+    def _add(self, holder: object) -> None:
+        if id(holder) in self._holders:
+            return
+        self._holders[id(holder)] = holder
+        kind = type(holder)
+        package = (vars(holder)["__name__"] if kind is ModuleType else kind.__module__).partition(".")[0]
         if package != "torch":
-            _add_own(found, module, package)
-    return list(found.values())
+            values = [value for name, value in vars(holder).items() if not name.startswith("__")]
+            for value in _listed(values, set()):
+                if _is_own(value, package):
+                    self._add(value)
+
+    def adopt(self, module: ModuleType) -> None:
+        """The rank that runs has imported a module; the others find it as it is now."""
+        self._add(module)
+        self._starts += self._copies(self.read()[len(self._starts) :])
+
+    def fresh(self, rank: int) -> list[Names]:
+        """The state with which a rank starts."""
+        return self._copies(self._starts)
+
+    def _copies(self, state: Sequence[Names]) -> list[Names]:
+        """The same values, with containers of their own: two names of one container share its copy."""
+        copies: dict[int, Any] = dict(self._holders)
+        return [{name: _copied(name, value, copies) for name, value in names.items()} for names in state]
+
+    def read(self) -> list[Names]:
+        """The state that is in place."""
+        return [dict(vars(holder)) for holder in self._holders.values()]
+
+    def write(self, state: list[Names]) -> None:
+        """Put a state in place; what was adopted since it was kept is as it was imported."""
+        late = self._copies(self._starts[len(state) :]) if len(state) < len(self._starts) else []
+        for holder, values in zip(self._holders.values(), [*state, *late], strict=True):
+            names = vars(holder)
+            if names.keys() != values.keys():
+                for name in names.keys() - values.keys():
+                    del names[name]
+            names.update(values)
 
 
-def _add_own(found: dict[int, object], holder: object, package: str) -> None:
-    for value in list(vars(holder).values()):
-        has_state = isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, ModuleType)
-        if has_state and type(value).__module__.partition(".")[0] == package and id(value) not in found:
-            found[id(value)] = value
-            _add_own(found, value, package)
+def _is_known(module: str) -> bool:
+    return module in _KNOWN_MODULES or module.startswith(_KNOWN_PACKAGES)
+
+
+def _listed(values: Iterable[Any], seen: set[int]) -> Iterator[Any]:
+    """The values, and those in containers among them."""
+    for value in list(values):
+        if isinstance(value, dict | list | set):
+            if id(value) not in seen:
+                seen.add(id(value))
+                yield from _listed(value.values() if isinstance(value, dict) else value, seen)
+        else:
+            yield value
+
+
+def _is_own(value: Any, package: str) -> bool:
+    """Whether a value is an object of a package with attributes that may change."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] != package or not isinstance(getattr(value, "__dict__", None), dict):
+        return False
+    frozen = getattr(kind, "__dataclass_params__", None)
+    return not isinstance(value, type) and (frozen is None or not frozen.frozen)
+
+
+def _copied(name: str, value: Any, copies: dict[int, Any]) -> Any:
+    if type(value) not in (list, dict, set) or name.startswith("__"):
+        return value
+    known = len(copies)
+    try:
+        return copy.deepcopy(value, copies)
+    except Exception:  # noqa: BLE001  - whatever the values are that cannot be copied
+        for half_made in list(copies)[known:]:
+            del copies[half_made]
+        copies[id(value)] = copy.copy(value)
+        return copies[id(value)]
+
+
+class _Finder(MetaPathFinder):
+    """Finds known modules as the other finders do, and tells when one has been imported."""
+
+    def __init__(self, imported: Callable[[ModuleType], None]) -> None:
+        self._imported = imported
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a known module."""
+        if _is_known(fullname):
+            for finder in sys.meta_path:
+                spec = None if finder is self else finder.find_spec(fullname, path, target)
+                if spec is not None and spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, self._imported)
+                    return spec
+        return None
+
+
+class _Loader(Loader):
+    """Loads a module by its own loader, which stands in its place afterwards."""
+
+    def __init__(self, loader: Loader, imported: Callable[[ModuleType], None]) -> None:
+        self._loader, self._imported = loader, imported
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """The module, not run yet."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run it."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._imported(module)

@@ -38,7 +38,7 @@ from rankmesh.sim.baton import Abandoned, Order
 from rankmesh.sim.calls import raise_site
 from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed
 from rankmesh.sim.hooks import hooks
-from rankmesh.sim.process import Environment, Globals, NumpyNumbers, Process, RandomNumbers, holders_of
+from rankmesh.sim.process import Process
 from rankmesh.sim.simulation import Seat, Simulation
 from rankmesh.sim.watch import watch
 
@@ -91,20 +91,13 @@ def run(
             ranks=size,
             limit=LIMIT,
         )
-    process = Process(
-        [
-            RandomNumbers(seed),
-            NumpyNumbers(seed),
-            Environment(size, size if ranks_per_node is None else integer(ranks_per_node, "ranks_per_node", least=1)),
-            *map(Globals, holders_of(modules)),
-        ],
-        size,
-    )
+    per_node = size if ranks_per_node is None else integer(ranks_per_node, "ranks_per_node", least=1)
+    process = Process(size, seed, per_node, modules)
     simulation = Simulation(size, order, backend, process)
     outcome = _Outcome()
     threads_before = torch.get_num_threads()
     program = _Program(function, args, plan, simulation, outcome, initialise)
-    with hooks.held(), torch_threads.registries_by_thread():
+    with hooks.held(), torch_threads.registries_by_thread(), process.adopting_imports():
         try:
             watch(simulation, [_thread(program, rank) for rank in range(size)], timeout, outcome.failures)
         finally:

@@ -179,7 +179,7 @@ def _backends(me):
     names |= {"context_parallel_backend": "gloo", "data_parallel_backend": "mpi"}
     with dry.world(0, 16):
         state.initialize_tensor_parallel(2, 2, 2, **names, timeout=timeout)
-        specs = state._held.groups.plan.specs
+        specs = state._registry.groups.plan.specs
         return {spec.name: [spec.options.backend, spec.options.timeout] for spec in specs}
 
 

@@ -160,7 +160,7 @@ def _backends(me):
     names = {"model_parallel_backend": "nccl", "pipeline_backend": "ucc", "cp_backend": "gloo", "ddp_backend": "mpi"}
     with dry.world(0, 16):
         state.initialize_model_parallel(2, 2, 2, **names, timeout=timeout)
-        specs = state._held.groups.plan.specs
+        specs = state._registry.groups.plan.specs
         return {spec.name: [spec.options.backend, spec.options.timeout] for spec in specs}
 
 

@@ -28,8 +28,8 @@ from rankmesh.dialects.deepspeed.grid import Grid
 from rankmesh.errors import PlanError
 from rankmesh.runtime.getters import Getters, first_of, group_of, rank_in, ranks_of, size_of
 from rankmesh.runtime.handles import LiveGroup
-from rankmesh.runtime.held import Held, refusing_sizes, world_size
 from rankmesh.runtime.live import LiveGroups
+from rankmesh.runtime.registry import Registry, refusing_sizes, world_size
 
 __all__ = ["Mpu", "plan"]
 
@@ -69,7 +69,7 @@ class Mpu(Grid, Getters):
                 missing=tuple(missing),
             )
         self._groups = groups
-        self._held: Held | None = None
+        self._registry: Registry | None = None
 
     @classmethod
     def connect(cls, *, tp: int = 1, sp: int = 1, pp: int = 1) -> Mpu:
@@ -77,23 +77,23 @@ class Mpu(Grid, Getters):
         world = world_size("Mpu.connect()")
         with refusing_sizes():
             wanted = plan(world, tp=tp, sp=sp, pp=pp)
-        held = Held("deepspeed", "Mpu.connect", "close")
-        mpu = cls(held.open(wanted))
-        mpu._held = held
+        registry = Registry("deepspeed", "Mpu.connect", "close")
+        mpu = cls(registry.open(wanted))
+        mpu._registry = registry
         return mpu
 
     @property
     def groups(self) -> LiveGroups:
         """The live groups; ``NotInitialized`` after ``close``."""
-        return self._groups if self._held is None else self._held.groups
+        return self._groups if self._registry is None else self._registry.groups
 
     def _group(self, kind: str) -> LiveGroup:
         return self.groups[kind]
 
     def close(self) -> None:
         """Destroy the groups that ``connect`` made; groups that were given stay with their owner."""
-        if self._held is not None:
-            self._held.close()
+        if self._registry is not None:
+            self._registry.close()
 
     def __enter__(self) -> Mpu:
         return self

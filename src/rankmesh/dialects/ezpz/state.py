@@ -11,7 +11,7 @@ from rankmesh.dialects.ezpz.written import GROUPS, Written
 from rankmesh.errors import AlreadyInitialized
 from rankmesh.runtime.getters import Getters, Told, group_of, rank_in, ranks_of, size_of
 from rankmesh.runtime.handles import LiveGroup
-from rankmesh.runtime.held import Held, refusing_sizes, world_size
+from rankmesh.runtime.registry import Registry, refusing_sizes, register, world_size
 
 __all__ = ["TensorParallel", "default"]
 
@@ -26,15 +26,16 @@ class TensorParallel(Getters):
     """
 
     def __init__(self) -> None:
-        self._held = Held("ezpz", "initialize_tensor_parallel", "destroy_tensor_parallel")
+        self._registry = Registry("ezpz", "initialize_tensor_parallel", "destroy_tensor_parallel")
         self.written: dict[str, Written] = {}
+        register(self)
 
     def _group(self, kind: str) -> Told:
-        return self.written.get(kind) or self._held.groups[kind]
+        return self.written.get(kind) or self._registry.groups[kind]
 
     def held_group(self, kind: str) -> LiveGroup | None:
         """The group of a kind that was made here; None where there is none."""
-        return self._held.groups[kind] if self._held.held else None
+        return self._registry.groups[kind] if self._registry.is_open else None
 
     def initialize_tensor_parallel(
         self,
@@ -69,10 +70,10 @@ class TensorParallel(Getters):
         if dist.group.WORLD is None:
             self._ask_for_groups(whole, timeout)
         else:
-            self._held.open(whole)
+            self._registry.open(whole)
 
     def _check_free(self) -> None:
-        self._held.check_free()
+        self._registry.check_free()
         if self.tensor_parallel_is_initialized():
             raise AlreadyInitialized(
                 "received initialize_tensor_parallel() where groups were written, so that the state is already "
@@ -88,15 +89,15 @@ class TensorParallel(Getters):
 
     def tensor_parallel_is_initialized(self) -> bool:
         """Whether there are groups."""
-        return self._held.held or all(kind in self.written and self.written[kind].group for kind in GROUPS)
+        return self._registry.is_open or all(kind in self.written and self.written[kind].group for kind in GROUPS)
 
     def destroy_tensor_parallel(self) -> None:
         """Destroy the groups, and forget those that were written; nothing where there are none."""
         self.written.clear()
-        self._held.close()
+        self._registry.close()
 
     def _has(self, kind: str) -> bool:
-        return self._held.held or kind in self.written
+        return self._registry.is_open or kind in self.written
 
     # -- tensor -----------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from rankmesh.dialects.megatron.answers import KEPT, answers
 from rankmesh.dialects.megatron.refusals import NotHere, NotInitialized
 from rankmesh.dialects.megatron.table import BY_KIND, NUMBERS, global_names
 from rankmesh.errors import NotAMember
+from rankmesh.runtime.registry import register
 
 if TYPE_CHECKING:
     from rankmesh.dialects.megatron.making import CalledGroups
@@ -180,6 +181,7 @@ class ParallelState(ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name, __doc__)
+        register(self)
         self._begin(name)
 
     @classmethod

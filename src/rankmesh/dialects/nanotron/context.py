@@ -32,9 +32,9 @@ from rankmesh.errors import ConnectError, NotInitialized, SizesError
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import NOBODY
 from rankmesh.runtime.devices import pick
-from rankmesh.runtime.held import Held, refusing_sizes
 from rankmesh.runtime.init import LiveRank, enter
 from rankmesh.runtime.live import LiveGroups
+from rankmesh.runtime.registry import Registry, refusing_sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,7 +69,7 @@ class ParallelContext:
         expert_parallel_size: int = 1,
         backend: str = "nccl",
     ) -> None:
-        self._held = Held("nanotron", "ParallelContext", "destroy")
+        self._registry = Registry("nanotron", "ParallelContext", "destroy")
         self._world = _start_world(backend)
         try:
             self.world_size = dist.get_world_size()
@@ -85,7 +85,7 @@ class ParallelContext:
                     local_world_size=self.local_world_size,
                 )
             self.set_device()
-            self._adopt(self._held.open(plan))
+            self._adopt(self._registry.open(plan))
             _check_local_rank(self.groups["local"].rank)
         except BaseException:
             self._abandon()
@@ -114,7 +114,7 @@ class ParallelContext:
     @property
     def groups(self) -> LiveGroups:
         """The live groups by name; ``NotInitialized`` after ``destroy``."""
-        return self._held.groups
+        return self._registry.groups
 
     # -- every group of the world, for code that shares them by their ranks -------------------------------------
 
@@ -189,19 +189,19 @@ class ParallelContext:
         self._destroy(meet=True)
 
     def _destroy(self, *, meet: bool) -> None:
-        if not self._held.held:
+        if not self._registry.is_open:
             return
         listed = self.__dict__.pop("world_ranks_to_pg", {}).values()
         if meet and dist.is_initialized():
             dist.barrier()
-        self._held.close()
+        self._registry.close()
         for pg in listed:
             if isinstance(pg, dist.ProcessGroup) and pg is not dist.group.WORLD:
                 torch_private.destroy(pg)
         self._abandon()
 
     def _abandon(self) -> None:
-        self._held.close()
+        self._registry.close()
         if self._world is not None:
             self._world.close()
 

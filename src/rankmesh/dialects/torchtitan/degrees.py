@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from rankmesh.core import Plan, recipes
 from rankmesh.errors import PlanError, SizesError
-from rankmesh.runtime.held import refusing_sizes
+from rankmesh.runtime.registry import refusing_sizes
 
 __all__ = ["Degrees"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rankmesh.dialects.torchtitan.degrees import Degrees
 from rankmesh.dialects.torchtitan.meshes import IN_BAND, SPARSE, SPMD, mesh_of_the_world, single_axes, whole_meshes
 from rankmesh.errors import PlanError, SizesError
-from rankmesh.runtime.held import Held
+from rankmesh.runtime.registry import Registry, register
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -28,15 +28,16 @@ class ParallelDims(Degrees):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._held = Held("torchtitan", "build_mesh", "close")
+        self._registry = Registry("torchtitan", "build_mesh", "close")
         self._world: DeviceMesh | None = None
         self._whole: dict[str, DeviceMesh] = {}
         self._single: dict[str, DeviceMesh] = {}
         self._several: dict[tuple[str, ...], DeviceMesh] = {}
+        register(self)
 
     def build_mesh(self) -> DeviceMesh:
         """Make every process group and mesh; the mesh of the whole world."""
-        groups = self._held.open(self.plan)
+        groups = self._registry.open(self.plan)
         self._world = mesh_of_the_world()
         self._whole = whole_meshes(self._world, groups, self)
         self._single = dict(single_axes(self._whole))
@@ -170,7 +171,7 @@ class ParallelDims(Degrees):
         self._world = None
         for meshes in (self._whole, self._single, self._several):
             meshes.clear()
-        self._held.close()
+        self._registry.close()
 
     def __enter__(self) -> ParallelDims:
         return self

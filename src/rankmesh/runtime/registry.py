@@ -1,8 +1,8 @@
-"""Held groups: what a dialect's state has before, while and after its groups exist.
+"""The registry of a dialect's state: the groups that it has before, while and after they exist.
 
 ```
             initialise                destroy
-   none  ───────────────>  held  ───────────────>  none
+   none  ───────────────>  groups  ───────────────>  none
 NotInitialized        LiveGroups              NotInitialized
 ```
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
@@ -22,23 +23,40 @@ from rankmesh.errors import AlreadyInitialized, LayoutError, NotInitialized, Pla
 from rankmesh.runtime.connect import connect
 from rankmesh.runtime.live import LiveGroups
 
-__all__ = ["Held", "refusing_sizes", "world_size"]
+__all__ = ["Registry", "rank_states", "refusing_sizes", "register", "world_size"]
 
 
-class Held:
-    """The live groups of one state of a dialect, once it has them.
+_states: WeakValueDictionary[int, object] = WeakValueDictionary()
+
+
+def register(state: object) -> None:
+    """Let an object belong to one rank, although a program may make it before it knows which rank it is.
+
+    Where several ranks share a process, as in ``rankmesh.sim``, each has the attributes of such an object to itself.
+    """
+    _states[id(state)] = state
+
+
+def rank_states() -> list[object]:
+    """Every object that was registered, and is still there."""
+    return list(_states.values())
+
+
+class Registry:
+    """The live groups of one state of a dialect, once it has them; registered, so that each rank has its own.
 
     ``dialect`` names the plans; ``initialiser`` and ``destroyer`` are what the errors tell people to call.
     """
 
     def __init__(self, dialect: str, initialiser: str, destroyer: str) -> None:
+        register(self)
         self._dialect = dialect
         self._initialiser = initialiser
         self._destroyer = destroyer
         self._groups: LiveGroups | None = None
 
     @property
-    def held(self) -> bool:
+    def is_open(self) -> bool:
         """Whether there are groups."""
         return self._groups is not None
 
@@ -61,7 +79,7 @@ class Held:
             )
 
     def open(self, plan: Plan) -> LiveGroups:
-        """Connect the plan under the name of the dialect, and hold its groups."""
+        """Connect the plan under the name of the dialect, and keep its groups."""
         self.check_free()
         self._groups = connect(Plan(plan.mesh, plan.specs, world_size=plan.world_size, name=self._dialect))
         return self._groups
