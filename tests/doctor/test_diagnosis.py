@@ -223,7 +223,7 @@ def test_calls_of_a_cpu_run_side_by_side():
     """What gloo has under way was entered, all of it: nobody is missing at the barrier, rank 3 at the reduction."""
     recorded = job(lambda rank: _queued(rank, "gloo"))
     assert sorted(diagnose(recorded).waits.of_rank) == [0, 1, 2, 3]
-    assert {turn.missing for turn in diagnose(recorded).waits.turns if turn.group.label == "world"} == {()}
+    assert {call.missing for call in diagnose(recorded).waits.calls if call.group.label == "world"} == {()}
 
 
 def test_calls_that_were_made_as_one_are_entered_as_one():

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,8 +22,11 @@ import torch.distributed as dist
 
 import rankmesh.debug.watch
 import rankmesh.runtime
+from rankmesh.backend import torch_private
 
 LIMIT = 60.0
+# Seconds that a call may take where there is no watch.
+RUNS_OUT = 5.0
 # gloo on the CPU, or nccl: then all ranks share what GPUs there are.
 BACKEND = os.environ.get("HANGS_BACKEND", "gloo")
 # What a program imports is loaded once, before its ranks are forked.
@@ -36,8 +40,11 @@ ALONE = frozenset({"loses_the_network"})
 
 
 def hang(name, folder, *, size, watched):
-    """Run a program of ``tests.hangs.programs`` until its verdict is in the folder, or for a minute; then end it."""
-    for module in ("tests.hangs.programs", *_LOADED.get(name, ())):
+    """Run a program until its verdict is in the folder, or for a minute; then end it.
+
+    Without ``watched`` there is no watch: calls run out of time, and each rank ends with what torch has recorded.
+    """
+    for module in ("tests.hangs.programs", "tests.hangs.timed_out", *_LOADED.get(name, ())):
         importlib.import_module(module)
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
@@ -81,22 +88,29 @@ def _rank(name, folder, rank, size, port, watched):
     os.dup2(log, 1)
     os.dup2(log, 2)
     torch.set_num_threads(1)
-    from tests.hangs import programs
+    from tests.hangs import programs, timed_out
 
-    program = getattr(programs, name)
+    program = getattr(programs if name in programs.HANGS else timed_out, name)
     store = dist.TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
     if BACKEND == "nccl":
         torch.cuda.set_device(rank % torch.cuda.device_count())
         torch.set_default_device("cuda")
-    dist.init_process_group(BACKEND, rank=rank, world_size=size, store=store, timeout=timedelta(seconds=40))
-    watch = rankmesh.debug.watch.start(folder, limit=watched)
+    timeout = timedelta(seconds=40 if watched else RUNS_OUT)
+    dist.init_process_group(BACKEND, rank=rank, world_size=size, store=store, timeout=timeout)
+    watch = rankmesh.debug.watch.start(folder, limit=watched) if watched else None
     try:
         program(rank)
         if BACKEND == "nccl":  # where a step would read its loss: until then a GPU's calls wait on the GPU alone
             torch.cuda.synchronize()
     except (RuntimeError, ValueError) as error:
-        sys.last_value = error
-    watch.close()
+        traceback.print_exc()
+        if watch is not None:
+            sys.last_value = error  # an error that is kept keeps its call under way, for gloo's recorder
+    if watch is None:
+        time.sleep(1)  # by then gloo has taken the calls that failed from the list of those under way
+        (folder / f"trace_rank_{rank}").write_bytes(torch_private.recorded()[0])
+    else:
+        watch.close()
 
 
 def _await(verdict, ranks):
@@ -125,7 +139,7 @@ def alone():
 
 def main():
     """Write the recordings of the named programs."""
-    from tests.hangs import programs
+    from tests.hangs import programs, timed_out
 
     folder, *names = sys.argv[1:]
     for name in names or sorted(programs.HANGS):
@@ -136,9 +150,12 @@ def main():
             )
             continue
         started = time.monotonic()
-        size = programs.HANGS[name].size
-        # Sixteen ranks that share a GPU take seconds for a communicator.
-        hang(name, Path(folder) / name, size=size, watched=15.0 if BACKEND == "nccl" and size > 8 else 3.0)
+        if name in timed_out.TIMED_OUT:
+            hang(name, Path(folder) / name, size=timed_out.TIMED_OUT[name].size, watched=None)
+        else:
+            size = programs.HANGS[name].size
+            # Sixteen ranks that share a GPU take seconds for a communicator.
+            hang(name, Path(folder) / name, size=size, watched=15.0 if BACKEND == "nccl" and size > 8 else 3.0)
         print(f"{name} {time.monotonic() - started:.1f} s", flush=True)  # noqa: T201
 
 

@@ -9,9 +9,10 @@ import subprocess
 import sys
 
 import pytest
-from tests.hangs.keep import HERE, KEPT, KEPT_ON_NCCL
+from tests.hangs.keep import HERE, KEPT, KEPT_ON_NCCL, KEPT_TIMED_OUT
 from tests.hangs.programs import HANGS, ON_NCCL
 from tests.hangs.running import ALONE
+from tests.hangs.timed_out import TIMED_OUT
 
 from rankmesh.debug.doctor import CAUSES, doctor
 from rankmesh.readers.source import read
@@ -56,6 +57,23 @@ def test_kept_recordings(name):
 def test_kept_recordings_of_nccl(name):
     """4 to 16 ranks that shared a GPU, recorded: the same mistakes, whose calls the device had not come to."""
     _check(_found(KEPT_ON_NCCL / name, ON_NCCL[name]), ON_NCCL[name])
+
+
+@pytest.mark.parametrize("name", sorted(TIMED_OUT))
+def test_recordings_written_after_the_calls_have_timed_out(name):
+    """8 ranks, no watch: what torch wrote once the errors were caught names the same ranks as a hang would."""
+    _check(_found(KEPT_TIMED_OUT / name, TIMED_OUT[name]), TIMED_OUT[name])
+
+
+def test_where_a_rank_first_left_the_order_of_its_peers():
+    """8 ranks: one leaves out a call of many equal ones; its first other line is told, not only where it stands."""
+    for name in ("skips_among_equals", "skips_one_of_many", "skips_in_plain_groups"):
+        culprit = TIMED_OUT[name].ranks[0]
+        verdict = _found(KEPT_TIMED_OUT / name, TIMED_OUT[name]).verdict
+        assert f"rank {culprit} first left the order of rank" in verdict, verdict
+    verdict = _found(KEPT_TIMED_OUT / "skips_among_equals", TIMED_OUT["skips_among_equals"]).verdict
+    assert "where that made all_reduce, call 5 of world at tests/hangs/timed_out.py:" in verdict
+    assert "differ at call 10 of world" in verdict
 
 
 @pytest.mark.parametrize("spec", ["", "tp=2,dp=2"])

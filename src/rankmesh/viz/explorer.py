@@ -155,6 +155,6 @@ def _checked(measured: Mapping[str, Any], source: Source) -> dict[str, Any]:
 def _hang(found: Diagnosis) -> dict[str, Any]:
     """The diagnosis with who waits for whom."""
     turns = [
-        {"call": turn.words, "waiting": list(turn.waiting), "missing": list(turn.missing)} for turn in found.waits.turns
+        {"call": call.name, "waiting": list(call.waiting), "missing": list(call.missing)} for call in found.waits.calls
     ]
     return {**found.to_dict(), "turns": turns}

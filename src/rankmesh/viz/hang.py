@@ -78,7 +78,7 @@ def _lines(causes: Iterable[Cause]) -> str:
 
 def _involved(found: Diagnosis) -> list[KnownGroup]:
     """The groups of the causes, then those in which ranks wait."""
-    groups = [cause.group for cause in found.causes] + [turn.group for turn in found.waits.turns]
+    groups = [cause.group for cause in found.causes] + [call.group for call in found.waits.calls]
     return list(dict.fromkeys(groups))[:_GROUPS]
 
 

@@ -19,9 +19,27 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from math import prod
+from typing import Any, Protocol
 
-__all__ = ["Comparable", "Difference", "Signature", "difference", "odd_ones"]
+__all__ = ["Comparable", "Difference", "Signature", "difference", "merged", "odd_ones", "signature_of"]
+
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+}
+# NCCL's barrier is a reduction.
+_SAME = {"all_reduce_barrier": "barrier"}
+# Shapes of one call, and calls made as one, that are looked at.
+_MOST = 64
 
 
 class Comparable(Protocol):
@@ -96,3 +114,46 @@ def odd_ones(calls: Mapping[int, Comparable]) -> list[int]:
     largest = max(classes, key=len, default=[])
     usual = largest if 2 * len(largest) > len(calls) else []
     return sorted(set(calls) - set(usual)) if len(classes) > 1 else []
+
+
+# -- calls of torch's flight recorder ----------------------------------------------------------------------------------
+
+
+def signature_of(entry: Mapping[str, Any]) -> Signature:
+    """The facts of a call on which all members agree: sizes in elements, since networks know no shapes; dtypes.
+
+    >>> print(signature_of({"profiling_name": "gloo:gather", "input_sizes": [[4, 2]], "input_dtypes": ["Float"]}))
+    gather float32[4, 2]
+    """
+    operation = str(entry["profiling_name"])[:100].rpartition(":")[2].partition(" ")[0]
+    operation = _SAME.get(operation, operation)
+    gives = _shapes(entry.get("input_sizes"), entry.get("input_dtypes"))
+    takes = _shapes(entry.get("output_sizes"), entry.get("output_dtypes"))
+    shown = takes if operation == "scatter" or not gives else gives
+    text = " ".join(f"{dtype}{list(sizes)}" for sizes, dtype in shown[:4]) + (" ..." if len(shown) > 4 else "")
+    facts: dict[str, Any] = {"dtypes": tuple(sorted({dtype for _, dtype in shown}))}
+    if not operation.lower().startswith(("all_to_all", "alltoall")):
+        facts["sizes"] = tuple(prod(sizes) for sizes, _ in shown)
+    return Signature.of(operation, text, **facts)
+
+
+def _shapes(sizes: object, dtypes: object) -> list[tuple[tuple[int, ...], str]]:
+    listed = sizes if isinstance(sizes, list | tuple) else ()
+    names = dtypes if isinstance(dtypes, list | tuple) else ()
+    return [
+        (
+            tuple(int(size) for size in shape[:_MOST]),
+            _DTYPES.get(str(names[i]), str(names[i])) if i < len(names) else "",
+        )
+        for i, shape in enumerate(listed)
+    ]
+
+
+def merged(parts: Sequence[Signature]) -> Signature:
+    """One call that stands for these: its facts are those of all of them, one after the other."""
+    first, *others = parts
+    told = [first, *(part for part in others if part.operation != "coalesced")][:_MOST]
+    facts: dict[str, tuple[Any, ...]] = dict.fromkeys(first.signature, ())
+    for part in told:
+        facts |= {name: (*facts[name], *value) for name, value in part.facts if name in facts}  # type: ignore[misc]
+    return Signature("+".join(part.operation for part in told), tuple(facts.items()), first.shown)

@@ -1,25 +1,29 @@
 """Causes: why ranks wait, in the words of the report.
 
 ```
-dead        left no recording, and is waited for
-absent      never came to a call: is elsewhere, went past it, or its program has ended
-late        is in no call, and behind by some calls
+dead        left no recording, and is waited for: its process is gone, stopped, or does not respond
+absent      did not enter a call: is elsewhere, went past it, or its program has ended
+late        is in no call, and behind by some calls: a straggler
 different   made another operation, or other sizes, dtypes, root or reduction, at the same call
 order       made at this call what the others make at another
-crosswise   ranks wait for each other in several groups: a cycle
-stuck       all members entered a call and none came out: the network or a device
+crosswise   ranks wait for each other in several groups: a deadlock
+stuck       entered a call and did not come out of it: the network or a device
 ```
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankmesh.debug.doctor.groups import KnownGroup
+from rankmesh.debug.doctor.history import History
+from rankmesh.debug.doctor.waits import PendingCall
+from rankmesh.errors import in_words
 
-__all__ = ["CAUSES", "Cause"]
+__all__ = ["CAUSES", "Cause", "cause_of", "wait_in"]
 
+_SHOWN = 8
 CAUSES = ("different", "order", "dead", "absent", "late", "crosswise", "stuck")
 
 
@@ -54,3 +58,27 @@ class Cause:
             "sites": {str(rank): site for rank, site in sorted(self.sites.items())},
             "explains": self.explains,
         }
+
+
+def cause_of(history: History, cause: str, ranks: Sequence[int], call: PendingCall, evidence: str) -> Cause:
+    """A cause at a call, with the lines of those who wait in it and of its ranks."""
+    sites = {rank: site for rank in call.waiting[:_SHOWN] if (site := _site(history, call, rank))}
+    for rank in ranks[:_SHOWN]:
+        about = history.recordings[rank].in_call if rank in history.recordings else None
+        if about is not None and about.site:
+            sites[rank] = about.site
+    return Cause(cause, tuple(ranks), call.group, call.number, call.operation, evidence, sites)
+
+
+def _site(history: History, call: PendingCall, rank: int) -> str:
+    """The line of a call; of a rank that has not yet recorded lines, where it waits."""
+    about = history.recordings[rank].in_call
+    waits = about.site if about is not None and about.operation else ""
+    return call.site or history.site(call.group, rank, call.number) or waits
+
+
+def wait_in(call: PendingCall) -> str:
+    """Who waits in a call: ``ranks 1, 2 wait in all_reduce, call 4 of dp@tp1``."""
+    if call.failed:
+        return f"{in_words(call.waiting)} made {call.name}, which failed"
+    return f"{in_words(call.waiting)} {'waits' if len(call.waiting) == 1 else 'wait'} in {call.name}"

@@ -17,17 +17,16 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from math import prod
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from rankmesh.debug.doctor.calls import Signature
-from rankmesh.debug.doctor.queued import queued
+from rankmesh.debug.doctor.calls import Signature, merged, signature_of
 from rankmesh.debug.doctor.sites import Sites
 
-__all__ = ["CALLS", "EXCHANGES", "Columns", "columns_of", "signature_of"]
+__all__ = ["CALLS", "EXCHANGES", "Bools", "Columns", "GroupName", "Ints", "columns_of"]
 
 # The columns of the collectives, and of what is sent from one member to another, by name.
 CALLS = {
@@ -48,35 +47,41 @@ EXCHANGES = {
     "site": "int32",
 }
 
-_DTYPES = {
-    "Float": "float32",
-    "Double": "float64",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
-}
 _PEERS = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 _COMPARED = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
 _NEEDED = ("process_group", "profiling_name", "collective_seq_id")
 _OPTIONAL = ("time_created_ns", "state", "retired", "is_p2p", "p2p_seq_id", "frames", *_COMPARED)
 _DEVICES = ("nccl", "rccl", "hccl", "xccl", "mccl")
-# NCCL's barrier is a reduction.
-_SAME = {"all_reduce_barrier": "barrier"}
-_MOST = 64
+
+Ints = npt.NDArray[np.integer[Any]]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class GroupName:
+    """A process group as a rank knows it; ``members`` are None where the recording does not say.
+
+    ``on_device``: its calls run on a device, which takes them later than the program hands them over. ``queued`` are
+    the first and the last call that the device has not come to; ``enqueued`` is the last one handed over, where torch
+    counted; ``number`` is what torch counts by.
+    """
+
+    name: str
+    desc: str
+    members: tuple[int, ...] | None = None
+    on_device: bool = False
+    queued: tuple[int, int] | None = None
+    enqueued: int | None = None
+    number: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
     """The columns of collectives and of exchanges by name; the groups, signatures and sites that they number."""
 
-    calls: dict[str, Any]
-    exchanges: dict[str, Any]
-    groups: list[tuple[str, str]]
+    calls: dict[str, Ints | Bools]
+    exchanges: dict[str, Ints | Bools]
+    groups: list[GroupName]
     signatures: list[Signature]
     sites: list[str]
 
@@ -99,17 +104,44 @@ def columns_of(entries: Sequence[Mapping[str, Any]], stacks: Sequence[Any]) -> C
         "created": _whole([time or 0 for time in table["time_created_ns"]]),
     }
     apart = calls.is_apart | np.array(list(map(bool, table["is_p2p"])), dtype=bool)
-    entered = ~queued(every, apart, calls.on_device, table["p2p_seq_id"])
+    entered = ~_queued(every, apart, calls.on_device, table["p2p_seq_id"])
     exchanges = _exchanges(every, apart & entered, calls)
     rows = _lives({name: column[~apart & entered] for name, column in every.items()})
     rows = _joined(rows, calls.signatures)
     return Columns(
         {name: rows[name].astype(dtype) for name, dtype in CALLS.items()},
         {name: exchanges[name].astype(dtype) for name, dtype in EXCHANGES.items()},
-        [(str(name)[:400], str(desc)[:400]) for name, desc in names],
+        _groups(entries, names, every, calls.on_device, ~entered & ~apart),
         list(calls.signatures),
         sites.listed,
     )
+
+
+def _groups(
+    entries: Sequence[Mapping[str, Any]],
+    names: Sequence[tuple[Any, Any]],
+    every: Mapping[str, Any],
+    on_device: Bools,
+    queued: Bools,
+) -> list[GroupName]:
+    """The groups of the calls, with what the device has not come to of each."""
+    group, number = every["group"], every["number"]
+    devices = set(np.unique(group[on_device]).tolist())
+    waiting: dict[int, tuple[int, int]] = {}
+    for index in np.unique(group[queued]).tolist():
+        behind = number[queued & (group == index)]
+        waiting[index] = int(behind.min()), int(behind.max())
+    first = [entries[row].get("pg_id", "") for row in _firsts(group, len(names))]
+    return [
+        GroupName(
+            str(name)[:400],
+            str(desc)[:400],
+            on_device=index in devices,
+            queued=waiting.get(index),
+            number=str(first[index])[:80],
+        )
+        for index, (name, desc) in enumerate(names)
+    ]
 
 
 def _table(entries: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
@@ -188,6 +220,25 @@ def _exchanges(every: Mapping[str, Any], apart: Any, calls: _Calls) -> dict[str,
     }
 
 
+def _queued(every: Mapping[str, Ints], apart: Bools, on_device: Bools, batches: Sequence[Any]) -> Bools:
+    """Whether each call only stands behind the first unfinished one of the device, which its rank has not left.
+
+    A program hands its calls to the device and goes on; there each waits for the one before, whatever its group. A
+    communicator takes its own collectives in order, so that those of the same group are compared by their numbers.
+    """
+    waiting = np.flatnonzero(every["pending"] & on_device)
+    behind = np.zeros(len(on_device), dtype=bool)
+    if len(waiting) < 2:
+        return behind
+    first = waiting[0]
+    same = every["group"][waiting] == every["group"][first]
+    if apart[first]:  # of what is exchanged, only what was made as one with it
+        batch = np.array([batches[row] == batches[first] for row in waiting.tolist()], dtype=bool)
+        same &= apart[waiting] & batch & (every["number"][waiting] == every["number"][first])
+    behind[waiting] = ~same
+    return behind
+
+
 def _lives(rows: dict[str, Any]) -> dict[str, Any]:
     """Without the calls of a group before it was made again under its name: its last life counts."""
     order = np.argsort(rows["group"], kind="stable")
@@ -210,57 +261,14 @@ def _joined(rows: dict[str, Any], signatures: dict[Signature, int]) -> dict[str,
     if len(starts) == len(group):
         return rows
     listed = list(signatures)
-    merged: dict[tuple[int, ...], int] = {}
+    of_parts: dict[tuple[int, ...], int] = {}
 
     def one(parts: tuple[int, ...]) -> int:
-        signature = _merged([listed[part] for part in parts])
+        signature = merged([listed[part] for part in parts])
         return signatures.setdefault(signature, len(signatures))
 
     parts = [tuple(part) for part in np.split(rows["signature"], starts[1:])]
     joined = {name: column[starts] for name, column in rows.items()}
-    joined["signature"] = np.array([merged.setdefault(p, one(p)) if len(p) > 1 else p[0] for p in parts])
+    joined["signature"] = np.array([of_parts.setdefault(p, one(p)) if len(p) > 1 else p[0] for p in parts])
     joined["pending"] = np.logical_or.reduceat(rows["pending"], starts)
     return joined
-
-
-def _merged(parts: Sequence[Signature]) -> Signature:
-    """One call that stands for these: its facts are those of all of them, one after the other."""
-    first, *others = parts
-    told = [first, *(part for part in others if part.operation != "coalesced")][:_MOST]
-    facts: dict[str, tuple[Any, ...]] = dict.fromkeys(first.signature, ())
-    for part in told:
-        facts |= {name: (*facts[name], *value) for name, value in part.facts if name in facts}  # type: ignore[misc]
-    return Signature("+".join(part.operation for part in told), tuple(facts.items()), first.shown)
-
-
-# -- one call ----------------------------------------------------------------------------------------------------------
-
-
-def signature_of(entry: Mapping[str, Any]) -> Signature:
-    """The facts of a call on which all members agree: sizes in elements, since networks know no shapes; dtypes.
-
-    >>> print(signature_of({"profiling_name": "gloo:gather", "input_sizes": [[4, 2]], "input_dtypes": ["Float"]}))
-    gather float32[4, 2]
-    """
-    operation = str(entry["profiling_name"])[:100].rpartition(":")[2].partition(" ")[0]
-    operation = _SAME.get(operation, operation)
-    gives = _shapes(entry.get("input_sizes"), entry.get("input_dtypes"))
-    takes = _shapes(entry.get("output_sizes"), entry.get("output_dtypes"))
-    shown = takes if operation == "scatter" or not gives else gives
-    text = " ".join(f"{dtype}{list(sizes)}" for sizes, dtype in shown[:4]) + (" ..." if len(shown) > 4 else "")
-    facts: dict[str, Any] = {"dtypes": tuple(sorted({dtype for _, dtype in shown}))}
-    if not operation.lower().startswith(("all_to_all", "alltoall")):
-        facts["sizes"] = tuple(prod(sizes) for sizes, _ in shown)
-    return Signature.of(operation, text, **facts)
-
-
-def _shapes(sizes: object, dtypes: object) -> list[tuple[tuple[int, ...], str]]:
-    listed = sizes if isinstance(sizes, list | tuple) else ()
-    names = dtypes if isinstance(dtypes, list | tuple) else ()
-    return [
-        (
-            tuple(int(size) for size in shape[:_MOST]),
-            _DTYPES.get(str(names[i]), str(names[i])) if i < len(names) else "",
-        )
-        for i, shape in enumerate(listed)
-    ]

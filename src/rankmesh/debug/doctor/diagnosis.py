@@ -1,4 +1,4 @@
-"""The diagnosis: causes before consequences, a verdict in one sentence, and who waits.
+"""The diagnosis: causes before consequences, one sentence, and who waits.
 
 >>> from rankmesh.debug.doctor.diagnosis import diagnose
 >>> diagnose({}).verdict
@@ -13,19 +13,23 @@ from pathlib import Path
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.causes import CAUSES, Cause
-from rankmesh.debug.doctor.divergence import divergences
 from rankmesh.debug.doctor.folder import read_folder
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, history_of
+from rankmesh.debug.doctor.order import departure, divergences
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.debug.doctor.roots import roots
-from rankmesh.debug.doctor.waits import Turn, Waits, waits_of
+from rankmesh.debug.doctor.waits import PendingCall, Waits, waits_of
 from rankmesh.errors import in_words
 
 __all__ = ["Diagnosis", "diagnose", "doctor"]
 
-# For how many causes it is counted how many ranks wait because of them.
-_COUNTED = 64
+# For how many causes it is counted how many ranks wait because of them, and for how many it is looked where a rank left
+# the order.
+_COUNTED, _TOLD = 64, 8
+# What a divergence of the same ranks or the same group explains, and what may have begun at an earlier call.
+_DIVERGED = ("different", "order")
+_EXPLAINED, _LEFT_THE_ORDER = ("absent", "late", "crosswise"), ("absent", *_DIVERGED)
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ class Diagnosis:
         first = self.causes[0]
         alike = [cause for cause in self.causes if cause.cause == first.cause]
         ranks = sorted({rank for cause in alike for rank in cause.ranks})
-        more = f" (and {len(alike) - 1} more calls like it: {in_words(ranks)})" if len(alike) > 1 else ""
+        count = "1 more call" if len(alike) == 2 else f"{len(alike) - 1} more calls"
+        more = f" (and {count} like it: {in_words(ranks)})" if len(alike) > 1 else ""
         return f"{first.cause}: {first.evidence}{more}"
 
     def to_dict(self) -> dict[str, object]:
@@ -79,23 +84,16 @@ def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, note
     waits = waits_of(history)
     waiting = tuple(waits.waiting)
     diverged = list(divergences(history))
-    calls = {cause.group: cause.call for cause in diverged}
+    numbers = {cause.group: cause.call for cause in diverged}
     odd = {rank for cause in diverged for rank in cause.ranks}
-    explained = {"absent", "late", "crosswise"}
     others = [
         cause
-        for cause in roots(history, waits, calls)
-        if not (cause.cause in explained and (odd & set(cause.ranks) or _follows(cause, calls)))
+        for cause in roots(history, waits, numbers)
+        if not (cause.cause in _EXPLAINED and (odd & set(cause.ranks) or _follows(cause, numbers)))
     ]
-    causes = [*diverged, *others]
-    counted = [_counted(cause, waits) if place < _COUNTED else cause for place, cause in enumerate(causes)]
-    ordered = sorted(counted, key=_first)
-    return Diagnosis(tuple(ordered), waiting, history.world_size, notes, history, waits)
-
-
-def _first(cause: Cause) -> tuple[object, ...]:
-    """What comes first: what explains most; a call that all have entered may only be under way, and comes last."""
-    return cause.cause == "stuck", -cause.explains, CAUSES.index(cause.cause), cause.ranks
+    causes = _ordered(history, waits, [*diverged, *others])
+    told = [_with_departure(history, cause) if place < _TOLD else cause for place, cause in enumerate(causes)]
+    return Diagnosis(tuple(told), waiting, history.world_size, notes, history, waits)
 
 
 def _follows(cause: Cause, diverged: Mapping[KnownGroup, int]) -> bool:
@@ -103,22 +101,68 @@ def _follows(cause: Cause, diverged: Mapping[KnownGroup, int]) -> bool:
     return diverged.get(cause.group, cause.call + 1) <= cause.call
 
 
-def _counted(cause: Cause, waits: Waits) -> Cause:
-    """The cause with the number of ranks that wait because of it, directly or behind others."""
-    for_whom: dict[int, list[Turn]] = {}
-    for turn in waits.turns:
-        for rank in turn.missing:
-            for_whom.setdefault(rank, []).append(turn)
-    reached = {turn for turn in waits.turns if turn.group is cause.group and turn.number >= cause.call}
-    if cause.cause not in ("different", "order", "stuck"):
-        reached = {turn for turn in reached if set(turn.missing) & set(cause.ranks)}
-        reached |= {turn for rank in cause.ranks for turn in for_whom.get(rank, ())}
-    open_turns, ranks = list(reached), set(cause.ranks) & set(waits.of_rank)
-    while open_turns:
-        for rank in open_turns.pop().waiting:
+def _with_departure(history: History, cause: Cause) -> Cause:
+    """The cause with the first call by which its rank left the order of the group's members, where that is another."""
+    if cause.cause not in _LEFT_THE_ORDER or len(cause.ranks) != 1:
+        return cause
+    found = departure(history, cause.ranks[0], cause.group.members)
+    if found is None or (found.group is cause.group and found.number == cause.call):
+        return cause
+    return replace(cause, evidence=f"{cause.evidence}; {found.words}")
+
+
+# -- which cause comes first ---------------------------------------------------------------------------------------
+
+
+def _ordered(history: History, waits: Waits, causes: list[Cause]) -> list[Cause]:
+    """What explains others comes before what others explain; then what explains more ranks.
+
+    A call that all have entered may only be under way, and comes last.
+    """
+    reached = [_reached(history, waits, cause) if place < _COUNTED else set() for place, cause in enumerate(causes)]
+    counted = [
+        replace(cause, explains=len(ranks & waits.of_rank.keys())) for cause, ranks in zip(causes, reached, strict=True)
+    ]
+
+    def explained(place: int) -> bool:
+        """Whether another cause explains this one and not the other way round: the dead do not explain a wrong call."""
+        own, diverged = set(causes[place].ranks), causes[place].cause in _DIVERGED
+        return any(
+            own <= ranks and (causes[other].cause in _DIVERGED or not set(causes[other].ranks) <= reached[place])
+            for other, ranks in enumerate(reached)
+            if other != place and not (diverged and causes[other].cause == "dead")
+        )
+
+    def key(place: int) -> tuple[object, ...]:
+        cause = counted[place]
+        under_way = cause.cause == "stuck" and not set(cause.ranks) & waits.broken.keys()
+        behind = place < _COUNTED and explained(place)
+        return under_way, behind, -cause.explains, CAUSES.index(cause.cause), cause.ranks
+
+    return [counted[place] for place in sorted(range(len(causes)), key=key)]
+
+
+def _reached(history: History, waits: Waits, cause: Cause) -> set[int]:
+    """The ranks that wait because of a cause, directly or behind others; and those that it ended."""
+    for_whom: dict[int, list[PendingCall]] = {}
+    for call in waits.calls:
+        for rank in call.missing:
+            for_whom.setdefault(rank, []).append(call)
+    reached = {call for call in waits.calls if call.group is cause.group and call.number >= cause.call}
+    ranks = set(cause.ranks) & waits.of_rank.keys()
+    if cause.cause in _DIVERGED:
+        ended = {rank for rank in cause.group.members if not history.has(rank)}
+        ranks |= ended
+        reached |= {call for rank in ended for call in for_whom.get(rank, ())}
+    elif cause.cause != "stuck" or set(cause.ranks) & waits.broken.keys():
+        reached = {call for call in reached if set(call.missing) & set(cause.ranks)}
+        reached |= {call for rank in cause.ranks for call in for_whom.get(rank, ())}
+    pending = list(reached)
+    while pending:
+        for rank in pending.pop().waiting:
             if rank not in ranks:
                 ranks.add(rank)
-                fresh = [turn for turn in for_whom.get(rank, ()) if turn not in reached]
+                fresh = [call for call in for_whom.get(rank, ()) if call not in reached]
                 reached.update(fresh)
-                open_turns += fresh
-    return replace(cause, explains=len(ranks))
+                pending += fresh
+    return ranks

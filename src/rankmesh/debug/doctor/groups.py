@@ -12,16 +12,20 @@ mesh_dp       mesh_dp         [0, 2]     dp   dp@tp0    mesh_dp   mesh_dp [0, 2]
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rankmesh.core.local import LocalGroup
 from rankmesh.core.plan import Plan
-from rankmesh.debug.doctor.recording import GroupName, Recording
+from rankmesh.debug.doctor.columns import GroupName
+from rankmesh.debug.doctor.recording import Recording
 
 __all__ = ["KnownGroup", "known_groups"]
 
 _DEFAULT = "default_pg"
+# The kind of groups of which nothing but the members is known.
+_UNNAMED = "group"
 _SHOWN = 8
 # Our names, whose description has no coordinate where a kind spans the whole mesh.
 _OURS = re.compile(r".+/\d+/[0-9a-f]{16}")
@@ -35,6 +39,14 @@ class KnownGroup:
     kind: str
     label: str
     members: tuple[int, ...]
+
+    @property
+    def family(self) -> Hashable:
+        """What groups share that play the same part: the kind; without one, how many members lie how far apart."""
+        if self.kind != _UNNAMED or len(self.members) < 2:
+            return self.kind
+        steps = {after - before for before, after in pairwise(self.members)}
+        return (self.kind, len(self.members), steps.pop() if len(steps) == 1 else self.members)
 
     def __str__(self) -> str:
         return self.label
@@ -111,7 +123,7 @@ class _Namer:
         if "@" in group.desc or _OURS.fullmatch(group.name):
             return KnownGroup(group.name, kind, desc, members)
         if kind in ("", "undefined"):
-            return KnownGroup(group.name, "group", f"group of {_listed(members)}", members)
+            return KnownGroup(group.name, _UNNAMED, f"group of {_listed(members)}", members)
         return KnownGroup(group.name, kind, f"{kind} {_listed(members)}", members)
 
 

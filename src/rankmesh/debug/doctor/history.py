@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.calls import Signature
+from rankmesh.debug.doctor.columns import Bools, GroupName, Ints
 from rankmesh.debug.doctor.groups import KnownGroup, known_groups
 from rankmesh.debug.doctor.recording import Recording
 
@@ -33,15 +33,21 @@ class Track:
     """
 
     rank: int
-    numbers: Any
-    signatures: Any
-    pending: Any
-    rows: Any
+    numbers: Ints
+    signatures: Ints
+    pending: Bools
+    rows: Ints
 
     @property
     def last(self) -> int:
         """The number of the last call."""
         return int(self.numbers[-1])
+
+    @property
+    def first_pending(self) -> int | None:
+        """The number of the first call that is not over."""
+        waiting = np.flatnonzero(self.pending)
+        return int(self.numbers[waiting[0]]) if len(waiting) else None
 
     def at(self, number: int) -> int | None:
         """Where a call is in this track; None when it is not there."""
@@ -51,21 +57,49 @@ class Track:
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """All recordings by rank, and their tracks by group."""
+    """All recordings by rank, and their tracks by group; ``known_as`` is what each rank knows of a group."""
 
     recordings: Mapping[int, Recording]
     world_size: int
     tracks: Mapping[KnownGroup, Mapping[int, Track]]
     signatures: tuple[Signature, ...]
     group_of: Mapping[tuple[int, int], KnownGroup]
+    known_as: Mapping[KnownGroup, Mapping[int, GroupName]]
+    exchanging: frozenset[KnownGroup]
 
     def last(self, group: KnownGroup, rank: int) -> int | None:
-        """The number of a rank's last call on a group, 0 for none, None where it cannot be known."""
-        track = self.tracks[group].get(rank)
+        """The number of the last call of a group that a rank has entered, 0 for none, None where it cannot be known."""
+        track, known = self.tracks[group].get(rank), self.known_as[group].get(rank)
         if track is not None:
             return track.last
+        if known is not None and known.queued is not None:
+            return known.queued[0] - 1
+        return self._counted(known, rank, group)
+
+    def handed_over(self, group: KnownGroup, rank: int) -> int | None:
+        """The number of the last call of a group that a rank's program has made, whether or not its device came to it.
+
+        0 for none, None where it cannot be known.
+        """
+        track, known = self.tracks[group].get(rank), self.known_as[group].get(rank)
+        if known is not None and known.queued is not None:
+            return known.queued[1]
+        return self._counted(known, rank, group) if track is None else track.last
+
+    def _counted(self, known: GroupName | None, rank: int, group: KnownGroup) -> int | None:
+        """What torch counted of a group without calls; it counts what two members exchange under the same name."""
+        if known is not None and known.enqueued is not None and group not in self.exchanging:
+            return known.enqueued
         recording = self.recordings.get(rank)
         return None if recording is not None and recording.dropped else 0
+
+    def on_device(self, group: KnownGroup) -> bool:
+        """Whether the calls of a group run on a device."""
+        return any(known.on_device for known in self.known_as[group].values())
+
+    def is_last(self, track: Track) -> bool:
+        """Whether the last call of a track is the last of its recording."""
+        return int(track.rows[-1]) == len(self.recordings[track.rank]) - 1
 
     def has(self, rank: int) -> bool:
         """Whether the rank left a recording of its own."""
@@ -106,10 +140,21 @@ def history_of(recordings: Mapping[int, Recording], plan: Plan | None = None) ->
         numbers = [signatures.setdefault(signature, len(signatures)) for signature in recording.signatures]
         for index, track in _tracks(recording, np.array(numbers, dtype=np.int32)):
             tracks[group_of[rank, index]][rank] = track
-    return History(recordings, size, tracks, tuple(signatures), group_of)
+    known_as: dict[KnownGroup, dict[int, GroupName]] = {group: {} for group in tracks}
+    for (rank, index), group in group_of.items():
+        known_as[group][rank] = recordings[rank].groups[index]
+    exchanging = frozenset(
+        group_of[rank, index]
+        for rank, recording in recordings.items()
+        for index in np.unique(recording.exchanges.get("group", _NONE)).tolist()
+    )
+    return History(recordings, size, tracks, tuple(signatures), group_of, known_as, exchanging)
 
 
-def _tracks(recording: Recording, numbers: Any) -> list[tuple[int, Track]]:
+_NONE = np.empty(0, dtype=np.int64)
+
+
+def _tracks(recording: Recording, numbers: Ints) -> list[tuple[int, Track]]:
     """The tracks of one rank by the index of their group."""
     if not len(recording):
         return []

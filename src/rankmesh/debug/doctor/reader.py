@@ -20,16 +20,16 @@ import sys
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rankmesh.debug.doctor.calls import Signature
-from rankmesh.debug.doctor.columns import CALLS, EXCHANGES
+from rankmesh.debug.doctor.columns import CALLS, EXCHANGES, GroupName
 from rankmesh.debug.doctor.formats import document
-from rankmesh.debug.doctor.recording import GroupName, InCall, Recording, recording_of
+from rankmesh.debug.doctor.recording import InCall, Recording, recording_of
 from rankmesh.errors import RecordingError
 
 __all__ = ["read_files"]
@@ -200,7 +200,7 @@ def _packed(recording: Recording) -> dict[str, Any]:
     plain |= {name: plain[name].tobytes() for name in CALLS}
     plain["exchanges"] = {name: column.tobytes() for name, column in recording.exchanges.items()}
     plain["signatures"] = [(one.operation, one.facts, one.shown) for one in recording.signatures]
-    plain["groups"] = [(group.name, group.desc, group.members) for group in recording.groups]
+    plain["groups"] = [astuple(group) for group in recording.groups]
     plain["in_call"] = None if recording.in_call is None else asdict(recording.in_call)
     return plain
 

@@ -16,27 +16,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from rankmesh.debug.doctor.calls import Signature
-from rankmesh.debug.doctor.columns import columns_of
+from rankmesh.debug.doctor.columns import Bools, GroupName, Ints, columns_of
 from rankmesh.errors import RecordingError
 
 __all__ = ["GroupName", "InCall", "Recording", "recording_of"]
 
 
+def _no_ints() -> Ints:
+    return np.empty(0, dtype=np.int64)
+
+
+def _no_bools() -> Bools:
+    return np.empty(0, dtype=np.bool_)
+
+
 # No world is as large: what says so is no recording.
 _RANKS = 2**20
-
-
-@dataclass(frozen=True)
-class GroupName:
-    """A process group as a rank knows it; ``members`` are None where the recording does not say."""
-
-    name: str
-    desc: str
-    members: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Recording:
     """The calls of one rank, oldest first; ``dropped`` where the ring buffer no longer holds the oldest.
 
     ``session`` is the watch that wrote it, "" for torch's own; ``inquiry`` counts the times that all ranks were asked.
+    ``state`` is what a rank that could not write looked like, ``alive`` whether its process ran. ``limit`` is what the
+    last call may take, in seconds.
     """
 
     rank: int
@@ -70,17 +73,19 @@ class Recording:
     written: int = 0
     ended: bool = False
     state: str = ""
+    alive: bool = False
     dropped: bool = False
+    limit: float = 0.0
     groups: list[GroupName] = field(default_factory=list)
     signatures: list[Signature] = field(default_factory=list)
     sites: list[str] = field(default_factory=list)
-    group: Any = None
-    number: Any = None
-    signature: Any = None
-    pending: Any = None
-    site: Any = None
-    created: Any = None
-    exchanges: Any = None
+    group: Ints = field(default_factory=_no_ints)
+    number: Ints = field(default_factory=_no_ints)
+    signature: Ints = field(default_factory=_no_ints)
+    pending: Bools = field(default_factory=_no_bools)
+    site: Ints = field(default_factory=_no_ints)
+    created: Ints = field(default_factory=_no_ints)
+    exchanges: Mapping[str, Ints | Bools] = field(default_factory=dict)
     in_call: InCall | None = None
 
     def __len__(self) -> int:
@@ -118,6 +123,7 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
         written=_whole(about.get("time_ns")) or 0,
         ended=about.get("ended") is True,
         state=str(about.get("state", ""))[:80],
+        alive=about.get("alive") is True,
         in_call=_in_call(about.get("in_call")),
     )
     try:
@@ -162,20 +168,45 @@ def _fill(result: Recording, entries: Sequence[Mapping[str, Any]], data: Mapping
     result.signatures, result.sites = found.signatures, found.sites
     first = entries[0].get("record_id", 0) if entries else 0
     result.dropped = isinstance(first, int) and first > 0
-    result.groups = _named(found.groups, data)
+    result.limit = (_whole(entries[-1].get("timeout_ms")) or 0) / 1000 if entries else 0.0
+    result.groups = _counted(_named(found.groups, data), data.get("pg_status"))
 
 
-def _named(names: Sequence[tuple[str, str]], data: Mapping[str, Any]) -> list[GroupName]:
+def _named(groups: Sequence[GroupName], data: Mapping[str, Any]) -> list[GroupName]:
     """The groups of the calls, with their members where the recording has them; then those without calls."""
     config = data.get("pg_config")
     members: dict[str, tuple[str, tuple[int, ...] | None]] = {}
     for name, about in (config if isinstance(config, Mapping) else {}).items():
         if isinstance(about, Mapping):
             members[str(name)] = (str(about.get("desc", ""))[:400], _ranks(about.get("ranks")))
-    found = [GroupName(name, desc, members.get(name, ("", None))[1]) for name, desc in names]
+    found = [replace(group, members=members.get(group.name, ("", None))[1]) for group in groups]
     seen = {group.name for group in found}
     return found + [
         GroupName(name, desc, ranks) for name, (desc, ranks) in members.items() if ranks and name not in seen
+    ]
+
+
+def _counted(groups: list[GroupName], status: object) -> list[GroupName]:
+    """The groups with the last call that torch says was handed over: also where the calls themselves are gone.
+
+    torch counts by numbers of its own, which only calls tell. Of groups without calls the order tells: torch names and
+    numbers groups as they are made.
+    """
+    if not isinstance(status, Mapping):
+        return groups
+    last = {
+        str(number): _whole(about.get("last_enqueued_collective"))
+        for number, about in status.items()
+        if isinstance(about, Mapping)
+    }
+    number_of = {group.name: group.number for group in groups if group.number in last}
+    if len(last) == len(groups) and all(name.isdecimal() for name in (*last, *(group.name for group in groups))):
+        made = sorted((group.name for group in groups), key=int)
+        by_order = dict(zip(made, sorted(last, key=int), strict=True))
+        if all(by_order[name] == number for name, number in number_of.items()):
+            number_of = by_order
+    return [
+        replace(group, enqueued=last[number_of[group.name]]) if group.name in number_of else group for group in groups
     ]
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from rankmesh.backend import torch_private
 from rankmesh.debug.doctor.diagnosis import diagnose
-from rankmesh.debug.doctor.words import report
+from rankmesh.debug.doctor.report import report
 from rankmesh.debug.watch.board import Board
 from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.siblings import Siblings
