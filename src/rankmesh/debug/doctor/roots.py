@@ -125,7 +125,8 @@ def _doing(history: History, rank: int) -> str:
 def _broken(history: History, waits: Waits) -> Iterator[Cause]:
     """Ranks that did not come out of a call that another member came out of."""
     for rank, (call, other) in waits.broken.items():
-        evidence = f"{in_words([other])} came out of {call.name}, and {in_words([rank])} did not: its device reports no call as over"
+        reports = "its device reports no call as over"
+        evidence = f"{in_words([other])} came out of {call.name}, and {in_words([rank])} did not: {reports}"
         yield cause_of(history, "stuck", [rank], call, evidence)
 
 
