@@ -1,0 +1,83 @@
+"""The side channel: where the ranks of a round leave arrivals, texts and one outcome for each other.
+
+```
+StoreChannel     a torch store: TCP (both servers), File, Hash, the store of simulated ranks; a PrefixStore of any
+FolderChannel    a folder that the ranks share
+FirstOf          several of them as one: written to all, read from the first that answers
+```
+
+A channel holds no state of a round: every method names the key that it works on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from rankmesh.errors import AgreementError
+
+__all__ = ["LARGEST", "Channel", "ChannelLost", "foreign"]
+
+# Bytes of one value that are read: texts of all ranks of a large world, and no more.
+LARGEST = 2**23
+
+
+class ChannelLost(RuntimeError):
+    """The channel does not answer: whoever serves it is gone, or the way to it is cut."""
+
+
+class Channel(Protocol):
+    """What a round needs of a transport; every method raises ``ChannelLost`` where the channel has failed."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether a call may never return, as over a network that is cut."""
+
+    def again(self) -> Channel:
+        """The same keys over a connection of its own: a call that was given up still occupies this one."""
+
+    def arrive(self, key: str, participants: Sequence[int], rank: int) -> bool:
+        """Add a participant to a set; whether the set is complete by that."""
+
+    def withdraw(self, key: str, participants: Sequence[int], ranks: Sequence[int]) -> None:
+        """Take these participants out of a set, in which they are."""
+
+    def absent(self, key: str, participants: Sequence[int]) -> list[int]:
+        """The participants that are not in a set."""
+
+    def post(self, key: str, rank: int, text: str) -> None:
+        """Add a text of a rank, one line without a newline."""
+
+    def posted(self, key: str) -> dict[int, list[str]]:
+        """The texts of each rank, in its order."""
+
+    def number(self, key: str) -> int:
+        """A number that starts at 0."""
+
+    def advance(self, key: str, number: int) -> None:
+        """Raise it by one from ``number``: once, whoever asks for it."""
+
+    def tick(self, key: str, amount: int) -> int:
+        """Add 0 or 1 to a counter; its new value."""
+
+    def first(self, key: str, text: str) -> str:
+        """Write a text if none is there; the text that is there then."""
+
+    def write(self, key: str, text: str) -> None:
+        """Write a text; it wakes those that wait for the key."""
+
+    def read(self, key: str) -> str | None:
+        """The text under a key, None where there is none."""
+
+    def wait(self, key: str, seconds: float) -> bool:
+        """Wait until there is a text under a key; whether there is one within so many seconds."""
+
+    def delete(self, keys: Iterable[str], *, sets: Iterable[str] = (), participants: Sequence[int] = ()) -> None:
+        """Remove keys, and sets of participants, whether they are there or not."""
+
+
+def foreign(key: str, what: str) -> AgreementError:
+    """The error for a value that no rank has written."""
+    return AgreementError(
+        f"{key!r} holds {what}; another program writes under rankmesh's keys; give the job a store of its own", key=key
+    )

@@ -1,0 +1,171 @@
+"""A folder that the ranks share as a side channel.
+
+```
+FOLDER/name-0-arrived/3       rank 3 has arrived: a set is a folder, with an empty file for each participant
+FOLDER/name-0-texts/3-0       the first text of rank 3
+FOLDER/name-epoch/0           a number is how many files there are
+```
+
+A text is written beside its place and then linked there, so that it is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rankmesh.rendezvous.channel import LARGEST, ChannelLost, foreign
+
+__all__ = ["FolderChannel"]
+
+_SHORTEST, _LONGEST = 0.001, 0.2
+
+
+class FolderChannel:
+    """The keys of one job in a folder; made when it is first written to, removed with its last key."""
+
+    remote = False
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def again(self) -> FolderChannel:
+        """The same folder."""
+        return self
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key.replace("/", "-")
+
+    # -- sets ---------------------------------------------------------------------------------------------------
+
+    def arrive(self, key: str, participants: Sequence[int], rank: int) -> bool:
+        """Add a participant to a set; whether the set is complete by that."""
+        self._create(self._path(key) / str(rank), "")
+        return not self.absent(key, participants)
+
+    def withdraw(self, key: str, participants: Sequence[int], ranks: Sequence[int]) -> None:
+        """Take these participants out of a set, in which they are."""
+        for rank in ranks:
+            (self._path(key) / str(rank)).unlink(missing_ok=True)
+
+    def absent(self, key: str, participants: Sequence[int]) -> list[int]:
+        """The participants that are not in a set."""
+        here = set(self._names(key))
+        return [rank for rank in participants if str(rank) not in here]
+
+    # -- texts --------------------------------------------------------------------------------------------------
+
+    def post(self, key: str, rank: int, text: str) -> None:
+        """Add a text of a rank, one line without a newline."""
+        number = 0
+        while not self._create(self._path(key) / f"{rank}-{number}", text):
+            number += 1
+
+    def posted(self, key: str) -> dict[int, list[str]]:
+        """The texts of each rank, in its order."""
+        places = []
+        for name in self._names(key):
+            rank, _, number = name.partition("-")
+            if not (rank.isdecimal() and number.isdecimal()):
+                raise foreign(str(self._path(key)), f"a file {name[:60]!r}, which is no text of a rank")
+            places.append((int(rank), int(number), self._path(key) / name))
+        found: dict[int, list[str]] = {}
+        for writer, _, path in sorted(places):
+            if (text := self._text(path)) is not None:
+                found.setdefault(writer, []).append(text)
+        return found
+
+    def first(self, key: str, text: str) -> str:
+        """Write a text if none is there; the text that is there then."""
+        self._create(self._path(key), text)
+        return self.read(key) or ""
+
+    def write(self, key: str, text: str) -> None:
+        """Write a text; it wakes those that wait for the key."""
+        path = self._path(key)
+        draft = self._draft(path, text)
+        try:
+            draft.replace(path)
+        except OSError as error:
+            raise ChannelLost(f"{path}: {error.strerror}") from error
+
+    def read(self, key: str) -> str | None:
+        """The text under a key, None where there is none."""
+        return self._text(self._path(key))
+
+    def wait(self, key: str, seconds: float) -> bool:
+        """Wait until there is a text under a key; whether there is one within so many seconds."""
+        path, started = self._path(key), time.monotonic()
+        while not path.exists():
+            waited = time.monotonic() - started
+            if waited >= seconds:
+                return False
+            time.sleep(min(max(waited / 20, _SHORTEST), _LONGEST, seconds - waited))
+        return True
+
+    # -- numbers ------------------------------------------------------------------------------------------------
+
+    def number(self, key: str) -> int:
+        """A number that starts at 0."""
+        return len(self._names(key))
+
+    def advance(self, key: str, number: int) -> None:
+        """Raise it by one from ``number``: once, whoever asks for it."""
+        self._create(self._path(key) / str(number), "")
+
+    def tick(self, key: str, amount: int) -> int:
+        """Add 0 or 1 to a counter; its new value."""
+        if amount:
+            self._create(self._path(key) / f"{os.getpid()}-{time.monotonic_ns()}", "")
+        return self.number(key)
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def delete(self, keys: Iterable[str], *, sets: Iterable[str] = (), participants: Sequence[int] = ()) -> None:
+        """Remove keys, and sets of participants, whether they are there or not."""
+        for key in (*keys, *sets):
+            path = self._path(key)
+            for name in self._names(key):
+                (path / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._folder.rmdir()
+
+    def _names(self, key: str) -> list[str]:
+        path = self._path(key)
+        return [entry.name for entry in path.iterdir() if not entry.name.startswith(".")] if path.is_dir() else []
+
+    def _text(self, path: Path) -> str | None:
+        try:
+            size = path.stat().st_size
+            if size > LARGEST:
+                raise foreign(str(path), f"{size} bytes; at most {LARGEST} are read")
+            return path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def _create(self, path: Path, text: str) -> bool:
+        """Make a file with this text, whole or not at all; whether there was none."""
+        draft = self._draft(path, text)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise ChannelLost(f"{path}: {error.strerror}") from error
+        finally:
+            draft.unlink(missing_ok=True)
+        return True
+
+    def _draft(self, path: Path, text: str) -> Path:
+        draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+        try:
+            draft.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ChannelLost(f"{path}: {error.strerror}") from error
+        return draft

@@ -1,0 +1,453 @@
+"""Rounds: the participants arrive, one of them coordinates, all hear one outcome.
+
+```
+rank 0  ── arrive ───────────────── wait ─┐
+rank 1  ── arrive ───────────────── wait ─┤ outcome
+rank 2  ── arrive: complete ── conclude ──┘
+```
+
+The coordinator is the participant that completes the arrivals, or the first that runs out of patience. It may *probe*:
+every responsive participant answers at once, so those that do not are lost. What it concludes is up to the caller
+(``conclude``); who arrived, with what, and who is responsive is in the ``Arrivals`` that it is given.
+
+A round has a name, and an epoch that the channel counts: the coordinator moves the name to its next epoch before it
+announces the first outcome, so a retry never sees what an earlier attempt has left. Steps of a round share its epoch.
+
+The last participant to leave deletes the keys. Keys of a round that lost a participant go with the next one of the same
+name that ends well. A participant that serves the channel leaves last, as long as the others are responsive.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+from rankmesh.errors import AgreementError, ConnectError, first_line, in_words
+from rankmesh.rendezvous.channel import Channel, ChannelLost, foreign
+from rankmesh.rendezvous.outcome import Outcome, parsed
+
+__all__ = ["Arrivals", "Conclude", "Patience", "Proposal", "Round", "StoreLost", "lost"]
+
+_Result = TypeVar("_Result")
+
+_POLL = 0.02
+# Seconds in which a responsive participant answers a probe or writes what it is about to write; one store serves all.
+_MOMENT, _EACH = 2.0, 0.001
+# Seconds that a store which stands still may take besides, before it counts as gone.
+_PATIENCE = 5.0
+
+
+class StoreLost(ConnectError):
+    """The store through which the ranks agree does not answer."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a participant arrives with.
+
+    ``digest`` must be equal on all; ``document`` is what it stands for, published only when a coordinator asks why
+    proposals differ. ``text`` is one line, given to the coordinator for each rank. Both may be empty.
+    """
+
+    digest: str = ""
+    document: Callable[[], str] = str
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a participant waits for the outcome before it concludes without the others.
+
+    ``seconds`` is its limit; ``if_odd`` a shorter one where its proposal differs from the first one's. With
+    ``extends`` the limit begins again whenever a participant has called ``advance`` meanwhile. ``meanwhile`` is called
+    once, after so many seconds without an outcome.
+    """
+
+    seconds: float
+    if_odd: float | None = None
+    extends: bool = False
+    meanwhile: tuple[float, Callable[[], None]] | None = None
+
+
+Conclude = Callable[["Arrivals"], Outcome]
+
+
+@dataclass
+class _Step:
+    """One step of a round: its keys, and which of them this rank knows to be in use."""
+
+    base: str
+    proposal: Proposal
+    progress: bool = False
+    probed: bool = False
+    odd: bool = False
+
+    def key(self, what: str) -> str:
+        return f"{self.base}/{what}"
+
+    def keys(self, digests: Iterable[str]) -> list[str]:
+        """What the step may have left, besides its sets."""
+        names = ["coordinator", "outcome"]
+        names += ["reference"] if self.proposal.digest else []
+        names += ["texts"] if self.proposal.text else []
+        names += ["progress"] if self.progress else []
+        names += ["after", "odd", *(f"document/{digest}" for digest in digests)] if self.probed else []
+        return [self.key(name) for name in names]
+
+    @property
+    def sets(self) -> list[str]:
+        return [self.key(name) for name in ("arrived", *(("responsive",) if self.probed else ()))]
+
+
+@dataclass
+class Round:
+    """One round of ``participants`` (a range, or ranks in any order that all know), as ``rank`` sees it.
+
+    ``serves`` is set in the process that serves the channel. ``identity`` says which process this is, in words, where
+    two of them may take one rank. ``epoch`` is asked of the channel where it is not given.
+    """
+
+    channel: Channel
+    name: str
+    participants: Sequence[int]
+    rank: int
+    serves: bool = False
+    identity: str = ""
+    epoch: int = -1
+    steps: list[_Step] = field(default_factory=list, init=False)
+    _twice: str | None = field(default=None, init=False)
+    _owes: threading.Thread | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.epoch < 0:
+            self.epoch = self._ask(lambda: self.channel.number(self._epoch))
+
+    @property
+    def moment(self) -> float:
+        """Seconds that a responsive participant takes at most to answer."""
+        return _MOMENT + _EACH * len(self.participants)
+
+    @property
+    def _epoch(self) -> str:
+        return f"{self.name}/epoch"
+
+    @property
+    def _failed(self) -> str:
+        return f"{self.name}/failed"
+
+    @property
+    def _left(self) -> str:
+        return f"{self.name}/{self.epoch}/left"
+
+    @property
+    def _seat(self) -> str:
+        return f"{self.name}/{self.epoch}/identity/{self.rank}"
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def step(self, name: str, proposal: Proposal, conclude: Conclude, patience: Patience) -> Outcome:
+        """Arrive, and hear the outcome; who is out of patience concludes without the others.
+
+        Raises ``StoreLost`` when the channel does not answer in time, ``AgreementError`` for what no rank has written
+        under the keys of the round. A participant whose wait ends in any other way withdraws: the others hear so.
+        """
+        step = self._begin(name, proposal, extends=patience.extends)
+        try:
+            complete = self._ask(lambda: self._arrive(step))
+            if self._twice is not None:
+                return self._coordinate(step, lambda _: twice(self.rank, self._twice, self.identity), complete=False)
+            heard = None if complete else self._hear(step, patience)
+            return heard or self._coordinate(step, conclude, complete=complete)
+        except StoreLost:
+            raise
+        except BaseException as error:
+            self._withdraw(step, error)
+            raise
+
+    def conclude(self, name: str, conclude: Conclude) -> Outcome:
+        """End a step in which this rank cannot arrive, if nobody else does; the outcome of it."""
+        return self._coordinate(self._begin(name, Proposal()), conclude, complete=False)
+
+    def _begin(self, name: str, proposal: Proposal, *, extends: bool = False) -> _Step:
+        base = f"{self.name}/{self.epoch}/{name}"
+        found = next((step for step in self.steps if step.base == base), None)
+        if found is None:
+            self.steps.append(found := _Step(base, proposal, extends))
+        return found
+
+    def _arrive(self, step: _Step) -> bool:
+        proposal = step.proposal
+        if self.identity:
+            first = self.channel.first(self._seat, self.identity)
+            if first != self.identity:
+                self._twice = first
+                return False
+        if proposal.digest:
+            reference = self.channel.first(step.key("reference"), proposal.digest)
+            step.odd = reference != proposal.digest
+            if step.odd:
+                self.channel.post(step.key("odd"), self.rank, proposal.digest)
+        if proposal.text:
+            self.channel.post(step.key("texts"), self.rank, proposal.text)
+        return self.channel.arrive(step.key("arrived"), self.participants, self.rank)
+
+    def advance(self) -> None:
+        """Say that this rank makes progress, at the latest step for which others may wait."""
+        self._ask(lambda: self.channel.tick(f"{self.name}/{self.epoch}/progress", 1))
+
+    def _hear(self, step: _Step, patience: Patience) -> Outcome | None:
+        seconds = min(patience.seconds, patience.if_odd) if step.odd and patience.if_odd else patience.seconds
+        if patience.meanwhile is not None:
+            early, call = patience.meanwhile
+            if (heard := self._hear_once(step, min(early, seconds))) is not None:
+                return heard
+            call()
+        seen = -1
+        while (heard := self._hear_once(step, seconds)) is None and patience.extends:
+            ticks = self._ask(lambda: self.channel.tick(f"{self.name}/{self.epoch}/progress", 0))
+            if ticks == seen:
+                return None
+            seen = ticks
+        return heard
+
+    def _hear_once(self, step: _Step, seconds: float) -> Outcome | None:
+        key = step.key("outcome")
+        text = self._ask(lambda: self.channel.read(key) if self.channel.wait(key, seconds) else None, seconds)
+        if text is None:
+            return None
+        data = parsed(text, key)
+        return (
+            self._answer(step, data.get("probe"), data.get("seconds")) if "probe" in data else Outcome.read(text, key)
+        )
+
+    def _answer(self, step: _Step, coordinator: object, seconds: object) -> Outcome:
+        """Answer a probe, and hear what comes of it."""
+        if not isinstance(coordinator, int) or not isinstance(seconds, int | float):
+            raise foreign(step.key("outcome"), f"a probe by {coordinator!r:.60} for {seconds!r:.60} seconds")
+        self._ask(lambda: self._respond(step))
+        key, limit = step.key("after"), min(float(seconds), 1e6) + self.moment
+        text = self._ask(lambda: self.channel.read(key) if self.channel.wait(key, limit) else None, limit)
+        return Outcome.read(text, key) if text else self._announce(step, lost([coordinator], "coordinated the round"))
+
+    def _respond(self, step: _Step) -> None:
+        step.probed = True
+        document = step.key(f"document/{step.proposal.digest}")
+        if step.proposal.digest and not self.channel.wait(document, 0):
+            self.channel.write(document, step.proposal.document())
+        if self.rank in self.participants:
+            self.channel.arrive(step.key("responsive"), self.participants, self.rank)
+
+    # -- the coordinator ----------------------------------------------------------------------------------------
+
+    def _coordinate(self, step: _Step, conclude: Conclude, *, complete: bool) -> Outcome:
+        coordinator = self._coordinator(step)
+        if coordinator != self.rank:
+            heard = self._hear_once(step, self.moment)
+            return heard or self._announce(step, lost([coordinator], "coordinated the round"))
+        return self._announce(step, conclude(Arrivals(self, step, complete=complete)))
+
+    def _coordinator(self, step: _Step) -> int:
+        """The rank that concludes: the first that asked."""
+        key = step.key("coordinator")
+        text = self._ask(lambda: self.channel.first(key, str(self.rank)))
+        if not text.isdecimal() or len(text) > 9:
+            raise foreign(key, f"{text[:60]!r}, which is no rank")
+        return int(text)
+
+    def _announce(self, step: _Step, outcome: Outcome) -> Outcome:
+        """Give the outcome of a step, if none is given; the one that all hear."""
+        key = step.key("after" if step.probed else "outcome")
+
+        def announce() -> str:
+            if step is self.steps[0]:
+                self.channel.advance(self._epoch, self.epoch)
+            if not outcome.agreed:
+                self.channel.post(self._failed, self.rank, str(self.epoch))
+            return self.channel.first(key, outcome.text)
+
+        return Outcome.read(self._ask(announce), key)
+
+    def _withdraw(self, step: _Step, error: BaseException) -> None:
+        why = f"{in_words([self.rank])} stopped waiting ({first_line(error) or type(error).__name__})"
+        with suppress(ConnectError):
+            if self._coordinator(step) == self.rank:
+                outcome = self._announce(step, Outcome("withdrawn", (self.rank,), message=why))
+                self.leave(outcome)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def leave(self, outcome: Outcome, *, stay: bool = False) -> None:
+        """Hear no more of the round: the last one deletes its keys, and those of failed ones before it.
+
+        After a failure the participant that serves the channel waits until the others have heard of it; with ``stay``
+        after any outcome. As far as the channel answers.
+        """
+        if self._twice is not None:
+            return
+        with suppress(ConnectError, AgreementError):
+            if self._ask(self._is_last):
+                self._ask(lambda: self._forget(outcome))
+            elif self.serves and (stay or not outcome.agreed):
+                self._ask(lambda: self._stay(outcome), self.moment)
+
+    def _is_last(self) -> bool:
+        if self.identity:
+            self.channel.delete([self._seat])
+        return self.channel.arrive(self._left, self.participants, self.rank)
+
+    def _stay(self, outcome: Outcome) -> None:
+        away = {*outcome.missing, *self.channel.absent(self.steps[-1].key("arrived"), self.participants)}
+        end = time.monotonic() + self.moment
+        while time.monotonic() < end and not away.issuperset(self.channel.absent(self._left, self.participants)):
+            self.channel.wait(f"{self._left}/never", _POLL)
+
+    def _forget(self, outcome: Outcome) -> None:
+        self._delete(self.epoch)
+        if outcome.agreed:
+            epochs = {epoch for listed in self.channel.posted(self._failed).values() for epoch in listed}
+            for step in self.steps:
+                step.probed = step.probed or bool(epochs)
+            for epoch in epochs:
+                self._delete(int(epoch))
+            if epochs:
+                self.channel.delete([self._failed])
+
+    def _delete(self, epoch: int) -> None:
+        progress = any(step.progress for step in self.steps)
+        keys, sets = [f"{self.name}/{epoch}/progress"] if progress else [], [f"{self.name}/{epoch}/left"]
+        for step in self.steps:
+            step = replace(step, base=f"{self.name}/{epoch}/{step.base.rpartition('/')[2]}")
+            keys += step.keys(self._digests(step) if step.probed else ())
+            sets += step.sets
+        self.channel.delete(keys, sets=sets, participants=self.participants)
+
+    def _digests(self, step: _Step) -> set[str]:
+        """The digests of a step for which a document may have been written."""
+        odd = {digest for listed in self.channel.posted(step.key("odd")).values() for digest in listed}
+        return {step.proposal.digest, self.channel.read(step.key("reference")) or "", *odd} - {""}
+
+    # -- calls of the channel -----------------------------------------------------------------------------------
+
+    def _ask(self, call: Callable[[], _Result], seconds: float = 0.0) -> _Result:
+        """What a call of the channel gives; ``StoreLost`` where it fails, or is not back in time."""
+        try:
+            if not self.channel.remote:
+                return call()
+            return self._bounded(call, seconds + self.moment + _PATIENCE)
+        except ChannelLost as error:
+            raise StoreLost(
+                f"rank {self.rank}: the store of the world does not answer ({error}); the process that serves it is "
+                "gone or unreachable; look at the log of the rank that serves it (usually rank 0) and restart",
+                rank=self.rank,
+            ) from error
+
+    def _bounded(self, call: Callable[[], _Result], seconds: float) -> _Result:
+        """The same on a thread, which is left behind when it does not come back: a connection may be cut."""
+        if self._owes is not None and self._owes.is_alive():
+            self._owes = None
+            self.channel = self._bounded(self.channel.again, self.moment + _PATIENCE)
+        values: list[_Result] = []
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                values.append(call())
+            except BaseException as error:  # noqa: BLE001 - raised again where the caller waits
+                errors.append(error)
+
+        self._owes = threading.Thread(target=work, daemon=True, name="rankmesh-store")
+        self._owes.start()
+        self._owes.join(seconds)
+        if errors:
+            raise errors[0]
+        if not values:
+            raise ChannelLost(f"no answer within {seconds:.3g} s")
+        return values[0]
+
+
+@dataclass
+class Arrivals:
+    """What the coordinator of a step knows of its participants; ``complete`` says that all have arrived."""
+
+    round: Round
+    step: _Step
+    complete: bool = False
+
+    @cached_property
+    def absent(self) -> list[int]:
+        """The participants that have not arrived."""
+        return [] if self.complete else self._set("arrived")
+
+    @property
+    def differ(self) -> bool:
+        """Whether some that arrived have another proposal than the first of them."""
+        return self._ask(lambda: self.round.channel.wait(self.step.key("odd"), 0))
+
+    @property
+    def proposals(self) -> dict[str, list[int]]:
+        """The ranks that arrived, by the digest of their proposal."""
+        reference = self._ask(lambda: self.round.channel.read(self.step.key("reference"))) or ""
+        odd = self._ask(lambda: self.round.channel.posted(self.step.key("odd")))
+        away = set(self.absent)
+        found: dict[str, list[int]] = {}
+        for rank in self.round.participants:
+            if rank not in away:
+                found.setdefault(odd[rank][-1] if rank in odd else reference, []).append(rank)
+        return found
+
+    @cached_property
+    def texts(self) -> dict[int, list[str]]:
+        """The texts of each rank that has given one."""
+        return self._ask(lambda: self.round.channel.posted(self.step.key("texts")))
+
+    def document(self, digest: str) -> dict[str, Any]:
+        """What a digest stands for, as those said that answered a probe; empty where none of them did."""
+        key = self.step.key(f"document/{digest}")
+        text = self._ask(lambda: self.round.channel.read(key))
+        return parsed(text, key) if text else {}
+
+    def probe(self, seconds: float = 0.0) -> None:
+        """Ask who is responsive; for so long, and a moment more, participants may take to answer."""
+        key = self.step.key("outcome")
+        self.step.probed = True
+        text = json.dumps({"probe": self.round.rank, "seconds": seconds + self.round.moment})
+        self._ask(lambda: self.round.channel.write(key, text))
+        self._ask(lambda: self.round._respond(self.step))
+
+    def unresponsive(self, seconds: float = 0.0, *, besides: Iterable[int] = ()) -> list[int]:
+        """The participants that have not answered a probe within so many seconds and a moment; others are not
+        waited for.
+        """
+        end = time.monotonic() + seconds + self.round.moment
+        expected = set(self.round.participants).difference(besides)
+        while (silent := sorted(expected.intersection(self._set("responsive")))) and time.monotonic() < end:
+            # Not slept: ranks that are simulated go on while one of them waits for the store.
+            self._ask(lambda: self.round.channel.wait(self.step.key("never"), _POLL))
+        return silent
+
+    def _set(self, name: str) -> list[int]:
+        return self._ask(lambda: self.round.channel.absent(self.step.key(name), self.round.participants))
+
+    def _ask(self, call: Callable[[], _Result]) -> _Result:
+        return self.round._ask(call)
+
+
+def twice(rank: int, first: str | None, second: str) -> Outcome:
+    """Two processes with one rank number."""
+    message = (
+        f"rank {rank} came twice, as {first} and as {second}; every process needs a rank of its own; "
+        "start the ranks with one launcher"
+    )
+    return Outcome("twice", (rank,), message=message)
+
+
+def lost(ranks: Sequence[int], doing: str) -> Outcome:
+    """Ranks that stopped responding: ``doing`` says what they had done, or were to do."""
+    message = f"{in_words(ranks)} {doing} and stopped responding; look at the logs of the missing ranks"
+    return Outcome("lost", tuple(ranks), tuple(ranks), message=message)

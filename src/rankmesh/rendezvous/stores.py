@@ -1,0 +1,206 @@
+"""Torch stores as side channels.
+
+A set of participants is a counter of 64 bits for each 62 of them. Each rank adds its own bit, so one operation both
+arrives and says whether all have arrived:
+
+```
+participants 0 .. 3     rank 0 adds 1, rank 2 adds 4, rank 3 adds 8      sum 13 = 1101      absent: rank 1
+```
+
+A call of torch's TCP client has no limit of its own once the network is cut: such a channel is ``remote``, and a round
+makes its calls on a thread that it can leave behind.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
+
+from rankmesh.errors import first_line
+from rankmesh.rendezvous.channel import LARGEST, ChannelLost, foreign
+
+__all__ = ["StoreChannel"]
+
+_Result = TypeVar("_Result")
+
+# Counters are signed, and a bit is left unused.
+_BITS = 62
+# Nobody writes this: asking a store to change it into itself reads in one message, where `get` waits first.
+_NEVER = "?"
+# When a wait of a TCPStore ends in vain, torch asks DNS for the names of both ends of the connection to log them, which
+# can take longer than the wait. So the last half a minute of a wait is spent asking instead.
+_ASKED = 30.0
+# Seconds between two questions: a twentieth of the time spent asking so far, within these.
+_SHARE, _SHORTEST, _LONGEST = 20, 0.001, 0.2
+
+
+class StoreChannel:
+    """The keys of one job in a torch store, under ``prefix`` (by default one for each run of a launcher)."""
+
+    def __init__(self, store: Any, prefix: str | None = None) -> None:
+        self._store = store
+        self._prefix = f"rankmesh/{os.environ.get('TORCHELASTIC_RUN_ID', 'job')}" if prefix is None else prefix
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        self._base = store
+        self.remote = isinstance(store, TCPStore)
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+    def again(self) -> StoreChannel:
+        """The same keys over a connection of its own: a call that was given up still occupies this one."""
+        return StoreChannel(_answered(self._store.clone), self._prefix)
+
+    # -- sets ---------------------------------------------------------------------------------------------------
+
+    def arrive(self, key: str, participants: Sequence[int], rank: int) -> bool:
+        """Add a participant to a set; whether the set is complete by that."""
+        block, bit = _place(participants, rank)
+        if self._add(f"{key}/{block}", bit) != _whole(participants, block):
+            return False
+        blocks = _blocks(participants)
+        return blocks == 1 or self._add(f"{key}/blocks", 1) == blocks
+
+    def withdraw(self, key: str, participants: Sequence[int], ranks: Sequence[int]) -> None:
+        """Take these participants out of a set, in which they are."""
+        bits: Counter[int] = Counter()
+        for rank in ranks:
+            block, bit = _place(participants, rank)
+            bits[block] += bit
+        for block, bit in bits.items():
+            whole = self._add(f"{key}/{block}", -bit) + bit == _whole(participants, block)
+            if whole and _blocks(participants) > 1:
+                self._add(f"{key}/blocks", -1)
+
+    def absent(self, key: str, participants: Sequence[int]) -> list[int]:
+        """The participants that are not in a set."""
+        found: list[int] = []
+        for block in range(_blocks(participants)):
+            here = self._add(f"{key}/{block}", 0)
+            if not 0 <= here <= _whole(participants, block):
+                raise foreign(self._key(f"{key}/{block}"), f"the number {here}, which is no set of ranks")
+            members = participants[block * _BITS : (block + 1) * _BITS]
+            found += [rank for position, rank in enumerate(members) if not here >> position & 1]
+        return found
+
+    def _add(self, key: str, amount: int) -> int:
+        return int(_answered(lambda: self._store.add(self._key(key), amount)))
+
+    # -- texts --------------------------------------------------------------------------------------------------
+
+    def post(self, key: str, rank: int, text: str) -> None:
+        """Add a text of a rank, one line without a newline."""
+        _answered(lambda: self._store.append(self._key(key), f"{rank} {text}\n"))
+
+    def posted(self, key: str) -> dict[int, list[str]]:
+        """The texts of each rank, in its order."""
+        found: dict[int, list[str]] = {}
+        for line in (self.read(key) or "").splitlines():
+            rank, _, text = line.partition(" ")
+            if not rank.isdecimal() or len(rank) > 9:
+                raise foreign(self._key(key), f"{line[:60]!r}, which is no text of a rank")
+            found.setdefault(int(rank), []).append(text)
+        return found
+
+    def first(self, key: str, text: str) -> str:
+        """Write a text if none is there; the text that is there then."""
+        return self._text(key, _answered(lambda: self._store.compare_set(self._key(key), "", text)))
+
+    def write(self, key: str, text: str) -> None:
+        """Write a text; it wakes those that wait for the key."""
+        _answered(lambda: self._store.set(self._key(key), text))
+
+    def read(self, key: str) -> str | None:
+        """The text under a key, None where there is none."""
+        found = _answered(lambda: self._store.compare_set(self._key(key), _NEVER, _NEVER))
+        return None if found == _NEVER.encode() else self._text(key, found)
+
+    def _text(self, key: str, content: bytes) -> str:
+        if len(content) > LARGEST:
+            raise foreign(self._key(key), f"{len(content)} bytes; at most {LARGEST} are read from the store")
+        return content.decode(errors="replace")
+
+    # -- numbers ------------------------------------------------------------------------------------------------
+
+    def number(self, key: str) -> int:
+        """A number that starts at 0."""
+        return self._add(key, 0)
+
+    def advance(self, key: str, number: int) -> None:
+        """Raise it by one from ``number``: once, whoever asks for it."""
+        _answered(lambda: self._store.compare_set(self._key(key), str(number), str(number + 1)))
+
+    def tick(self, key: str, amount: int) -> int:
+        """Add 0 or 1 to a counter; its new value."""
+        return self._add(key, amount)
+
+    # -- the rest -----------------------------------------------------------------------------------------------
+
+    def wait(self, key: str, seconds: float) -> bool:
+        """Wait until there is a text under a key; whether there is one within so many seconds."""
+        end, asked = time.monotonic() + seconds, _asked_at_the_end(self._base, seconds)
+        if asked < seconds:
+            there = _answered(lambda: self._woken(key, seconds - asked))
+            if there or not asked:
+                return there
+        return self._asked(key, end)
+
+    def _woken(self, key: str, seconds: float) -> bool:
+        try:
+            # A store takes no time at all for no limit.
+            self._store.wait([self._key(key)], timedelta(seconds=max(seconds, _SHORTEST)))
+        except RuntimeError:
+            # Each kind of store has an error of its own for the end of the time; one that has failed fails again here.
+            return bool(self._store.check([self._key(key)]))
+        return True
+
+    def _asked(self, key: str, end: float) -> bool:
+        started = time.monotonic()
+        while not _answered(lambda: self._store.check([self._key(key)])):
+            now = time.monotonic()
+            if now >= end:
+                return False
+            time.sleep(min(max((now - started) / _SHARE, _SHORTEST), _LONGEST, end - now))
+        return True
+
+    def delete(self, keys: Iterable[str], *, sets: Iterable[str] = (), participants: Sequence[int] = ()) -> None:
+        """Remove keys, and sets of participants, whether they are there or not."""
+        blocks = _blocks(participants)
+        names = [f"{key}/{block}" for key in sets for block in (*range(blocks), *(["blocks"] if blocks > 1 else []))]
+        for key in (*keys, *names):
+            _answered(lambda key=key: self._store.delete_key(self._key(key)))  # type: ignore[misc]
+
+
+def _answered(call: Callable[[], _Result]) -> _Result:
+    """What a store answers; ``ChannelLost`` where it has failed."""
+    try:
+        return call()
+    except (RuntimeError, ConnectionError) as error:
+        raise ChannelLost(first_line(error)) from error
+
+
+def _asked_at_the_end(store: Any, seconds: float) -> float:
+    """For how long of a wait a rank asks again and again, instead of being woken by the store."""
+    if isinstance(store, FileStore):
+        return seconds  # which looks once a second
+    return min(seconds, _ASKED) if isinstance(store, TCPStore) else 0.0
+
+
+def _blocks(participants: Sequence[int]) -> int:
+    return -(-len(participants) // _BITS)
+
+
+def _place(participants: Sequence[int], rank: int) -> tuple[int, int]:
+    block, position = divmod(participants.index(rank), _BITS)
+    return block, 1 << position
+
+
+def _whole(participants: Sequence[int], block: int) -> int:
+    return (1 << min(_BITS, len(participants) - block * _BITS)) - 1

@@ -1,0 +1,311 @@
+"""The contract of a round, over every transport: who arrives, who dies, what is left, what a retry sees."""
+
+import time
+
+import pytest
+from tests import limits
+from tests.rendezvous.transports import TRANSPORTS, Died, Place, mortal
+
+from rankmesh.errors import AgreementError
+from rankmesh.rendezvous import Outcome, Patience, Proposal, Round, StoreChannel, folder, lost, stores
+from rankmesh.rendezvous import round as rounds
+from rankmesh.rendezvous.gather import gather, or_missing
+from rankmesh.rendezvous.stores import _BITS
+
+THREE = range(3)
+
+
+@pytest.fixture(params=TRANSPORTS)
+def place(request, tmp_path):
+    """Where participants meet, by each transport."""
+    return Place(request.param, tmp_path)
+
+
+@pytest.fixture(params=[name for name in TRANSPORTS if name != "simulated"])
+def real(request, tmp_path):
+    """The transports whose participants run side by side in real time."""
+    return Place(request.param, tmp_path)
+
+
+def alike(arrivals):
+    """Agreed where all propose the same, else who differs or is missing; the coordinator's rank is the value."""
+    if arrivals.differ:
+        arrivals.probe()
+        silent = arrivals.unresponsive(besides=arrivals.absent)
+        first, *others = sorted(arrivals.proposals.items(), key=lambda item: -len(item[1]))
+        odd = tuple(rank for _, ranks in others for rank in ranks)
+        documents = [arrivals.document(digest) for digest, _ in (first, *others)]
+        return lost(silent, "had arrived") if silent else Outcome("different", odd, value=documents)
+    return or_missing(lambda _: Outcome(value="all the same"), 1, "meet")(arrivals)
+
+
+def attempt(channel, rank, data, *, seconds=1.0, participants=THREE, digest="same", **more):
+    """One round of two steps and its end: what this rank heard at the step that ended it."""
+    found = Round(channel, "meet", participants, rank, **more)
+    proposal = Proposal(digest, lambda: f'{{"plan": "{digest}"}}', data)
+    outcome = found.step("agree", proposal, alike, Patience(seconds))
+    if outcome.agreed:
+        texts = or_missing(lambda arrivals: Outcome(value=arrivals.texts), seconds, "meet")
+        outcome = found.step("make", Proposal(text=data), texts, Patience(seconds))
+    found.leave(outcome)
+    return found.epoch, outcome
+
+
+def texts(data, ranks=THREE):
+    """What the second step concludes when all of these ranks gave this."""
+    return {str(rank): [f"{data} {rank}"] for rank in ranks}
+
+
+# -- all arrive --------------------------------------------------------------------------------------------------
+
+
+def test_all_hear_one_outcome_and_nothing_is_left(place):
+    """3 participants, two rounds of one name: the same outcome on all, of this round's texts; one key stays."""
+
+    def program(rank, channel):
+        return [attempt(channel, rank, f"{data} {rank}", seconds=20) for data in ("first", "second")]
+
+    for first, second in place.run(program, THREE):
+        assert first == (0, Outcome(value=texts("first")))
+        assert second == (1, Outcome(value=texts("second")))
+    assert place.left() in (1, None), "the number of the next epoch"
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, _BITS, _BITS + 1, 3 * _BITS])
+def test_any_number_of_participants(tmp_path, size):
+    """1 to 186 participants, from rank 7 on: exactly one completes each set, and all texts are there."""
+    place = Place("hash", tmp_path)
+    ranks = range(7, 7 + size)
+    answers = place.run(
+        lambda rank, channel: attempt(channel, rank, f"x {rank}", seconds=30, participants=ranks), ranks
+    )
+    assert answers == [(0, Outcome(value=texts("x", ranks)))] * size
+
+
+def test_participants_in_any_order(place):
+    """Ranks 2, 0, 1 in that order, as on a permuted mesh."""
+    answers = place.run(lambda rank, ch: attempt(ch, rank, f"x {rank}", seconds=20, participants=(2, 0, 1)), THREE)
+    assert answers == [(0, Outcome(value=texts("x")))] * 3
+
+
+def test_one_is_late(real):
+    """3 participants, one of which arrives a little later: nothing is wrong."""
+
+    def program(rank, channel):
+        time.sleep(0.3 * (rank == 1))
+        return attempt(channel, rank, f"x {rank}", seconds=20)
+
+    assert real.run(program, THREE) == [(0, Outcome(value=texts("x")))] * 3
+
+
+# -- some do not -------------------------------------------------------------------------------------------------
+
+
+def test_one_is_absent(place):
+    """3 participants, one never comes: the others say so when their patience ends; a retry has another epoch."""
+
+    def program(rank, channel):
+        first = attempt(channel, rank, f"old {rank}", seconds=0.3) if rank != 1 else None
+        if rank != 1:
+            channel.write(f"gave up/{rank}", "yes")
+        else:
+            assert all(channel.wait(f"gave up/{other}", limits.LONG) for other in (0, 2))
+        return first, attempt(channel, rank, f"new {rank}", seconds=20)
+
+    answers = place.run(program, THREE)
+    for rank in (0, 2):
+        epoch, outcome = answers[rank][0]
+        assert (epoch, outcome.reason, outcome.ranks, outcome.missing) == (0, "missing", (1,), (1,))
+    assert [answer[1] for answer in answers] == [(1, Outcome(value=texts("new")))] * 3
+    assert place.left() in (3, None), "the number of the next epoch, and what this test wrote"
+
+
+@pytest.mark.parametrize("victim", ["first", "last"])
+def test_one_dies_at_each_operation(real, victim, monkeypatch):
+    """3 participants, one dies at each of its operations: the others name it and nobody else, and a retry is clean."""
+    monkeypatch.setattr(rounds, "_MOMENT", 0.3)
+    size, at = 3, 0
+    while True:
+        at += 1
+        name = f"meet {at}"
+        done = []
+
+        def program(rank, channel, at=at, name=name, done=done):
+            if rank == 1:
+                channel, counted = mortal(channel, at)
+            time.sleep(0.05 * ((rank == 1) == (victim == "last")))
+            started = time.monotonic()
+            found = Round(channel, name, THREE, rank)
+            outcome = found.step("agree", Proposal("same", text=f"old {rank}"), alike, Patience(0.3))
+            if outcome.agreed:
+                every = or_missing(lambda _: Outcome(), 0.3, "meet")
+                outcome = found.step("make", Proposal(), every, Patience(0.3))
+            found.leave(outcome)
+            if rank == 1:
+                done.append(counted.calls)
+            return outcome, time.monotonic() - started
+
+        answers = real.run(program, THREE)
+        others = [answers[rank] for rank in range(size) if rank != 1]
+        for outcome, seconds in others:
+            assert outcome.agreed or outcome.missing == (1,), (at, answers)
+            assert seconds < limits.AT_ONCE
+        again = real.run(lambda rank, channel, name=name: _again(channel, name, rank), THREE)
+        assert again == [Outcome(value=texts("new"))] * 3, (at, again)
+        if done:
+            break
+        assert isinstance(answers[1], Died), answers
+    assert at > 6, "so many operations has a participant at least"
+
+
+def _again(channel, name, rank):
+    found = Round(channel, name, THREE, rank)
+    every = or_missing(lambda arrivals: Outcome(value=arrivals.texts), 20, "meet")
+    outcome = found.step("agree", Proposal("same", text=f"new {rank}"), every, Patience(20))
+    found.leave(outcome)
+    return outcome
+
+
+def test_one_withdraws(real):
+    """3 participants, the conclusion of the last fails: the others hear at once who stopped, and a retry is clean."""
+
+    def broken(_):
+        raise KeyboardInterrupt("by the user")
+
+    def program(rank, channel):
+        found = Round(channel, "meet", THREE, rank)
+        time.sleep(0.2 * (rank == 2))
+        started = time.monotonic()
+        conclude = broken if rank == 2 else alike
+        try:
+            outcome = found.step("agree", Proposal("same"), conclude, Patience(30))
+            found.leave(outcome)
+        except KeyboardInterrupt:
+            outcome = None
+        return outcome, time.monotonic() - started, _again(channel, "meet", rank)
+
+    answers = real.run(program, THREE)
+    for outcome, seconds, again in (answers[0], answers[1]):
+        assert (outcome.reason, outcome.ranks) == ("withdrawn", (2,))
+        assert "by the user" in outcome.message
+        assert seconds < limits.AT_ONCE
+        assert again == answers[2][2] == Outcome(value=texts("new"))
+
+
+# -- some differ -------------------------------------------------------------------------------------------------
+
+
+def test_proposals_that_differ(place):
+    """3 participants, one of which proposes something else: all hear which, and both documents; a retry is clean."""
+
+    def program(rank, channel):
+        first = attempt(channel, rank, f"old {rank}", seconds=20, digest="b" if rank == 1 else "a")
+        return first[1], attempt(channel, rank, f"new {rank}", seconds=20)
+
+    different = Outcome("different", (1,), value=[{"plan": "a"}, {"plan": "b"}])
+    assert place.run(program, THREE) == [(different, (1, Outcome(value=texts("new"))))] * 3
+    assert place.left() in (1, None)
+
+
+def test_two_with_one_rank(real):
+    """Ranks 0, 1, 2 of 4 wait when a second process of rank 1 comes: all hear at once which two; a retry is clean."""
+    names = iter(["process 7", "process 8"])
+
+    def program(rank, channel):
+        identity = next(names) if rank == 1 else f"process {rank}"
+        time.sleep(0.3 * (identity == "process 8"))
+        found = Round(channel, "meet", range(4), rank, identity=identity)
+        outcome = found.step("agree", Proposal("same"), alike, Patience(20))
+        found.leave(outcome)
+        return outcome
+
+    answers = real.run(program, [0, 1, 1, 2])
+    for outcome in answers:
+        assert (outcome.reason, outcome.ranks) == ("twice", (1,)), answers
+        assert "process 7" in outcome.message
+        assert "process 8" in outcome.message
+    assert real.run(lambda rank, channel: _again(channel, "meet", rank), THREE) == [Outcome(value=texts("new"))] * 3
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_another_size(real, order):
+    """Two that expect three participants and one that expects four: nobody agrees, nobody waits past the limit."""
+
+    def program(rank, channel):
+        time.sleep(0.1 * order.index(rank))
+        size = 4 if rank == 2 else 3
+        found = Round(channel, "meet", range(size), rank)
+
+        def conclude(arrivals):
+            return Outcome("different" if arrivals.differ else "missing", value=sorted(arrivals.texts))
+
+        proposal = Proposal(f"{size} ranks", text="here")
+        outcome = found.step("agree", proposal, conclude, Patience(20, if_odd=0.5))
+        found.leave(outcome)
+        return outcome
+
+    assert {answer.reason for answer in real.run(program, THREE)} == {"different"}
+
+
+# -- what others write -------------------------------------------------------------------------------------------
+
+GARBAGE = {
+    "pickle": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x05exit 1\x85R.".decode("latin1"),
+    "text": "hello",
+    "a number": "7",
+    "a list": "[1, 2]",
+    "an object without a reason": "{}",
+    "a reason of no round": '{"reason": "yes"}',
+    "ranks that are no list": '{"reason": "missing", "ranks": 3}',
+    "deep nesting": "[" * 100_000,
+    "a probe by nobody": '{"probe": "x", "seconds": 1}',
+    "too large": '{"reason": "agreed", "message": "' + "a" * 300_000 + '"}',
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_what_no_rank_writes_is_refused(place, what, monkeypatch):
+    """One participant of two, whose outcome another program has written: an error that says whose keys they are."""
+    for transport in (stores, folder):
+        monkeypatch.setattr(transport, "LARGEST", 2**18)
+
+    def program(rank, channel):
+        channel.write("meet/0/agree/outcome", GARBAGE[what])
+        return attempt(channel, rank, "x", seconds=20, participants=range(2))
+
+    (error,) = place.run(program, [0])
+    assert isinstance(error, AgreementError), error
+    assert "another program writes under rankmesh's keys" in str(error)
+    assert len(str(error)) < 400
+
+
+@pytest.mark.parametrize("number", [-1, 4, 99])
+def test_a_number_that_is_no_set_is_refused(tmp_path, number):
+    """A counter that no set of two participants adds up to is not read as one."""
+    store = Place("hash", tmp_path)._store()
+    store.add("rankmesh/job/set/0", number)
+    with pytest.raises(AgreementError, match="no set of ranks"):
+        StoreChannel(store).absent("set", range(2))
+
+
+def test_an_outcome_of_an_old_epoch_is_not_heard(place):
+    """What lies under the keys of an earlier epoch is not what this round hears."""
+
+    def program(rank, channel):
+        if rank == 0:
+            channel.write("meet/0/agree/outcome", Outcome(value="old").text)
+            channel.advance("meet/epoch", channel.number("meet/epoch"))
+            channel.write("ready", "yes")
+        assert channel.wait("ready", limits.LONG)
+        return attempt(channel, rank, f"x {rank}", seconds=20)
+
+    assert place.run(program, THREE) == [(1, Outcome(value=texts("x")))] * 3
+
+
+def test_gather_gives_all_of_it_to_all(place):
+    """3 participants: what one concludes from the data of all is what each of them gets, twice."""
+
+    def program(rank, channel):
+        return [gather(Round(channel, "say", THREE, rank), [rank, what], sorted, 20, "say") for what in "ab"]
+
+    assert place.run(program, THREE) == [[[[0, "a"], [1, "a"], [2, "a"]], [[0, "b"], [1, "b"], [2, "b"]]]] * 3
