@@ -113,6 +113,7 @@ def prepare(files):
     sys.modules[utilities.__name__] = utilities
     for name in ("new_group", "new_subgroups_by_enumeration"):
         over_gloo(dist, name)
+        setattr(dist.distributed_c10d, name, getattr(dist, name))  # torch's own are these now
     for name in sorted({name for file in files for name in imported(file)}):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

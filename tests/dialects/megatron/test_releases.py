@@ -104,3 +104,54 @@ def test_every_release_can_be_followed_and_left(release):
     releases.follow(parallel_state, None)
     assert before <= set(vars(parallel_state))
     assert parallel_state.is_unitialized.__module__ == parallel_state.__name__
+
+
+def _refused(name, value, when):
+    """What a write raised."""
+    try:
+        setattr(parallel_state, name, value)
+    except Exception as error:  # noqa: BLE001  - none may be raised
+        return [f"{when}, {name} = {value!r}: {error!r}"]
+    return []
+
+
+def _assigned(me):
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=8)
+    wrong = []
+    for release in (None, *releases.KNOWN):
+        releases.follow(parallel_state, release)
+        for initialised in (False, True):
+            if initialised:
+                parallel_state.initialize_model_parallel(2, pipeline_model_parallel_size=2)
+            for name in [name for name in parallel_state.rankmesh_state.initial if name.isupper()]:
+                before = getattr(parallel_state, name)
+                for value in (dist.group.WORLD, None, object(), [9, 8], 7, before):
+                    wrong += _refused(name, value, f"as of {release}")
+            if initialised:
+                parallel_state.destroy_model_parallel()
+    releases.follow(parallel_state, None)
+    return wrong
+
+
+def test_a_write_to_any_global_never_raises(ranks):
+    """Rank 3 of 8, every release: groups, None, lists and other objects are taken, initialised or not."""
+    assert ranks(1, _assigned, world=None, limit=60) == [[]]
+
+
+def _as_a_bridge_does(me):
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=8)
+    releases.follow(parallel_state, (0, 19))
+    ps, world = parallel_state, dist.group.WORLD
+    for name in ("_TENSOR_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP_WITH_CP",
+                 "_EXPERT_DATA_PARALLEL_GROUP"):  # fmt: skip
+        setattr(ps, name, world)
+    found = [ps.get_tensor_model_parallel_rank(), ps.get_data_parallel_group(with_gtp_remat=False) is world]
+    found.append(me.error(AssertionError, ps.get_data_parallel_rank)["kind"])  # its group is another global's
+    ps._DATA_PARALLEL_GROUP_WITH_GTP_REMAT = world
+    found.append(ps.get_data_parallel_rank())
+    return found
+
+
+def test_groups_that_are_assigned_without_initialisation(ranks):
+    """As of 0.19: a group is written to some globals; getters of these answer, those of others raise when asked."""
+    assert ranks(1, _as_a_bridge_does, world=None) == [[3, True, "NotInitialized", 3]]

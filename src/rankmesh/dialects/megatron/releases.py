@@ -173,7 +173,8 @@ def follow(state: ParallelState, release: Release | None) -> None:
 @cache
 def _initialize(release: Release) -> FunctionType:
     """The function with the parameters of a release, in its order."""
-    whole = inspect.signature(parallel_state.initialize_model_parallel)
+    own = ParallelState.interface.functions["initialize_model_parallel"]
+    whole = inspect.signature(own)
     absent = _absent(release, _PARAMETERS_SINCE, _PARAMETERS_UNTIL)
     names = [name for name in whole.parameters if name not in absent]
     for first, (anchor, moved) in _PARAMETERS_AFTER.items():
@@ -186,7 +187,7 @@ def _initialize(release: Release) -> FunctionType:
     def initialize_model_parallel(*args, **kwargs):
         lifecycle.initialize(rankmesh_state, Request(**signature.bind(*args, **kwargs).arguments))
 
-    initialize_model_parallel.__doc__ = parallel_state.initialize_model_parallel.__doc__
+    initialize_model_parallel.__doc__ = own.__doc__
     vars(initialize_model_parallel)["__signature__"] = signature
     return cast(FunctionType, initialize_model_parallel)
 
