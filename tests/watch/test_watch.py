@@ -25,6 +25,7 @@ import torch.distributed as dist
 import rankmesh as rm
 from rankmesh.backend import torch_private
 from rankmesh.debug import watch
+from rankmesh.debug.doctor import doctor
 from rankmesh.debug.doctor.folder import read_folder
 from rankmesh.debug.watch import siblings
 from rankmesh.debug.watch.recorder import together
@@ -97,6 +98,36 @@ def test_half_of_the_timeout(ranks, tmp_path):
         assert about["rank"] == rank
         where = "_loop" if rank == 3 else "_steps"
         assert any(where in line for stack in about["threads"].values() for line in stack)
+    # Lines were added after the verdict, when gloo had given up; all else is what the verdict was made of.
+    assert doctor(tmp_path).verdict == told[0]["verdict"]
+    waiting = _recording(tmp_path, 0)
+    assert [entry["retired"] for entry in waiting["entries"]] == [True] * 3 + [False]
+    assert all("frames" in entry for entry in waiting["entries"])
+    assert "_steps" in told[0]["lines"][0]
+
+
+def _differs(me, folder, what):
+    """Some steps, then one in which rank 1 has another tensor than the others; what those that live are told."""
+    said = _Said()
+    here = watch.start(folder, limit=60)
+    _steps()
+    odd = {"size": torch.ones(4096), "dtype": torch.ones(64, dtype=torch.float64)}[what]
+    try:
+        dist.all_reduce(odd if me.rank == 1 else torch.ones(16 if what == "size" else 64))
+    except RuntimeError:
+        here.close()  # as at the end of a program that such an error ends
+    return {"verdict": here.verdict, "lines": said.lines}
+
+
+@pytest.mark.parametrize(("what", "words"), [("size", "sizes differ"), ("dtype", "dtypes differ")])
+def test_a_job_that_gloo_aborts_ends_with_a_verdict(outcomes, tmp_path, what, words):
+    """4 ranks, one with another size or dtype: gloo ends some of them, and the others are told why."""
+    ended = outcomes(4, _differs, str(tmp_path), what, timeout=20, limit=60)
+    told = [one.value for one in ended if one.value is not None]
+    assert told
+    assert {one["verdict"].split(" at ")[0] for one in told} == {f"different: {words}"}
+    assert sum(len(one["lines"]) for one in told) == 1
+    assert doctor(tmp_path).verdict == told[0]["verdict"]
 
 
 def _waits(work):

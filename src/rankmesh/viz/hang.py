@@ -9,7 +9,7 @@ dp@tp1   rank 1   ▬ ▬ ▬ ▬▬▬▬▬▬▬▬▬▬▬▬ 5  all_reduce
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from html import escape
 
 from rankmesh.debug.doctor.causes import Cause
@@ -32,6 +32,8 @@ def page(found: Diagnosis) -> str:
     if found.causes:
         sections += ["<h2>Causes</h2>", _causes(found.causes), _lines(found.causes)]
     sections.append(f"<p>{escape(_waiting(found))}</p>")
+    if found.unrecorded:
+        sections.append(f"<p>{escape(in_words(found.unrecorded)).capitalize()} left no recording.</p>")
     groups = _involved(found)
     if groups:
         sections += ["<h2>Timeline</h2>", _LEGEND, *(_timeline(found, group) for group in groups)]
@@ -85,7 +87,8 @@ def _involved(found: Diagnosis) -> list[KnownGroup]:
 def _timeline(found: Diagnosis, group: KnownGroup) -> str:
     """The last calls of each member on one axis of time."""
     history, ranks = found.history, _shown(found, group)
-    spans = {rank: _calls(history, history.tracks[group].get(rank)) for rank in ranks}
+    failed = {call.number for call in found.waits.calls if call.group is group and call.failed}
+    spans = {rank: _calls(history, history.tracks[group].get(rank), failed) for rank in ranks}
     times = [time for calls in spans.values() for _, time, _ in calls]
     low, high = min(times, default=0), max(times, default=1)
     scale = _WIDTH / (1.15 * max(high - low, 1))
@@ -128,13 +131,17 @@ def _shown(found: Diagnosis, group: KnownGroup) -> list[int]:
     return sorted(chosen)
 
 
-def _calls(history: History, track: Track | None) -> list[tuple[int, int, bool]]:
-    """Number, time and whether it is over, of the last calls of a track."""
+def _calls(history: History, track: Track | None, failed: Collection[int]) -> list[tuple[int, int, bool]]:
+    """Number, time and whether it came through, of the last calls of a track."""
     if track is None:
         return []
     created = history.recordings[track.rank].created
     last = range(max(0, len(track.numbers) - _CALLS), len(track.numbers))
-    return [(int(track.numbers[i]), int(created[track.rows[i]]), not bool(track.pending[i])) for i in last]
+    numbers = [int(track.numbers[place]) for place in last]
+    return [
+        (number, int(created[track.rows[place]]), not track.pending[place] and number not in failed)
+        for place, number in zip(last, numbers, strict=True)
+    ]
 
 
 def _row(

@@ -55,7 +55,16 @@ class Diagnosis:
         ranks = sorted({rank for cause in alike for rank in cause.ranks})
         count = "1 more call" if len(alike) == 2 else f"{len(alike) - 1} more calls"
         more = f" (and {count} like it: {in_words(ranks)})" if len(alike) > 1 else ""
-        return f"{first.cause}: {first.evidence}{more}"
+        # Whoever is unresponsive is not dead: its process runs.
+        runs = first.cause == "dead" and self.history.are_alive(first.ranks)
+        return f"{'unresponsive' if runs else first.cause}: {first.evidence}{more}"
+
+    @property
+    def unrecorded(self) -> tuple[int, ...]:
+        """The ranks without a recording of their own that are named as no cause."""
+        named = {rank for cause in self.causes for rank in cause.ranks}
+        there = (rank for rank in range(self.world_size) if not self.history.has(rank))
+        return tuple(rank for rank in there if rank not in named)
 
     def to_dict(self) -> dict[str, object]:
         """The diagnosis as plain data."""

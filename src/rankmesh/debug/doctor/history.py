@@ -11,7 +11,7 @@ rank that lost its oldest calls and has none on a group may have made any number
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,6 +105,10 @@ class History:
         """Whether the rank left a recording of its own."""
         recording = self.recordings.get(rank)
         return recording is not None and recording.spoke
+
+    def are_alive(self, ranks: Iterable[int]) -> bool:
+        """Whether others saw that the processes of these ranks run."""
+        return all(rank in self.recordings and self.recordings[rank].alive for rank in ranks)
 
     def signature(self, group: KnownGroup, rank: int, number: int) -> Signature | None:
         """What a rank called at a number, where its recording still has it."""

@@ -30,6 +30,8 @@ def report(diagnosis: Diagnosis) -> str:
         lines += ["", *(line for cause in diagnosis.causes[:_CAUSES] for line in _cause(cause))]
     if len(diagnosis.causes) > _CAUSES:
         lines.append(f"{'':10} and {len(diagnosis.causes) - _CAUSES} more")
+    if unrecorded := diagnosis.unrecorded:
+        lines.append(f"{'unknown':10} {in_words(unrecorded)} left no recording")
     if diagnosis.waiting:
         lines.append(f"{'waiting':10} {in_words(diagnosis.waiting)} of {diagnosis.world_size}")
     return "\n".join(lines)

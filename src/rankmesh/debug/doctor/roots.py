@@ -82,7 +82,8 @@ def _went_past(history: History, rank: int, call: PendingCall) -> bool:
 
 def _no_recording(history: History, ranks: Sequence[int], call: PendingCall) -> str:
     states = sorted({history.recordings[rank].state for rank in ranks if rank in history.recordings})
-    said = f"{in_words(ranks)} left no recording" + (f" ({', '.join(states)})" if states else "")
+    left = "did not respond" if history.are_alive(ranks) else "left no recording"
+    said = f"{in_words(ranks)} {left}" + (f" ({', '.join(states)})" if states else "")
     return f"{said}; {wait_in(call)}"
 
 

@@ -1,4 +1,4 @@
-"""Sites: the line of a call, which is the innermost that belongs neither to torch nor to rankmesh.
+"""Sites: the line of a call, which is the innermost outside torch, rankmesh and the standard library.
 
 ```
 distributed_c10d.py:3245 in all_reduce
@@ -17,9 +17,14 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-__all__ = ["Sites"]
+__all__ = ["Sites", "is_library"]
 
-_PLUMBING = re.compile(r"(^|/)(torch|rankmesh)/|^<frozen|/(contextlib|threading|functools)\.py$")
+_LIBRARY = re.compile(
+    r"(^|/)(site-packages|dist-packages|src)/(torch|rankmesh)/"
+    r"|(^|/)torch/(_|autograd/|cuda/|distributed/|fx/|nn/|optim/|utils/)"
+    r"|(^|/)lib(64)?/python3(\.\d+)?t?/(?!(site|dist)-packages/)"
+    r"|^<frozen"
+)
 
 
 class Sites:
@@ -53,7 +58,7 @@ class Sites:
         for frame in frames:
             known = self._of_frame.get(id(frame))
             if known is None:
-                known = -1 if _is_plumbing(frame["filename"]) else self._number(frame)
+                known = -1 if is_library(frame["filename"]) else self._number(frame)
                 self._of_frame[id(frame)] = known
             if known >= 0:
                 return known
@@ -64,5 +69,10 @@ class Sites:
 
 
 @cache
-def _is_plumbing(file: str) -> bool:
-    return bool(_PLUMBING.search(str(file)[:4000]))
+def is_library(file: str) -> bool:
+    """Whether a file belongs to torch, to rankmesh or to the standard library, wherever these are installed.
+
+    >>> is_library("/usr/lib/python3.11/selectors.py"), is_library("/venv/lib/python3.11/site-packages/megatron/x.py")
+    (True, False)
+    """
+    return bool(_LIBRARY.search(str(file)[:4000]))

@@ -11,8 +11,8 @@ Nothing of it is collective: a rank that is dead, stopped, or in a loop is told 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from rankmesh.backend import torch_private
 from rankmesh.debug.doctor.diagnosis import diagnose
@@ -81,7 +81,8 @@ class Inquiries:
         if hangs:
             self._board.put(f"hangs/{self.number}")
         self._board.put(f"ask/{self.number}", reason.encode())
-        self._leave(reason, mark)
+        document = self._recorder.document(reason, mark)
+        self._leave(document)
         self._board.join(self._said, self._recorder.rank)
         self._await(lambda: self._board.count(self._said) >= self._recorder.world_size, self._pace.grace)
         spoke = self._board.joined(self._said)
@@ -91,8 +92,8 @@ class Inquiries:
         elif verdict := self._await(lambda: self._board.get(self._verdict), self._pace.grace + self._pace.reading):
             heard(verdict.decode(), "")
         if not torch_private.frames_are_ready():
-            # Now that all is said there is time to load what names the frames.
-            self._leave(reason, mark, frames=True)
+            # Now that all is said there is time to load what names the frames; what is recorded stays what it was.
+            self._leave(self._recorder.with_lines(document))
         # A rank that was slow to speak was sent SIGUSR1 for its stacks: that is answered.
         self._siblings.signalled()
         self.hung = self._board.has(f"hangs/{self.number}")
@@ -115,8 +116,7 @@ class Inquiries:
     def _verdict(self) -> str:
         return f"verdict/{self.number}"
 
-    def _leave(self, reason: str, mark: Mark | None, *, frames: bool | None = None) -> None:
-        document = self._recorder.document(reason, mark, frames=frames)
+    def _leave(self, document: Mapping[str, Any]) -> None:
         self._board.leave(self._recorder.rank, self.number, document)
 
     def _await(self, come: Callable[[], _Come], seconds: float) -> _Come:
@@ -128,9 +128,9 @@ class Inquiries:
 
     def _tell_of_silent(self, spoke: set[int]) -> None:
         """Leave what ranks of this host that have not spoken look like from outside."""
-        for rank, (state, text) in self._siblings.silent(spoke).items():
+        for rank, look in self._siblings.unresponsive(spoke).items():
             if self._board.recording(rank, self.number) is None:
-                self._board.leave(rank, self.number, self._recorder.silent(rank, state, text))
+                self._board.leave(rank, self.number, self._recorder.unresponsive(rank, look))
 
     def _gathers(self, spoke: set[int]) -> bool:
         """Whether this rank gathers: the lowest that spoke, unless another one has begun to."""
@@ -142,5 +142,8 @@ class Inquiries:
         """The verdict, left for all, and the whole report."""
         left = {rank: self._board.recording(rank, self.number) for rank in range(self._recorder.world_size)}
         diagnosis = diagnose({rank: recording for rank, recording in left.items() if recording is not None})
+        if diagnosis.causes:
+            # Whatever asked for it: what was found is evidence, which the end of the program does not replace.
+            self._board.put(f"hangs/{self.number}")
         self._board.tell(self.number, diagnosis.verdict, diagnosis.to_dict())
         return diagnosis.verdict, report(diagnosis)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from rankmesh.backend import torch_private
 from rankmesh.debug.doctor.formats import parsed
 from rankmesh.debug.watch import stacks
+from rankmesh.debug.watch.siblings import Look
 from rankmesh.errors import first_line
 from rankmesh.launch.started import host_name
 
@@ -64,16 +65,13 @@ class Recorder:
         """The call that the program is in, and a mark of where it stands, after an earlier one."""
         return stacks.in_call(self._program, mark)
 
-    def document(
-        self, reason: str, mark: stacks.Mark | None = None, *, ended: bool = False, frames: bool | None = None
-    ) -> dict[str, Any]:
-        """The recording as plain data; ``mark`` is where the program stood before (``stacks.in_call``).
+    def document(self, reason: str, mark: stacks.Mark | None = None, *, ended: bool = False) -> dict[str, Any]:
+        """The recording as plain data, with lines when they can be had at once.
 
-        ``frames`` are given when they can be had at once, unless they are asked for.
+        ``mark`` is where the program stood before (``stacks.in_call``).
         """
         self.look()
-        wanted = torch_private.frames_are_ready() if frames is None else frames
-        kept = together([_kept(data) for data in torch_private.recorded(frames=wanted)])
+        kept = self._kept(frames=torch_private.frames_are_ready())
         table: dict[str, int] = {}
         entries = [_entry(entry, table) for entry in kept.get("entries", [])]
         groups = {name: {"name": name, "desc": desc, "ranks": list(r)} for name, (desc, r) in self._groups.items()}
@@ -85,6 +83,17 @@ class Recorder:
             "stacks": [json.loads(text) for text in table],
             "entries": entries,
         }
+
+    def with_lines(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """An earlier recording with the lines of its calls; what it says otherwise stays as it was then."""
+        frames = {_identity(entry): entry.get("frames") for entry in self._kept(frames=True).get("entries", [])}
+        table: dict[str, int] = {}
+        entries = [{**entry, **_lines(frames.get(_identity(entry)), table)} for entry in document["entries"]]
+        return {**document, "stacks": [json.loads(text) for text in table], "entries": entries}
+
+    @staticmethod
+    def _kept(*, frames: bool) -> dict[str, Any]:
+        return together([_plain(data) for data in torch_private.recorded(frames=frames)])
 
     def _about(self, reason: str) -> dict[str, Any]:
         return {
@@ -101,9 +110,10 @@ class Recorder:
     def _now(self, mark: stacks.Mark | None) -> dict[str, Any]:
         return {"ended": False, "in_call": self.in_call(mark)[0], "threads": stacks.threads()}
 
-    def silent(self, rank: int, state: str, text: str) -> dict[str, Any]:
+    def unresponsive(self, rank: int, look: Look) -> dict[str, Any]:
         """What another rank of this host looks like, which does not speak: a recording without calls."""
-        about = {**self._about(""), "rank": rank, "pid": 0, "state": state, "threads": {"": text.splitlines()[:200]}}
+        seen = {"state": look.state, "alive": look.alive, "threads": {"": look.stacks.splitlines()[:200]}}
+        about = {**self._about(""), "rank": rank, "pid": 0, **seen}
         return {"version": "2.10", "entries": [], "rankmesh": about}
 
 
@@ -113,7 +123,7 @@ def _end() -> dict[str, Any]:
     return {"ended": True, "failure": "" if failure is None else f"{type(failure).__name__}: {first_line(failure)}"}
 
 
-def _kept(data: bytes) -> dict[str, Any]:
+def _plain(data: bytes) -> dict[str, Any]:
     found = parsed(data)
     return dict(found) if isinstance(found, Mapping) else {}
 
@@ -154,10 +164,17 @@ def _twice(config: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> d
     return {**config, **{name: config.get(name.removesuffix(_OTHER), {}) for name in apart}}
 
 
+def _identity(entry: Mapping[str, Any]) -> tuple[object, ...]:
+    """What tells one call of a rank from all others."""
+    numbers = (entry.get(name) for name in ("collective_seq_id", "p2p_seq_id", "op_id", "time_created_ns"))
+    return _group(entry), entry["profiling_name"], *numbers
+
+
 def _entry(entry: Mapping[str, Any], table: dict[str, int]) -> dict[str, Any]:
     """One call with its stack in the table."""
-    kept = {name: entry[name] for name in _KEPT if name in entry}
-    if entry.get("frames"):
-        text = json.dumps(entry["frames"][:_FRAMES])
-        kept["frames"] = table.setdefault(text, len(table))
-    return kept
+    return {name: entry[name] for name in _KEPT if name in entry} | _lines(entry.get("frames"), table)
+
+
+def _lines(frames: Sequence[Any] | None, table: dict[str, int]) -> dict[str, int]:
+    """The number of a stack in the table; nothing where there is none."""
+    return {"frames": table.setdefault(json.dumps(frames[:_FRAMES]), len(table))} if frames else {}

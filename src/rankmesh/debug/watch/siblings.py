@@ -3,7 +3,7 @@
 ```
 /proc/PID/stat   gone                       its process is gone
                  T                          stopped by a signal (SIGSTOP)
-                 else, after SIGUSR1        alive and silent, in train.py:31 in step
+                 else, after SIGUSR1        its process runs, at train.py:31 in step
 ```
 
 Each rank has a file in a folder of this host, with its process and, by ``faulthandler``, its stacks: that works in C,
@@ -24,16 +24,27 @@ import tempfile
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Siblings"]
+from rankmesh.debug.doctor.sites import is_library
+
+__all__ = ["Look", "Siblings"]
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_PLUMBING = re.compile(r"/(torch|rankmesh)/|/(threading|contextlib)\.py$")
 _SIGNAL = getattr(signal, "SIGUSR1", None)
 _FOLDER = "rankmesh-watch-"
 # Seconds after which a rank that has a file in a folder has said there which process it is.
 _SETTLED = 60.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a rank looks like from outside: its state in words, its stacks where it has any, and whether it runs."""
+
+    state: str
+    stacks: str = ""
+    alive: bool = False
 
 
 class Siblings:
@@ -67,8 +78,8 @@ class Siblings:
         came, self._seen = size > self._seen, size
         return came
 
-    def silent(self, spoken: Collection[int]) -> dict[int, tuple[str, str]]:
-        """Ranks of this host that have not spoken: their state in words, and their stacks where they have any."""
+    def unresponsive(self, spoken: Collection[int]) -> dict[int, Look]:
+        """Ranks of this host that have not spoken, as they look from outside."""
         found = {}
         for file in self._place.glob("*.json"):
             rank = int(file.stem)
@@ -76,14 +87,14 @@ class Siblings:
                 found[rank] = self._looked_at(rank, json.loads(file.read_text(encoding="utf-8")))
         return found
 
-    def _looked_at(self, rank: int, about: dict[str, object]) -> tuple[str, str]:
+    def _looked_at(self, rank: int, about: dict[str, object]) -> Look:
         process = int(str(about["pid"]))
         if _began(process) != about["began"] or _state(process) in ("", "Z", "X"):
-            return "its process is gone", ""
+            return Look("its process is gone")
         if _state(process) in ("T", "t"):
-            return "stopped by a signal", ""
+            return Look("stopped by a signal")
         text = self._asked(rank, process) if about["signal"] else ""
-        return f"alive and silent{_where(text)}", text
+        return Look(f"its process runs{_where(text)}", text, alive=True)
 
     def _asked(self, rank: int, process: int) -> str:
         """The stacks of another rank, which its signal handler writes."""
@@ -154,7 +165,7 @@ def _where(text: str) -> str:
     """The line of the program in the stack of its main thread, which comes last."""
     main = text.rpartition("hread 0x")[2] or text
     frames = _FRAME.findall(main)
-    place = next((frame for frame in frames if not _PLUMBING.search(frame[0])), frames[0] if frames else None)
+    place = next((frame for frame in frames if not is_library(frame[0])), frames[0] if frames else None)
     return "" if place is None else f", at {place[0]}:{place[1]} in {place[2]}"
 
 

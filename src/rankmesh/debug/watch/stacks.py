@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 import rankmesh
 from rankmesh.backend import torch_private
+from rankmesh.debug.doctor.sites import is_library
 
 __all__ = ["Mark", "in_call", "threads"]
 
@@ -34,7 +35,6 @@ _TORCH = f"{Path(dist.__file__).parent.parent}/"
 _OURS = f"{Path(rankmesh.__file__).parent}/"
 _CALLS = f"{Path(dist.__file__).parent}/distributed_c10d.py"
 _MEETINGS = {"connect": f"{_OURS}runtime/connect.py", "warm_up": f"{_OURS}runtime/warm.py"}
-_PLUMBING = ("/contextlib.py", "/threading.py", "/functools.py")
 # Names that torch gives its flight recorder for calls of other names.
 _RECORDED = {
     "all_gather_single": "all_gather",
@@ -109,11 +109,11 @@ def _moved(before: Mark | None, mark: Mark) -> bool:
 
 
 def _users(frame: FrameType) -> FrameType:
-    """The innermost frame that is neither torch's nor ours."""
+    """The innermost frame that is neither torch's nor ours, nor of the standard library."""
     found: FrameType | None = frame
     while found is not None:
         name = found.f_code.co_filename
-        if not name.startswith((_TORCH, _OURS, "<frozen")) and not name.endswith(_PLUMBING):
+        if not name.startswith((_TORCH, _OURS)) and not is_library(name):
             return found
         found = found.f_back
     return frame

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -137,6 +138,8 @@ class Watch:
         if self._stop.is_set() or os.getpid() != self._process:
             # A process that was forked off is no rank, whatever ends it.
             return
+        if not self._hung and self._heard is None and _failed():
+            self.ask("a call failed")
         self._stop.set()
         asked_of.remove(self.ask)
         self._thread.join(_MOMENT)
@@ -240,6 +243,12 @@ class Watch:
             if not self._told.wait_for(lambda: self._inquiries_over > over or not self._thread.is_alive(), within):
                 return None
         return self.verdict
+
+
+def _failed() -> bool:
+    """Whether the program ends because a call of torch failed: gloo's peers of a rank that it has aborted end so."""
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    return isinstance(error, RuntimeError)
 
 
 def _clock(epoch: int) -> float:
