@@ -23,13 +23,30 @@ def test_cluster_of_a_string(rankmesh) -> None:
     assert rm.Cluster.from_dict(data) == rm.Cluster.parse("host=2,leaf=2,spine=2")
 
 
+def test_default_bandwidths_are_marked(rankmesh, tmp_path) -> None:
+    """Figures that nobody gave are called defaults, in the cluster and under a placement; given ones are not."""
+    shown = rankmesh("cluster", "host=2,leaf=2")
+    assert shown.out.count("default\n") == 2
+    assert "default: assumed, not measured" in shown.out
+    assert "the bandwidths of host, leaf are defaults" in rankmesh("place", "tp=2,dp=2", "-c", "host=2,leaf=2").err
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "levels: [{name: host, latency: 1.0e-6, bandwidth: 9.0e+11}, {name: leaf, bandwidth: 25.0e+9}]\n"
+        "hosts: [{name: 'n[1-2]', devices: 2, leaf: a}]\n"
+    )
+    assert "default" not in rankmesh("cluster", file).out
+    assert "defaults" not in rankmesh("place", "tp=2,dp=2", "-c", file).err
+    file.write_text(file.read_text().replace(", bandwidth: 25.0e+9", ""))
+    assert "the bandwidths of leaf are defaults" in rankmesh("place", "tp=2,dp=2", "-c", file).err
+
+
 def test_cluster_of_a_file(rankmesh, tmp_path, monkeypatch) -> None:
     """A topology file, some of its hosts; what nobody says is noted; inside a Slurm job its own hosts are taken."""
     (tmp_path / "topology.conf").write_text(TREE)
     path = tmp_path / "topology.conf"
     ran = rankmesh("cluster", path, "--hosts", "node3,node[1-2]", "--json")
     assert [host["name"] for host in json.loads(ran.out)["hosts"]] == ["node1", "node2", "node3"]
-    assert "8 are taken" in ran.err
+    assert "8 are assumed" in ran.err
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[2-3]")
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "4(x2)")
     assert "8 devices, 2 hosts of 4" in rankmesh("cluster", path).out

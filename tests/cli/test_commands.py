@@ -68,6 +68,19 @@ def test_diff_lists_axes_and_ranks(rankmesh) -> None:
     assert "[0, 2, 4, 6]  [0, 1, 2, 3]" in ran.out
 
 
+def test_diff_sets_variables_of_each_side(rankmesh, tmp_path) -> None:
+    """--set is for both launch scripts, --set-left and --set-right for one; the same script differs by them alone."""
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "torchrun --nproc-per-node $GPUS pretrain_gpt.py --tensor-model-parallel-size $TP --use-mcore-models\n"
+    )
+    words = ("diff", script, script, "--set", "GPUS=8")
+    assert rankmesh(*words, "--set", "TP=2").code == 0
+    ran = rankmesh(*words, "--set-left", "TP=2", "--set-right", "TP=4")
+    assert ran.code == 1
+    assert "2, stride 1  4, stride 1" in ran.out
+
+
 def test_diff_json_has_stable_keys(rankmesh) -> None:
     """JSON says whether they differ, and everything that does."""
     ran = rankmesh("diff", "megatron:world=8,tp=2", "megatron:world=8,tp=4,timeout=60", "--json", "-n", 1)

@@ -116,6 +116,19 @@ def test_nobody_waits_for_a_resolver(hosts):
     assert not [at for at in asked if joined + 1 < at < ended + 1]
 
 
+def test_a_check_asks_no_name_server(hosts):
+    """`rankmesh check` starts ranks on one machine: it asks no name server, which may take seconds not to answer."""
+    host = hosts[0]
+    (host.files / "resolv.conf").write_text(f"nameserver {ADDRESS}\n", encoding="utf-8")
+    resolver = host.start(HERE / "resolver.py")
+    assert resolver.stdout.readline() == "listens\n"
+    status, out, err = _end(host.start("-m", "rankmesh", "check", "tp=2,dp=2"), limit=60)
+    assert status == 0, err
+    assert "every group was proved" in out
+    resolver.kill()
+    assert resolver.communicate(timeout=10)[0] == ""
+
+
 def test_gloo_takes_the_interface_that_is_named(hosts):
     """4 ranks on hosts whose own names resolve to nothing: GLOO_SOCKET_IFNAME leads every group across."""
     meeting = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}

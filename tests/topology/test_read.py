@@ -111,8 +111,28 @@ def test_our_own_document(read):
         read(text + "- {name: n4, devices: 2, leaf: a, spine: y}\n")
     with pytest.raises(ClusterError, match=r"line 8: received host 'n3' twice"):
         read(text + "- {name: n3, devices: 2, leaf: b, spine: x}\n")
-    with pytest.raises(ClusterError, match="host 'n9', which the cluster has not"):
+    with pytest.raises(ClusterError, match=r"^the host list has 'n9', which is none of the cluster's 3 hosts"):
         read(text, hosts="n9")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ("node[1-", "a bracket is not closed"),
+        ("node[3-1]", "runs backwards"),
+        ("node[1,1]", "the host list has 'node1' twice; list each host once"),
+        ("node[1-5]", "the host list has 'node5', which is none of the cluster's 4 hosts"),
+    ],
+)
+def test_a_mistake_in_the_host_list_is_not_the_files(tmp_path, hosts, said):
+    """The error is about the list; the topology file, which is right, is not named, and no line of it."""
+    file = tmp_path / "topology.conf"
+    file.write_text("SwitchName=s1 Nodes=node[1-2]\nSwitchName=s2 Nodes=node[3-4]\nSwitchName=top Switches=s[1-2]\n")
+    with pytest.raises(ClusterError) as refused:
+        Cluster.read(file, hosts=hosts)
+    assert said in str(refused.value)
+    assert "topology.conf" not in str(refused.value)
+    assert "line" not in str(refused.value)
 
 
 def test_kubernetes(read):

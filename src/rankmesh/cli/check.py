@@ -30,7 +30,7 @@ from rankmesh.readers.source import Source
 if TYPE_CHECKING:
     from rankmesh.debug.verification.results import CheckResult
 
-__all__ = ["EXAMPLES", "command", "progress_bar", "source_in_job"]
+__all__ = ["EXAMPLES", "command", "progress_bar", "source_in_job", "without_name_server"]
 
 EXAMPLES = """\
 $ rankmesh check megatron:world=16,tp=2,cp=2,pp=2,ep=2
@@ -64,7 +64,7 @@ def command(
     plan = source.plan
     if launch.rank == 0:
         tell(source)
-    with progress_bar(f"proving {plan.world_size} ranks", "proofs") as (progress, stop):
+    with without_name_server(launch), progress_bar(f"proving {plan.world_size} ranks", "proofs") as (progress, stop):
 
         def show(result: CheckResult) -> None:
             stop()
@@ -98,6 +98,26 @@ def _check() -> Callable[..., CheckResult]:
     with extra("torch"):
         from rankmesh.debug.verification.check import check
     return check
+
+
+@contextmanager
+def without_name_server(launch: Launch) -> Iterator[None]:
+    """Ask no name server in this process either, where it starts all ranks on this machine itself."""
+    with extra("torch"):
+        from rankmesh.debug.verification.check import runs_alone
+        from rankmesh.debug.verification.ranks import NO_NAME_SERVER
+
+    before = {name: os.environ.get(name) for name in NO_NAME_SERVER}
+    if runs_alone(launch):
+        os.environ.update(NO_NAME_SERVER)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def source_in_job(spec: str, world_size: int | None, variables: list[str] | None, launch: Launch) -> Source:

@@ -130,9 +130,14 @@ def print_cluster(console: Console, cluster: Cluster) -> None:
         Column("latency", [f"{level.latency * 1e6:.3g} µs" for level in levels], right=True),
         Column("bandwidth", [_speed(level.bandwidth) for level in levels], right=True),
     ]
+    if cluster.default_levels:
+        given = ["default" if level.name in cluster.default_levels else "given" for level in levels]
+        columns.append(Column("source", given))
     if any(uplinks):
         columns.append(Column("uplink", ["" if each is None else _speed(each) for each in uplinks], right=True))
     print_columns(console, columns)
+    if cluster.default_levels:
+        write("default: assumed, not measured (rankmesh measure --save)")
     write("")
     print_columns(console, _hosts(cluster))
     if len(cluster.hosts) > _SHOWN:

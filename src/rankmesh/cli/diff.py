@@ -15,7 +15,7 @@ from rankmesh.cli.complete import spec_names
 from rankmesh.cli.console import note, out, write_json
 from rankmesh.cli.diff_text import print_difference
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, source_of, tell
+from rankmesh.cli.options import SPEC_HELP, Debug, Json, Variables, WorldSize, config_of, source_of, tell
 from rankmesh.core.difference import Difference, difference
 from rankmesh.readers.source import Source
 
@@ -59,11 +59,22 @@ def command(
         typer.Option("--examples", "-n", min=1, metavar="N", help="Ranks to list for each kind that differs."),
     ] = 3,
     world_size: WorldSize = None,
+    variables: Variables = None,
+    variables_left: Annotated[
+        list[str] | None, typer.Option("--set-left", metavar="NAME=VALUE", help="--set for LEFT alone.")
+    ] = None,
+    variables_right: Annotated[
+        list[str] | None, typer.Option("--set-right", metavar="NAME=VALUE", help="--set for RIGHT alone.")
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Compare two layouts rank by rank: axes, kinds, groups, options. Exits with 1 when they differ."""
-    sources = source_of(left, world_size), source_of(right, world_size)
+    both = variables or []
+    sources = (
+        source_of(left, world_size, [*both, *(variables_left or [])]),
+        source_of(right, world_size, [*both, *(variables_right or [])]),
+    )
     tell(*sources)
     found = compared(*sources, examples=examples)
     if json:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from rankmesh.cli.check import progress_bar, source_in_job
+from rankmesh.cli.check import progress_bar, source_in_job, without_name_server
 from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.complete import group_names
@@ -88,7 +88,8 @@ def command(
     kinds = [name for names in groups or () for name in names.split(",")] or None
     if launch.rank == 0:
         tell(source)
-    with progress_bar(f"measuring {source.plan.world_size} ranks", "cases") as (progress, stop):
+    bar = progress_bar(f"measuring {source.plan.world_size} ranks", "cases")
+    with without_name_server(launch), bar as (progress, stop):
         try:
             found = _measure()(
                 source.plan, sizes=sizes_of(sizes), kinds=kinds, backend=backend, timeout=timeout, progress=progress

@@ -13,7 +13,7 @@ from rankmesh.cli.console import note, out, write, write_json
 from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, source_of, tell
 from rankmesh.cli.shell import save as write_file
 from rankmesh.placement import Placed, Traffic, place
-from rankmesh.placement.words import duration, report
+from rankmesh.placement.words import HOSTS, duration, saving, searched
 from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "command", "placed", "within_of"]
@@ -115,10 +115,8 @@ def command(
 
 
 def _print(found: Placed) -> None:
-    first, *rest = report(found).splitlines()
-    notes = [line for line in rest if line.startswith("note: ")]
-    write(first)
-    write(rest[0])
+    write(f"{found.order} on {found.cluster}")
+    write(saving(found))
     write("")
     kinds = sorted(found.kinds, key=lambda kind: kind.cost - kind.before)
     columns = [
@@ -131,10 +129,18 @@ def _print(found: Placed) -> None:
     ]
     print_columns(out(), columns if found.within else columns[:-1])
     write("")
+    holds = found.by_host()
+    hosts = list(holds)[:HOSTS]
+    print_columns(
+        out(), [Column("host", hosts, style="bold"), Column("holds", [holds[host] for host in hosts], fit=True)]
+    )
+    if len(holds) > HOSTS:
+        write(f"and {len(holds) - HOSTS:,} more hosts; --json lists them")
+    write("")
     size = len(found.rank_map)
     shown = ", ".join(map(str, found.rank_map[:32])) + (f", ... {size:,} ranks; --json lists them" if size > 32 else "")
-    same = list(found.rank_map) == list(range(found.rank_map[0] if size else 0, size))
-    write("rank map: as the ranks are" if same else f"rank map: {shown}")
-    write(next(line for line in rest if line.startswith("the least of")))
-    for line in notes:
-        note(line)
+    ascending = all(rank == number for number, rank in enumerate(found.rank_map, start=min(found.rank_map)))
+    write("rank map: unchanged, ranks in ascending order" if ascending else f"rank map: {shown}")
+    write(searched(found))
+    for text in found.notes:
+        note(f"note: {text}")

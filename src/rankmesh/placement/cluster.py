@@ -89,6 +89,14 @@ class Level:
         """Levels of these names, innermost first."""
         return tuple(cls.unmeasured(name, number) for number, name in enumerate(names))
 
+    def is_default(self, number: int) -> bool:
+        """Whether the figures are those of ``unmeasured``: what is taken where nobody gave or measured any.
+
+        >>> Level.unmeasured("leaf", 1).is_default(1), Level("leaf", 5e-6, 25e9).is_default(1)
+        (True, False)
+        """
+        return self == Level.unmeasured(self.name, number)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data; an uplink only where there is one."""
         data = {"name": self.name, "latency": self.latency, "bandwidth": self.bandwidth}
@@ -282,6 +290,11 @@ class Cluster:
                 size=self.size,
             )
         return numbers
+
+    @property
+    def default_levels(self) -> tuple[str, ...]:
+        """The levels whose latency and bandwidth are defaults."""
+        return tuple(level.name for number, level in enumerate(self.levels) if level.is_default(number))
 
     def with_levels(self, levels: Iterable[Level]) -> Cluster:
         """The same hosts with levels of the same names that cost something else, as measured."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 from rankmesh.errors import ClusterError
 from rankmesh.placement.cluster import Cluster, Host, Level
-from rankmesh.placement.names import host_list, natural
+from rankmesh.placement.names import listed_hosts, natural
 
 __all__ = ["NETWORK", "Machine", "Site", "outward"]
 
@@ -41,12 +40,12 @@ class Machine:
 
     def cluster(self, hosts: str | Iterable[str] | None, gpus_per_node: int | None) -> Cluster:
         """The cluster of the job's hosts in the launcher's order; without a list, of all hosts in natural order."""
-        listed = sorted(self.sites, key=natural) if hosts is None else list(host_list(hosts))
-        chosen = [(name, self._site(name)) for name in listed]
+        listed = sorted(self.sites, key=natural) if hosts is None else listed_hosts(hosts, self.sites)
+        chosen = [(name, self.sites[name]) for name in listed]
         notes = []
         silent = [name for name, site in chosen if site.devices is None]
         if silent and gpus_per_node is None:
-            notes.append(f"{len(silent)} hosts do not say how many devices they have; {_DEVICES} are taken")
+            notes.append(f"{len(silent)} hosts do not say how many devices they have; {_DEVICES} are assumed")
         usual = _DEVICES if gpus_per_node is None else gpus_per_node
         made = [Host(name, usual if site.devices is None else site.devices, site.places) for name, site in chosen]
         levels = Level.all_unmeasured(("host", *self.levels))
@@ -55,16 +54,6 @@ class Machine:
         except ClusterError as error:
             line = self.sites[str(error.values["host"])].line if error.values.get("host") in self.sites else None
             raise ClusterError(error.message, **{**error.values, "line": line}) from error
-
-    def _site(self, name: str) -> Site:
-        if name not in self.sites:
-            near = get_close_matches(name, self.sites, n=1)
-            raise ClusterError(
-                f"received host {name!r}, which is none of the {len(self.sites)} hosts of the file"
-                f"{f'; did you mean {near[0]!r}?' if near else ''}; list hosts by the names that the file has",
-                host=name,
-            )
-        return self.sites[name]
 
 
 def outward(chains: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -18,13 +18,18 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from difflib import get_close_matches
 from itertools import product
 from math import prod
 
 from rankmesh.errors import ClusterError
 
-__all__ = ["host_list", "natural"]
+__all__ = ["HOST_LIST", "host_list", "listed_hosts", "natural"]
+
+# What an error is about, in its values: a list of hosts, whatever file the hosts are looked up in.
+HOST_LIST = "host list"
 
 # More hosts than any cluster has: a range with a slip of the finger is told, not listed.
 _LIMIT = 2**20
@@ -73,6 +78,28 @@ def host_list(text: str | Iterable[str]) -> tuple[str, ...]:
     if len(names) > _LIMIT:
         raise _refused(str(text)[:80], f"it has {len(names)} hosts; at most {_LIMIT} are listed")
     return tuple(names)
+
+
+def listed_hosts(hosts: str | Iterable[str], known: Collection[str]) -> tuple[str, ...]:
+    """The hosts of a list, each of which is known and is listed once.
+
+    >>> listed_hosts("node[1-2]", ["node1", "node2", "node3"])
+    ('node1', 'node2')
+    """
+    names = host_list(hosts)
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ClusterError(f"the host list has {name!r} twice; list each host once", host=name, of=HOST_LIST)
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            some = ", ".join(sorted(known, key=natural)[:8]) + (", ..." if len(known) > 8 else "")
+            raise ClusterError(
+                f"the host list has {name!r}, which is none of the cluster's {len(known)} hosts ({some}); "
+                + (f"did you mean {near[0]!r}?" if near else "list hosts by these names"),
+                host=name,
+                of=HOST_LIST,
+            )
+    return names
 
 
 def _words(text: object) -> Iterator[str]:

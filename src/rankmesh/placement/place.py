@@ -7,7 +7,7 @@ plan + cluster + traffic ── candidates ── cost of each ── the cheape
 ```
 
 A placement permutes ranks and nothing else. On small clusters the answer is the least of all permutations; on large
-ones it is the least of those that were tried. The launcher's order stays where nothing is cheaper.
+ones it is the least of those that were tried. The launcher's order stays unless another one saves half a percent.
 
 >>> from rankmesh.core import recipes
 >>> cluster = Cluster.parse("host=2,leaf=2", hosts="node10,node9")
@@ -40,6 +40,8 @@ from rankmesh.placement.within import Bound, bounds, check_room, packing
 
 __all__ = ["Costing", "KindCost", "Placed", "place"]
 
+# The part of the cost that a placement must save to be proposed.
+WORTH = 0.005
 # Up to so many ways to deal positions to hosts, all of them are tried.
 _EXACT = 50_000
 # Up to so many orders of factors are tried; and how much work (positions looked at) goes into moving factors about.
@@ -90,7 +92,14 @@ class Placed:
             "within": dict(self.within),
             "exact": self.exact,
             "tried": self.tried,
+            "hosts": [{"name": name, "holds": holds} for name, holds in self.by_host().items()],
         }
+
+    def by_host(self) -> dict[str, str]:
+        """What each host holds, by axes: ``{"node2": "tp 0-7 of dp 0"}``; hosts in natural order."""
+        from rankmesh.placement.words import by_host
+
+        return by_host(self)
 
     def report(self) -> str:
         """Before, after and why, in words."""
@@ -179,6 +188,10 @@ def place(
     check_room(plan, cluster, found, machine)
     costing = Costing(known, machine, sent, found, backend=backend)
     best, whole = _search(plan.mesh, costing, Filler(machine), found, given, exact)
+    tried = costing.tried
+    now, least = costing.costs(np.stack([given, best])).tolist()
+    if least > now * (1 - WORTH):  # the order given costs as much, within what a prediction can tell
+        best = given
     rank_map = tuple(ranks[best].tolist())
     kinds = tuple(
         _kind(name, known[name], costing, sent, best, given) for name in plan.kinds if name in {*sent, *(within or {})}
@@ -192,10 +205,15 @@ def place(
         kinds=kinds,
         within=dict(within or {}),
         exact=whole,
-        tried=costing.tried,
+        tried=tried,
         cluster=cluster,
-        notes=(*cluster.notes, *notes),
+        notes=(*cluster.notes, *notes, *_assumed(cluster)),
     )
+
+
+def _assumed(cluster: Cluster) -> Iterator[str]:
+    if names := cluster.default_levels:
+        yield f"the bandwidths of {', '.join(names)} are defaults, not measured (rankmesh measure --save)"
 
 
 def _traffic(

@@ -24,7 +24,7 @@ from rankmesh.placement.clouds import is_nodes, read_aws, read_nodes, read_switc
 from rankmesh.placement.cluster import Cluster, Host
 from rankmesh.placement.document import cluster_of, loaded
 from rankmesh.placement.machine import Machine
-from rankmesh.placement.names import host_list
+from rankmesh.placement.names import HOST_LIST, host_list, listed_hosts
 from rankmesh.placement.slurm import is_conf, read_conf, read_yaml
 
 __all__ = ["machine_of", "read"]
@@ -37,6 +37,7 @@ _FORMS = (
 
 def read(path: Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node: int | None = None) -> Cluster:
     """The cluster of a file; see ``Cluster.read``."""
+    hosts = None if hosts is None else host_list(hosts)
     text = _text(path)
     try:
         data = None if is_conf(text) else _data(text)
@@ -44,6 +45,8 @@ def read(path: Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node:
             return _chosen(cluster_of(data), hosts)
         return _machine(text, data).cluster(hosts, gpus_per_node)
     except RankmeshError as error:
+        if error.values.get("of") == HOST_LIST:  # the list is wrong, not the file
+            raise
         line = error.values.get("line") or _line_of(text, error.values.get("host"))
         place = f"{path}, line {line}" if line else str(path)
         raise ClusterError(f"{place}: {error.message}", **{**error.values, "path": str(path), "line": line}) from error
@@ -110,15 +113,7 @@ def _chosen(cluster: Cluster, hosts: str | Iterable[str] | None) -> Cluster:
     if hosts is None:
         return cluster
     known: dict[str, Host] = {host.name: host for host in cluster.hosts}
-    listed = host_list(hosts)
-    for name in listed:
-        if name not in known:
-            raise ClusterError(
-                f"received host {name!r}, which the cluster has not; its hosts are {', '.join(list(known)[:8])}"
-                f"{' ...' if len(known) > 8 else ''}; list hosts by these names",
-                host=name,
-            )
-    return Cluster(cluster.levels, tuple(known[name] for name in listed))
+    return Cluster(cluster.levels, tuple(known[name] for name in listed_hosts(hosts, known)))
 
 
 def _names(text: str) -> dict[str, int]:

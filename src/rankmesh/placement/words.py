@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from rankmesh.placement.place import KindCost, Placed
 
-__all__ = ["duration", "report"]
+__all__ = ["HOSTS", "by_host", "duration", "report", "saving", "searched"]
+
+# How many hosts are listed.
+HOSTS = 16
+# How many blocks of one host are described.
+_BLOCKS = 4
 
 
 def duration(seconds: float) -> str:
@@ -29,17 +36,85 @@ def report(placed: Placed) -> str:
 
 
 def _lines(placed: Placed) -> Iterator[str]:
-    saved = placed.before - placed.cost
-    share = f"{saved / placed.before:.0%} less" if placed.before and saved > 1e-12 else "nothing is cheaper"
     yield f"{placed.order} on {placed.cluster}"
-    yield f"predicted communication of a step: {duration(placed.before)} before, {duration(placed.cost)} after, {share}"
+    yield saving(placed)
     for kind in sorted(placed.kinds, key=lambda kind: kind.cost - kind.before):
         yield f"  {kind.name}: {_why(kind)}"
     for name, level in placed.within.items():
         yield f"  {name} stays within {level}, as asked"
-    tried = "all placements" if placed.exact else f"{placed.tried:,} placements"
-    yield f"the least of {tried}; predicted, not measured (rankmesh measure)"
+    holds = placed.by_host()
+    yield from (f"  {host}: {text}" for host, text in list(holds.items())[:HOSTS])
+    if len(holds) > HOSTS:
+        yield f"  and {len(holds) - HOSTS:,} more hosts"
+    yield searched(placed)
     yield from (f"note: {note}" for note in placed.notes)
+
+
+def saving(placed: Placed) -> str:
+    """What a step's communication costs before and after, in one sentence."""
+    before, after = placed.before, placed.cost
+    if before == after:
+        return f"predicted communication of a step: {duration(before)}; no other order is at least 0.5% cheaper"
+    share = f"{abs(before - after) / before:.1%} {'less' if after < before else 'more'}"
+    return f"predicted communication of a step: {duration(before)} before, {duration(after)} after, {share}"
+
+
+def searched(placed: Placed) -> str:
+    """Among how many placements this one is the cheapest."""
+    tried = "all placements" if placed.exact else f"the {placed.tried:,} placements tried"
+    return f"the cheapest of {tried}; predicted, not measured (rankmesh measure)"
+
+
+def by_host(placed: Placed) -> dict[str, str]:
+    """What each host holds, by the coordinates of its ranks; see ``Placed.by_host``."""
+    mesh = placed.plan.mesh
+    axes = {name: size for name, size in mesh.axes.items() if size > 1}
+    ranks = np.asarray(placed.rank_map)
+    hosts = placed.cluster.hosts_of(ranks)
+    positions = np.arange(mesh.size)
+    at = {name: positions // mesh.strides[name] % size for name, size in axes.items()}
+    found = {}
+    for number in np.unique(hosts).tolist():
+        here = np.flatnonzero(hosts == number)
+        rows = [{name: frozenset((value,)) for name, value in zip(axes, row, strict=True)}
+                for row in zip(*(at[name][here].tolist() for name in axes), strict=True)]  # fmt: skip
+        blocks = _merged(rows, axes)
+        texts = [_block(block, axes) for block in blocks[:_BLOCKS]]
+        more = [f"and {len(blocks) - _BLOCKS} more blocks"] if len(blocks) > _BLOCKS else []
+        found[placed.cluster.hosts[number].name] = "; ".join(texts + more)
+    return found
+
+
+Block = Mapping[str, frozenset[int]]
+
+
+def _merged(rows: Iterable[Block], axes: Iterable[str]) -> list[Block]:
+    """The fewest blocks that are found by joining, axis by axis, blocks that are equal along all others."""
+    blocks = list(rows)
+    for axis in axes:
+        joined: dict[tuple[tuple[str, frozenset[int]], ...], Block] = {}
+        for block in blocks:
+            rest = tuple((name, values) for name, values in block.items() if name != axis)
+            values = block[axis] | joined[rest][axis] if rest in joined else block[axis]
+            joined[rest] = {**block, axis: values}
+        blocks = list(joined.values())
+    return blocks
+
+
+def _block(block: Block, axes: Mapping[str, int]) -> str:
+    """A block in words, what varies in it first: ``tp 0-7 of dp 0``."""
+    if all(len(values) == axes[name] for name, values in block.items()):
+        return "all ranks"
+    varies = [f"{name} {_values(sorted(values))}" for name, values in block.items() if len(values) > 1]
+    fixed = [f"{name} {min(values)}" for name, values in block.items() if len(values) == 1]
+    return " of ".join(", ".join(part) for part in (varies, fixed) if part)
+
+
+def _values(values: list[int]) -> str:
+    """``0-7`` of what follows without a gap, else each; long lists are cut."""
+    if values == list(range(values[0], values[-1] + 1)):
+        return f"{values[0]}-{values[-1]}"
+    return ",".join(map(str, values[:8])) + (",..." if len(values) > 8 else "")
 
 
 def _why(kind: KindCost) -> str:

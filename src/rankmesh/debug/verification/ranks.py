@@ -29,12 +29,16 @@ from rankmesh.errors import ConnectError, PlanError
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import torchrun_variables
 
-__all__ = ["LIMIT", "POLL", "Ranks", "begin", "check_size"]
+__all__ = ["LIMIT", "NO_NAME_SERVER", "POLL", "Ranks", "begin", "check_size"]
 
 # Each rank is a process with about 35 threads and 100 descriptors.
 LIMIT = 256
 
 POLL = 0.02
+# torch looks up the name of each peer's address for its messages, and a name server that does not answer holds up each
+# look-up for ten seconds. Ranks of one machine need none: /etc/hosts is read without. For the resolver of glibc, which
+# reads it once in a process; so it is set in processes of our own, never in one that imports rankmesh.
+NO_NAME_SERVER = {"RES_OPTIONS": "attempts:0"}
 # How long forking all ranks may take: that is this machine's work, in which no rank waits for another one's.
 _FORKING = 60.0
 
@@ -59,6 +63,7 @@ def _rank(rank: int, place: Path, work: Callable[[int], None]) -> None:
     # The parent's handlers came along with the fork; a rank that waits in a collective would never run them.
     for number in (signal.SIGINT, *_ENDS):
         signal.signal(number, signal.SIG_DFL)
+    os.environ.update(NO_NAME_SERVER)
     said = os.open(place / f"said-{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(said, 1)
     os.dup2(said, 2)
