@@ -1,4 +1,4 @@
-"""One tree of errors: each says what was received, what the rule is, and what to do.
+"""One tree of errors: each says what is wrong, with the values, and one fix.
 
 ```
 RankmeshError
@@ -8,6 +8,7 @@ RankmeshError
 ├── PlacementError(ValueError)              constraints, traffic or models that cannot be placed
 ├── PlanError(ValueError)                   group specs, options, recipes, saved plans
 │   ├── UnknownGroup(KeyError)              a group name that the plan does not have
+│   ├── UnknownArgument(TypeError)          an argument that a recipe or options do not have
 │   └── SizesError(AssertionError)          sizes that do not fit the world, where peers assert it
 ├── AgreementError(RuntimeError)            ranks that do not hold the same plan, or never arrived
 ├── ConnectError(RuntimeError)              a live world that cannot serve the plan
@@ -27,7 +28,7 @@ The values that an error speaks of are its attributes, so that a program can act
 ... except UnknownAxis as error:
 ...     print(error)
 ...     print(error.name, error.known)
-received axis 'dpp'; this mesh has the axes tp, dp; did you mean 'dp'?
+unknown axis 'dpp': this mesh has the axes tp, dp; did you mean 'dp'?
 dpp ('tp', 'dp')
 """
 
@@ -52,19 +53,21 @@ __all__ = [
     "RecordingError",
     "SizesError",
     "TransferError",
+    "UnknownArgument",
     "UnknownAxis",
     "UnknownGroup",
     "first_line",
     "in_words",
     "listed",
+    "quoted",
 ]
 
 # What is meant by several names in one.
 _AXES = "axes are joined by hyphens: '{0}'"
 _KINDS = "a kind along several axes has a spec of its own, such as GroupSpec('{1}', axes='{0}')"
 
-# How many ranks a message lists, of all and of the members of one group, and how long a line it quotes.
-_RANKS, _MEMBERS, _CHARACTERS = 8, 16, 200
+# How many ranks a message lists, of all and of the members of one group; how many characters of a line or a value.
+_RANKS, _MEMBERS, _CHARACTERS, _QUOTED = 8, 16, 200, 80
 
 
 class RankmeshError(Exception):
@@ -72,7 +75,7 @@ class RankmeshError(Exception):
 
     Keyword arguments become attributes of the error.
 
-    >>> RankmeshError("received 3", received=3).received
+    >>> RankmeshError("rank is 3", received=3).received
     3
     """
 
@@ -115,6 +118,18 @@ class PlacementError(RankmeshError, ValueError):
 
 class PlanError(RankmeshError, ValueError):
     """A group spec, option, recipe or saved plan that cannot be used."""
+
+
+class UnknownArgument(PlanError, TypeError):
+    """An argument that a recipe or options do not have; ``argument`` and ``known`` are attributes."""
+
+    def __init__(self, argument: str, known: Iterable[str], what: str) -> None:
+        known = tuple(known)
+        # What is meant by a part of a name, or by one with a slip: world, timeot
+        near = [name for name in known if argument in name or name in argument]
+        near = near or get_close_matches(argument, known, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+        super().__init__(f"{what} has no argument {quoted(argument)}; {meant}", argument=argument, known=known)
 
 
 class AgreementError(RankmeshError, RuntimeError):
@@ -169,7 +184,7 @@ class UnknownAxis(RankmeshError, KeyError):
         plural = {"mesh": "meshes", "axis": "axes"}.get(what, what + "s")
         rule = f"this {owner} has the {plural} {', '.join(known)}" if known else f"this {owner} has no {plural}"
         super().__init__(
-            f"received {what} {name!r}; {rule}{_suggestion(name, known, _AXES if what == 'axis' else '')}",
+            f"unknown {what} {quoted(name)}: {rule}{_suggestion(name, known, _AXES if what == 'axis' else '')}",
             name=name,
             known=known,
             what=what,
@@ -182,7 +197,9 @@ class UnknownGroup(PlanError, KeyError):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         known = tuple(known)
         rule = f"this plan has the groups {', '.join(known)}" if known else "this plan has no groups"
-        super().__init__(f"received group {name!r}; {rule}{_suggestion(name, known, _KINDS)}", name=name, known=known)
+        super().__init__(
+            f"unknown group {quoted(name)}: {rule}{_suggestion(name, known, _KINDS)}", name=name, known=known
+        )
 
 
 def _suggestion(name: object, known: tuple[str, ...], joined: str = "") -> str:
@@ -231,6 +248,16 @@ def listed(ranks: Sequence[int]) -> str:
     """
     more = f" and {len(ranks) - _MEMBERS} more" if len(ranks) > _MEMBERS else ""
     return f"{list(ranks[:_MEMBERS])}{more}"
+
+
+def quoted(value: object) -> str:
+    """A value as a message quotes it: its repr, at most 80 characters of it.
+
+    >>> quoted("tp=2"), len(quoted("tp" * 1000))
+    ("'tp=2'", 80)
+    """
+    text = repr(value)
+    return text if len(text) <= _QUOTED else f"{text[: _QUOTED - 4]}...{text[-1]}"
 
 
 def first_line(error: BaseException) -> str:

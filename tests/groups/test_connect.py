@@ -44,6 +44,14 @@ PLANS = {
     "torchtitan": (16, rm.recipes.torchtitan(16, tp=2, cp=2, dp_replicate=2, pp=1, ep=4)),
     "a rank map": (8, _cube(rank_map=SHUFFLED)),
     "an offset": (10, _cube(offset=2)),
+    "a slice whose ranks are apart": (
+        8,
+        rm.Plan(
+            rm.Mesh(tp=2, dp=2, pp=2).slice("dp-pp", of=1),
+            [rm.GroupSpec("dp"), rm.GroupSpec("pp"), rm.GroupSpec("all", "dp-pp")],
+            world_size=8,
+        ),
+    ),
     "an offset and a rank map": (10, _cube(offset=2, rank_map=[rank + 2 for rank in SHUFFLED])),
 }
 

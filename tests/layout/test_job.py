@@ -37,7 +37,7 @@ def test_overlap_is_refused(spans):
     covered = [set(range(start, start + size)) for start, size in spans]
     clash = any(one & other and one != other for one in covered for other in covered)
     if clash:
-        with pytest.raises(LayoutError, match="which overlap"):
+        with pytest.raises(LayoutError, match=r"overlap on \d+ of their ranks"):
             Job(world_size=12, partial=True, **meshes)
     else:
         job = Job(world_size=12, partial=True, **meshes)
@@ -47,7 +47,7 @@ def test_overlap_is_refused(spans):
 
 def test_a_mesh_beyond_the_world_is_refused():
     """The error names the mesh, its last rank and the world."""
-    with pytest.raises(LayoutError, match="'llm' over ranks 4 to 11 in a world of 8") as caught:
+    with pytest.raises(LayoutError, match="'llm' covers ranks 4 to 11, but the last rank") as caught:
         Job(world_size=8, llm=Mesh(dp=8, offset=4))
     assert (caught.value.name, caught.value.last, caught.value.world_size) == ("llm", 11, 8)
 
@@ -63,19 +63,19 @@ def test_equality_counts_world_meshes_and_idle_ranks():
     ("make", "words"),
     [
         (lambda: Job(world_size=8), "no meshes"),
-        (lambda: Job(world_size=0, a=Mesh(dp=1)), "received 0 as world_size"),
-        (lambda: Job(world_size=8, a="dp=8"), "received 'dp=8' as mesh 'a'"),
-        (lambda: Job(world_size=8, a=Mesh(dp=8)).of(8), "received rank 8"),
-        (lambda: Job(world_size=8, a=Mesh(dp=8)).of(-1), "received -1 as rank"),
+        (lambda: Job(world_size=0, a=Mesh(dp=1)), "world_size is 0"),
+        (lambda: Job(world_size=8, a="dp=8"), "mesh 'a' is 'dp=8'"),
+        (lambda: Job(world_size=8, a=Mesh(dp=8)).of(8), "rank 8 is outside the world of ranks 0 to 7"),
+        (lambda: Job(world_size=8, a=Mesh(dp=8)).of(-1), "rank is -1"),
     ],
 )
 def test_what_is_no_job(make, words):
-    """Wrong arguments are refused with what was received."""
+    """Wrong arguments are refused with what was given."""
     with pytest.raises(LayoutError, match=words):
         make()
 
 
 def test_unknown_mesh():
     """A mesh that the job does not have is named with those it has."""
-    with pytest.raises(UnknownAxis, match="received mesh 'lm'; this job has the meshes llm; did you mean 'llm'"):
+    with pytest.raises(UnknownAxis, match="unknown mesh 'lm': this job has the meshes llm; did you mean 'llm'"):
         Job(world_size=8, llm=Mesh(dp=8))["lm"]

@@ -61,7 +61,7 @@ def test_names_of_dtypes():
     mesh = Mesh(dp=2)
     assert Sharding(mesh, (None,), (4,), torch.bfloat16) == Sharding(mesh, (None,), (4,), "bfloat16")
     assert Sharding(mesh, (None,), (4,), "bfloat16").itemsize == 2
-    with pytest.raises(LayoutError, match="received dtype 'float7'"):
+    with pytest.raises(LayoutError, match="unknown dtype 'float7'"):
         Sharding(mesh, (None,), (4,), "float7")
 
 
@@ -73,24 +73,30 @@ def test_several_positions_hold_copies():
 
 
 REFUSED = {
-    "an axis twice": ({"cut": ("tp", "tp")}, "received axis 'tp' twice"),
-    "cut and fixed": ({"cut": ("tp", None), "at": {"tp": 0}}, "received axis 'tp' twice"),
+    "an axis twice": ({"cut": ("tp", "tp")}, "one sharding names axis 'tp' twice"),
+    "cut and fixed": ({"cut": ("tp", None), "at": {"tp": 0}}, "one sharding names axis 'tp' twice"),
     "too few dimensions": ({"cut": ("tp",)}, "for a tensor of 2 dimensions"),
     "a bare string": ({"cut": "tp"}, "give axes or None for each dimension"),
-    "a position outside": ({"at": {"tp": 2}}, "positions go from 0 to 1"),
-    "no position": ({"at": {"tp": 0.5}}, "a position is a whole number"),
-    "parts that do not add up": ({"cut": ("tp", None), "parts": (3, 4)}, "7 in all; its length is 8"),
-    "parts of what": ({"cut": ("tp", "dp"), "parts": (4, 4)}, "say of which they are parts"),
-    "padding below": ({"padded": {0: 4}}, "must be an integer of at least 8"),
-    "parts and padding": ({"padded": {0: 9}, "parts": {0: (4, 4)}}, "has no padding"),
-    "a dimension outside": ({"padded": {2: 9}}, "received dimension 2"),
-    "a negative length": ({"shape": (-1, 4)}, "received -1"),
+    "a position outside": ({"at": {"tp": 2}}, r"at=\{'tp': 2\} is no position: the size of 'tp' is 2"),
+    "no position": ({"at": {"tp": 0.5}}, r"at=\{'tp': 0\.5\} is no position"),
+    "parts that do not add up": (
+        {"cut": ("tp", None), "parts": (3, 4)},
+        r"of dimension 0 make 7, not its length 8",
+    ),
+    "parts of what": (
+        {"cut": ("tp", "dp"), "parts": (4, 4)},
+        r"could be of any of the 2 dimensions",
+    ),
+    "padding below": ({"padded": {0: 4}}, "padded length of dimension 0 is 4"),
+    "parts and padding": ({"padded": {0: 9}, "parts": {0: (4, 4)}}, "dimension 0 has parts and padding"),
+    "a dimension outside": ({"padded": {2: 9}}, "dimension 2 of a tensor of 2 dimensions does not exist"),
+    "a negative length": ({"shape": (-1, 4)}, "length of a dimension is -1"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case):
-    """What does not fit together is refused with what was received, the rule, and the remedy."""
+    """What does not fit together is refused with the values and one fix."""
     given, words = REFUSED[case]
     with pytest.raises(LayoutError, match=words):
         Sharding(Mesh(tp=2, dp=2), **({"shape": (8, 4)} | given))

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -5,24 +7,90 @@ from hypothesis import strategies as st
 from tests.layout import brute
 from tests.layout.strategies import axes_of, meshes
 
-from rankmesh import LayoutError, Mesh, UnknownAxis
+from rankmesh import GroupSpec, Job, LayoutError, Mesh, Plan, UnknownAxis
+
+
+@st.composite
+def slices(draw):
+    """A slice of a mesh with the ranks that it has, in order, by brute force; at times a slice of a slice."""
+    mesh = draw(meshes())
+    ranks = [rank for _, rank in brute.places(mesh.axes, mesh.offset, mesh.rank_map)]
+    part = mesh
+    for _ in range(draw(st.integers(1, 2))):
+        axes = draw(axes_of(part).filter(bool))
+        rank = draw(st.sampled_from(ranks))
+        fixed = {name: place for name, place in part.coordinate(rank).items() if name not in axes}
+        ranks = [other for other in ranks if fixed.items() <= part.coordinate(other).items()]
+        part = part.slice(axes, of=rank)
+    return part, ranks
+
+
+@given(slices(), st.data())
+def test_a_slice_is_a_mesh(made, data):
+    """Ranks, coordinates, membership and groups of a slice are those of its ranks in their order, wherever they are."""
+    part, ranks = made
+    assert part.size == len(ranks)
+    assert [part.rank(**part.coordinate(rank)) for rank in ranks] == ranks
+    assert list(part.rank_range.members) == sorted(ranks)
+    assert part.offset == min(ranks)
+    assert part.rank_range.stop == max(ranks) + 1
+    assert [rank for rank in range(max(ranks) + 3) if rank in part] == sorted(ranks)
+    axes = data.draw(axes_of(part))
+    expected = brute.groups(part.axes, axes, offset=part.offset, rank_map=ranks)
+    groups = part.groups(axes)
+    assert groups.tolist() == expected
+    for group in expected:
+        for position, rank in enumerate(group):
+            assert groups.of(rank) == tuple(group)
+            assert groups.position_of(rank) == position
+            assert groups[groups.index_of(rank)] == tuple(group)
+    for rank in set(range(max(ranks) + 3)).difference(ranks):
+        assert not groups.has(rank)
+        with pytest.raises(LayoutError, match=f"rank {rank} is outside this mesh"):
+            part.coordinate(rank)
+
+
+@given(slices())
+def test_a_slice_is_saved_and_moved_as_any_mesh(made):
+    """A slice comes back from its data, from JSON and from a plan with the same digest; it moves and takes a map."""
+    part, ranks = made
+    assert Mesh.from_dict(json.loads(json.dumps(part.to_dict()))) == part
+    plan = Plan(part, [GroupSpec(axis) for axis in part.axes])
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.world_size == max(ranks) + 1
+    assert Plan.from_json(plan.to_json()).digest == plan.digest
+    assert [plan.of(rank)[axis].ranks for rank in ranks for axis in part.axes] == [
+        tuple(part.groups(axis).of(rank)) for rank in ranks for axis in part.axes
+    ]
+    moved = part.replace(offset=part.offset + 3)
+    assert [moved.rank(**part.coordinate(rank)) for rank in ranks] == [rank + 3 for rank in ranks]
+    turned = part.replace(rank_map=ranks[::-1])
+    assert [turned.rank(**part.coordinate(rank)) for rank in ranks] == ranks[::-1]
+    assert list(turned.replace(rank_map=None).rank_range.members) == sorted(ranks)
+    with pytest.raises(LayoutError, match="exactly once"):
+        part.replace(rank_map=[*ranks[1:], max(ranks) + 1])
 
 
 @given(meshes(), st.data())
-def test_a_slice_is_the_group_of_its_rank(mesh, data):
-    """A sub-mesh lists the ranks of the group through its rank, in their order; where they are apart it is refused."""
+def test_slices_through_all_ranks_are_a_job(mesh, data):
+    """The slices of some axes through all ranks are disjoint, and make a job that covers the ranks of the mesh."""
     axes = data.draw(axes_of(mesh).filter(bool))
-    rank = data.draw(st.sampled_from(mesh.rank_range.ranks(np.arange(mesh.size)).tolist()))
-    members = next(
-        group for group in brute.groups(mesh.axes, axes, offset=mesh.offset, rank_map=mesh.rank_map) if rank in group
-    )
-    if max(members) - min(members) >= len(members):
-        with pytest.raises(LayoutError, match="contiguous ranks"):
-            mesh.slice(axes, of=rank)
-        return
-    part = mesh.slice(axes, of=rank)
-    assert list(part.groups(list(part.axes))[0]) == members
-    assert part.axes == {name: size for name, size in mesh.axes.items() if name in axes}
+    parts = {f"part{number}": mesh.slice(axes, of=group[0]) for number, group in enumerate(mesh.groups(axes))}
+    world = mesh.rank_range.stop
+    job = Job(world_size=world, partial=mesh.offset > 0, **parts)
+    for rank in range(world):
+        assert job.of(rank) == tuple(name for name, part in parts.items() if rank in part)
+    plans = Plan.of_job(job, {name: [GroupSpec("all", part.axes)] for name, part in parts.items()})
+    assert [plan.groups("all")[0].ranks for plan in plans.values()] == [group.ranks for group in mesh.groups(axes)]
+
+
+def test_saved_ranks_that_are_apart():
+    """Saved ranks that are apart are different numbers, as many as the mesh has positions."""
+    data = Mesh(tp=2, dp=2).slice("dp", of=1).to_dict()
+    assert data["rank_map"] == [1, 3]
+    for ranks in ([1], [1, 1], [1, -3], [1, 2.5], [1, 3, 5]):
+        with pytest.raises(LayoutError):
+            Mesh.from_dict({**data, "rank_map": ranks})
 
 
 @given(meshes(), st.data())
@@ -72,16 +140,16 @@ def test_joined_otherwise(mesh, data):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Mesh.parse(5), "received 5 as an axis string"),
+        (lambda: Mesh.parse(5), "axis string is 5"),
         (lambda: Mesh.of("tp=2"), "give a mapping"),
-        (lambda: Mesh.of({3: 2}), "received axis name 3"),
-        (lambda: Mesh.of({}), "received no axes"),
-        (lambda: Mesh(tp=2, rank_map=5), "received 5 as rank_map"),
-        (lambda: Mesh.from_dict({}), "received data that is no mesh"),
-        (lambda: Mesh.from_dict(5), "received data that is no mesh"),
-        (lambda: Mesh.from_dict({"axes": 3, "offset": 0}), "received data that is no mesh"),
-        (lambda: Mesh.from_dict({"axes": [["tp", 2]], "offset": 0, "views": 3}), "received data that is no mesh"),
-        (lambda: Mesh(tp=2)["tp", "dp"], "received axis 'dp'"),
+        (lambda: Mesh.of({3: 2}), "3 cannot name an axis"),
+        (lambda: Mesh.of({}), "the mesh has no axes"),
+        (lambda: Mesh(tp=2, rank_map=5), "rank_map is 5"),
+        (lambda: Mesh.from_dict({}), "this data is no mesh"),
+        (lambda: Mesh.from_dict(5), "this data is no mesh"),
+        (lambda: Mesh.from_dict({"axes": 3, "offset": 0}), "this data is no mesh"),
+        (lambda: Mesh.from_dict({"axes": [["tp", 2]], "offset": 0, "views": 3}), "this data is no mesh"),
+        (lambda: Mesh(tp=2)["tp", "dp"], "unknown axis 'dp'"),
     ],
 )
 def test_what_is_no_mesh(make, words):

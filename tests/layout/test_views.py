@@ -92,7 +92,7 @@ def test_split_of_a_view():
 
 def test_a_parent_and_its_part_are_the_same_axis_twice():
     """Naming a split axis together with one of its sub-axes names that sub-axis twice."""
-    with pytest.raises(LayoutError, match="'inner' is named twice"):
+    with pytest.raises(LayoutError, match="axes 'inner-outer-inner' name 'inner' twice"):
         Mesh(cp=4).split("cp", inner=2, outer=2).groups("cp-inner")
 
 
@@ -120,10 +120,10 @@ def test_views_with_equal_contents_in_any_order_are_one_mesh():
 def test_parts_that_lead_in_a_circle_are_refused(parts):
     """Saved sub-axes end at axes of the mesh or of the view; a circle is refused with its names."""
     data = Mesh(tp=2, dp=4).with_view("expert", ep=8).to_dict()
-    with pytest.raises(LayoutError, match="lead in a circle") as caught:
+    with pytest.raises(LayoutError, match="are each other's") as caught:
         Mesh.from_dict({**data, "parts": parts})
     assert set(caught.value.axes) <= set(parts)
-    with pytest.raises(LayoutError, match="lead in a circle"):
+    with pytest.raises(LayoutError, match="are each other's"):
         Mesh.from_dict({**data, "views": {"expert": {"axes": [["tp", 8]], "parts": parts}}})
 
 
@@ -157,10 +157,10 @@ def test_a_view_of_another_size_is_refused(pair):
 def test_unknown_views_and_shared_axes_are_named():
     """A view or a shared axis that does not exist is refused with the names that do."""
     mesh = Mesh(tp=2, dp=4).with_view("expert", ep=8)
-    with pytest.raises(UnknownAxis, match=r"received view 'experts'.*did you mean 'expert'") as caught:
+    with pytest.raises(UnknownAxis, match=r"unknown view 'experts'.*did you mean 'expert'") as caught:
         mesh.groups("ep", view="experts")
     assert (caught.value.name, caught.value.known) == ("experts", ("expert",))
-    with pytest.raises(UnknownAxis, match="received axis 'pp'"):
+    with pytest.raises(UnknownAxis, match="unknown axis 'pp'"):
         mesh.with_view("other", x=8, shared=("pp",))
-    with pytest.raises(LayoutError, match="second view named 'expert'"):
+    with pytest.raises(LayoutError, match="the mesh has a view 'expert' already"):
         mesh.with_view("expert", ep=8)

@@ -74,12 +74,16 @@ def test_a_mesh_moves_with_its_map():
     ("change", "error", "words"),
     [
         (lambda plan: plan.replace(rank_map=(0, 0, 1, 2)), LayoutError, "exactly once"),
-        (lambda plan: plan.replace(world_size=2), PlanError, "for a world of 2"),
-        (lambda plan: plan.replace(mesh=Mesh(tp=4)), KeyError, "received axis 'dp'"),
-        (lambda plan: plan.replace(mesh="tp=4"), PlanError, "as mesh of a plan"),
-        (lambda plan: plan.replace(name=3), PlanError, "as name of a plan"),
-        (lambda plan: plan.with_groups(GroupSpec("tp")), PlanError, "two groups named 'tp'"),
-        (lambda plan: plan.with_groups("zero"), PlanError, "give a GroupSpec"),
+        (
+            lambda plan: plan.replace(world_size=2),
+            PlanError,
+            "ranks 0 to 3, more than a world of 2 has",
+        ),
+        (lambda plan: plan.replace(mesh=Mesh(tp=4)), KeyError, "unknown axis 'dp': this mesh has the axes tp"),
+        (lambda plan: plan.replace(mesh="tp=4"), PlanError, "the mesh of a plan is 'tp=4'"),
+        (lambda plan: plan.replace(name=3), PlanError, "the name of a plan is 3"),
+        (lambda plan: plan.with_groups(GroupSpec("tp")), PlanError, "two groups of the plan are named 'tp'"),
+        (lambda plan: plan.with_groups("zero"), PlanError, "group 'zero' is no GroupSpec"),
         (lambda plan: plan.without("dpp"), UnknownGroup, "did you mean 'dp'"),
         (lambda plan: plan.with_options(Options(timeout=5), "dpp"), UnknownGroup, "did you mean 'dp'"),
         (lambda plan: plan.with_options("tp"), PlanError, "give Options"),
@@ -111,5 +115,5 @@ def test_a_kind_says_that_it_is_a_pipeline():
     assert Plan.from_json(plan.to_json()).spec("stage").pipeline
     assert plan.digest != Plan(Mesh(stage=4), [GroupSpec("stage")]).digest
     assert repr(plan.specs[0]) == "GroupSpec('stage', pipeline=True)"
-    with pytest.raises(PlanError, match="received 1 as pipeline"):
+    with pytest.raises(PlanError, match="pipeline is 1; give True or False"):
         GroupSpec("stage", pipeline=1)

@@ -53,16 +53,16 @@ def test_counts_equal_those_of_every_rank(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_each_kind_counts_its_leaders(plan: Plan) -> None:
-    """For each kind the groups by the kind that leads them, as the ranks see it."""
+def test_each_kind_counts_its_communicators(plan: Plan) -> None:
+    """For each kind the groups by their canonical kind, as the ranks see it."""
     for name, use in communicators(plan).kinds.items():
         groups = plan.groups(name)
-        leaders = [plan.of(group[0])[name].canonical for group in groups]
+        canonical = [plan.of(group[0])[name].canonical for group in groups]
         if groups.size == 1:
-            assert (use.own, use.alone, use.shares) == (0, len(groups), ())
+            assert (use.created, use.single_rank, use.shares) == (0, len(groups), ())
         else:
-            assert use.own == leaders.count(name)
-            assert dict(use.shares) == {leader: leaders.count(leader) for leader in leaders if leader != name}
+            assert use.created == canonical.count(name)
+            assert dict(use.shares) == {kind: canonical.count(kind) for kind in canonical if kind != name}
 
 
 def test_words_for_what_a_kind_uses() -> None:

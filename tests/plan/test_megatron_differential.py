@@ -71,7 +71,7 @@ def test_every_group_equals_the_rank_generator():
     for sizes, order, dp, edp in configurations():
         dense, expert = generators(sizes, order, dp, edp)
         if dense.get_ranks("pp") != expert.get_ranks("pp"):
-            with pytest.raises(LayoutError, match="sharing of 'pp'"):
+            with pytest.raises(LayoutError, match="view 'expert' shares 'pp'"):
                 recipes.megatron(**sizes, order=order)
             refused += 1
             continue

@@ -47,10 +47,10 @@ def test_a_file_is_read(tmp_path):
     ("config", "error", "word"),
     [
         ("tpp: {max_ctas: 8}", rm.UnknownGroup, "did you mean 'tp'"),
-        ("tp: 8", rm.PlanError, "maps names of groups to options"),
+        ("tp: 8", rm.PlanError, r"\{'tp': 8\} is no NCCL configuration"),
         ("tp: {max_ctas: [1]}", rm.PlanError, "max_ctas"),
-        ("tp: {max_ctas: 8", rm.PlanError, "cannot be read"),
-        (Path("absent.yaml"), rm.PlanError, "cannot be read"),
+        ("tp: {max_ctas: 8", rm.PlanError, "cannot read this NCCL configuration"),
+        (Path("absent.yaml"), rm.PlanError, "cannot read this NCCL configuration"),
     ],
 )
 def test_bad_files_are_refused(config, error, word):

@@ -92,6 +92,6 @@ def test_every_kind_partitions(name):
 
 def test_unknown_presets():
     """A preset that there is not is named with those that there are."""
-    with pytest.raises(PlanError, match="received preset 'gpt5'; the presets are llama3-405b,") as caught:
+    with pytest.raises(PlanError, match="unknown preset 'gpt5'; the presets are llama3-405b,") as caught:
         presets.get("gpt5")
     assert caught.value.received == "gpt5"

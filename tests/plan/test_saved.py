@@ -18,14 +18,14 @@ DATA = json.loads(PLAN.to_json())
 @pytest.mark.parametrize("text", ["", "{", "nonsense", "[" * 100_000, "tp=2,dp=4", b"\xff", None])
 def test_text_that_is_not_json(text):
     """A text that is no JSON is refused as such."""
-    with pytest.raises(PlanError, match="received text that is not JSON"):
+    with pytest.raises(PlanError, match="this text is not JSON"):
         Plan.from_json(text)
 
 
 @pytest.mark.parametrize("schema", [None, "1", 0, -1, 1.0, True, []])
 def test_schemas(schema):
     """A saved plan says its schema, a whole number from 1."""
-    with pytest.raises(PlanError, match="received JSON with schema") as caught:
+    with pytest.raises(PlanError, match="this JSON has the schema") as caught:
         Plan.from_json(json.dumps({**DATA, "schema": schema}))
     assert caught.value.schema == schema
 
@@ -33,13 +33,13 @@ def test_schemas(schema):
 @pytest.mark.parametrize("text", ["[]", "3", '"tp"', "null", "{}"])
 def test_json_that_is_no_plan(text):
     """JSON of another kind has no schema, and is refused for it."""
-    with pytest.raises(PlanError, match="received JSON with schema None"):
+    with pytest.raises(PlanError, match="this JSON has the schema None, but a saved plan has one from 1 to 1"):
         Plan.from_json(text)
 
 
 def test_a_newer_schema():
     """A plan of a newer schema is not guessed at; the remedy is to upgrade."""
-    with pytest.raises(PlanError, match=r"received a plan of schema 2; .* reads up to 1; upgrade") as caught:
+    with pytest.raises(PlanError, match="this plan has schema 2, but this version of rankmesh reads up to 1") as caught:
         Plan.from_json(json.dumps({**DATA, "schema": 2}))
     assert (caught.value.schema, caught.value.newest) == (2, 1)
 
@@ -90,7 +90,7 @@ WRONG_TYPES = [
 @pytest.mark.parametrize(("path", "value"), WRONG_TYPES)
 def test_wrong_types(path, value):
     """A value of the wrong type anywhere is refused with an error of ours."""
-    with pytest.raises(RankmeshError, match="received"):
+    with pytest.raises(RankmeshError):
         Plan.from_json(changed(path, value))
 
 
@@ -121,21 +121,21 @@ def test_any_damage_is_a_plan_or_an_error_of_ours(path, value):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"timeout": 0}, "received 0 as timeout"),
-        ({"timeout": -1}, "received -1 as timeout"),
-        ({"timeout": "600"}, "received '600' as timeout"),
-        ({"timeout": True}, "received True as timeout"),
-        ({"timeout": float("nan")}, "received nan as timeout"),
-        ({"timeout": float("inf")}, "received inf as timeout"),
-        ({"backend": ""}, "received '' as backend"),
-        ({"backend": 3}, "received 3 as backend"),
-        ({"share": 1}, "received 1 as share"),
-        ({"overlap": False}, "received False as overlap"),
-        ({"nccl": 8}, "received 8 as nccl"),
-        ({"nccl": {"max_ctas": None}}, "received {'max_ctas': None} as nccl"),
-        ({"nccl": {8: 8}}, "received {8: 8} as nccl"),
-        ({"nccl": {"x": float("nan")}}, "received {'x': nan} as nccl"),
-        ({"nccl": {"x": float("inf")}}, "received {'x': inf} as nccl"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"timeout": -1}, "timeout is -1"),
+        ({"timeout": "600"}, "timeout is '600'"),
+        ({"timeout": True}, "timeout is True"),
+        ({"timeout": float("nan")}, "timeout is nan"),
+        ({"timeout": float("inf")}, "timeout is inf"),
+        ({"backend": ""}, "backend is ''"),
+        ({"backend": 3}, "backend is 3"),
+        ({"share": 1}, "share is 1"),
+        ({"overlap": False}, "overlap is False"),
+        ({"nccl": 8}, "nccl is 8"),
+        ({"nccl": {"max_ctas": None}}, r"nccl is \{'max_ctas': None\}"),
+        ({"nccl": {8: 8}}, r"nccl is \{8: 8\}"),
+        ({"nccl": {"x": float("nan")}}, r"nccl is \{'x': nan\}"),
+        ({"nccl": {"x": float("inf")}}, "nccl is {'x': inf}"),
     ],
 )
 def test_options(options, words):

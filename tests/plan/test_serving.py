@@ -65,17 +65,20 @@ def test_sglang_cuts_tp_three_times(attn_tp, attn_cp, attn_dp, pp, data):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: recipes.vllm(10, tp=4), "tp x pcp x pp x dp = 4 for world_size = 10"),
-        (lambda: recipes.vllm(tp=4, dcp=3), "dcp = 3 for tp = 4"),
+        (lambda: recipes.vllm(10, tp=4), "tp x pcp x pp x dp = 4 does not divide world_size = 10"),
+        (lambda: recipes.vllm(tp=4, dcp=3), "dcp = 3 does not divide tp = 4"),
         (lambda: recipes.vllm(tp=4, pcp=2, dcp=4), "use 1, 2 or 8"),
         (lambda: recipes.vllm(tp=0), "tp"),
-        (lambda: recipes.sglang(16, tp=8), "the world of an SGLang engine is tp x pp"),
-        (lambda: recipes.sglang(tp=8, attn_dp=3), "attn_dp x attn_cp = 3 for tp = 8"),
-        (lambda: recipes.sglang(tp=8, ep=4, moe_dp=4), "ep x moe_dp = 16 for tp = 8"),
-        (lambda: recipes.sglang(tp=8, attn_dp=4, shared_experts_tp=4), "shared_experts_tp = 4 for attn_tp = 2"),
+        (lambda: recipes.sglang(16, tp=8), "world_size is 16, but an SGLang engine has tp 8 x pp 1 = 8 ranks"),
+        (lambda: recipes.sglang(tp=8, attn_dp=3), "attn_dp x attn_cp = 3 does not divide tp = 8"),
+        (lambda: recipes.sglang(tp=8, ep=4, moe_dp=4), "ep x moe_dp = 16 does not divide tp = 8"),
+        (
+            lambda: recipes.sglang(tp=8, attn_dp=4, shared_experts_tp=4),
+            "does not divide attn_tp = 2",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(make, words):
-    """Each with the sizes received, and what must divide what."""
+    """Each with the sizes, and what must divide what."""
     with pytest.raises((PlanError, LayoutError), match=words):
         make()

@@ -78,5 +78,5 @@ def test_predicted_by_the_busiest_rank_and_the_shared_uplink():
 def test_a_cluster_that_is_too_small():
     """A rank that stands nowhere is told."""
     both = {"w": rm.Sharding(rm.Mesh(dp=4), (None,), (4,))}
-    with pytest.raises(PlanError, match="received a cluster of 2 devices"):
+    with pytest.raises(PlanError, match="the cluster has 2 devices"):
         rm.Transfer(both, both, rm.Cluster.parse("host=2"))

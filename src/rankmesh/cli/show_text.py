@@ -138,7 +138,7 @@ def _communicators(facts: Overview) -> Iterator[str]:
     each = f"{least}" if least == most else f"{least} to {most}"
     yield f"communicators per rank: {each}; in the job: {facts.communicators_total:,}"
     sharing = [kind.name for kind in facts.kinds if kind.communicator.shares]
-    alone = [kind.name for kind in facts.kinds if kind.communicator.alone]
+    alone = [kind.name for kind in facts.kinds if kind.communicator.single_rank]
     if sharing:
         yield f"sharing another kind's: {len(sharing)} of {len(facts.kinds)} kinds ({', '.join(sharing)})"
     if alone:

@@ -118,7 +118,7 @@ def as_data(moves: Transfer) -> dict[str, Any]:
         "busiest": {"out": _busiest(moves.outgoing), "in": _busiest(moves.incoming)},
         "sender_bound": moves.sender_bound,
         "tensors": len(moves.target),
-        "kinds": len(moves.kinds),
+        "kinds": len(moves.classes),
         "digest": moves.digest,
         "ranks": {"out": moves.outgoing.tolist(), "in": moves.incoming.tolist()},
     }
@@ -136,7 +136,7 @@ def _busiest(totals: Any) -> list[int]:
 def _print(console: Console, moves: Transfer, ranks: int) -> None:
     (sender, sent), (receiver, received) = _busiest(moves.outgoing), _busiest(moves.incoming)
     facts = [
-        ("tensors", f"{len(moves.target):,} of {len(moves.kinds):,} kinds, {_size(_whole(moves))}"),
+        ("tensors", f"{len(moves.target):,} of {len(moves.classes):,} classes, {_size(_whole(moves))}"),
         ("moved", f"{_size(moves.bytes)} between ranks; the least possible is {_size(moves.lower_bound)}"),
         ("busiest", f"rank {sender} sends {_size(sent)}; no plan does with less than {_size(moves.sender_bound)}"),
         ("", f"rank {receiver} receives {_size(received)}"),

@@ -1,4 +1,4 @@
-"""Axis names, sizes and order strings: what a user may write, and what each mistake is told.
+"""Axis names, sizes and order strings: what a user may write, and an error for each mistake.
 
 ```
 "tp=2,cp=2,dp=*,pp=2"      an axis string: name=size, the first axis adjacent; one size may be *
@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from rankmesh.errors import LayoutError, UnknownAxis
+from rankmesh.errors import LayoutError, UnknownAxis, quoted
 
 __all__ = ["RESERVED", "AxesLike", "axis_name", "axis_names", "axis_size", "fill", "find", "integer", "parse_axes"]
 
@@ -27,7 +27,7 @@ def integer(value: object, what: str, *, least: int) -> int:
 
     >>> integer(2.0, "size of axis 'tp'", least=1)
     Traceback (most recent call last):
-    rankmesh.errors.LayoutError: received 2.0 as size of axis 'tp'; it must be an integer of at least 1
+    rankmesh.errors.LayoutError: size of axis 'tp' is 2.0; give an integer of at least 1
     """
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # TypeError is caught
@@ -35,7 +35,7 @@ def integer(value: object, what: str, *, least: int) -> int:
         number = None
     if number is None or number < least or isinstance(value, bool):
         raise LayoutError(
-            f"received {value!r} as {what}; it must be an integer of at least {least}",
+            f"{what} is {quoted(value)}; give an integer of at least {least}",
             received=value,
             what=what,
             least=least,
@@ -47,12 +47,12 @@ def axis_name(name: object) -> str:
     """``name`` if it can name an axis: a Python identifier that is no argument of the layout's own methods."""
     if not isinstance(name, str) or not name.isidentifier():
         raise LayoutError(
-            f"received axis name {name!r}; a name is letters, digits and underscores (tp, dp_shard); rename the axis",
+            f"{quoted(name)} cannot name an axis; use letters, digits and underscores, such as tp or dp_shard",
             received=name,
         )
     if name in RESERVED:
         raise LayoutError(
-            f"received axis name {name!r}; {', '.join(sorted(RESERVED))} are arguments of the mesh; rename the axis",
+            f"{name!r} cannot name an axis: {', '.join(sorted(RESERVED))} are arguments of the mesh; rename the axis",
             received=name,
         )
     return name
@@ -70,14 +70,14 @@ def axis_names(axes: AxesLike) -> tuple[str, ...]:
     (('dp', 'cp'), ('tp',))
     >>> axis_names("tp-tp-dp")
     Traceback (most recent call last):
-    rankmesh.errors.LayoutError: received axes 'tp-tp-dp'; 'tp' is named twice and each axis counts once; name it once
+    rankmesh.errors.LayoutError: axes 'tp-tp-dp' name 'tp' twice; name it once
     """
     names = _listed(axes)
     for name in names if len(names) > 1 else ():
         if names.count(name) > 1:
             shown = axes if isinstance(axes, str) else "-".join(names)
             raise LayoutError(
-                f"received axes {shown!r}; {name!r} is named twice and each axis counts once; name it once",
+                f"axes {quoted(shown)} name {name!r} twice; name it once",
                 received=axes,
                 axis=name,
             )
@@ -91,7 +91,7 @@ def _listed(axes: object) -> tuple[str, ...]:
     listed: tuple[object, ...] = tuple(given) if isinstance(given, list | tuple | Iterable) else (given,)
     names = tuple([name for name in listed if isinstance(name, str) and name])
     if len(names) < len(listed):
-        raise LayoutError(f"received axes {axes!r}; axes are names joined by hyphens, such as 'dp-cp'", received=axes)
+        raise LayoutError(f"axes are {quoted(axes)}; write names joined by hyphens, such as 'dp-cp'", received=axes)
     return names
 
 
@@ -102,18 +102,18 @@ def parse_axes(text: str) -> dict[str, int | None]:
     {'tp': 2, 'dp': None}
     """
     if not isinstance(text, str):
-        raise LayoutError(f"received {text!r} as an axis string; write one, such as 'tp=2,dp=4'", received=text)
+        raise LayoutError(f"axis string is {quoted(text)}; write a text such as 'tp=2,dp=4'", received=text)
     sizes: dict[str, int | None] = {}
     for item in text.split(","):
         name, equals, size = (part.strip() for part in item.partition("="))
         if not equals or not size:
             raise LayoutError(
-                f"received {item.strip()!r} in {text!r}; each axis is written name=size, such as 'tp=2,dp=4'",
+                f"{quoted(item.strip())} in {quoted(text)} is no axis; write name=size, such as tp=2",
                 received=text,
             )
         if axis_name(name) in sizes:
             raise LayoutError(
-                f"received axis {name!r} twice in {text!r}; each axis counts once; name it once",
+                f"{quoted(text)} names axis {name!r} twice; name it once",
                 received=text,
                 axis=name,
             )
@@ -126,12 +126,12 @@ def _number(size: str, text: str) -> int:
         return int(size)
     except ValueError:
         raise LayoutError(
-            f"received size {size!r} in {text!r}; a size is a whole number, or * for what is left", received=text
+            f"size {quoted(size)} in {quoted(text)} is no whole number; write one, or * to infer it", received=text
         ) from None
 
 
 def fill(sizes: Mapping[str, int | None], total: int | None, what: str) -> dict[str, int]:
-    """Replace the one ``None`` by what is left of ``total``; without ``None``, check that the product is ``total``.
+    """Infer the one ``None`` from ``total``; without ``None``, check that the product is ``total``.
 
     >>> fill({"tp": 2, "dp": None}, 8, "world_size")
     {'tp': 2, 'dp': 4}
@@ -140,26 +140,25 @@ def fill(sizes: Mapping[str, int | None], total: int | None, what: str) -> dict[
     open_axes = [name for name, size in sizes.items() if size is None]
     if len(open_axes) > 1:
         raise LayoutError(
-            f"received * for {' and '.join(open_axes)}; one size at most may be *; give the others", axes=open_axes
+            f"* stands for {' and '.join(open_axes)}; only one size can be inferred; give the others", axes=open_axes
         )
     if total is None:
         if open_axes:
             raise LayoutError(
-                f"received * for {open_axes[0]}, without {what}; what is left needs a total; give {what} or the size",
+                f"{open_axes[0]}=* cannot be inferred without {what}; give {what} (--world-size) or write the size",
                 axes=open_axes,
             )
         return {name: size for name, size in sizes.items() if size is not None}
     if open_axes and total % known:
         raise LayoutError(
-            f"received {what} {total} and sizes whose product is {known}; the product must divide it so that "
-            f"{open_axes[0]} can be what is left; change a size",
+            f"{what} is {total}, which {_product(sizes)} = {known} does not divide, so {open_axes[0]}=* has no size; "
+            "change a size",
             total=total,
             product=known,
         )
     if not open_axes and known != total:
         raise LayoutError(
-            f"received {what} {total} and sizes whose product is {known} ({_product(sizes)}); they must be equal; "
-            "write * for the size that should be what is left",
+            f"{what} is {total}, but {_product(sizes)} = {known}; {_fitting(sizes, total)}",
             total=total,
             product=known,
         )
@@ -167,7 +166,16 @@ def fill(sizes: Mapping[str, int | None], total: int | None, what: str) -> dict[
 
 
 def _product(sizes: Mapping[str, int | None]) -> str:
-    return " x ".join(f"{name} {size}" for name, size in sizes.items())
+    return " x ".join(f"{name} {size}" for name, size in sizes.items() if size is not None) or "1"
+
+
+def _fitting(sizes: Mapping[str, int | None], total: int) -> str:
+    """One size that may be changed alone to fit the total; the last axis first, as it is usually the slowest."""
+    for name, size in reversed(list(sizes.items())):
+        rest = prod(other for other in sizes.values() if other is not None) // (size or 1)
+        if total % rest == 0:
+            return f"set {name}={total // rest}, or write {name}=* to infer it"
+    return "change the sizes"
 
 
 def find(name: str, known: Iterable[str], what: str = "axis") -> str:

@@ -37,22 +37,22 @@ __all__ = ["Communicators", "KindUse", "Unshared", "communicators", "unshared"]
 class KindUse:
     """The groups of one kind by what they use.
 
-    ``own``      groups with a communicator of their own
-    ``alone``    groups of one rank, which need none
-    ``shares``   (kind, groups) for each kind whose communicators they use
+    ``created``      groups with a communicator of their own
+    ``single_rank``  groups of one rank, which need none
+    ``shares``       (kind, groups) for each kind whose communicators they use
     """
 
-    own: int
-    alone: int
+    created: int
+    single_rank: int
     shares: tuple[tuple[str, int], ...]
 
     def __str__(self) -> str:
-        words = ["none needed"] if self.alone else []
+        words = ["none needed"] if self.single_rank else []
         if not self.shares:
-            return ", ".join(words + (["own"] if self.own else []))
-        if not self.own and len(self.shares) == 1:
+            return ", ".join(words + (["own"] if self.created else []))
+        if not self.created and len(self.shares) == 1:
             return f"shares {self.shares[0][0]}"
-        words += [f"own ({self.own})"] if self.own else []
+        words += [f"own ({self.created})"] if self.created else []
         return ", ".join(words + [f"shares {kind} ({groups})" for kind, groups in self.shares])
 
 
@@ -85,26 +85,26 @@ def communicators(plan: Plan) -> Communicators:
     uses: dict[str, KindUse] = {}
     for spec in plan.specs:
         groups = plan.groups(spec.name)
-        leaders = _leaders(plan, spec.name, groups, spec.options)
-        uses[spec.name] = _use(plan, groups, leaders)
+        canonical = _canonical(plan, spec.name, groups, spec.options)
+        uses[spec.name] = _use(plan, groups, canonical)
         if groups.size > 1:
-            per_rank[groups.array[leaders < 0].reshape(-1) - plan.mesh.offset] += 1
-    total = sum(use.own for use in uses.values())
+            per_rank[plan.mesh.rank_range.positions(groups.array[canonical < 0].reshape(-1))] += 1
+    total = sum(use.created for use in uses.values())
     return Communicators(uses, int(per_rank.min()), int(per_rank.max()), total)
 
 
-def _leaders(plan: Plan, name: str, groups: Groups, options: Options) -> IntArray:
+def _canonical(plan: Plan, name: str, groups: Groups, options: Options) -> IntArray:
     """For each group of a kind the number of the kind whose communicator it uses; -1: its own."""
-    leaders = np.full(len(groups), -1, dtype=np.int64)
+    canonical = np.full(len(groups), -1, dtype=np.int64)
     if groups.size == 1 or options.share is False:
-        return leaders
+        return canonical
     for number, spec in enumerate(plan.specs):
         if spec.name == name:
             break
         other = plan.groups(spec.name)
         if other.size == groups.size and spec.options == options:
-            leaders[(leaders < 0) & _same(other, groups)] = number
-    return leaders
+            canonical[(canonical < 0) & _same(other, groups)] = number
+    return canonical
 
 
 def _same(one: Groups, other: Groups) -> IntArray:
@@ -112,21 +112,21 @@ def _same(one: Groups, other: Groups) -> IntArray:
     if one.partition == other.partition:
         return np.ones(len(other), dtype=np.bool_)
     if not any(groups.picked or groups.level for groups in (one, other)):
-        return np.zeros(len(other), dtype=np.bool_)  # two patterns that tile a span have all groups equal, or none
+        return np.zeros(len(other), dtype=np.bool_)  # two patterns that tile the ranks have all groups equal, or none
     row_of = np.full(one.rank_range.size, -1, dtype=np.int64)
-    row_of[one.array - one.rank_range.offset] = np.arange(len(one))[:, None]
-    rows = row_of[other.array[:, 0] - other.rank_range.offset]
+    row_of[one.rank_range.positions(one.array)] = np.arange(len(one))[:, None]
+    rows = row_of[one.rank_range.positions(other.array[:, 0])]
     return (rows >= 0) & (one.array[rows] == other.array).all(axis=1)  # type: ignore[no-any-return]
 
 
-def _use(plan: Plan, groups: Groups, leaders: IntArray) -> KindUse:
+def _use(plan: Plan, groups: Groups, canonical: IntArray) -> KindUse:
     if groups.size == 1:
         return KindUse(0, len(groups), ())
-    numbers, counts = np.unique(leaders[leaders >= 0], return_counts=True)
+    numbers, counts = np.unique(canonical[canonical >= 0], return_counts=True)
     shares = tuple(
         (plan.specs[number].name, count) for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)
     )
-    return KindUse(int((leaders < 0).sum()), 0, shares)
+    return KindUse(int((canonical < 0).sum()), 0, shares)
 
 
 def unshared(plan: Plan) -> tuple[Unshared, ...]:
@@ -141,12 +141,12 @@ def unshared(plan: Plan) -> tuple[Unshared, ...]:
 
 
 def _unshared(plan: Plan) -> Iterator[Unshared]:
-    leaders = [plan.spec(names[0]) for names in plan.sharing]
-    for number, spec in enumerate(leaders):
+    first = [plan.spec(names[0]) for names in plan.sharing]
+    for number, spec in enumerate(first):
         groups = plan.groups(spec.name)
-        twins = (other for other in leaders[:number] if plan.groups(other.name).partition == groups.partition)
-        if groups.size > 1 and (twin := next(twins, None)) is not None:
-            yield Unshared(spec.name, twin.name, _why(spec.options, twin.options))
+        same = (other for other in first[:number] if plan.groups(other.name).partition == groups.partition)
+        if groups.size > 1 and (earlier := next(same, None)) is not None:
+            yield Unshared(spec.name, earlier.name, _why(spec.options, earlier.options))
 
 
 def _why(options: Options, other: Options) -> str:

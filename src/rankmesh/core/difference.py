@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,8 +73,8 @@ class OptionDiff:
 
     kind: str
     option: str
-    left: Any
-    right: Any
+    left: object
+    right: object
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Difference:
     """Everything that differs, and the names of the kinds that are equal on every rank.
 
     ``spans``     offset and size of the meshes, (left, right)
-    ``order``     whether the common kinds come in another order: the first leads a shared communicator
+    ``order``     whether the common kinds come in another order: the first is canonical where they share
     """
 
     world_sizes: tuple[int, int]
@@ -186,5 +185,5 @@ def _pairs(mesh: Mesh, view: str | None) -> dict[str, tuple[int, int]]:
 def _only(plan: Plan, other: Plan) -> Iterator[OnlyKind]:
     for name, groups in plan.kinds.items():
         if name not in other.kinds:
-            twins = (twin for twin, others in other.kinds.items() if others.partition == groups.partition)
-            yield OnlyKind(name, tuple(twins))
+            same = (known for known, others in other.kinds.items() if others.partition == groups.partition)
+            yield OnlyKind(name, tuple(same))

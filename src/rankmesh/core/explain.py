@@ -21,45 +21,45 @@ _SHOWN = 8
 
 def describe(plan: Plan, rank: int) -> dict[str, Any]:
     """Coordinate in the mesh and in each view, and every group with its members, place and reason."""
-    own, mesh = plan.of(rank), plan.mesh
+    local, mesh = plan.of(rank), plan.mesh
     inside = rank in mesh
     return {
         "rank": rank,
         "coordinate": mesh.coordinate(rank) if inside else None,
         "views": {name: mesh.coordinate(rank, view=name) for name in mesh.views} if inside else {},
-        "groups": [_group(mesh, group) for group in own.values()],
-        "not_in": [name for name in plan.kinds if name not in own],
+        "groups": [_group(mesh, group) for group in local.values()],
+        "not_in": [name for name in plan.kinds if name not in local],
     }
 
 
-def _group(mesh: Mesh, own: LocalGroup) -> dict[str, Any]:
-    following = own.group[(own.rank + 1) % own.size]
-    preceding = own.group[own.rank - 1]
+def _group(mesh: Mesh, local: LocalGroup) -> dict[str, Any]:
+    following = local.group[(local.rank + 1) % local.size]
+    preceding = local.group[local.rank - 1]
     return {
-        "name": own.name,
-        "description": str(own),
-        "ranks": list(own.ranks),
-        "rank": own.rank,
-        "size": own.size,
-        "next": following if own.size > 1 else None,
-        "prev": preceding if own.size > 1 else None,
-        "communicator": own.canonical if own.size > 1 else None,
-        "why": _reason(mesh, own),
-        "options": own.options.to_dict(),
+        "name": local.name,
+        "description": str(local),
+        "ranks": list(local.ranks),
+        "rank": local.rank,
+        "size": local.size,
+        "next": following if local.size > 1 else None,
+        "prev": preceding if local.size > 1 else None,
+        "communicator": local.canonical if local.size > 1 else None,
+        "why": _reason(mesh, local),
+        "options": local.options.to_dict(),
     }
 
 
-def _reason(mesh: Mesh, own: LocalGroup) -> str:
-    view = mesh.view(own.spec.view)
-    varying = mesh.groups(own.spec.axes, view=own.spec.view).axes
+def _reason(mesh: Mesh, local: LocalGroup) -> str:
+    view = mesh.view(local.spec.view)
+    varying = mesh.groups(local.spec.axes, view=local.spec.view).axes
     strides = ", ".join(f"{axis} by {view.strides[axis]}" for axis in varying)
-    fixed = ", ".join(f"{axis}={position}" for axis, position in own.coordinate)
+    fixed = ", ".join(f"{axis}={position}" for axis, position in local.coordinate)
     words = f"varies {strides}" + (f"; fixed {fixed}" if fixed else "; nothing fixed")
-    if own.spec.view is not None:
-        words += f"; view {own.spec.view}"
-    if own.spec.levels is not None:
-        words += f"; level {own.spec.level} of {'x'.join(map(str, own.spec.levels))}"
-    return words + (f"; pick {own.spec.pick}" if own.spec.pick is not None else "")
+    if local.spec.view is not None:
+        words += f"; view {local.spec.view}"
+    if local.spec.levels is not None:
+        words += f"; level {local.spec.level} of {'x'.join(map(str, local.spec.levels))}"
+    return words + (f"; pick {local.spec.pick}" if local.spec.pick is not None else "")
 
 
 def explain(plan: Plan, rank: int) -> str:
@@ -75,10 +75,7 @@ def explain(plan: Plan, rank: int) -> str:
     """
     data = describe(plan, rank)
     if data["coordinate"] is None:
-        span = plan.mesh.rank_range
-        return (
-            f"rank {rank} of {plan.world_size}: outside the mesh, which covers ranks {span.offset} to {span.stop - 1}"
-        )
+        return f"rank {rank} of {plan.world_size}: outside the mesh, which covers {plan.mesh.rank_range}"
     lines = [f"rank {rank} of {plan.world_size}: {_place(data['coordinate'])}", f"  {_formula(plan.mesh, rank)}"]
     lines += [f"  view {name}: {_place(coordinate)}" for name, coordinate in data["views"].items()]
     rows = [(group["name"], _members(group["ranks"]), _position(group)) for group in data["groups"]]

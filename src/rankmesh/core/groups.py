@@ -27,9 +27,10 @@ Group(1, 3, 5, 7)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any, overload
 
 import numpy as np
@@ -38,7 +39,7 @@ from rankmesh.core.axes import integer
 from rankmesh.core.picks import Pick, PickLike
 from rankmesh.core.rank_range import RankRange
 from rankmesh.core.strided import IntArray, Strided
-from rankmesh.errors import LayoutError, NotAMember
+from rankmesh.errors import LayoutError, NotAMember, quoted
 
 __all__ = ["Group", "Groups"]
 
@@ -47,6 +48,7 @@ _SHOWN = 8
 _FEW = 32
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Group(Sequence[int]):
     """The members of one group, global ranks in the order of their positions.
 
@@ -54,38 +56,35 @@ class Group(Sequence[int]):
     of the same ranks in the same order.
     """
 
-    __slots__ = ("__dict__", "_base", "_members", "_positions", "_rank_range")
-
-    def __init__(self, rank_range: RankRange, base: int, members: Strided, positions: Sequence[int]) -> None:
-        self._rank_range = rank_range
-        self._base = base
-        self._members = members
-        self._positions = positions
+    rank_range: RankRange
+    base: int
+    members: Strided
+    positions: Sequence[int]
 
     @property
     def size(self) -> int:
         """How many ranks the group has."""
-        return len(self._positions)
+        return len(self.positions)
 
     @cached_property
     def array(self) -> IntArray:
         """The ranks as an int64 array of shape ``(size,)``, not writable."""
-        if len(self._positions) <= _FEW:
+        if len(self.positions) <= _FEW:
             return _frozen(np.array(self.ranks, dtype=np.int64))
-        values = self._members.values()
-        if len(self._positions) != values.size or isinstance(self._positions, tuple):
-            values = values[np.asarray(self._positions, dtype=np.int64)]
-        return _frozen(self._rank_range.ranks(values + self._base))
+        values = self.members.values()
+        if len(self.positions) != values.size or isinstance(self.positions, tuple):
+            values = values[np.asarray(self.positions, dtype=np.int64)]
+        return _frozen(self.rank_range.ranks(values + self.base))
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The ranks as a tuple of ints."""
-        if len(self._positions) <= _FEW:
-            return tuple([self[position] for position in range(len(self._positions))])
+        if len(self.positions) <= _FEW:
+            return tuple([self[position] for position in range(len(self.positions))])
         return tuple(self.array.tolist())
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self.positions)
 
     @overload
     def __getitem__(self, index: int) -> int: ...
@@ -94,7 +93,7 @@ class Group(Sequence[int]):
     def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
         if isinstance(index, slice):
             return self.ranks[index]
-        return self._rank_range.rank(self._base + self._members.value(self._positions[index]))
+        return self.rank_range.rank(self.base + self.members.value(self.positions[index]))
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.ranks)
@@ -113,9 +112,7 @@ class Group(Sequence[int]):
         if isinstance(other, Group):
             if self._stated == other._stated:
                 return True
-            if len(self) != len(other):
-                return False
-            return self.ranks == other.ranks if len(self) <= _FEW else bool(np.array_equal(self.array, other.array))
+            return len(self) == len(other) and self.ranks == other.ranks
         if isinstance(other, tuple | list):
             return self.ranks == tuple(other)
         return NotImplemented
@@ -123,9 +120,9 @@ class Group(Sequence[int]):
     def __hash__(self) -> int:
         return hash(self.ranks)
 
-    @cached_property
+    @property
     def _stated(self) -> tuple[object, ...]:
-        return self._rank_range, self._base, self._members.coalesced(), self._positions
+        return self.base, self.members, self.positions, self.rank_range
 
     def __repr__(self) -> str:
         shown = ", ".join(map(str, (self[i] for i in range(min(_SHOWN, len(self))))))
@@ -136,17 +133,21 @@ class Group(Sequence[int]):
 class Groups(Sequence[Group]):
     """One kind of group: all groups along a set of axes, in the order of the axes left out (first fastest).
 
-    ``members`` (along ``axes``) and ``bases`` (along the ``fixed`` axes) are the two patterns of the formula.
+    ``members`` is the pattern along ``axes``; ``fixed`` has the size and stride of each axis left out.
     ``level`` is (stride, size) in positions, None for whole groups; ``picked`` are the positions kept, None for all.
     """
 
     rank_range: RankRange
     axes: tuple[str, ...]
     members: Strided
-    fixed: tuple[str, ...]
-    bases: Strided
+    fixed: Mapping[str, tuple[int, int]]
     level: tuple[int, int] | None = None
     picked: tuple[int, ...] | None = None
+
+    @cached_property
+    def bases(self) -> Strided:
+        """The pattern of what tells groups apart: that of the axes left out."""
+        return self.members.complement(self.rank_range.size)
 
     @property
     def size(self) -> int:
@@ -172,7 +173,7 @@ class Groups(Sequence[Group]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
-            raise IndexError(f"received group index {index}; there are {len(self)} groups along {'-'.join(self.axes)}")
+            raise IndexError(f"group {index} of {len(self)} groups along {'-'.join(self.axes)} does not exist")
         base, piece = divmod(index % len(self), self._pieces)
         return self._group(self.bases.value(base), piece)
 
@@ -180,7 +181,7 @@ class Groups(Sequence[Group]):
         """Whether these ranks, in this order, are one of the groups; a single rank is refused, as it is no group."""
         if isinstance(ranks, int | np.integer):
             raise LayoutError(
-                f"received rank {ranks} in a test for membership in a kind of group, whose elements are groups; "
+                f"rank {ranks} is tested for membership in a kind of group, whose elements are groups; "
                 f"ask for a rank with groups.has({ranks}), or {ranks} in groups.of(rank)",
                 rank=int(ranks),
             )
@@ -194,7 +195,7 @@ class Groups(Sequence[Group]):
         return (self[index] for index in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        """Equal when they are the same partition in the same order: same span, same coalesced patterns."""
+        """Equal when they are the same groups of the same ranks, in the same order."""
         if not isinstance(other, Groups):
             return NotImplemented
         return self._key == other._key
@@ -202,16 +203,10 @@ class Groups(Sequence[Group]):
     def __hash__(self) -> int:
         return hash(self._key)
 
-    @cached_property
+    @property
     def _key(self) -> tuple[object, ...]:
         whole = self._width == self.members.size
-        return (
-            self.rank_range,
-            self.members.coalesced(),
-            self.bases.coalesced(),
-            None if whole else self.level,
-            None if self.picked == tuple(range(self._width)) else self.picked,
-        )
+        return self.rank_range, self.members, None if whole else self.level, self.picked
 
     def level_of(self, sizes: Sequence[int], level: int) -> Groups:
         """Regroup each group as one level of a hierarchy of its positions.
@@ -225,26 +220,27 @@ class Groups(Sequence[Group]):
         [(0, 1), (0, 2), (0, 4, 8, 12)]
         """
         if self.level is not None or self.picked is not None:
-            raise LayoutError("received a level of groups that are narrowed already; take levels of whole groups")
+            raise LayoutError("a level of groups that are narrowed already does not exist; take levels of whole groups")
         widths = tuple(integer(size, "size of a level", least=1) for size in sizes)
-        hierarchy = Strided.dense(widths)
-        if hierarchy.size != self.members.size:
+        if prod(widths) != self.members.size:
             raise LayoutError(
-                f"received level sizes {widths} (product {hierarchy.size}) for groups of {self.members.size} ranks "
-                f"along {'-'.join(self.axes)}; the product must be the size of the group",
+                f"level sizes {quoted(widths)} have the product {prod(widths)}, but groups along {'-'.join(self.axes)} "
+                f"have {self.members.size} ranks; give sizes whose product is {self.members.size}",
                 sizes=widths,
                 size=self.members.size,
             )
         if integer(level, "level", least=0) >= len(widths):
-            raise LayoutError(f"received level {level} of {widths}; levels go from 0 to {len(widths) - 1}", level=level)
-        width, stride = hierarchy.pairs[level]
-        return replace(self, level=(stride, width))
+            raise LayoutError(
+                f"level {level} of {quoted(widths)} does not exist; give 0 to {len(widths) - 1}", level=level
+            )
+        return replace(self, level=(prod(widths[:level]), widths[level]))
 
     def pick(self, pick: PickLike) -> Groups:
         """The same groups with only the picked positions; other ranks are in none of them."""
         if self.picked is not None:
-            raise LayoutError("received a pick of groups that are picked already; pick once")
-        return replace(self, picked=Pick.of(pick, self._width).positions_in(self._width))
+            raise LayoutError("these groups are picked already; pick once, with all positions")
+        picked = Pick.of(pick, self._width).positions_in(self._width)
+        return replace(self, picked=None if picked == tuple(range(self._width)) else picked)
 
     @cached_property
     def array(self) -> IntArray:
@@ -264,9 +260,9 @@ class Groups(Sequence[Group]):
 
     def of(self, rank: int) -> Group:
         """The group of one rank, without listing the others; ``NotAMember`` if a pick leaves the rank out."""
-        return self.own(rank)[0]
+        return self.locate(rank)[0]
 
-    def own(self, rank: int) -> tuple[Group, int]:
+    def locate(self, rank: int) -> tuple[Group, int]:
         """The group of one rank, and the position of the rank in it; ``NotAMember`` as in ``of``."""
         base, piece, position = self._locate(rank)
         number = self._member_number(rank, position)
@@ -278,8 +274,8 @@ class Groups(Sequence[Group]):
             return position
         if position not in self.picked:
             raise NotAMember(
-                f"received rank {rank}; it is at position {position} of its group along {'-'.join(self.axes)}, and "
-                f"the pick keeps positions {', '.join(map(str, self.picked))}; ask for a rank at one of them",
+                f"rank {rank} is at position {position} of its group along {'-'.join(self.axes)}, but the pick keeps "
+                f"positions {', '.join(map(str, self.picked))}; ask for a rank at one of them",
                 rank=rank,
                 position=position,
                 picked=self.picked,
@@ -294,16 +290,17 @@ class Groups(Sequence[Group]):
 
     def index_of(self, rank: int) -> int:
         """The index of the group of one rank: ``self[self.index_of(rank)] == self.of(rank)``."""
-        number = self.rank_range.position(rank)
-        return self.bases.position(self.bases.digits(number)) * self._pieces + self._locate(rank)[1]
+        base, piece, _ = self._locate(rank)
+        return self.bases.position(base) * self._pieces + piece
 
     def position_of(self, rank: int) -> int:
         """The position of a rank inside its group, which is its rank in the live group; ``NotAMember`` as in ``of``."""
-        return self.own(rank)[1]
+        return self.locate(rank)[1]
 
     def coordinate_of(self, rank: int) -> dict[str, int]:
         """The coordinate that all members of this rank's group agree on."""
-        return dict(zip(self.fixed, self.bases.digits(self.rank_range.position(rank)), strict=True))
+        position = self.rank_range.position(rank)
+        return {axis: position // stride % size for axis, (size, stride) in self.fixed.items()}
 
     def piece_of(self, rank: int) -> int | None:
         """Which piece of its whole group a rank's group is at this level; None for whole groups."""
@@ -311,13 +308,10 @@ class Groups(Sequence[Group]):
 
     @property
     def partition(self) -> tuple[object, ...]:
-        """What makes two kinds the same groups on every rank: equal partitions cut a span in one way only."""
-        coalesced = self.members.coalesced()
-        members: object = coalesced
-        if self.level is not None:
-            members = _between(coalesced, *self.level) or (coalesced, self.level)
-        whole = self.picked is None or self.picked == tuple(range(self._width))
-        return self.rank_range, members, None if whole else self.picked
+        """What makes two kinds the same groups on every rank: equal partitions cut the ranks in one way only."""
+        level = self.level
+        members = self.members if level is None else self.members.between(*level) or (self.members, level)
+        return self.rank_range, members, self.picked
 
     def _locate(self, rank: int) -> tuple[int, int, int]:
         """The base of a rank's group, the piece of it at this level, and the position in the piece."""
@@ -352,16 +346,3 @@ class Groups(Sequence[Group]):
 def _frozen(ranks: IntArray) -> IntArray:
     ranks.flags.writeable = False
     return ranks
-
-
-def _between(members: Strided, stride: int, width: int) -> Strided | None:
-    """The pattern of the positions ``0, stride, ... (width - 1) * stride``; None where no pattern lists them all."""
-    pairs, seen = [], 1
-    for size, step in members.pairs:
-        low, high = max(seen, stride), min(seen * size, stride * width)
-        if low < high:
-            if low % seen or high % low or (seen * size) % high:
-                return None
-            pairs.append((high // low, step * (low // seen)))
-        seen *= size
-    return Strided(tuple(pairs)).coalesced()

@@ -8,6 +8,7 @@ llm                         [ tp 4, dp 4, pp 2         ]        disjoint
 
 Two meshes of a job are disjoint, or colocated (exactly the same ranks). Anything between is refused, because a rank
 would then wait in one mesh for a rank that is busy in another. A job covers its world unless it says ``partial=True``.
+The ranks of a mesh may be apart, as those of a slice of another mesh are.
 
 >>> from rankmesh.core.mesh import Mesh
 >>> job = Job(world_size=48, encoder=Mesh(tp=2, dp=8), llm=Mesh(tp=4, dp=4, pp=2, offset=16))
@@ -22,9 +23,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 
+import numpy as np
+
 from rankmesh.core.axes import axis_name, find, integer
 from rankmesh.core.mesh import Mesh
-from rankmesh.errors import LayoutError
+from rankmesh.errors import LayoutError, quoted
 
 __all__ = ["Job"]
 
@@ -39,7 +42,7 @@ class Job(Mapping[str, Mesh]):
         self._partial = bool(partial)
         self._meshes = {axis_name(name): _mesh(name, mesh) for name, mesh in meshes.items()}
         if not meshes:
-            raise LayoutError("received no meshes; a job has at least one, such as Job(world_size=8, llm=Mesh(dp=8))")
+            raise LayoutError("the job has no meshes; give at least one, such as Job(world_size=8, llm=Mesh(dp=8))")
         for name, mesh in self._meshes.items():
             _inside(name, mesh, self._world_size)
         for one, other in combinations(self._meshes, 2):
@@ -67,7 +70,7 @@ class Job(Mapping[str, Mesh]):
         number = integer(rank, "rank", least=0)
         if number >= self._world_size:
             raise LayoutError(
-                f"received rank {number}; the world has ranks 0 to {self._world_size - 1}; ask for a rank inside",
+                f"rank {number} is outside the world of ranks 0 to {self._world_size - 1}; ask for a rank inside",
                 rank=number,
                 world_size=self._world_size,
             )
@@ -97,19 +100,15 @@ class Job(Mapping[str, Mesh]):
 
 def _mesh(name: str, mesh: object) -> Mesh:
     if not isinstance(mesh, Mesh):
-        raise LayoutError(f"received {mesh!r} as mesh {name!r}; give a Mesh", name=name, received=mesh)
+        raise LayoutError(f"mesh {name!r} is {quoted(mesh)}; give a Mesh, such as Mesh(dp=8)", name=name, received=mesh)
     return mesh
-
-
-def _range(mesh: Mesh) -> str:
-    return f"ranks {mesh.rank_range.offset} to {mesh.rank_range.stop - 1}"
 
 
 def _inside(name: str, mesh: Mesh, world_size: int) -> None:
     if mesh.rank_range.stop > world_size:
         raise LayoutError(
-            f"received mesh {name!r} over {_range(mesh)} in a world of {world_size}; "
-            f"the last rank is {world_size - 1}; lower its offset or a size, or raise world_size",
+            f"mesh {name!r} covers {mesh.rank_range}, but the last rank of a world of {world_size} is "
+            f"{world_size - 1}; lower its offset or a size, or raise world_size to {mesh.rank_range.stop}",
             name=name,
             last=mesh.rank_range.stop - 1,
             world_size=world_size,
@@ -117,29 +116,27 @@ def _inside(name: str, mesh: Mesh, world_size: int) -> None:
 
 
 def _disjoint_or_colocated(one: str, left: Mesh, other: str, right: Mesh) -> None:
-    same = (left.offset, left.size) == (right.offset, right.size)
-    apart = left.rank_range.stop <= right.offset or right.rank_range.stop <= left.offset
-    if not (same or apart):
+    shared = int((left.rank_range.positions(right.rank_range.ascending) >= 0).sum())
+    if shared and not shared == left.size == right.size:
         raise LayoutError(
-            f"received meshes {one!r} over {_range(left)} and {other!r} over {_range(right)}, which overlap; two "
-            "meshes share all of their ranks or none; move one with offset=, or give both the same span",
+            f"meshes {one!r} over {left.rank_range} and {other!r} over {right.rank_range} overlap on {shared} of their "
+            "ranks; two meshes share all ranks or none; move one with offset=, or lay both over the same ranks",
             meshes=(one, other),
         )
 
 
 def _covers(meshes: Mapping[str, Mesh], world_size: int) -> None:
-    free, start = [], 0
-    for offset, stop in sorted({(mesh.offset, mesh.rank_range.stop) for mesh in meshes.values()}):
-        if offset > start:
-            free.append((start, offset - 1))
-        start = stop
-    if start < world_size:
-        free.append((start, world_size - 1))
-    if free:
-        shown = ", ".join(f"{low} to {high}" for low, high in free)
+    idle = np.ones(world_size + 2, dtype=np.int8)
+    idle[[0, -1]] = 0
+    for mesh in meshes.values():
+        idle[mesh.rank_range.ascending + 1] = 0
+    edges = np.flatnonzero(np.diff(idle))
+    if len(edges):
+        free = tuple((int(low), int(high) - 1) for low, high in edges.reshape(-1, 2).tolist())
+        shown = ", ".join(f"{low} to {high}" for low, high in free[:8]) + (" ..." if len(free) > 8 else "")
         raise LayoutError(
-            f"received a job whose meshes leave out ranks {shown} of {world_size}; a job covers its world; "
-            "say partial=True if these ranks are meant to be idle, or enlarge a mesh",
-            free=tuple(free),
+            f"the meshes of the job leave out ranks {shown} of {world_size}; enlarge a mesh, or say partial=True if "
+            "these ranks are meant to be idle",
+            free=free,
             world_size=world_size,
         )

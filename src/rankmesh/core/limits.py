@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from rankmesh.errors import PlanError
+from rankmesh.errors import PlanError, quoted
 
 __all__ = ["time_limit"]
 
@@ -21,8 +21,8 @@ def time_limit(timeout: object) -> timedelta:
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not _LEAST <= seconds <= _MOST:
         raise PlanError(
-            f"received timeout={timeout!r}; it must be a timedelta or a number of seconds, from {_LEAST:g} to "
-            f"{_MOST:g}; leave it out for the default",
+            f"timeout is {quoted(timeout)}; give a timedelta or a number of seconds from {_LEAST:g} to {_MOST:g}, or "
+            "leave it out for the default",
             received=timeout,
         )
     return timedelta(seconds=seconds)

@@ -8,7 +8,7 @@
 (['tp', 'pp', 'embd'], (1, 3, 5, 7), 3, 'pp@tp1')
 >>> plan.of(3)["embd"]
 Traceback (most recent call last):
-rankmesh.errors.NotAMember: received group 'embd' on rank 3; its members here are [1, 7]; \
+rankmesh.errors.NotAMember: rank 3 is not in group 'embd': its members here are [1, 7]; \
 ask on one of them, or test with 'embd' in groups
 """
 
@@ -34,7 +34,7 @@ class LocalGroup:
     """One group as one of its members sees it.
 
     ``group`` lists the members, ``rank`` is the position of this rank among them, ``coordinate`` is what all members
-    agree on, ``canonical`` names the group whose process group this one uses (its own name if it leads).
+    agree on, ``canonical`` names the group whose process group this one uses (its own name where it is the first).
     """
 
     spec: GroupSpec
@@ -92,7 +92,7 @@ class LocalGroups(Mapping[str, LocalGroup]):
     def __init__(self, rank: int, kinds: Iterable[tuple[GroupSpec, Groups]]) -> None:
         self.rank = rank
         given = tuple(kinds)
-        member = [(spec, groups, *groups.own(rank)) for spec, groups in given if groups.has(rank)]
+        member = [(spec, groups, *groups.locate(rank)) for spec, groups in given if groups.has(rank)]
         canonical = canonical_groups((spec.name, group, spec.options) for spec, _, group, _ in member)
         self._groups = {
             spec.name: LocalGroup(
@@ -132,13 +132,12 @@ class LocalGroups(Mapping[str, LocalGroup]):
             return UnknownGroup(name, (*self._groups, *self._elsewhere))
         groups = self._elsewhere[name]
         if self.rank not in groups.rank_range:
-            where = f"the plan covers ranks {groups.rank_range.offset} to {groups.rank_range.stop - 1}"
+            where = f"the plan covers {groups.rank_range}"
         else:
             members = groups[groups.index_of(self.rank)]
             where = f"its members here are {listed(members)}"
         return NotAMember(
-            f"received group {name!r} on rank {self.rank}; {where}; "
-            f"ask on one of them, or test with {name!r} in groups",
+            f"rank {self.rank} is not in group {name!r}: {where}; ask on one of them, or test with {name!r} in groups",
             group=name,
             rank=self.rank,
         )
@@ -154,8 +153,8 @@ class LocalGroups(Mapping[str, LocalGroup]):
 
     @property
     def communicators(self) -> tuple[LocalGroup, ...]:
-        """The groups whose process group needs a communicator: one each, leaders of more than one rank."""
-        return tuple(own for own in self.values() if own.canonical == own.name and own.size > 1)
+        """The groups whose process group needs a communicator: one each, canonical ones of more than one rank."""
+        return tuple(local for local in self.values() if local.canonical == local.name and local.size > 1)
 
     def __repr__(self) -> str:
         return f"LocalGroups(rank={self.rank}, {', '.join(map(str, self._groups.values()))})"

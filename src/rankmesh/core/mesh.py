@@ -1,4 +1,4 @@
-"""Meshes: named axes laid over a contiguous span of global ranks.
+"""Meshes: named axes laid over global ranks, consecutive ones but for slices of other meshes.
 
     rank = offset + Σ coordinate[a] · stride[a]        stride[a] = Π sizes of the axes before a
 
@@ -40,49 +40,50 @@ from rankmesh.core.groups import Groups
 from rankmesh.core.rank_range import RankRange
 from rankmesh.core.strided import Strided
 from rankmesh.core.views import factors, prove_shared
-from rankmesh.errors import LayoutError
+from rankmesh.errors import LayoutError, first_line, quoted
 
 __all__ = ["Mesh"]
 
 
 class Mesh:
-    """Named axes over ranks ``offset`` to ``offset + size - 1``; frozen, hashable, equal when equivalent.
+    """Named axes over ranks, from ``offset`` on; frozen, hashable, equal when equivalent.
 
     Keyword order is rank order, the first axis adjacent. ``rank_map`` lists the global rank at each position, for
-    clusters whose rank numbers do not follow the wiring; the identity map is the same mesh as no map.
+    clusters whose rank numbers do not follow the wiring; the identity map is the same mesh as no map. The ranks are
+    consecutive, but for a ``slice`` of another mesh.
 
     Raises ``LayoutError`` for sizes that are not integers of at least 1, and for a map that is no permutation.
     """
 
-    __slots__ = ("_pairs", "_parts", "_pattern", "_rank_range", "_sizes", "_views")
+    __slots__ = ("_pairs", "_parts", "_rank_range", "_sizes", "_views")
 
     _sizes: dict[str, int]
-    _parts: dict[str, tuple[str, ...]]
-    _pattern: Strided
-    _pairs: dict[str, tuple[int, int]]
     _rank_range: RankRange
+    _parts: dict[str, tuple[str, ...]]
     _views: dict[str, Mesh]
+    _pairs: dict[str, tuple[int, int]]
 
-    def __init__(self, /, *, offset: int = 0, rank_map: Iterable[int] | None = None, **sizes: int) -> None:
+    def __init__(self, /, *args: object, offset: int = 0, rank_map: Iterable[int] | None = None, **sizes: int) -> None:
+        if args:
+            raise LayoutError(
+                f"Mesh({', '.join(map(quoted, args))}) does not name its axes; write name=size, such as "
+                "Mesh(tp=2, dp=4), or give a text to Mesh.parse and a mapping to Mesh.of",
+                received=args,
+            )
         checked = {axis_name(name): axis_size(name, size) for name, size in sizes.items()}
         if not checked:
-            raise LayoutError("received no axes; a mesh has at least one, such as Mesh(dp=8)")
+            raise LayoutError("the mesh has no axes; give at least one, such as Mesh(dp=8)")
         self._set(checked, RankRange.of(offset, prod(checked.values()), rank_map), {}, {})
 
     def _set(
         self, sizes: dict[str, int], rank_range: RankRange, parts: dict[str, tuple[str, ...]], views: dict[str, Mesh]
-    ) -> None:
-        pattern = Strided.dense(sizes.values())
-        values = {
-            "_sizes": sizes,
-            "_parts": parts,
-            "_pattern": pattern,
-            "_pairs": dict(zip(sizes, pattern.pairs, strict=True)),
-            "_rank_range": rank_range,
-            "_views": views,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+    ) -> Mesh:
+        self._sizes, self._rank_range, self._parts, self._views = sizes, rank_range, parts, views
+        self._pairs, stride = {}, 1
+        for name, size in sizes.items():
+            self._pairs[name] = (size, stride)
+            stride *= size
+        return self
 
     def _with(
         self,
@@ -92,14 +93,13 @@ class Mesh:
         parts: dict[str, tuple[str, ...]] | None = None,
         views: dict[str, Mesh] | None = None,
     ) -> Mesh:
-        other = object.__new__(Mesh)
-        other._set(
+        """The mesh with these checked values in place of its own."""
+        return object.__new__(Mesh)._set(
             self._sizes if sizes is None else sizes,
             self._rank_range if rank_range is None else rank_range,
             self._parts if parts is None else parts,
             self._views if views is None else views,
         )
-        return other
 
     @classmethod
     def of(cls, sizes: Mapping[str, int], *, offset: int = 0, rank_map: Iterable[int] | None = None) -> Mesh:
@@ -110,7 +110,7 @@ class Mesh:
         """
         if not isinstance(sizes, Mapping):
             raise LayoutError(
-                f"received {sizes!r} as sizes of a mesh; give a mapping, such as {{'tp': 2, 'dp': 4}}", received=sizes
+                f"the sizes of a mesh are {quoted(sizes)}; give a mapping, such as {{'tp': 2, 'dp': 4}}", received=sizes
             )
         return cls(offset=offset, rank_map=rank_map, **{axis_name(name): size for name, size in sizes.items()})
 
@@ -123,7 +123,7 @@ class Mesh:
         offset: int = 0,
         rank_map: Iterable[int] | None = None,
     ) -> Mesh:
-        """The mesh of an axis string; with ``world_size``, one size may be ``*``: what is left.
+        """The mesh of an axis string; with ``world_size``, one size may be ``*``: it is inferred.
 
         >>> Mesh.parse("tp=2,cp=2,dp=*,pp=2", world_size=32)
         Mesh(tp=2, cp=2, dp=4, pp=2)
@@ -152,7 +152,7 @@ class Mesh:
 
     @property
     def offset(self) -> int:
-        """The first global rank."""
+        """The lowest global rank."""
         return self._rank_range.offset
 
     @property
@@ -172,7 +172,7 @@ class Mesh:
 
     @property
     def views(self) -> dict[str, Mesh]:
-        """The other factorisations of the same span, by name."""
+        """The other factorisations of the same ranks, by name."""
         return dict(self._views)
 
     def view(self, name: str | None) -> Mesh:
@@ -188,7 +188,8 @@ class Mesh:
         {'tp': 0, 'dp': 1}
         """
         mesh = self.view(view)
-        return dict(zip(mesh._sizes, mesh._pattern.digits(self._rank_range.position(rank)), strict=True))
+        position = self._rank_range.position(rank)
+        return {name: position // stride % size for name, (size, stride) in mesh._pairs.items()}
 
     def rank(self, /, *, view: str | None = None, **coordinate: int) -> int:
         """The global rank at a coordinate; axes of size 1 may be left out.
@@ -214,40 +215,37 @@ class Mesh:
         ([[0, 1, 2, 3]], [[0, 2, 1, 3]])
         """
         mesh = self.view(view)
-        named = mesh._leaves(axis_names(axes))
         pairs = mesh._pairs
-        chosen = named if ordered else tuple([name for name in mesh._sizes if name in named])
+        chosen = mesh.axis_pairs(axes, ordered=ordered)
         return Groups(
             rank_range=self._rank_range,
-            axes=chosen,
-            members=Strided(tuple([pairs[name] for name in chosen])),
-            fixed=tuple([name for name in pairs if name not in chosen]),
-            bases=Strided(tuple([pair for name, pair in pairs.items() if name not in chosen])),
+            axes=tuple(chosen),
+            members=Strided(tuple(chosen.values())),
+            fixed={name: pair for name, pair in pairs.items() if name not in chosen},
         )
+
+    def axis_pairs(self, axes: AxesLike, *, ordered: bool = False) -> dict[str, tuple[int, int]]:
+        """Size and stride of each of these axes, in the order of the mesh, or as named; split ones by sub-axes.
+
+        >>> Mesh(tp=2, cp=4).split("cp", inner=2, outer=...).axis_pairs("cp-tp", ordered=True)
+        {'inner': (2, 2), 'outer': (2, 4), 'tp': (2, 1)}
+        """
+        named = self._leaves(axis_names(axes))
+        return {name: self._pairs[name] for name in (named if ordered else self._sizes) if ordered or name in named}
 
     def slice(self, axes: AxesLike, of: int, *, view: str | None = None) -> Mesh:
         """The sub-mesh of some axes through one rank, the others left where that rank is.
 
-        Its ranks must be contiguous, as those of the fastest axes are; ``groups`` lists them wherever they are. Axes
-        stand in the order of the mesh.
+        Axes stand in the order of the mesh. Its ranks may be apart: they are those of ``groups(axes).of(rank)``.
 
         >>> mesh = Mesh(tp=2, dp=2, pp=2)
-        >>> mesh.slice("tp-dp", of=5)
-        Mesh(tp=2, dp=2, offset=4)
+        >>> mesh.slice("tp-dp", of=5), mesh.slice("dp-pp", of=5).groups("dp").tolist()
+        (Mesh(tp=2, dp=2, offset=4), [[1, 3], [5, 7]])
         """
-        own = self.groups(axes, view=view)
-        members = own.of(of)
-        first = min(members)
-        if sorted(members) != list(range(first, first + len(members))):
-            along = "-".join(own.axes)
-            raise LayoutError(
-                f"received axes {along!r} for a sub-mesh through rank {of}; its ranks are {members!r}, and a mesh "
-                f"covers contiguous ranks; use groups({along!r}).of({of})",
-                axes=own.axes,
-                rank=of,
-            )
-        sizes = {name: size for name, size in self.view(view)._sizes.items() if name in own.axes}
-        return Mesh.of(sizes, offset=first, rank_map=members.ranks)
+        chosen = self.view(view).axis_pairs(axes)
+        ranks = self.groups(axes, view=view).of(of).array
+        sizes = {name: size for name, (size, _) in chosen.items()}
+        return self._with(sizes=sizes, rank_range=RankRange.at(ranks), parts={}, views={})
 
     def __getitem__(self, axes: str | tuple[str, ...]) -> Mesh:
         """The sub-mesh of some axes, where it is the same for every rank: the other axes have size 1.
@@ -259,9 +257,9 @@ class Mesh:
         if len(groups) > 1:
             along = "-".join(groups.axes)
             raise LayoutError(
-                f"received mesh[{along!r}]; there are {len(groups)} such sub-meshes, one for each position along "
-                f"{', '.join(groups.fixed)}, and a mesh is the same on every rank; say whose: mesh.slice({along!r}, "
-                f"of=rank), or list all with mesh.groups({along!r})",
+                f"mesh[{along!r}] could be any of {len(groups)} sub-meshes, one for each position along "
+                f"{', '.join(groups.fixed)}; say whose: mesh.slice({along!r}, of=rank), or list all with "
+                f"mesh.groups({along!r})",
                 axes=groups.axes,
                 slices=len(groups),
             )
@@ -288,33 +286,31 @@ class Mesh:
         [[4, 6], [5, 7]]
         """
         start = self.offset if offset is None else integer(offset, "offset", least=0)
-        moved = self.rank_map and tuple(rank + start - self.offset for rank in self.rank_map)
-        rank_range = RankRange.of(start, self.size, moved if rank_map is ... else rank_map)
+        moved = self._rank_range.moved(start)
+        rank_range = moved if rank_map is ... else moved.ordered(rank_map)
         return self._with(
             rank_range=rank_range, views={name: view._with(rank_range=rank_range) for name, view in self._views.items()}
         )
 
     def with_view(self, name: str, /, *, shared: Iterable[str] | None = None, **sizes: int) -> Mesh:
-        """The mesh with one more factorisation of its span, whose ``shared`` axes are proved equal.
+        """The mesh with one more factorisation of its ranks, whose ``shared`` axes are proved equal.
 
         By default every axis that both name is shared. Two axes are equal when they give the same groups in the
         same order: same size and same stride.
 
         >>> Mesh(tp=2, dp=2, pp=2).with_view("expert", ep=2, pp=4)
         Traceback (most recent call last):
-        rankmesh.errors.LayoutError: received view 'expert' with sharing of 'pp', but its groups differ: \
+        rankmesh.errors.LayoutError: view 'expert' shares 'pp' with the mesh, but its groups differ: \
 the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one stride in both, or leave it out of shared
         """
-        view = Mesh.of(factors(name, sizes, self.size), offset=self.offset, rank_map=self.rank_map)
+        view = self._with(sizes=factors(name, sizes, self.size), parts={}, views={})
         if axis_name(name) in self._views:
-            raise LayoutError(
-                f"received a second view named {name!r}; each view has its own name; rename one", view=name
-            )
+            raise LayoutError(f"the mesh has a view {name!r} already; give the second one another name", view=name)
         prove_shared(self, view, name, shared)
         return self._with(views={**self._views, name: view})
 
     def split(self, axis: str, /, *, view: str | None = None, **sizes: int | EllipsisType) -> Mesh:
-        """The mesh with one axis replaced by sub-axes, the first adjacent; one size may be ``...``: what is left.
+        """The mesh with one axis replaced by sub-axes, the first adjacent; one size may be ``...``: it is inferred.
 
         The split axis can still be named: it stands for all of its sub-axes.
 
@@ -332,12 +328,14 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         total = self._sizes[find(axis, self._sizes)]
         asked = {axis_name(name): None if size is ... else axis_size(name, size) for name, size in sizes.items()}
         if not asked:
-            raise LayoutError(f"received no sub-axes for {axis!r}; name them, such as inner=2, outer=...", axis=axis)
+            raise LayoutError(
+                f"axis {axis!r} is split into nothing; name sub-axes, such as inner=2, outer=...", axis=axis
+            )
         filled = fill(asked, total, f"size of axis {axis!r}")
         taken = (self._sizes.keys() | self._parts.keys()) & filled.keys()
         if taken:
             raise LayoutError(
-                f"received sub-axis {sorted(taken)[0]!r} of {axis!r}; the mesh has that name already; use another",
+                f"sub-axis {sorted(taken)[0]!r} of {axis!r} has the name of another axis of the mesh; use another",
                 axis=axis,
             )
         leaves: dict[str, int] = {}
@@ -358,8 +356,8 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         missing = [name for name in left if self._sizes[name] > 1]
         if missing:
             raise LayoutError(
-                f"received order {'-'.join(names)!r}, which leaves out {', '.join(missing)}; "
-                "an order names every axis whose size is more than 1",
+                f"order {'-'.join(names)!r} leaves out {', '.join(missing)}, whose size is more than 1; add "
+                f"-{'-'.join(missing)}",
                 order=names,
                 missing=missing,
             )
@@ -372,6 +370,8 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         data: dict[str, Any] = {"axes": [[name, size] for name, size in self._sizes.items()], "offset": self.offset}
         if self.rank_map is not None:
             data["rank_map"] = list(self.rank_map)
+        if not self._rank_range.consecutive:
+            data["consecutive"] = False
         if self._parts:
             data["parts"] = {name: list(parts) for name, parts in self._parts.items()}
         if self._views:
@@ -390,22 +390,21 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LayoutError(
-                f"received data that is no mesh ({type(error).__name__}: {error}); it has axes, pairs of name and "
-                "size, and an offset; write it with Mesh.to_dict()",
+                f"this data is no mesh ({type(error).__name__}: {first_line(error)}); a mesh has axes, pairs of name "
+                "and size, and an offset; write it with Mesh.to_dict()",
                 received=data,
             ) from error
 
     @classmethod
     def _from_dict(cls, data: Mapping[str, Any]) -> Mesh:
-        mesh = cls.of(_unique(data["axes"]), offset=data["offset"], rank_map=data.get("rank_map"))
-        views = {
-            axis_name(name): cls.from_dict(
-                {"axes": view["axes"], "parts": view.get("parts", {}), "offset": mesh.offset, "rank_map": mesh.rank_map}
-            )
-            for name, view in data.get("views", {}).items()
-        }
-        for name, view in views.items():
-            factors(name, view.axes, mesh.size)
+        sizes, apart = _unique(data["axes"]), data.get("consecutive") is False
+        mesh = cls.of(sizes, offset=data["offset"], rank_map=None if apart else data.get("rank_map"))
+        if apart:
+            mesh = mesh._with(rank_range=RankRange.listed(data["rank_map"], mesh.size))
+        views = {}
+        for name, view in data.get("views", {}).items():
+            other = mesh._with(sizes=factors(axis_name(name), _unique(view["axes"]), mesh.size))
+            views[name] = other._with(parts=other._checked_parts(view.get("parts", {})))
         return mesh._with(parts=mesh._checked_parts(data.get("parts", {})), views=views)
 
     def _checked_parts(self, parts: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
@@ -413,7 +412,9 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         known = {*self._sizes, *split}
         for name, leaves in split.items():
             if not leaves or name in self._sizes or not known.issuperset(leaves):
-                raise LayoutError(f"received parts {leaves} of axis {name!r}; they must be axes of the mesh", axis=name)
+                raise LayoutError(
+                    f"parts {quoted(leaves)} of axis {name!r} are no axes of the mesh; name axes", axis=name
+                )
         _check_acyclic(split)
         return split
 
@@ -431,9 +432,6 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
 
     def __hash__(self) -> int:
         return hash(self._value)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"received a new value for {name!r}; a mesh is frozen; make another one")
 
     def __reduce__(self) -> tuple[object, ...]:
         return Mesh.from_dict, (self.to_dict(),)
@@ -460,14 +458,13 @@ def _digit(name: str, size: int, coordinate: Mapping[str, int]) -> int:
         if size == 1:
             return 0
         raise LayoutError(
-            f"received a coordinate without {name!r} (size {size}); a rank needs a position along every axis; "
-            f"add {name}=0 to {name}={size - 1}",
+            f"the coordinate has no position along {name!r}, whose size is {size}; add {name}=0 to {name}={size - 1}",
             missing=name,
         )
     digit = integer(coordinate[name], f"position along axis {name!r}", least=0)
     if digit >= size:
         raise LayoutError(
-            f"received position {digit} along axis {name!r}; its size is {size}, so positions go from 0 to {size - 1}",
+            f"position {digit} along axis {name!r} does not exist: its size is {size}; give 0 to {size - 1}",
             axis=name,
             received=digit,
             size=size,
@@ -487,8 +484,8 @@ def _check_acyclic(parts: Mapping[str, tuple[str, ...]]) -> None:
         done = [name for name, leaves in open_axes.items() if open_axes.keys().isdisjoint(leaves)]
         if not done:
             raise LayoutError(
-                f"received parts {parts!r}, in which {', '.join(open_axes)} lead in a circle; parts end at axes of the "
-                "mesh; list each split axis with the sub-axes that replace it",
+                f"the parts of {', '.join(open_axes)} are each other's; list each split axis with the axes of the mesh "
+                "that replace it",
                 axes=tuple(open_axes),
                 parts=dict(parts),
             )

@@ -27,7 +27,7 @@ from typing import Any
 from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
-from rankmesh.errors import PlanError, UnknownGroup
+from rankmesh.errors import PlanError, UnknownGroup, first_line, quoted
 
 __all__ = ["with_nccl_config"]
 
@@ -70,13 +70,13 @@ def _sections(config: str | Path | Mapping[str, Mapping[str, Any]]) -> dict[str,
             data = yaml.safe_load(config.read_text(encoding="utf-8") if isinstance(config, Path) else config) or {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise PlanError(
-                f"received an NCCL configuration that cannot be read ({error}); write one section for each group, "
-                "such as tp: {max_ctas: 8}"
+                f"cannot read this NCCL configuration ({first_line(error)}); write one section for each group, such as "
+                "tp: {max_ctas: 8}"
             ) from error
     if not isinstance(data, Mapping) or not all(isinstance(section, Mapping) for section in data.values()):
         raise PlanError(
-            f"received {data!r} as an NCCL configuration; it maps names of groups to options, such as "
-            "tp: {max_ctas: 8}; a path is given as a pathlib.Path",
+            f"{quoted(data)} is no NCCL configuration; map names of groups to options, such as "
+            "tp: {max_ctas: 8}, or give a path as a pathlib.Path",
             received=data,
         )
     return {str(name): dict(section) for name, section in data.items()}

@@ -11,15 +11,15 @@ Options(backend='gloo', timeout=1800.0)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from math import isfinite
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from rankmesh.errors import PlanError
+from rankmesh.errors import PlanError, UnknownArgument, quoted
 
-__all__ = ["NcclConfig", "Options"]
+__all__ = ["GivenOptions", "NcclConfig", "Options", "flag"]
 
 NcclValue = int | float | str | bool
 NcclConfig = Mapping[str, NcclValue] | Iterable[tuple[str, NcclValue]]
@@ -28,7 +28,20 @@ NcclConfig = Mapping[str, NcclValue] | Iterable[tuple[str, NcclValue]]
 _LONGEST = timedelta.max.total_seconds()
 
 
-@dataclass(frozen=True, repr=False)
+class GivenOptions(TypedDict, total=False):
+    """What ``Options`` and ``GroupSpec`` take as options."""
+
+    backend: str | None
+    timeout: float | timedelta | None
+    nccl: NcclConfig | None
+    high_priority: bool | None
+    sharp: bool | None
+    share: bool | None
+    overlap: str | None
+    lazy: bool | None
+
+
+@dataclass(frozen=True, init=False, repr=False)
 class Options:
     """The options of one group; every field may be None, which means inherited.
 
@@ -51,28 +64,18 @@ class Options:
     overlap: str | None = None
     lazy: bool | None = None
 
-    def __init__(
-        self,
-        *,
-        backend: str | None = None,
-        timeout: float | timedelta | None = None,
-        nccl: NcclConfig | None = None,
-        high_priority: bool | None = None,
-        sharp: bool | None = None,
-        share: bool | None = None,
-        overlap: str | None = None,
-        lazy: bool | None = None,
-    ) -> None:
-        given = (backend, timeout, nccl, high_priority, sharp, share, overlap, lazy)
-        # What is not given stays at the default of its field, None; the rest is set in the order of the fields.
-        for (name, check), value in zip(_CHECKS.items(), given, strict=True):
+    def __init__(self, **given: Unpack[GivenOptions]) -> None:
+        values = vars(self)  # holds what is given alone; the rest stays at the default of its field
+        for name, value in given.items():
+            if name not in _CHECKS:
+                raise UnknownArgument(name, _CHECKS, "Options")
             if value is not None:
-                object.__setattr__(self, name, check(name, value))
+                values[name] = _CHECKS[name](name, value)
 
     def over(self, inherited: Options) -> Options:
         """These options, with what they leave open taken from ``inherited``."""
-        own, others = vars(self), vars(inherited)
-        return Options(**{**others, **own}) if own and others else self if own else inherited
+        ours, theirs = vars(self), vars(inherited)
+        return Options(**{**theirs, **ours}) if ours and theirs else self if ours else inherited
 
     def effective(self) -> Options:
         """The same options with what is the default anyway left out, so that equal behaviour is equal options."""
@@ -82,9 +85,9 @@ class Options:
         return Options(**kept) if len(kept) < len(given) else self
 
     def to_dict(self) -> dict[str, Any]:
-        """The options that are set, as plain data."""
-        data = {name: value for name, value in vars(self).items() if name != "nccl"}
-        return data | ({"nccl": dict(self.nccl)} if self.nccl is not None else {})
+        """The options that are set, as plain data, in the order of the fields."""
+        given = {name: value for name in _CHECKS if (value := vars(self).get(name)) is not None and name != "nccl"}
+        return given | ({"nccl": dict(self.nccl)} if self.nccl is not None else {})
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
@@ -93,47 +96,39 @@ class Options:
         return ", ".join(f"{name} {value}" for name, value in self.to_dict().items())
 
 
-def _text(name: str, value: object) -> str | None:
-    if value is None or (isinstance(value, str) and value):
+def _text(name: str, value: object) -> str:
+    if isinstance(value, str) and value:
         return value
-    raise PlanError(f"received {value!r} as {name}; it must be a name, such as 'gloo'", option=name, received=value)
+    raise _refused(name, value, "give a name, such as 'gloo'")
 
 
-def _flag(name: str, value: object) -> bool | None:
-    if value is None or isinstance(value, bool):
+def flag(name: str, value: object) -> bool:
+    """``value`` if it is a bool."""
+    if isinstance(value, bool):
         return value
-    raise PlanError(f"received {value!r} as {name}; it must be True or False", option=name, received=value)
+    raise _refused(name, value, "give True or False")
 
 
-def _seconds(name: str, value: object) -> float | None:
-    if value is None:
-        return None
+def _seconds(name: str, value: object) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST:
-        raise PlanError(
-            f"received {value!r} as {name}; it must be a number of seconds above 0, or a timedelta",
-            option=name,
-            received=value,
-        )
+        raise _refused(name, value, "give a number of seconds above 0, or a timedelta")
     return float(seconds)
 
 
-def _config(name: str, value: object) -> tuple[tuple[str, NcclValue], ...] | None:
-    if value is None:
-        return None
+def _config(name: str, value: object) -> tuple[tuple[str, NcclValue], ...]:
     try:
         config = dict(value)  # type: ignore[call-overload]  # TypeError is caught
     except (TypeError, ValueError):
         config = {None: None}
     for key, setting in config.items():
         if not isinstance(key, str) or not _is_setting(setting):
-            raise PlanError(
-                f"received {value!r} as {name}; it must map names of NCCL options to numbers or words, "
-                "such as {'max_ctas': 8}",
-                option=name,
-                received=value,
-            )
+            raise _refused(name, value, "map names of NCCL options to numbers or words, such as {'max_ctas': 8}")
     return tuple(sorted((key, _plain(setting)) for key, setting in config.items()))
+
+
+def _refused(name: str, value: object, fix: str) -> PlanError:
+    return PlanError(f"{name} is {quoted(value)}; {fix}", option=name, received=value)
 
 
 def _is_setting(setting: object) -> bool:
@@ -147,13 +142,13 @@ def _plain(setting: NcclValue) -> NcclValue:
     return setting
 
 
-_CHECKS: Mapping[str, Any] = {
+_CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "backend": _text,
     "timeout": _seconds,
     "nccl": _config,
-    "high_priority": _flag,
-    "sharp": _flag,
-    "share": _flag,
+    "high_priority": flag,
+    "sharp": flag,
+    "share": flag,
     "overlap": _text,
-    "lazy": _flag,
+    "lazy": flag,
 }

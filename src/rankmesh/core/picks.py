@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import SupportsIndex
 
-from rankmesh.errors import LayoutError
+from rankmesh.errors import LayoutError, quoted
 
 __all__ = ["Pick", "PickLike", "ends", "first", "last"]
 
@@ -60,8 +60,7 @@ class Pick:
         for position in self.positions:
             if not -size <= position < size:
                 raise LayoutError(
-                    f"received position {position} in a pick; groups have {size} ranks, "
-                    f"so positions go from {-size} to {size - 1}",
+                    f"a pick has position {position}, but groups have {size} ranks; give {-size} to {size - 1}",
                     position=position,
                     size=size,
                 )
@@ -79,12 +78,12 @@ def _integers(positions: object, pick: object) -> tuple[int, ...]:
         numbers = tuple(_position(position) for position in positions)  # type: ignore[attr-defined]  # TypeError is caught
     except TypeError:
         raise LayoutError(
-            f"received {positions!r} from pick {pick!r}; a pick is a list of positions, "
-            "or a callable that takes a group's ranks and returns some of them",
+            f"pick {quoted(pick)} gives {quoted(positions)}; give a list of positions, or a callable that takes the "
+            "ranks of a group and returns some of them",
             received=positions,
         ) from None
     if not numbers:
-        raise LayoutError(f"received no position from pick {pick!r}; a pick chooses at least one", received=positions)
+        raise LayoutError(f"pick {quoted(pick)} chooses no position; choose at least one", received=positions)
     return numbers
 
 

@@ -32,7 +32,7 @@ from rankmesh.core.options import Options
 from rankmesh.core.saved import digest_of, dump, load
 from rankmesh.core.sharing import kinds_that_share
 from rankmesh.core.spec import GroupSpec, check_specs
-from rankmesh.errors import PlanError, UnknownGroup
+from rankmesh.errors import PlanError, UnknownGroup, quoted
 
 __all__ = ["Plan"]
 
@@ -70,7 +70,7 @@ class Plan:
     ) -> None:
         """Take these values; the specs that are ``resolved`` inherit nothing more."""
         if not isinstance(mesh, Mesh):
-            raise PlanError(f"received {mesh!r} as mesh of a plan; give a Mesh, such as Mesh(tp=2, dp=4)")
+            raise PlanError(f"the mesh of a plan is {quoted(mesh)}; give a Mesh, such as Mesh(tp=2, dp=4)")
         for view in self._view_options:
             mesh.view(view)
         self._mesh = mesh
@@ -82,8 +82,8 @@ class Plan:
         self._kinds  # noqa: B018  - a spec that does not fit the mesh is refused here, not at its first use
 
     def _inherited(self, view: str | None) -> Options:
-        own = self._view_options.get(view or "")
-        return self._options if own is None else own.over(self._options)
+        of_view = self._view_options.get(view or "")
+        return self._options if of_view is None else of_view.over(self._options)
 
     @classmethod
     def of_job(cls, job: Job, specs: Mapping[str, Iterable[GroupSpec]]) -> dict[str, Plan]:
@@ -285,12 +285,12 @@ class Plan:
 def _options(options: Options | None, what: str) -> Options:
     if options is None or isinstance(options, Options):
         return options or Options()
-    raise PlanError(f"received {options!r} as {what}; give Options, such as Options(timeout=600)", received=options)
+    raise PlanError(f"{what} is {quoted(options)}; give Options, such as Options(timeout=600)", received=options)
 
 
 def _plan_name(name: object) -> str:
     if not isinstance(name, str):
-        raise PlanError(f"received {name!r} as name of a plan; a name is a word, such as 'encoder'", received=name)
+        raise PlanError(f"the name of a plan is {quoted(name)}; give a word, such as 'encoder'", received=name)
     return name
 
 
@@ -298,8 +298,8 @@ def _world(world_size: int, mesh: Mesh) -> int:
     size = integer(world_size, "world_size", least=1)
     if mesh.rank_range.stop > size:
         raise PlanError(
-            f"received a mesh over ranks {mesh.offset} to {mesh.rank_range.stop - 1} for a world of {size}; a mesh "
-            "fits inside its world; lower its offset or a size, or raise world_size",
+            f"the mesh covers {mesh.rank_range}, more than a world of {size} has; lower its offset or a size, or raise "
+            f"world_size to {mesh.rank_range.stop}",
             world_size=size,
             stop=mesh.rank_range.stop,
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from rankmesh.errors import PlanError
+from rankmesh.errors import PlanError, quoted
 
 __all__ = ["Preset", "get", "names"]
 
@@ -47,5 +47,5 @@ def names() -> tuple[str, ...]:
 def get(name: str) -> Preset:
     """One preset by name."""
     if name not in _all():
-        raise PlanError(f"received preset {name!r}; the presets are {', '.join(_all())}", received=name)
+        raise PlanError(f"unknown preset {quoted(name)}; the presets are {', '.join(_all())}", received=name)
     return _all()[name]

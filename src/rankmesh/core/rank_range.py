@@ -1,11 +1,13 @@
-"""The span of a mesh: the contiguous global ranks that it covers, and the order in which it takes them.
+"""The rank range of a mesh: the global ranks that it covers, and the order in which it takes them.
 
     rank = offset + position                  without a rank map
-    rank = rank_map[position]                 with one: a permutation of offset ... offset + size - 1
+    rank = rank_map[position]                 with one
 
 ```
-position   0  1  2  3            position   0  1  2  3
-rank       4  5  6  7            rank       4  6  5  7        rank_map=(4, 6, 5, 7)
+position   0  1  2  3
+rank       4  5  6  7        Mesh(tp=2, dp=2, offset=4)
+rank       4  6  5  7        the same with rank_map=(4, 6, 5, 7)
+rank       1  3  5  7        a slice of a larger mesh, whose ranks are apart: rank_map=(1, 3, 5, 7)
 ```
 
 A coordinate always belongs to a *position*; the rank map says which process sits there. So a group's members are
@@ -23,14 +25,17 @@ import numpy as np
 
 from rankmesh.core.axes import integer
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import LayoutError
+from rankmesh.errors import LayoutError, quoted
 
 __all__ = ["RankRange"]
 
 
 @dataclass(frozen=True)
 class RankRange:
-    """``size`` global ranks from ``offset`` on, taken in the order of ``rank_map`` (None: ascending)."""
+    """``size`` global ranks, the lowest of them ``offset``, taken in the order of ``rank_map``.
+
+    Without a map they are consecutive and ascend.
+    """
 
     offset: int
     size: int
@@ -38,75 +43,128 @@ class RankRange:
 
     @classmethod
     def of(cls, offset: object, size: int, rank_map: Iterable[int] | None) -> RankRange:
-        """A checked span; the identity map is normalised to None."""
+        """Consecutive ranks from ``offset`` on, in any order; the identity map is no map."""
         start = integer(offset, "offset", least=0)
+        return cls(start, size).ordered(rank_map)
+
+    @classmethod
+    def at(cls, ranks: IntArray) -> RankRange:
+        """These ranks, all different, in this order; they may be apart.
+
+        >>> RankRange.at(np.array([1, 5])), RankRange.at(np.array([4, 5]))
+        (RankRange(offset=1, size=2, rank_map=(1, 5)), RankRange(offset=4, size=2, rank_map=None))
+        """
+        first = int(ranks.min())
+        ascending = np.array_equal(ranks, np.arange(first, first + len(ranks)))
+        return cls(first, len(ranks), None if ascending else tuple(ranks.tolist()))
+
+    @classmethod
+    def listed(cls, ranks: Iterable[int], size: int) -> RankRange:
+        """``size`` different ranks, in this order; they may be apart."""
+        listed = np.asarray([integer(rank, "rank of a rank_map", least=0) for rank in ranks], dtype=np.int64)
+        if listed.shape != (size,) or len(np.unique(listed)) < size:
+            raise LayoutError(
+                f"rank_map {quoted(listed.tolist())} has {listed.size} entries for a mesh of {size} ranks; list {size} "
+                "different ranks, in the order of positions",
+                received=tuple(listed.tolist()),
+                size=size,
+            )
+        return cls.at(listed)
+
+    def ordered(self, rank_map: Iterable[int] | None) -> RankRange:
+        """The same ranks in the order of a map, which lists each of them once; None: ascending."""
         if rank_map is None:
-            return cls(start, size)
+            return self if self.rank_map is None else RankRange.at(self.ascending)
         if not isinstance(rank_map, Iterable):
             raise LayoutError(
-                f"received {rank_map!r} as rank_map; list the global rank at each position, such as (0, 2, 1, 3)",
+                f"rank_map is {quoted(rank_map)}; list the global rank at each position, such as (0, 2, 1, 3)",
                 received=rank_map,
             )
         ranks = np.asarray(list(rank_map))
-        if not _permutes(ranks, start, size):
+        if ranks.shape != (self.size,) or ranks.dtype.kind not in "iu" or (np.sort(ranks) != self.ascending).any():
             raise LayoutError(
-                f"received a rank_map of {ranks.size} entries for a mesh of {size} ranks from {start}; it must list "
-                f"each of {start} to {start + size - 1} exactly once, in the order of positions",
+                f"rank_map {quoted(ranks.tolist())} has {ranks.size} entries for a mesh of {self.size} ranks from "
+                f"{self.offset}; list each of {self} exactly once, in the order of positions",
                 received=tuple(ranks.tolist()),
-                offset=start,
-                size=size,
+                offset=self.offset,
+                size=self.size,
             )
-        if np.array_equal(ranks, np.arange(start, start + size)):
-            return cls(start, size)
-        return cls(start, size, tuple(int(rank) for rank in ranks.tolist()))
+        return RankRange.at(ranks)
 
-    @property
+    def moved(self, offset: int) -> RankRange:
+        """The same order with the lowest rank at ``offset``."""
+        step = offset - self.offset
+        return RankRange(offset, self.size, self.rank_map and tuple(rank + step for rank in self.rank_map))
+
+    @cached_property
     def stop(self) -> int:
-        """One past the last rank of the span."""
-        return self.offset + self.size
+        """One past the last rank."""
+        return self.offset + self.size if self.rank_map is None else max(self.rank_map) + 1
+
+    @cached_property
+    def consecutive(self) -> bool:
+        """Whether no rank between the first and the last is left out."""
+        return self.stop - self.offset == self.size
 
     @property
-    def members(self) -> range:
-        """The ranks of the span, ascending."""
-        return range(self.offset, self.stop)
+    def members(self) -> range | tuple[int, ...]:
+        """The ranks, ascending."""
+        return range(self.offset, self.stop) if self.consecutive else tuple(self.ascending.tolist())
+
+    @cached_property
+    def ascending(self) -> IntArray:
+        """The ranks as an int64 array of shape ``(size,)``, ascending."""
+        return np.arange(self.offset, self.stop) if self.consecutive else np.sort(self._ranks)
 
     def __contains__(self, rank: object) -> bool:
         try:
-            return self.offset <= operator.index(rank) < self.stop  # type: ignore[arg-type]  # TypeError is caught
+            number = operator.index(rank)  # type: ignore[arg-type]  # TypeError is caught
         except TypeError:
             return False
+        return self.offset <= number < self.stop and (
+            self.consecutive or int(self._positions[number - self.offset]) >= 0
+        )
 
     @cached_property
-    def _forward(self) -> IntArray | None:
-        return None if self.rank_map is None else np.asarray(self.rank_map, dtype=np.int64)
+    def _ranks(self) -> IntArray:
+        return np.asarray(self.rank_map, dtype=np.int64)
 
     @cached_property
-    def _inverse(self) -> IntArray | None:
-        return None if self._forward is None else np.argsort(self._forward)
+    def _positions(self) -> IntArray:
+        """The position of each rank from the first to the last, -1 for ranks that are left out."""
+        positions = np.full(self.stop - self.offset, -1, dtype=np.int64)
+        positions[self.ranks(np.arange(self.size)) - self.offset] = np.arange(self.size)
+        return positions
 
     def ranks(self, positions: IntArray) -> IntArray:
         """The global ranks at these positions, same shape."""
-        return positions + self.offset if self._forward is None else self._forward[positions]
+        return positions + self.offset if self.rank_map is None else self._ranks[positions]
 
     def rank(self, position: int) -> int:
         """The global rank at one position."""
         return self.offset + position if self.rank_map is None else self.rank_map[position]
 
+    def positions(self, ranks: IntArray) -> IntArray:
+        """The position of each of these ranks, same shape; -1 for those outside."""
+        inside = (ranks >= self.offset) & (ranks < self.stop)
+        return np.where(inside, self._positions[np.where(inside, ranks - self.offset, 0)], -1)
+
     def position(self, rank: object) -> int:
-        """The position of one global rank; a rank outside the span is refused."""
+        """The position of one global rank; a rank outside is refused."""
         number = integer(rank, "rank", least=0)
         if number not in self:
             raise LayoutError(
-                f"received rank {number}; this mesh covers ranks {self.offset} to {self.stop - 1}; "
+                f"rank {number} is outside this mesh, which covers {self}; "
                 "ask for a rank inside, or set the mesh's offset and sizes to cover it",
                 rank=number,
                 first=self.offset,
                 last=self.stop - 1,
             )
-        return number - self.offset if self._inverse is None else int(self._inverse[number - self.offset])
+        return number - self.offset if self.rank_map is None else int(self._positions[number - self.offset])
 
-
-def _permutes(ranks: IntArray, start: int, size: int) -> bool:
-    if ranks.shape != (size,) or ranks.dtype.kind not in "iu":
-        return False
-    return bool(np.array_equal(np.sort(ranks), np.arange(start, start + size)))
+    def __str__(self) -> str:
+        """The ranks for a message: ``ranks 4 to 7``, or ``ranks 1, 3, 5, 7`` where they are apart."""
+        if self.consecutive:
+            return f"ranks {self.offset} to {self.stop - 1}"
+        shown = ", ".join(map(str, self.members[:8]))
+        return f"ranks {shown}" + (f" and {self.size - 8} more" if self.size > 8 else "")

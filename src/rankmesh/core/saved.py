@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
 from rankmesh.core.spec import GroupSpec
-from rankmesh.errors import PlanError, RankmeshError
+from rankmesh.errors import PlanError, RankmeshError, first_line, quoted
 
 if TYPE_CHECKING:
     from rankmesh.core.plan import Plan
@@ -76,8 +76,8 @@ def load(text: str, make: Callable[..., Plan]) -> tuple[Plan, Options, dict[str,
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise PlanError(
-            f"received JSON that is no saved plan ({type(error).__name__}: {error}); "
-            "a plan has a mesh and groups; write one with Plan.to_json()"
+            f"this JSON is no saved plan ({type(error).__name__}: {first_line(error)}); a plan has a mesh and groups; "
+            "write one with Plan.to_json()"
         ) from error
 
 
@@ -85,17 +85,17 @@ def _document(text: str) -> Mapping[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
-        raise PlanError(f"received text that is not JSON ({error}); write a plan with Plan.to_json()") from error
+        raise PlanError(f"this text is not JSON ({first_line(error)}); write a plan with Plan.to_json()") from error
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise PlanError(
-            f"received JSON with schema {schema!r}; a saved plan says its schema, 1 to {SCHEMA}; "
-            "write one with Plan.to_json()",
+            f"this JSON has the schema {quoted(schema)}, but a saved plan has one from 1 to {SCHEMA}; write one with "
+            "Plan.to_json()",
             schema=schema,
         )
     if schema > SCHEMA:
         raise PlanError(
-            f"received a plan of schema {schema}; this version of rankmesh reads up to {SCHEMA}; upgrade rankmesh",
+            f"this plan has schema {schema}, but this version of rankmesh reads up to {SCHEMA}; upgrade rankmesh",
             schema=schema,
             newest=SCHEMA,
         )

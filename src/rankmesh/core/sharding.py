@@ -1,4 +1,4 @@
-"""Shardings: how one tensor lies on a mesh.
+"""Shardings: how one tensor is sharded on a mesh.
 
 For each tensor dimension the axes that cut it, outermost first, or None; axes that are not named hold copies:
 
@@ -27,10 +27,10 @@ from math import prod
 
 from rankmesh.core.axes import axis_names, integer
 from rankmesh.core.boxes import Box, size
-from rankmesh.core.cells import Cut
+from rankmesh.core.cuts import Cut
 from rankmesh.core.mesh import Mesh
-from rankmesh.core.spread import Spread, at_of, spread
-from rankmesh.errors import LayoutError
+from rankmesh.core.shard_map import ShardMap, at_of, shard_map
+from rankmesh.errors import LayoutError, quoted
 
 __all__ = ["DTYPES", "Shard", "Sharding"]
 
@@ -66,7 +66,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one tensor of ``shape`` lies on a mesh (or a ``view`` of it); frozen, equal when stated alike.
+    """How one tensor of ``shape`` is sharded on a mesh (or a ``view`` of it); frozen, equal when stated alike.
 
     ``cut``     for each dimension the axes that cut it, outermost first (``"dp-tp"``), or None; None: all are whole
     ``dtype``   torch's name of it, such as ``"bfloat16"``, or the dtype itself
@@ -86,26 +86,31 @@ class Sharding:
     view: str | None = None
     parts: Sequence[int] | Mapping[int, Sequence[int]] | None = field(default=None, hash=False)
     padded: Mapping[int, int] | None = field(default=None, hash=False)
-    spread: Spread = field(init=False, repr=False, compare=False)
+    shard_map: ShardMap = field(init=False, repr=False, compare=False)
     cuts: tuple[Cut, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.mesh, Mesh):
-            raise LayoutError(f"received {self.mesh!r} as mesh of a sharding; give a Mesh, such as Mesh(tp=2, dp=4)")
+            raise LayoutError(f"the mesh of a sharding is {quoted(self.mesh)}; give a Mesh, such as Mesh(tp=2, dp=4)")
         shape = tuple([length if type(length) is int and length >= 0 else _length(length) for length in self.shape])
         names = _names(self.cut, len(shape))
         at = at_of(self.at)
-        values: dict[str, object] = {
-            "shape": shape,
-            "cut": tuple(["-".join(axes) or None for axes in names]),
-            "dtype": _dtype(str(self.dtype)),
-            "at": dict(at) or None,
-            "spread": spread(self.mesh, self.view, names, at),
-        }
         parts = _by_dimension(self.parts, names, len(shape))
         padded = dict(self.padded or {})
-        cuts = _cuts(shape, values["spread"].sizes, tuple(sorted(parts.items())), tuple(sorted(padded.items())))  # type: ignore[attr-defined]  # a Spread
-        values |= {"parts": parts or None, "padded": padded or None, "cuts": cuts}
+        where = shard_map(self.mesh, self.view, names, at)
+        self._set(
+            shape=shape,
+            cut=tuple(["-".join(axes) or None for axes in names]),
+            dtype=_dtype(str(self.dtype)),
+            at=dict(at) or None,
+            parts=parts or None,
+            padded=padded or None,
+            shard_map=where,
+            cuts=_cuts(shape, where.sizes, tuple(sorted(parts.items())), tuple(sorted(padded.items()))),
+        )
+
+    def _set(self, **values: object) -> None:
+        """The fields as they are kept: one spelling of equal values, and what follows from them."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -121,17 +126,17 @@ class Sharding:
 
     def of(self, rank: int) -> Shard:
         """The shard of one rank, in closed form: O(axes · boxes). A rank outside the mesh holds nothing."""
-        digits = self.spread.digits(integer(rank, "rank", least=0))
+        digits = self.shard_map.digits(integer(rank, "rank", least=0))
         if digits is None:
             return Shard((), (), (0,) * len(self.shape))
         held = [cut.intervals(places) for cut, places in zip(self.cuts, digits, strict=True)]
         boxes = tuple(product(*([(low, high) for low, high, _ in pieces] for pieces in held)))
         places = tuple(product(*([place for _, _, place in pieces] for pieces in held)))
-        return Shard(boxes, places, tuple(cut.extent(own) for cut, own in zip(self.cuts, digits, strict=True)))
+        return Shard(boxes, places, tuple(cut.extent(places) for cut, places in zip(self.cuts, digits, strict=True)))
 
     def holds(self, rank: int) -> bool:
         """Whether the rank has a tensor of this sharding at all, be it empty."""
-        return self.spread.digits(rank) is not None
+        return self.shard_map.digits(rank) is not None
 
     def to_dict(self) -> dict[str, object]:
         """What is said about the tensor but its mesh, as plain data."""
@@ -160,7 +165,7 @@ def _dtype(name: str) -> str:
     short = name.removeprefix("torch.")
     if short not in DTYPES:
         raise LayoutError(
-            f"received dtype {name!r}; it is one of torch's, by its name: {', '.join(sorted(DTYPES))}",
+            f"unknown dtype {quoted(name)}; give one of torch's, by its name: {', '.join(sorted(DTYPES))}",
             received=name,
         )
     return short
@@ -170,11 +175,12 @@ def _names(cut: object, dimensions: int) -> tuple[tuple[str, ...], ...]:
     if cut is None:
         return ((),) * dimensions
     if isinstance(cut, str) or not isinstance(cut, Iterable):
-        raise LayoutError(f"received cut {cut!r}; give axes or None for each dimension, such as ('tp', None)", cut=cut)
+        raise LayoutError(f"cut is {quoted(cut)}; give axes or None for each dimension, such as ('tp', None)", cut=cut)
     names = tuple([() if axes is None else _axes(axes) for axes in cut])
     if len(names) != dimensions:
         raise LayoutError(
-            f"received cut {tuple(cut)} for a tensor of {dimensions} dimensions; it has axes or None for each of them",
+            f"cut {quoted(tuple(cut))} has {len(names)} entries for a tensor of {dimensions} dimensions; give axes or "
+            "None for each of them",
             cut=cut,
             dimensions=dimensions,
         )
@@ -195,8 +201,8 @@ def _by_dimension(given: object, names: tuple[tuple[str, ...], ...], dimensions:
     cut = [dim for dim, axes in enumerate(names) if axes]
     if len(cut) > 1 or not dimensions:
         raise LayoutError(
-            f"received parts={given!r} for a tensor that is cut in {len(cut)} dimensions; say of which they are parts, "
-            f"such as parts={{0: {given!r}}}",
+            f"parts={quoted(given)} could be of any of the {len(cut)} dimensions that are cut; say of which, such as "
+            f"parts={{0: {quoted(given)}}}",
             parts=given,
         )
     return {cut[0] if cut else 0: tuple(given)}  # type: ignore[arg-type]  # a sequence; its items are checked next
@@ -212,7 +218,9 @@ def _cuts(
     parts_of, padded_of = dict(parts), dict(padded)
     for dim in (*parts_of, *padded_of):
         if not 0 <= dim < len(shape):
-            raise LayoutError(f"received dimension {dim} of a tensor of {len(shape)} dimensions; they count from 0")
+            raise LayoutError(
+                f"dimension {dim} of a tensor of {len(shape)} dimensions does not exist; dimensions count from 0"
+            )
     return tuple(
         Cut(sizes[dim], _parts(dim, length, parts_of.get(dim)), _padded(dim, length, parts_of, padded_of))
         for dim, length in enumerate(shape)
@@ -225,8 +233,7 @@ def _parts(dim: int, length: int, parts: tuple[int, ...] | None) -> tuple[int, .
     checked = tuple(integer(part, f"part of dimension {dim}", least=1) for part in parts)
     if sum(checked) != length:
         raise LayoutError(
-            f"received parts {checked} of dimension {dim}, {sum(checked)} in all; its length is {length}, and the "
-            "parts make it up; change one of them",
+            f"parts {quoted(checked)} of dimension {dim} make {sum(checked)}, not its length {length}; change one",
             parts=checked,
             length=length,
         )
@@ -236,5 +243,7 @@ def _parts(dim: int, length: int, parts: tuple[int, ...] | None) -> tuple[int, .
 def _padded(dim: int, length: int, parts: Mapping[int, object], padded: Mapping[int, int]) -> int:
     stored = integer(padded.get(dim, length), f"padded length of dimension {dim}", least=length)
     if dim in padded and dim in parts:
-        raise LayoutError(f"received parts and padding of dimension {dim}; a fused dimension has no padding; give one")
+        raise LayoutError(
+            f"dimension {dim} has parts and padding; a fused dimension cannot be padded; give one of the two"
+        )
     return stored

@@ -1,16 +1,16 @@
 """Sharing: which groups may use one communicator, and why not.
 
 Two groups share when they have the same members in the same order and the same effective options. The first of them
-in the plan's order leads: its process group serves the others. A group of one rank needs no communicator at all.
+in the plan's order is canonical: its process group serves the others. A group of one rank needs no communicator.
 
 ```
-dp_cp     [0, 2, 4, 6]   gloo        leads
+dp_cp     [0, 2, 4, 6]   gloo        canonical
 intra     [0, 2, 4, 6]   gloo        uses dp_cp's
 dp_ag     [0, 2, 4, 6]   gloo        its own: overlap class 'gather'
 ```
 
-Every member of a group finds the same leader, because it sees the same plan and the same members: if one group of
-another kind has these members, it has them for each of them.
+Every member of a group finds the same canonical group, because it sees the same plan and the same members: if one
+group of another kind has these members, it has them for each of them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def canonical_groups(groups: Iterable[tuple[str, Group, Options]]) -> dict[str, 
         if options.share is False:
             continue
         bucket = candidates.setdefault((len(group), group[0], group[-1], options), [])
-        for leader, other in bucket:
+        for canonical, other in bucket:
             if group == other:
-                found[name] = leader
+                found[name] = canonical
                 break
         else:
             bucket.append((name, group))

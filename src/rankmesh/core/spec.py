@@ -14,20 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from typing import Any, Unpack
 
 from rankmesh.core.axes import AxesLike, axis_names, integer
 from rankmesh.core.groups import Groups
 from rankmesh.core.mesh import Mesh
-from rankmesh.core.options import NcclConfig, Options
+from rankmesh.core.options import GivenOptions, Options, flag
 from rankmesh.core.picks import Pick, PickLike
-from rankmesh.errors import PlanError, listed
+from rankmesh.errors import PlanError, listed, quoted
 
 __all__ = ["GroupSpec", "check_specs"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False)
 class GroupSpec:
     """One kind of group of a plan.
 
@@ -35,9 +34,10 @@ class GroupSpec:
     ``view``     the view that the axes belong to, None for the mesh itself
     ``pick``     which positions of each group are members: ``ends``, ``first``, ``last``, positions, or a callable
     ``levels``   sizes of a hierarchy of each group's positions, with ``level``: which level this kind is
-    ``pipeline`` its members send to the next and receive from the previous one: what a warm-up opens and a proof
-                 tries. Default: whole groups along the axis ``pp``, and no others
-    options      see ``Options``: ``backend``, ``timeout``, ``nccl``, ``share`` and so on
+    ``pipeline`` its members send to the next and receive from the previous one: what a warm-up opens and a
+                 verification tries. Default: whole groups along the axis ``pp``, and no others
+    options      see ``Options``: ``backend``, ``timeout``, ``nccl``, ``high_priority``, ``sharp``, ``share``,
+                 ``overlap``, ``lazy``
 
     >>> GroupSpec("dp_cp", axes="dp-cp", timeout=600)
     GroupSpec('dp_cp', axes='dp-cp', timeout=600.0)
@@ -62,43 +62,23 @@ class GroupSpec:
         levels: Sequence[int] | None = None,
         level: int | None = None,
         pipeline: bool | None = None,
-        backend: str | None = None,
-        timeout: float | timedelta | None = None,
-        nccl: NcclConfig | None = None,
-        high_priority: bool | None = None,
-        sharp: bool | None = None,
-        share: bool | None = None,
-        overlap: str | None = None,
-        lazy: bool | None = None,
+        **options: Unpack[GivenOptions],
     ) -> None:
         if (levels is None) != (level is None):
             raise PlanError(
-                f"received levels {levels!r} and level {level!r} for group {name!r}; a level of a hierarchy needs both",
-                group=name,
+                f"group {name!r} has levels {quoted(levels)} and level {quoted(level)}; give both or none", group=name
             )
-        options = Options(
-            backend=backend,
-            timeout=timeout,
-            nccl=nccl,
-            high_priority=high_priority,
-            sharp=sharp,
-            share=share,
-            overlap=overlap,
-            lazy=lazy,
-        )
         along = axis_names(_name(name) if axes is None else axes)
-        values = {
-            "name": _name(name),
-            "axes": along,
-            "view": _view(view),
-            "pick": pick if pick is None or isinstance(pick, Pick) or callable(pick) else Pick.at(pick),
-            "levels": None if levels is None else _levels(levels, name),
-            "level": None if level is None else integer(level, "level", least=0),
-            "pipeline": _is_pipeline(along, pick) if pipeline is None else _flag("pipeline", pipeline),
-            "options": options,
-        }
-        for key, value in values.items():
-            object.__setattr__(self, key, value)
+        vars(self).update(
+            name=_name(name),
+            axes=along,
+            view=_view(view),
+            pick=pick if pick is None or isinstance(pick, Pick) or callable(pick) else Pick.at(pick),
+            levels=None if levels is None else _levels(levels, name),
+            level=None if level is None else integer(level, "level", least=0),
+            pipeline=_is_pipeline(along, pick) if pipeline is None else flag("pipeline", pipeline),
+            options=Options(**options),
+        )
 
     def groups(self, mesh: Mesh) -> Groups:
         """The groups of this kind on a mesh, each rank's in O(axes)."""
@@ -119,7 +99,7 @@ class GroupSpec:
         if options is self.options and pick is self.pick:
             return self
         other = object.__new__(GroupSpec)  # what is checked already is not checked again
-        other.__dict__.update(self.__dict__, options=options, pick=pick)
+        vars(other).update(vars(self), options=options, pick=pick)
         return other
 
     def _asked(self, mesh: Mesh) -> Pick | None:
@@ -134,9 +114,9 @@ class GroupSpec:
                 ranks = tuple(dict.fromkeys(self.pick(group.ranks)))
                 if ranks != tuple(group[position] for position in chosen):
                     raise PlanError(
-                        f"received a pick for group {self.name!r} that chose {listed(ranks)} of {listed(group)} but "
-                        f"positions {listed(chosen)} of {listed(range(whole.size))}; a pick chooses by position, "
-                        "the same in every group; write it with indices into the ranks that it is given",
+                        f"the pick of group {self.name!r} chooses {listed(ranks)} of {listed(group)} but positions "
+                        f"{listed(chosen)} of {listed(range(whole.size))}; write it with indices into the ranks that "
+                        "it takes, so that it chooses the same positions in every group",
                         group=self.name,
                         positions=chosen,
                         ranks=ranks,
@@ -185,7 +165,7 @@ class GroupSpec:
 def _name(name: object) -> str:
     if not isinstance(name, str) or not name or not name.replace("-", "_").replace(".", "_").isidentifier():
         raise PlanError(
-            f"received group name {name!r}; a name is letters, digits, underscores and hyphens, such as 'dp_cp'",
+            f"{quoted(name)} cannot name a group; use letters, digits, underscores and hyphens, such as 'dp_cp'",
             received=name,
         )
     return name
@@ -194,24 +174,18 @@ def _name(name: object) -> str:
 def _view(view: object) -> str | None:
     if view is None or isinstance(view, str):
         return view
-    raise PlanError(f"received {view!r} as view; give the name of a view, or None for the mesh itself", received=view)
+    raise PlanError(f"view is {quoted(view)}; give the name of a view, or None for the mesh itself", received=view)
 
 
 def _is_pipeline(axes: tuple[str, ...], pick: object) -> bool:
     return axes == ("pp",) and pick is None
 
 
-def _flag(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise PlanError(f"received {value!r} as {name}; it must be True or False", received=value)
-
-
 def _levels(levels: object, group: str) -> tuple[int, ...]:
     if not isinstance(levels, Iterable) or isinstance(levels, str):
         raise PlanError(
-            f"received levels {levels!r} for group {group!r}; levels are the sizes of a hierarchy, adjacent first; "
-            "list them, such as (4, 2)",
+            f"levels of group {group!r} are {quoted(levels)}; list the sizes of a hierarchy, adjacent first, such as "
+            "(4, 2)",
             group=group,
             received=levels,
         )
@@ -221,18 +195,16 @@ def _levels(levels: object, group: str) -> tuple[int, ...]:
 def check_specs(specs: Iterable[GroupSpec]) -> tuple[GroupSpec, ...]:
     """The specs as a tuple: every one a GroupSpec with a name of its own."""
     if not isinstance(specs, Iterable):
-        raise PlanError(f"received {specs!r} as the groups of a plan; list them: [GroupSpec('tp')]", received=specs)
+        raise PlanError(f"the groups of a plan are {quoted(specs)}; list them: [GroupSpec('tp')]", received=specs)
     checked = tuple(_checked(spec) for spec in specs)
     names = [spec.name for spec in checked]
     for name in names:
         if names.count(name) > 1:
-            raise PlanError(
-                f"received two groups named {name!r}; each group has a name of its own; rename one", group=name
-            )
+            raise PlanError(f"two groups of the plan are named {name!r}; rename one", group=name)
     return checked
 
 
 def _checked(spec: object) -> GroupSpec:
     if not isinstance(spec, GroupSpec):
-        raise PlanError(f"received {spec!r} as a group; give a GroupSpec, such as GroupSpec('tp')", received=spec)
+        raise PlanError(f"group {quoted(spec)} is no GroupSpec; give one, such as GroupSpec('tp')", received=spec)
     return spec

@@ -16,17 +16,16 @@ Everything is closed form: stating a pattern is O(pairs), listing it is one nump
 >>> Strided(((2, 1), (4, 8))).values().tolist()
 [0, 1, 8, 9, 16, 17, 24, 25]
 
-Two pairs that continue each other are one pair; ``coalesced`` gives the one shortest form, so two patterns list
-the same numbers in the same order if and only if their coalesced forms are equal (the "layout" of CuTe, which
+The constructor gives the one shortest form: pairs of size 1 are left out, and two pairs that continue each other are
+one. So two patterns list the same numbers in the same order if and only if they are equal (the "layout" of CuTe, which
 ``torch.distributed._mesh_layout`` uses as well).
 
->>> Strided(((2, 1), (1, 99), (4, 2))).coalesced()
+>>> Strided(((2, 1), (1, 99), (4, 2)))
 Strided(pairs=((8, 1),))
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -40,27 +39,25 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Strided:
-    """An ordered list of (size, stride) pairs, the first varying fastest."""
+    """An ordered list of (size, stride) pairs, the first varying fastest; equal when it lists the same numbers."""
 
     pairs: tuple[tuple[int, int], ...]
 
-    @classmethod
-    def dense(cls, sizes: Iterable[int]) -> Strided:
-        """The pattern of a dense block: each stride is the product of the sizes before it.
-
-        >>> Strided.dense((2, 3, 4))
-        Strided(pairs=((2, 1), (3, 2), (4, 6)))
-        """
-        pairs, stride = [], 1
-        for size in sizes:
-            pairs.append((size, stride))
-            stride *= size
-        return cls(tuple(pairs))
+    def __post_init__(self) -> None:
+        merged: list[tuple[int, int]] = []
+        for size, stride in self.pairs:
+            if size == 1:
+                continue
+            if merged and stride == merged[-1][0] * merged[-1][1]:
+                merged[-1] = (merged[-1][0] * size, merged[-1][1])
+            else:
+                merged.append((size, stride))
+        object.__setattr__(self, "pairs", tuple(merged))
 
     @property
     def size(self) -> int:
         """How many numbers the pattern lists."""
-        return prod(size for size, _ in self.pairs)
+        return prod([size for size, _ in self.pairs])
 
     def value(self, index: int) -> int:
         """The number at position ``index``; O(pairs)."""
@@ -70,15 +67,11 @@ class Strided:
             total += digit * stride
         return total
 
-    def digits(self, number: int) -> tuple[int, ...]:
-        """The digit of ``number`` along each pair, for a number of the dense block that the pairs come from."""
-        return tuple(number // stride % size for size, stride in self.pairs)
-
-    def position(self, digits: Iterable[int]) -> int:
-        """The position at which the pattern lists the number with these digits; inverse of ``value``."""
+    def position(self, number: int) -> int:
+        """The position of a number of the pattern; of any other, that of its part along the pairs."""
         index, weight = 0, 1
-        for (size, _), digit in zip(self.pairs, digits, strict=True):
-            index += digit * weight
+        for size, stride in self.pairs:
+            index += number // stride % size * weight
             weight *= size
         return index
 
@@ -90,17 +83,33 @@ class Strided:
             total = (steps[:, None] + total[None, :]).reshape(-1)
         return total
 
-    def coalesced(self) -> Strided:
-        """The shortest pattern that lists the same numbers in the same order."""
-        merged: list[tuple[int, int]] = []
-        for size, stride in self.pairs:
-            if size == 1:
-                continue
-            if merged and stride == merged[-1][0] * merged[-1][1]:
-                merged[-1] = (merged[-1][0] * size, merged[-1][1])
-            else:
-                merged.append((size, stride))
-        return Strided(tuple(merged))
+    def complement(self, size: int) -> Strided:
+        """The pattern of what the numbers below ``size`` are left to differ by: each is one value of both, added.
+
+        >>> Strided(((2, 1), (4, 8))).complement(64)
+        Strided(pairs=((4, 2), (2, 32)))
+        """
+        pairs, covered = [], 1
+        for width, stride in sorted(self.pairs, key=lambda pair: pair[1]):
+            pairs.append((stride // covered, covered))
+            covered = stride * width
+        return Strided((*pairs, (size // covered, covered)))
+
+    def between(self, stride: int, width: int) -> Strided | None:
+        """The pattern of the positions ``0, stride, ... (width - 1) * stride``; None where no pattern lists them.
+
+        >>> Strided(((2, 1), (4, 8))).between(2, 4)
+        Strided(pairs=((4, 8),))
+        """
+        pairs, seen = [], 1
+        for size, step in self.pairs:
+            low, high = max(seen, stride), min(seen * size, stride * width)
+            if low < high:
+                if low % seen or high % low or (seen * size) % high:
+                    return None
+                pairs.append((high // low, step * (low // seen)))
+            seen *= size
+        return Strided(tuple(pairs))
 
     def __str__(self) -> str:
         """Sizes and strides for people: ``4x2`` is four numbers two apart.

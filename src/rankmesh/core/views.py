@@ -32,8 +32,8 @@ def factors(name: str, sizes: Mapping[str, int], total: int) -> dict[str, int]:
     if product != total:
         shown = " x ".join(f"{axis} {size}" for axis, size in checked.items())
         raise LayoutError(
-            f"received view {name!r} of {shown} = {product} ranks; the mesh has {total}, and a view is another "
-            "factorisation of the same ranks; change its sizes",
+            f"view {name!r} has {shown} = {product} ranks, but the mesh has {total}; change its sizes, as a view is "
+            "another factorisation of the same ranks",
             view=name,
             product=product,
             size=total,
@@ -60,12 +60,11 @@ def _shared_axes(mesh: Mesh, view: Mesh, shared: Iterable[str] | None) -> tuple[
 
 def _prove_equal(mesh: Mesh, view: Mesh, name: str, axis: str) -> None:
     ours, theirs = mesh.groups(axis), view.groups(axis)
-    # Equal patterns tile the span in one way only: the lowest rank not yet covered must start a group.
-    if ours.members.coalesced() != theirs.members.coalesced():
+    # Equal patterns tile the ranks in one way only: the lowest one not yet covered must start a group.
+    if ours.members != theirs.members:
         raise LayoutError(
-            f"received view {name!r} with sharing of {axis!r}, but its groups differ: the mesh has "
-            f"{listed(ours[0])}, the view has {listed(theirs[0])}; give {axis!r} one size and one "
-            "stride in both, or leave it out of shared",
+            f"view {name!r} shares {axis!r} with the mesh, but its groups differ: the mesh has {listed(ours[0])}, the "
+            f"view has {listed(theirs[0])}; give {axis!r} one size and one stride in both, or leave it out of shared",
             view=name,
             axis=axis,
             mesh_groups=ours,

@@ -37,15 +37,17 @@ def check_world(plan: Plan, world: DefaultGroup) -> None:
         )
     if span.stop > world.size:
         raise ConnectError(
-            f"received a mesh over ranks {span.offset} to {span.stop - 1} in a world of {world.size}, whose last rank "
-            f"is {world.size - 1}; start {span.stop} ranks, or make a smaller mesh",
+            f"the mesh covers {span}, but the last rank of this world of {world.size} is {world.size - 1}; start "
+            f"{span.stop} ranks, or make a smaller mesh",
             stop=span.stop,
             world_size=world.size,
         )
-    if not plan.fixed_world and (world.rank not in span or (world.splits and span.size < world.size)):
+    if not plan.fixed_world and (
+        world.rank not in span or not span.consecutive or (world.splits and span.size < world.size)
+    ):
         raise ConnectError(
-            f"received a plan over ranks {span.offset} to {span.stop - 1} on rank {world.rank} of {world.size}; the "
-            f"plan leaves ranks out; enlarge the mesh, or say Plan(..., world_size={world.size}) if it is meant to",
+            f"the plan covers {span} and leaves out others of this world of {world.size} (this is rank {world.rank}); "
+            f"enlarge the mesh, or say Plan(..., world_size={world.size}) if it is meant to",
             rank=world.rank,
             world_size=world.size,
         )

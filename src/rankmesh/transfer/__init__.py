@@ -6,7 +6,7 @@ live        the moves run over a process group
 ```
 """
 
-from rankmesh.transfer.planning.own import Move, OwnMoves
+from rankmesh.transfer.planning.local import LocalMoves, Move
 from rankmesh.transfer.planning.transfer import Transfer
 
-__all__ = ["Move", "OwnMoves", "Transfer"]
+__all__ = ["LocalMoves", "Move", "Transfer"]

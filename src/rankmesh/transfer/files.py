@@ -163,7 +163,7 @@ def _barrier() -> None:
 
 def _writer(sharding: Sharding, rank: int, number: int) -> bool:
     """Whether it is for this rank to write its cell: the copies of different tensors take turns."""
-    writers = sharding.spread.ranks[:, number % sharding.spread.ranks.shape[1]]
+    writers = sharding.shard_map.ranks[:, number % sharding.shard_map.ranks.shape[1]]
     return sharding.holds(rank) and rank in writers
 
 
@@ -171,7 +171,7 @@ def _index(shardings: Mapping[str, Sharding], about: Mapping[str, Any]) -> dict[
     """Which rank wrote which box, which every rank knows of all others."""
     tensors = {}
     for number, (name, sharding) in enumerate(sorted(shardings.items())):
-        writers = sharding.spread.ranks[:, number % sharding.spread.ranks.shape[1]].tolist()
+        writers = sharding.shard_map.ranks[:, number % sharding.shard_map.ranks.shape[1]].tolist()
         boxes = [[rank, box] for rank in writers for box in sharding.of(rank).boxes if size(box)]
         tensors[name] = {"shape": sharding.shape, "dtype": sharding.dtype, "boxes": boxes}
     return {"schema": _SCHEMA, "about": dict(about), "tensors": tensors}

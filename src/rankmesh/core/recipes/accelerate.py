@@ -20,7 +20,7 @@ from __future__ import annotations
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
-from rankmesh.core.recipes.sizes import world_and_dp
+from rankmesh.core.recipes.sizes import recipe, world_and_dp
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import PlanError
 
@@ -34,6 +34,7 @@ FLATTENED = {
 }
 
 
+@recipe
 def accelerate(
     world_size: int | None = None,
     *,
@@ -52,13 +53,13 @@ def accelerate(
     world, shard = world_and_dp(world_size, dp_shard, dp_replicate=dp_replicate, cp=cp, sp=sp, tp=tp)
     if cp > 1 and sp > 1:
         raise PlanError(
-            f"received cp {cp} with sp {sp}; Accelerate shards a sequence in one of the two ways; leave one at 1",
+            f"cp is {cp} and sp is {sp}, but Accelerate shards a sequence in one of the two ways; leave one at 1",
             cp=cp,
             sp=sp,
         )
     if max(tp, cp) > 1 and dp_replicate > 1 and shard == 1:
         raise PlanError(
-            f"received dp_replicate {dp_replicate} and dp_shard 1 with tp {tp} and cp {cp}; Accelerate composes tp and "
+            f"dp_replicate is {dp_replicate} and dp_shard 1 with tp {tp} and cp {cp}, but Accelerate combines tp and "
             "cp with shards, not with replicas alone; use dp_shard > 1",
             dp_replicate=dp_replicate,
         )

@@ -20,13 +20,14 @@ from rankmesh.core.axes import axis_size
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
-from rankmesh.core.recipes.sizes import divided, world_and_dp
+from rankmesh.core.recipes.sizes import divided, recipe, world_and_dp
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import PlanError
 
 __all__ = ["deepspeed"]
 
 
+@recipe
 def deepspeed(
     world_size: int | None = None,
     *,
@@ -47,8 +48,7 @@ def deepspeed(
     world, data = world_and_dp(world_size, dp, tp=tp, sp=sp)
     if tp > 1 and sp > 1:
         raise PlanError(
-            f"received tp {tp} with sp {sp}; DeepSpeed's configuration makes a mesh of dp and one of them; "
-            "leave one at 1",
+            f"tp is {tp} and sp is {sp}, but DeepSpeed makes a mesh of dp and one of them; leave one at 1",
             tp=tp,
             sp=sp,
         )

@@ -22,15 +22,16 @@ Names are the short keys of Megatron's NCCL configuration. Source: NVIDIA Megatr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 from rankmesh.core.axes import axis_names, axis_size, integer
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
 from rankmesh.core.picks import PickLike, ends, first
 from rankmesh.core.plan import Plan
-from rankmesh.core.recipes.sizes import divided, world_and_dp
+from rankmesh.core.recipes.sizes import divided, recipe, world_and_dp
 from rankmesh.core.spec import GroupSpec
-from rankmesh.errors import PlanError
+from rankmesh.errors import PlanError, quoted
 
 __all__ = ["DEFAULT_ORDER", "megatron", "megatron_mesh"]
 
@@ -63,7 +64,7 @@ def megatron_mesh(
     expert_remat = {"egtp": egtp} if egtp != 1 else {}
     world, data = world_and_dp(world_size, dp, tp=tp, **remat, cp=cp, pp=pp)
     expert_tp = tp if etp is None else etp
-    _, expert_dp = world_and_dp(world, None, etp=expert_tp, ep=ep, **expert_remat, pp=pp)
+    expert_dp = _expert_dp(world, etp, tp, {"ep": ep, **expert_remat, "pp": pp})
     dense = {"tp": tp, "cp": cp, "dp": data, "pp": pp}
     expert = {"tp": expert_tp, "ep": ep, "dp": expert_dp, "pp": pp}
     sizes = {**dense, **expert, "tp": max(tp, expert_tp), "dp": max(data, expert_dp)}
@@ -77,6 +78,22 @@ def megatron_mesh(
     return mesh.with_view("expert", shared=("pp",), **view)
 
 
+def _expert_dp(world: int, etp: int | None, tp: int, others: Mapping[str, int]) -> int:
+    """What the sizes of the experts leave of the world."""
+    sizes = {"etp": tp if etp is None else etp, **others}
+    block = prod(axis_size(name, size) for name, size in sizes.items())
+    if world % block == 0:
+        return world // block
+    shown = " x ".join(f"{name} {size}" for name, size in sizes.items())
+    why, fix = "", f"use a multiple of {block} ranks, or change a size"
+    if etp is None and tp > 1:
+        why = ", as etp defaults to tp"
+        fix = "set etp=1, which fits" if world % (block // tp) == 0 else f"set etp and {fix}"
+    raise PlanError(
+        f"world_size is {world}, but {shown} = {block} does not divide it{why}; {fix}", world_size=world, product=block
+    )
+
+
 def _tokens(order: str, sizes: Mapping[str, int], *, after: str) -> tuple[str, ...]:
     """The axes in their order; ``gtp_remat`` follows ``after``, or tp, unless the order names it."""
     names = axis_names(order.lower())
@@ -87,7 +104,7 @@ def _tokens(order: str, sizes: Mapping[str, int], *, after: str) -> tuple[str, .
     for name in names:
         if name not in sizes and name != "gtp_remat":
             raise PlanError(
-                f"received order {order!r} with {name!r}; an order is made of {', '.join(sizes)}; remove {name!r}",
+                f"order {quoted(order)} names {name!r}, none of {', '.join(sizes)}; remove it",
                 order=order,
                 axis=name,
             )
@@ -95,14 +112,14 @@ def _tokens(order: str, sizes: Mapping[str, int], *, after: str) -> tuple[str, .
     for name in missing:
         if sizes[name] > 1:
             raise PlanError(
-                f"received order {order!r} without {name!r}, whose size is {sizes[name]}; "
-                "an order names every axis whose size is more than 1; add it",
+                f"order {quoted(order)} leaves out {name!r}, whose size is {sizes[name]}; add it",
                 order=order,
                 axis=name,
             )
     return (*names, *missing)
 
 
+@recipe
 def megatron(
     world_size: int | None = None,
     *,
@@ -132,10 +149,10 @@ def megatron(
     ``dp`` and ``world_size`` follow from each other; ``etp`` defaults to ``tp``. ``optimizer_instances`` cuts the
     data-parallel groups into that many optimizer instances, ``hierarchical_cp`` gives the sizes of the levels of the
     context-parallel groups, adjacent first; ``hybrid_cp`` adds groups of each power of two inside ``dp_cp``;
-    ``all_gather`` a second ``dp_cp`` communicator for overlapping gathers; ``gloo`` the CPU twins of the data-parallel
-    groups, but for those of sharded weights. ``embedding`` and ``position_embedding`` pick the pipeline stages that
-    hold these tables. ``gtp`` and ``egtp`` shard weights further, of dense layers and of experts; they go with one
-    optimizer instance.
+    ``all_gather`` a second ``dp_cp`` communicator for overlapping gathers; ``gloo`` the CPU counterparts of the
+    data-parallel groups, except those of sharded weights. ``embedding`` and ``position_embedding`` pick the pipeline
+    stages that hold these tables. ``gtp`` and ``egtp`` shard weights further, of dense layers and of experts; they go
+    with one optimizer instance.
     """
     mesh = megatron_mesh(
         world_size, tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, gtp=gtp, egtp=egtp, order=order, rank_offset=rank_offset
@@ -190,8 +207,8 @@ def _hybrid(size: int, wanted: bool) -> Iterator[GroupSpec]:
     parts = [2**exponent for exponent in range(1, size.bit_length() - 1)]
     if size < 2 or size % 2 or any(size % part for part in parts):
         raise PlanError(
-            f"received hybrid_cp with dp x cp = {size}; its groups of {', '.join(map(str, parts or [2]))} ranks must "
-            "fill dp_cp; make dp x cp a power of two",
+            f"dp x cp is {size}, which hybrid_cp cannot fill with groups of {', '.join(map(str, parts or [2]))} ranks; "
+            "make dp x cp a power of two",
             size=size,
         )
     for part in parts:
@@ -236,7 +253,7 @@ def _remat(whole: tuple[str, ...], expert_whole: tuple[str, ...]) -> Iterator[Gr
 def _check_remat(instances: int, gtp: int, egtp: int) -> None:
     if instances > 1 and (gtp > 1 or egtp > 1):
         raise PlanError(
-            f"received optimizer_instances = {instances} with gtp = {gtp}, egtp = {egtp}; sharded weights go with one "
+            f"optimizer_instances is {instances} with gtp {gtp} and egtp {egtp}, but Megatron shards weights with one "
             "optimizer instance; make one of them 1",
             instances=instances,
         )

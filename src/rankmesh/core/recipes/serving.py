@@ -29,13 +29,14 @@ from rankmesh.core.axes import axis_size, integer
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
-from rankmesh.core.recipes.sizes import divided
+from rankmesh.core.recipes.sizes import divided, recipe
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import PlanError
 
 __all__ = ["sglang", "vllm"]
 
 
+@recipe
 def vllm(
     world_size: int | None = None,
     *,
@@ -76,7 +77,7 @@ def _decode(tp: int, pcp: int, dcp: int) -> dict[str, int]:
         return {"dcp": dcp, "dtp": divided(tp, dcp, "tp", "dcp")}
     if dcp not in (1, pcp, tp * pcp):
         raise PlanError(
-            f"received dcp {dcp} with tp {tp} and pcp {pcp}; with pcp, vLLM decodes over none, all of pcp, or all of "
+            f"dcp is {dcp} with tp {tp} and pcp {pcp}, but with pcp vLLM decodes over none, all of pcp, or all of "
             f"tp x pcp; use 1, {pcp} or {tp * pcp}",
             dcp=dcp,
             pcp=pcp,
@@ -84,6 +85,7 @@ def _decode(tp: int, pcp: int, dcp: int) -> dict[str, int]:
     return {"dtp": tp * pcp // dcp, "dcp": dcp}
 
 
+@recipe
 def sglang(
     world_size: int | None = None,
     *,
@@ -108,7 +110,7 @@ def sglang(
     world, rest = _world_and_rest(world_size, {"tp": tp, "pp": pp})
     if rest != 1:
         raise PlanError(
-            f"received world_size {world} with tp {tp} and pp {pp}; the world of an SGLang engine is tp x pp; leave "
+            f"world_size is {world}, but an SGLang engine has tp {tp} x pp {pp} = {tp * pp} ranks; leave "
             "world_size out, or change a size",
             world_size=world,
         )

@@ -1,13 +1,37 @@
-"""Sizes that a recipe derives: the data-parallel size from the world, and what must divide what."""
+"""What recipes share: sizes that follow from each other, and an error for an argument that a recipe does not have."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
 from math import prod
+from typing import ParamSpec
 
 from rankmesh.core.axes import axis_size, integer
-from rankmesh.errors import PlanError
+from rankmesh.core.plan import Plan
+from rankmesh.errors import PlanError, UnknownArgument
 
-__all__ = ["divided", "world_and_dp"]
+__all__ = ["divided", "recipe", "world_and_dp"]
+
+_Given = ParamSpec("_Given")
+
+
+def recipe(make: Callable[_Given, Plan]) -> Callable[_Given, Plan]:
+    """A recipe that refuses an argument that it does not have with the nearest one that it has."""
+
+    @wraps(make)
+    def made(*args: _Given.args, **kwargs: _Given.kwargs) -> Plan:
+        try:
+            return make(*args, **kwargs)
+        except TypeError as error:
+            known = list(signature(make).parameters)
+            unknown = next((name for name in kwargs if name not in known), None)
+            if unknown is None:
+                raise
+            raise UnknownArgument(unknown, known, make.__name__) from error
+
+    return made
 
 
 def divided(total: int, parts: int, what: str, rule: str) -> int:
@@ -15,11 +39,11 @@ def divided(total: int, parts: int, what: str, rule: str) -> int:
 
     >>> divided(12, 5, "dp x cp", "optimizer_instances")
     Traceback (most recent call last):
-    rankmesh.errors.PlanError: received optimizer_instances = 5 for dp x cp = 12; it must divide it; change one of them
+    rankmesh.errors.PlanError: optimizer_instances = 5 does not divide dp x cp = 12; change one of them
     """
     if total % parts:
         raise PlanError(
-            f"received {rule} = {parts} for {what} = {total}; it must divide it; change one of them",
+            f"{rule} = {parts} does not divide {what} = {total}; change one of them",
             total=total,
             parts=parts,
         )
@@ -36,19 +60,19 @@ def world_and_dp(world_size: int | None, dp: int | None, **model: int) -> tuple[
     shown = " x ".join(f"{name} {size}" for name, size in model.items())
     if world_size is None:
         if dp is None:
-            raise PlanError("received neither world_size nor dp; one follows from the other; give one of them")
+            raise PlanError("neither world_size nor dp is given; give one of them, as the other follows from it")
         return block * axis_size("dp", dp), dp
     total = integer(world_size, "world_size", least=1)
     if total % block:
         raise PlanError(
-            f"received world_size {total} and {shown} = {block}; the product must divide the world size; change a size",
+            f"world_size is {total}, but {shown} = {block} does not divide it; use a multiple of {block} ranks, or "
+            "change a size",
             world_size=total,
             product=block,
         )
     if dp is not None and axis_size("dp", dp) * block != total:
         raise PlanError(
-            f"received world_size {total}, dp {dp} and {shown} = {block}; dp x {block} must be the world size; "
-            f"leave dp out, or use dp={total // block}",
+            f"world_size is {total}, but dp {dp} x {shown} = {dp * block}; leave dp out, or use dp={total // block}",
             world_size=total,
             dp=dp,
         )

@@ -23,13 +23,14 @@ from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
 from rankmesh.core.picks import ends
 from rankmesh.core.plan import Plan
-from rankmesh.core.recipes.sizes import divided, world_and_dp
+from rankmesh.core.recipes.sizes import divided, recipe, world_and_dp
 from rankmesh.core.spec import GroupSpec
-from rankmesh.errors import PlanError
+from rankmesh.errors import PlanError, quoted
 
 __all__ = ["axes", "ezpz", "nanotron", "three_d"]
 
 
+@recipe
 def nanotron(
     world_size: int | None = None,
     *,
@@ -59,6 +60,7 @@ def nanotron(
     return Plan(mesh, specs, world_size=world, options=options)
 
 
+@recipe
 def ezpz(
     world_size: int | None = None,
     *,
@@ -78,6 +80,7 @@ def ezpz(
     return Plan(Mesh(tp=tp, cp=cp, pp=pp, dp=data), specs, world_size=world, options=options)
 
 
+@recipe
 def three_d(
     world_size: int | None = None,
     *,
@@ -103,7 +106,7 @@ def axes(mesh: Mesh, *, world_size: int | None = None, options: Options | None =
     """
     if not isinstance(mesh, Mesh):
         raise PlanError(
-            f"received {mesh!r} as a mesh; give a Mesh, such as Mesh(tp=2, dp=4); a text is read by rankmesh.read",
+            f"{quoted(mesh)} is no Mesh; give one, such as Mesh(tp=2, dp=4), or read a text with rankmesh.read",
             received=mesh,
         )
     specs = [GroupSpec(name) for name in mesh.axes]

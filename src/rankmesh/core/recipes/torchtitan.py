@@ -22,13 +22,14 @@ from rankmesh.core.axes import axis_size
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
-from rankmesh.core.recipes.sizes import divided, world_and_dp
+from rankmesh.core.recipes.sizes import divided, recipe, world_and_dp
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import PlanError
 
 __all__ = ["torchtitan"]
 
 
+@recipe
 def torchtitan(
     world_size: int | None = None,
     *,
@@ -46,8 +47,8 @@ def torchtitan(
     expert_tp = axis_size("etp", 1 if etp is None else etp)
     if expert_tp not in (1, tp):
         raise PlanError(
-            f"received etp {expert_tp} with tp {tp}; torchtitan shards an expert like a dense layer or not at all; "
-            f"use etp=1 or etp={tp}",
+            f"etp is {expert_tp} with tp {tp}, but torchtitan shards an expert like a dense layer or not at all; use "
+            f"etp=1 or etp={tp}",
             etp=expert_tp,
             tp=tp,
         )

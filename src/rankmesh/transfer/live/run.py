@@ -31,7 +31,6 @@ from torch import Tensor
 
 from rankmesh.backend import torch_private
 from rankmesh.core.axes import integer
-from rankmesh.core.cells import distinct
 from rankmesh.core.limits import time_limit
 from rankmesh.errors import PlanError, TransferError
 from rankmesh.transfer.live.exchange import Exchange
@@ -191,7 +190,7 @@ class _Side:
 def _outside(moves: Transfer, ranks: list[int]) -> str:
     """Ranks that have a part and are not in the group, in words."""
     flows = moves.flows
-    absent = sorted(set(distinct(np.concatenate([flows.source, flows.target])).tolist()) - set(ranks))
+    absent = sorted(set(np.unique(np.concatenate([flows.source, flows.target])).tolist()) - set(ranks))
     if not absent:
         return ""
     return f"received a group without rank {absent[0]}, which has a part in the transfer; give a group of all of them"
@@ -199,7 +198,7 @@ def _outside(moves: Transfer, ranks: list[int]) -> str:
 
 def _longest(moves: Transfer, budget: int) -> int:
     """The longest message for which two of each peer fit the budget, on the rank that has the most peers."""
-    pairs = distinct(moves.flows.source * moves.world_size + moves.flows.target)
+    pairs = np.unique(moves.flows.source * moves.world_size + moves.flows.target)
     ends = np.concatenate([pairs // max(moves.world_size, 1), pairs % max(moves.world_size, 1)])
     peers = int(np.bincount(ends).max()) if len(ends) else 1
     longest = min(integer(budget, "budget", least=1) // (2 * peers), _LONGEST)

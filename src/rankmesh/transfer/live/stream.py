@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from rankmesh.core.boxes import Box, size
 from rankmesh.core.sharding import Shard, Sharding
-from rankmesh.transfer.planning.own import Move
+from rankmesh.transfer.planning.local import Move
 
 __all__ = ["Message", "Piece", "Slices", "messages", "where"]
 

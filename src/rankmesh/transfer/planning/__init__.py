@@ -1,10 +1,12 @@
 """Planning transfers: what moves between two layouts. No torch.
 
 ```
-kinds       tensors that lie alike, planned once
-line        everything that travels, laid end to end and cut among the senders
-balance     how much each sender sends
-own         one rank's part, as boxes
-transfer    the value
+classes       tensors with the same shape and shardings, planned once
+flows         everything that travels, laid end to end and cut among the senders
+balance       how much each sender sends
+local         one rank's part, as boxes
+cost          bytes over each link, and seconds
+tensors_file  shardings of both sides as JSON or YAML
+transfer      the value
 ```
 """

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankmesh.core.cells import distinct
 from rankmesh.core.strided import IntArray
 from rankmesh.placement import Cluster
-from rankmesh.transfer.planning.line import Flows
+from rankmesh.transfer.planning.flows import Flows
 
 __all__ = ["Link", "links", "seconds"]
 
@@ -55,7 +54,7 @@ def seconds(flows: Flows, cluster: Cluster) -> float:
         busy = np.zeros(size)
         for number, level in enumerate(cluster.levels):
             here = flows.level == number
-            pairs = distinct(flows.source[here] * size + flows.target[here])
+            pairs = np.unique(flows.source[here] * size + flows.target[here])
             peers = pairs // size if ranks is flows.source else pairs % size
             busy += np.bincount(ranks[here], flows.bytes[here], minlength=size) / level.bandwidth
             busy += np.bincount(peers, minlength=size) * level.latency

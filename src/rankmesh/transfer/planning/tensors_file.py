@@ -1,4 +1,4 @@
-"""Tensors files: what lies how on both sides of a transfer, as JSON or YAML.
+"""Tensors files: how each tensor is sharded on both sides of a transfer, as JSON or YAML.
 
 ```
 {"name": {"shape": [16384, 4096], "dtype": "bfloat16",
@@ -23,7 +23,7 @@ from typing import Any
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import PlanError, RankmeshError, first_line
+from rankmesh.errors import PlanError, RankmeshError, first_line, quoted
 
 __all__ = ["read_tensors", "shardings_of"]
 
@@ -39,7 +39,7 @@ def read_tensors(path: str | Path, source: Mesh, target: Mesh) -> tuple[Sharding
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(
-            f"received tensors file {str(path)!r}, which cannot be read ({first_line(error)}); give a file", path=path
+            f"cannot read tensors file {quoted(str(path))} ({first_line(error)}); give a JSON or YAML file", path=path
         ) from error
     return shardings_of(_document(text, path), source, target, str(path))
 
@@ -53,7 +53,7 @@ def _document(text: str, path: str | Path) -> Any:
         return yaml.safe_load(text)
     except Exception as error:
         raise PlanError(
-            f"received tensors file {str(path)!r}, which is no document ({first_line(error)}); correct it",
+            f"tensors file {quoted(str(path))} is neither JSON nor YAML ({first_line(error)}); fix the file",
             path=path,
         ) from error
 
@@ -61,13 +61,13 @@ def _document(text: str, path: str | Path) -> Any:
 def shardings_of(document: object, source: Mesh, target: Mesh, what: str = "tensors") -> tuple[Shardings, Shardings]:
     """The same of a document that was read."""
     if not isinstance(document, Mapping) or not document:
-        raise _refused(what, "which names no tensor")
+        raise _refused(what, "no tensor is named")
     ours: Shardings = {}
     theirs: Shardings = {}
     for name, entry in document.items():
         _known(what, name, entry, _BOTH)
         if "shape" not in entry:
-            raise _refused(what, f"in which {name!r} has no shape")
+            raise _refused(what, f"{quoted(name)} has no shape")
         for side, mesh, found in (("source", source, ours), ("target", target, theirs)):
             found[str(name)] = _sharding(f"{what}, {name!r}, {side}", mesh, entry, entry.get(side) or {})
     return ours, theirs
@@ -93,16 +93,16 @@ def _numbered(value: Any) -> Any:
 
 
 def _known(what: str, name: object, entry: object, known: tuple[str, ...]) -> None:
-    where = f"in which {name!r}" if name else "which"
+    where = quoted(name) if name else "it"
     if not isinstance(entry, Mapping):
-        raise _refused(what, f"{where} is {entry!r}; it is an object with {', '.join(known)}")
+        raise _refused(what, f"{where} is {quoted(entry)}, not an object with {', '.join(known)}")
     strange = [key for key in entry if key not in known]
     if strange:
-        raise _refused(what, f"{where} has {strange[0]!r}; known are {', '.join(known)}")
+        raise _refused(what, f"{where} has the key {quoted(strange[0])}, none of {', '.join(known)}")
 
 
 def _refused(what: str, why: str) -> PlanError:
     return PlanError(
-        f"received {what}, {why}; write "
+        f"{what}: {why}; write "
         '{"name": {"shape": [8, 4], "dtype": "bfloat16", "source": {"cut": ["tp", null]}, "target": {}}}'
     )

@@ -34,10 +34,10 @@ from rankmesh.core.axes import integer
 from rankmesh.core.extras import extra
 from rankmesh.core.sharding import Sharding
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import PlanError
-from rankmesh.transfer.planning.kinds import Kind, digest_of, kinds_of
-from rankmesh.transfer.planning.line import Flows, flows_of
-from rankmesh.transfer.planning.own import OwnMoves, own_moves
+from rankmesh.errors import PlanError, quoted
+from rankmesh.transfer.planning.classes import TensorClass, classes_of, digest_of
+from rankmesh.transfer.planning.flows import Flows, flows_of
+from rankmesh.transfer.planning.local import LocalMoves, local_moves
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ BUDGET = 256 << 20
 
 
 class Transfer:
-    """What moves when tensors of ``source`` become those of ``target``: shardings by name; frozen, equal when alike.
+    """What moves when tensors of ``source`` become those of ``target``: shardings by name; equal when equivalent.
 
     Every name of ``target`` is one of ``source``, of the same shape and dtype; further names of ``source`` stay where
     they are. The meshes may be disjoint, overlap or be equal. With a ``cluster`` the nearest holder sends.
@@ -69,22 +69,22 @@ class Transfer:
         missing = sorted(target.keys() - source.keys())
         if missing:
             raise PlanError(
-                f"received target {missing[0]!r}, which the source does not have ({len(missing)} of {len(target)} "
-                "names); a transfer brings tensors from where they are; name both sides alike",
+                f"the source has no {quoted(missing[0])} ({len(missing)} of {len(target)} names of the target); give "
+                "both sides the same names",
                 missing=tuple(missing),
             )
         self.source = {name: source[name] for name in sorted(target)}
         self.target = {name: target[name] for name in sorted(target)}
-        self.kinds: tuple[Kind, ...] = kinds_of(self.source, self.target)
+        self.classes: tuple[TensorClass, ...] = classes_of(self.source, self.target)
         self.cluster = cluster
         if cluster is not None and self.world_size > cluster.size:
             raise PlanError(
-                f"received a cluster of {cluster.size} devices for a transfer between ranks up to "
-                f"{self.world_size - 1}; each rank stands somewhere; give the cluster that all of them are in",
+                f"the cluster has {cluster.size} devices, but the transfer has ranks up to {self.world_size - 1}; give "
+                f"a cluster of {self.world_size} devices or more",
                 devices=cluster.size,
                 world_size=self.world_size,
             )
-        self._own: dict[int, OwnMoves] = {}
+        self._local: tuple[int, LocalMoves] | None = None
 
     @cached_property
     def world_size(self) -> int:
@@ -94,15 +94,15 @@ class Transfer:
 
     @cached_property
     def flows(self) -> Flows:
-        """Who sends what to whom, all ranks, by kind: what everything else is read from."""
-        return flows_of(self.kinds, self.cluster)
+        """Who sends what to whom, all ranks, by tensor class: what everything else is read from."""
+        return flows_of(self.classes, self.cluster)
 
-    def of(self, rank: int) -> OwnMoves:
+    def of(self, rank: int) -> LocalMoves:
         """What one rank sends, receives and copies, as boxes; nothing for a rank that takes no part."""
         number = integer(rank, "rank", least=0)
-        if number not in self._own:
-            self._own = {number: own_moves(self.kinds, self.flows, number)}
-        return self._own[number]
+        if self._local is None or self._local[0] != number:
+            self._local = (number, local_moves(self.classes, self.flows, number))
+        return self._local[1]
 
     # -- bytes --------------------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Transfer:
     @cached_property
     def lower_bound(self) -> int:
         """Bytes that any transfer must send: of each rank's target what it does not hold already."""
-        return sum(_needed(kind) for kind in self.kinds)
+        return sum(_needed(one) for one in self.classes)
 
     @property
     def sender_bound(self) -> int:
@@ -154,7 +154,7 @@ class Transfer:
     @cached_property
     def digest(self) -> str:
         """64 hexadecimal digits that are equal on two ranks if and only if their transfers are."""
-        return digest_of(self.kinds, None if self.cluster is None else self.cluster.to_dict())
+        return digest_of(self.classes, None if self.cluster is None else self.cluster.to_dict())
 
     def reversed(self) -> Transfer:
         """The transfer back: of the same names, from target to source."""
@@ -216,25 +216,25 @@ class Transfer:
         return Transfer, (self.source, self.target, self.cluster)
 
     def __repr__(self) -> str:
-        return f"Transfer({len(self.target)} tensors of {len(self.kinds)} kinds, {self.bytes} bytes between ranks)"
+        return f"Transfer({len(self.target)} tensors of {len(self.classes)} classes, {self.bytes} bytes between ranks)"
 
 
 def _check(shardings: object, what: str) -> None:
     if not isinstance(shardings, Mapping):
-        raise PlanError(f"received {type(shardings).__name__} as {what}; give shardings by name", received=shardings)
+        raise PlanError(f"the {what} is {quoted(shardings)}; give shardings by name", received=shardings)
     for name, sharding in shardings.items():
         if not isinstance(sharding, Sharding):
             raise PlanError(
-                f"received {sharding!r} as {what} {name!r}; give a Sharding, such as "
+                f"{what} {name!r} is {quoted(sharding)}; give a Sharding, such as "
                 "Sharding(mesh, ('tp', None), shape=(16384, 4096), dtype='bfloat16')",
                 name=name,
                 received=sharding,
             )
 
 
-def _needed(kind: Kind) -> int:
-    """What the target ranks of a kind hold, less what they held."""
-    source, target, elements = kind.pairs()
-    ranks = kind.target.spread.ranks[target]
-    away = (kind.source.spread.cell_of(ranks) != source[:, None]).sum(axis=1)
-    return int((away * elements).sum()) * kind.itemsize * len(kind.names)
+def _needed(one: TensorClass) -> int:
+    """What the target ranks of a class hold, less what they held."""
+    source, target, elements = one.pairs()
+    ranks = one.target.shard_map.ranks[target]
+    away = (one.source.shard_map.shard_of(ranks) != source[:, None]).sum(axis=1)
+    return int((away * elements).sum()) * one.itemsize * len(one.names)

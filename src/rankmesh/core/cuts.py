@@ -1,19 +1,19 @@
-"""Cells: how one tensor dimension is cut over axes, as intervals.
+"""Cuts: how one tensor dimension is cut over axes, as intervals.
 
     each = ⌈length / size⌉      piece d = [d · each, (d + 1) · each) ∩ [0, length)      as ``torch.chunk`` cuts
 
-A dimension that several axes cut is cut by the outermost first, and each piece again by the next. The *cell* of a
+A dimension that several axes cut is cut by the outermost first, and each piece again by the next. The *shard* along a
 dimension is the number that the positions along those axes make, the innermost varying fastest:
 
 ```
-length 10 over "dp-tp", dp=2, tp=2      cell   0      1      2      3
+length 10 over "dp-tp", dp=2, tp=2      shard  0      1      2      3
                                         holds  0..2   3..4   5..7   8..9
 ```
 
-``parts`` cut a fused dimension part by part, so that a cell holds a piece of each (here query, key and value):
+``parts`` cut a fused dimension part by part, so that a shard holds a piece of each (here query, key and value):
 
 ```
-parts (8, 2, 2) over tp=2               cell 0 holds 0..3, 8, 10      cell 1 holds 4..7, 9, 11
+parts (8, 2, 2) over tp=2               shard 0 holds 0..3, 8, 10     shard 1 holds 4..7, 9, 11
 ```
 
 ``padded`` is the length that is cut where more is stored: the pieces are those of the padded length, and what lies
@@ -31,7 +31,7 @@ import numpy as np
 
 from rankmesh.core.strided import IntArray
 
-__all__ = ["Cut", "Overlaps", "distinct", "overlaps"]
+__all__ = ["Cut", "Overlaps", "overlaps"]
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Cut:
         return sum(self.parts)
 
     @property
-    def cells(self) -> int:
-        """Into how many cells it is cut."""
+    def shards(self) -> int:
+        """Into how many shards it is cut."""
         return prod(self.sizes)
 
     def intervals(self, digits: Sequence[int]) -> list[tuple[int, int, int]]:
-        """What the cell at these positions holds: (start, stop, where it starts in the shard) of each part.
+        """What the shard at these positions holds: (start, stop, where it starts in the shard) of each part.
 
         >>> Cut((2,), (8, 2, 2), 12).intervals((1,))
         [(4, 8, 0), (9, 10, 4), (11, 12, 5)]
@@ -71,7 +71,7 @@ class Cut:
         return held
 
     def extent(self, digits: Sequence[int]) -> int:
-        """How long the shard of this cell is, its padding included."""
+        """How long the shard at these positions is, its padding included."""
         pieces = (_piece(stored, self.sizes, digits) for stored in self._stored)
         return sum(high - low for low, high in pieces)
 
@@ -81,14 +81,14 @@ class Cut:
         return (self.padded,) if len(self.parts) == 1 else self.parts
 
     def bounds(self) -> tuple[IntArray, IntArray]:
-        """Where pieces start, ascending, and the cell of each; together they cover the dimension."""
-        cells = np.arange(self.cells, dtype=np.int64)
+        """Where pieces start, ascending, and the shard of each; together they cover the dimension."""
+        shards = np.arange(self.shards, dtype=np.int64)
         starts, owners, begin = [], [], 0
         for length, stored in zip(self.parts, self._stored, strict=True):
-            low, high = _pieces(stored, self.sizes, cells)
+            low, high = _pieces(stored, self.sizes, shards)
             low, high = np.minimum(low, length), np.minimum(high, length)
             starts.append((begin + low)[low < high])
-            owners.append(cells[low < high])
+            owners.append(shards[low < high])
             begin += length
         return np.concatenate(starts), np.concatenate(owners)
 
@@ -102,23 +102,23 @@ def _piece(length: int, sizes: Sequence[int], digits: Sequence[int]) -> tuple[in
     return low, high
 
 
-def _pieces(length: int, sizes: Sequence[int], cells: IntArray) -> tuple[IntArray, IntArray]:
-    """``_piece`` of many cells at once."""
-    low, high = np.zeros_like(cells), np.full_like(cells, length)
+def _pieces(length: int, sizes: Sequence[int], shards: IntArray) -> tuple[IntArray, IntArray]:
+    """``_piece`` of many shards at once."""
+    low, high = np.zeros_like(shards), np.full_like(shards, length)
     rest = prod(sizes)
     for size in sizes:
         rest //= size
         each = -(-(high - low) // size)
-        low = np.minimum(low + cells // rest % size * each, high)
+        low = np.minimum(low + shards // rest % size * each, high)
         high = np.minimum(low + each, high)
     return low, high
 
 
 @dataclass(frozen=True)
 class Overlaps:
-    """Where the cells of two cuts of a dimension meet: ``source[k]`` and ``target[k]`` in [``start[k]``, ``stop[k]``).
+    """Where the shards of two cuts of a dimension meet: ``source[k]`` and ``target[k]`` in [``start[k]``, ``stop[k]``).
 
-    ``pairs`` has each pair of cells once, as (source, target, elements).
+    ``pairs`` has each pair of shards once, as (source, target, elements).
     """
 
     source: IntArray
@@ -128,7 +128,7 @@ class Overlaps:
     pairs: tuple[IntArray, IntArray, IntArray]
 
     def between(self, source: int, target: int) -> list[tuple[int, int]]:
-        """The intervals that this pair of cells shares."""
+        """The intervals that this pair of shards has in common."""
         both = (self.source == source) & (self.target == target)
         return list(zip(self.start[both].tolist(), self.stop[both].tolist(), strict=True))
 
@@ -137,32 +137,23 @@ class Overlaps:
 def overlaps(source: Cut, target: Cut) -> Overlaps:
     """Each element of the dimension in one interval: both cuts cover it, so their bounds together do.
 
-    >>> met = overlaps(Cut((2,), (12,), 12), Cut((3,), (12,), 12))
-    >>> [array.tolist() for array in (met.source, met.target, met.start, met.stop)]
+    >>> found = overlaps(Cut((2,), (12,), 12), Cut((3,), (12,), 12))
+    >>> [array.tolist() for array in (found.source, found.target, found.start, found.stop)]
     [[0, 0, 1, 1], [0, 1, 1, 2], [0, 4, 6, 8], [4, 6, 8, 12]]
     """
-    (left, left_cells), (right, right_cells) = source.bounds(), target.bounds()
-    starts = distinct(np.concatenate([left, right]))
-    ours = left_cells[np.searchsorted(left, starts, "right") - 1]
-    theirs = right_cells[np.searchsorted(right, starts, "right") - 1]
+    (left, left_shards), (right, right_shards) = source.bounds(), target.bounds()
+    starts = np.unique(np.concatenate([left, right]))
+    ours = left_shards[np.searchsorted(left, starts, "right") - 1]
+    theirs = right_shards[np.searchsorted(right, starts, "right") - 1]
     new = np.ones(len(starts), dtype=bool)
     new[1:] = (ours[1:] != ours[:-1]) | (theirs[1:] != theirs[:-1])
     ours, theirs, starts = ours[new], theirs[new], starts[new]
     stops = np.append(starts[1:], source.length)[: len(starts)]
-    return Overlaps(ours, theirs, starts, stops, _totals(ours, theirs, stops - starts, target.cells))
+    return Overlaps(ours, theirs, starts, stops, _totals(ours, theirs, stops - starts, target.shards))
 
 
-def _totals(ours: IntArray, theirs: IntArray, lengths: IntArray, cells: int) -> tuple[IntArray, IntArray, IntArray]:
-    pairs = ours * cells + theirs
-    keys = distinct(pairs)
+def _totals(ours: IntArray, theirs: IntArray, lengths: IntArray, shards: int) -> tuple[IntArray, IntArray, IntArray]:
+    keys, pair = np.unique(ours * shards + theirs, return_inverse=True)
     totals = np.zeros(len(keys), dtype=np.int64)
-    np.add.at(totals, np.searchsorted(keys, pairs), lengths)
-    return keys // cells, keys % cells, totals
-
-
-def distinct(values: IntArray) -> IntArray:
-    """The distinct values, ascending. numpy's own set operations load a package of theirs first, which takes long."""
-    ordered = np.sort(values)
-    new = np.ones(len(ordered), dtype=bool)
-    new[1:] = ordered[1:] != ordered[:-1]
-    return ordered[new]
+    np.add.at(totals, pair, lengths)
+    return keys // shards, keys % shards, totals

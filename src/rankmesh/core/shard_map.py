@@ -1,10 +1,10 @@
-"""Spread: which ranks of a mesh hold which cell of a tensor, and which hold copies of one.
+"""Shard maps: which ranks of a mesh hold which shard of a tensor, and which hold copies of one.
 
 Each tensor dimension is cut by some axes, ``at`` fixes some others, and along the axes that are left lie copies:
 
 ```
 Mesh(tp=2, dp=2), cut ("tp", None)      rank      0  1  2  3
-                                        cell      0  1  0  1       copies of cell 0: ranks 0, 2
+                                        shard     0  1  0  1       copies of shard 0: ranks 0, 2
 ```
 """
 
@@ -19,9 +19,9 @@ import numpy as np
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import LayoutError
+from rankmesh.errors import LayoutError, quoted
 
-__all__ = ["Spread", "at_of", "spread"]
+__all__ = ["ShardMap", "at_of", "shard_map"]
 
 Names = tuple[str, ...]
 # An axis of a mesh: its size and its stride in positions.
@@ -29,7 +29,7 @@ Axis = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class ShardMap:
     """``axes``: for each dimension the axes that cut it, outermost first; ``at``: the axes with the positions kept."""
 
     mesh: Mesh
@@ -43,8 +43,8 @@ class Spread:
         return tuple(tuple(size for size, _ in axes) for axes in self.axes)
 
     @cached_property
-    def cells(self) -> tuple[int, ...]:
-        """Into how many cells each dimension is cut."""
+    def shards(self) -> tuple[int, ...]:
+        """Into how many shards each dimension is cut."""
         return tuple(prod(sizes) for sizes in self.sizes)
 
     def digits(self, rank: int) -> tuple[tuple[int, ...], ...] | None:
@@ -57,78 +57,70 @@ class Spread:
         return tuple(tuple(position // stride % size for size, stride in axes) for axes in self.axes)
 
     @cached_property
-    def _cell_of_position(self) -> IntArray:
+    def _shard_of_position(self) -> IntArray:
         positions = np.arange(self.mesh.size, dtype=np.int64)
-        cell = np.zeros_like(positions)
+        shard = np.zeros_like(positions)
         for axes in self.axes:
             for size, stride in axes:
-                cell = cell * size + positions // stride % size
+                shard = shard * size + positions // stride % size
         for (size, stride), kept in self.at:
-            cell[~np.isin(positions // stride % size, kept)] = -1
-        return cell
+            shard[~np.isin(positions // stride % size, kept)] = -1
+        return shard
 
     @cached_property
     def _order(self) -> IntArray:
-        """The positions that hold something by cell, (cells, copies)."""
-        order = np.argsort(self._cell_of_position, kind="stable")
-        held = order[np.count_nonzero(self._cell_of_position < 0) :]
-        return held.reshape(prod(self.cells), -1)
+        """The positions that hold something by shard, (shards, copies)."""
+        order = np.argsort(self._shard_of_position, kind="stable")
+        held = order[np.count_nonzero(self._shard_of_position < 0) :]
+        return held.reshape(prod(self.shards), -1)
 
     @cached_property
     def first(self) -> IntArray:
-        """The first position of each cell, which names the set of its copies whatever dimensions are cut."""
+        """The first position of each shard, which names the set of its copies whatever dimensions are cut."""
         return self._order[:, 0]
 
     @cached_property
     def ranks(self) -> IntArray:
-        """The global ranks that hold each cell, (cells, copies), in the order of their positions."""
+        """The global ranks that hold each shard, (shards, copies), in the order of their positions."""
         return self.mesh.rank_range.ranks(self._order)
 
-    def cell_of(self, ranks: IntArray) -> IntArray:
-        """The cell of each of these ranks, -1 for those that hold nothing."""
-        first, size = self.mesh.offset, self.mesh.size
-        inside = (ranks >= first) & (ranks < first + size)
-        return np.where(inside, self._cell_of_rank[np.where(inside, ranks - first, 0)], -1)
-
-    @cached_property
-    def _cell_of_rank(self) -> IntArray:
-        """By rank - offset, which a rank map makes another order than by position."""
-        cells = np.empty_like(self._cell_of_position)
-        ranks = self.mesh.rank_range.ranks(np.arange(self.mesh.size, dtype=np.int64))
-        cells[ranks - self.mesh.offset] = self._cell_of_position
-        return cells
+    def shard_of(self, ranks: IntArray) -> IntArray:
+        """The shard of each of these ranks, -1 for those that hold nothing."""
+        positions = self.mesh.rank_range.positions(ranks)
+        return np.where(positions < 0, -1, self._shard_of_position[positions])
 
     @cached_property
     def copies(self) -> tuple[object, ...]:
-        """Equal for two spreads exactly when their sets of copies are the same, whichever dimensions are cut."""
+        """Equal for two shard maps exactly when their sets of copies are the same, whichever dimensions are cut."""
         cutting = frozenset(axis for axes in self.axes for axis in axes if axis[0] > 1)
         kept = frozenset((axis, kept) for axis, kept in self.at if len(kept) < axis[0])
         return self.mesh.rank_range, cutting, kept
 
 
 @lru_cache(maxsize=4096)
-def spread(mesh: Mesh, view: str | None, cut: tuple[Names, ...], at: tuple[tuple[str, tuple[int, ...]], ...]) -> Spread:
-    """The spread of checked names; an axis that is named twice is refused, as a rank has one position along it."""
-    taken: dict[tuple[str, ...], str] = {}
+def shard_map(
+    mesh: Mesh, view: str | None, cut: tuple[Names, ...], at: tuple[tuple[str, tuple[int, ...]], ...]
+) -> ShardMap:
+    """The shard map of checked names; an axis that is named twice is refused, as a rank has one position along it."""
+    taken: set[str] = set()
     axes = tuple(tuple(axis for name in names for axis in _axes(mesh, view, name, taken)) for names in cut)
     fixed: list[tuple[Axis, tuple[int, ...]]] = []
     for name, kept in at:
         fixed += _fixed(_axes(mesh, view, name, taken), name, kept)
-    return Spread(mesh, view, axes, tuple(sorted(fixed)))
+    return ShardMap(mesh, view, axes, tuple(sorted(fixed)))
 
 
-def _axes(mesh: Mesh, view: str | None, name: str, taken: dict[tuple[str, ...], str]) -> tuple[Axis, ...]:
+def _axes(mesh: Mesh, view: str | None, name: str, taken: set[str]) -> tuple[Axis, ...]:
     """The axes that a name stands for, outermost first: one, or the sub-axes of a split one."""
-    groups = mesh.groups(name, view=view, ordered=True)
-    for leaf in groups.axes:
-        if (leaf,) in taken:
+    pairs = mesh.view(view).axis_pairs(name, ordered=True)
+    for axis in pairs:
+        if axis in taken:
             raise LayoutError(
-                f"received axis {leaf!r} twice in one sharding; an axis cuts one dimension or is fixed by at, once; "
-                "name it once",
-                axis=leaf,
+                f"one sharding names axis {axis!r} twice; an axis cuts one dimension or is fixed by at; name it once",
+                axis=axis,
             )
-        taken[leaf,] = name
-    return groups.members.pairs[::-1]
+        taken.add(axis)
+    return tuple(pair for pair in reversed(pairs.values()) if pair[0] > 1)
 
 
 def _fixed(axes: tuple[Axis, ...], name: str, kept: tuple[int, ...]) -> list[tuple[Axis, tuple[int, ...]]]:
@@ -136,8 +128,8 @@ def _fixed(axes: tuple[Axis, ...], name: str, kept: tuple[int, ...]) -> list[tup
     places = tuple(sorted({place + size if place < 0 else place for place in kept}))
     if not places or places[0] < 0 or places[-1] >= size:
         raise LayoutError(
-            f"received at={{{name!r}: {kept[0] if len(kept) == 1 else list(kept)}}}; the size of {name!r} is {size}, "
-            f"so positions go from 0 to {size - 1}, or from the end with -1",
+            f"at={{{name!r}: {kept[0] if len(kept) == 1 else list(kept)}}} is no position: the size of {name!r} is "
+            f"{size}; give 0 to {size - 1}, or -1 for the last",
             axis=name,
             received=kept,
             size=size,
@@ -146,7 +138,7 @@ def _fixed(axes: tuple[Axis, ...], name: str, kept: tuple[int, ...]) -> list[tup
         return [(axes[0], places)]
     if len(places) > 1:
         raise LayoutError(
-            f"received several positions of {name!r}, which is split; name its sub-axes in at instead", axis=name
+            f"at has several positions of {name!r}, which is split; name its sub-axes in at instead", axis=name
         )
     fixed: list[tuple[Axis, tuple[int, ...]]] = []
     for axis in axes[::-1]:
@@ -162,7 +154,7 @@ def at_of(at: Mapping[str, object] | None) -> tuple[tuple[str, tuple[int, ...]],
         listed = tuple(places) if isinstance(places, tuple | list | range) else (places,)
         if not all(isinstance(place, int) and not isinstance(place, bool) for place in listed):
             raise LayoutError(
-                f"received at={{{name!r}: {places!r}}}; a position is a whole number, or a tuple of them", axis=name
+                f"at={{{name!r}: {quoted(places)}}} is no position; give a whole number, or a tuple of them", axis=name
             )
         found.append((name, listed))
     return tuple(sorted(found))

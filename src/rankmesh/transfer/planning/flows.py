@@ -1,16 +1,16 @@
-"""The line: everything that has to travel, laid end to end, and cut among the ranks that can send it.
+"""Flows: everything that has to travel, laid end to end, and cut among the ranks that can send it.
 
 What a rank needs and does not hold is asked of the *set* of ranks that hold copies of it: of those nearest to it by
-cluster level, where there is a cluster. All that is asked of a set lies on one stretch of the line, by the rank that
-asks and then by kind of tensor; the set's members take consecutive pieces of it, as long as `balance` gives each:
+cluster level, where there is a cluster. All that is asked of a set is one stretch of the sequence, by the rank that
+asks and then by tensor class; the set's members take consecutive pieces of it, as long as `balance` gives each:
 
 ```
 asked of set {0, 4}       | rank 8: qkv qkv up up | rank 9: qkv qkv up up |
 sent by                   |          rank 0       |         rank 4        |
 ```
 
-So each byte has one sender, most ranks receive from one member of a set, and whoever knows the line knows who sends
-what to whom: nothing is negotiated. The line is made of kinds, not of tensors, in a few passes of numpy.
+So each byte has one sender, most ranks receive from one member of a set, and every rank
+computes the same: nothing is negotiated. The sequence is made of classes, not of tensors, in a few passes of numpy.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from typing import Protocol
 
 import numpy as np
 
-from rankmesh.core.cells import distinct
 from rankmesh.core.strided import IntArray
 from rankmesh.transfer.planning.balance import Sets, share
-from rankmesh.transfer.planning.kinds import Kind
+from rankmesh.transfer.planning.classes import TensorClass
 
 __all__ = ["Flows", "Nearness", "flows_of"]
 
@@ -39,15 +38,15 @@ class Nearness(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Flows:
-    """Who sends what to whom: parallel arrays in the order of the line.
+    """Who sends what to whom: parallel arrays in the order of the sequence.
 
-    Flow f is bytes ``low[f]`` to ``high[f] - 1`` of what ``target[f]`` needs of source cell ``cell[f]`` of each tensor
-    of kind ``kind[f]``, one tensor after the other; ``source[f]`` sends it, over level ``level[f]`` of the cluster.
+    Flow f is bytes ``low[f]`` to ``high[f] - 1`` of what ``target[f]`` needs of source shard ``shard[f]`` of tensors of
+    class ``tensor_class[f]``, one after the other; ``source[f]`` sends it, over level ``level[f]`` of the cluster.
     ``bound`` is the least that the busiest sender could send.
     """
 
-    kind: IntArray
-    cell: IntArray
+    tensor_class: IntArray
+    shard: IntArray
     source: IntArray
     target: IntArray
     low: IntArray
@@ -65,15 +64,15 @@ class Flows:
 class _Asked:
     """What ranks ask of sets: parallel arrays. ``group`` is a set of copies, before any nearness."""
 
-    kind: IntArray
-    cell: IntArray
+    tensor_class: IntArray
+    shard: IntArray
     group: IntArray
     target: IntArray
     bytes: IntArray
 
 
 class _Copies:
-    """The sets of copies of all kinds, numbered; those of one pattern share no ranks, and are one block."""
+    """The sets of copies of all classes, numbered; those of one pattern share no ranks, and are one block."""
 
     def __init__(self) -> None:
         self._known: dict[object, tuple[int, int]] = {}
@@ -81,17 +80,17 @@ class _Copies:
         self.blocks = 0
         self._count = 0
 
-    def number(self, kind: Kind) -> IntArray:
-        """The number of the set that holds each source cell of a kind."""
-        spread = kind.source.spread
-        order = np.argsort(spread.first)
-        if spread.copies not in self._known:
-            self._known[spread.copies] = (self._count, self.blocks)
-            self.rows.append(spread.ranks[order])
+    def number(self, one: TensorClass) -> IntArray:
+        """The number of the set that holds each source shard of a class."""
+        where = one.source.shard_map
+        order = np.argsort(where.first)
+        if where.copies not in self._known:
+            self._known[where.copies] = (self._count, self.blocks)
+            self.rows.append(where.ranks[order])
             self._count += len(order)
             self.blocks += 1
         numbers = np.empty_like(order)
-        numbers[order] = self._known[spread.copies][0] + np.arange(len(order))
+        numbers[order] = self._known[where.copies][0] + np.arange(len(order))
         return numbers
 
     def members(self) -> tuple[IntArray, IntArray, IntArray]:
@@ -101,33 +100,33 @@ class _Copies:
         return np.append(0, np.cumsum(sizes)), np.concatenate([rows.reshape(-1) for rows in self.rows]), blocks
 
 
-def flows_of(kinds: Sequence[Kind], cluster: Nearness | None) -> Flows:
+def flows_of(classes: Sequence[TensorClass], cluster: Nearness | None) -> Flows:
     """The flows of a transfer; the same on every rank, since it depends on nothing else."""
     copies = _Copies()
-    asked = [_asked(number, kind, copies.number(kind)) for number, kind in enumerate(kinds)]
+    asked = [_asked(number, one, copies.number(one)) for number, one in enumerate(classes)]
     every = _Asked(*(np.concatenate([getattr(one, name) for one in asked]) for name in _Asked.__annotations__))
     if not len(every.bytes):
         none = np.zeros(0, dtype=np.int64)
         return Flows(none, none, none, none, none, none, none, 0)
-    unit = max(kind.itemsize for kind in kinds)
+    unit = max(one.itemsize for one in classes)
     return _cut(every, copies, unit, None if cluster is None else cluster.units)
 
 
-def _asked(number: int, kind: Kind, groups: IntArray) -> _Asked:
-    """What the ranks that hold a kind in the end do not hold in the beginning."""
-    source, target, elements = kind.pairs()
-    ranks = kind.target.spread.ranks[target]
-    away = kind.source.spread.cell_of(ranks) != source[:, None]
-    cell = np.broadcast_to(source[:, None], ranks.shape)[away]
-    count = np.broadcast_to(elements[:, None], ranks.shape)[away] * (kind.itemsize * len(kind.names))
-    return _Asked(np.full(len(cell), number), cell, groups[cell], ranks[away], count)
+def _asked(number: int, one: TensorClass, groups: IntArray) -> _Asked:
+    """What the ranks that hold a class in the end do not hold in the beginning."""
+    source, target, elements = one.pairs()
+    ranks = one.target.shard_map.ranks[target]
+    away = one.source.shard_map.shard_of(ranks) != source[:, None]
+    shard = np.broadcast_to(source[:, None], ranks.shape)[away]
+    count = np.broadcast_to(elements[:, None], ranks.shape)[away] * (one.itemsize * len(one.names))
+    return _Asked(np.full(len(shard), number), shard, groups[shard], ranks[away], count)
 
 
 def _cut(asked: _Asked, copies: _Copies, unit: int, units: IntArray | None) -> Flows:
     start, ranks, block = copies.members()
     level, place = _nearest(asked, start, ranks, units)
     keys = np.stack([asked.group, level, place])
-    order = np.lexsort((asked.kind, asked.target, place, level, asked.group))
+    order = np.lexsort((asked.tensor_class, asked.target, place, level, asked.group))
     keys = keys[:, order]
     new_set = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))
     heads = keys[:, new_set]
@@ -144,8 +143,8 @@ def _cut(asked: _Asked, copies: _Copies, unit: int, units: IntArray | None) -> F
     record, sender, low, high = flows
     source = sets.ranks[sender]
     return Flows(
-        kind=asked.kind[order][record],
-        cell=asked.cell[order][record],
+        tensor_class=asked.tensor_class[order][record],
+        shard=asked.shard[order][record],
         source=source,
         target=target[record],
         low=low - at[record],
@@ -164,7 +163,7 @@ def _nearest(asked: _Asked, start: IntArray, ranks: IntArray, units: IntArray | 
     sizes = np.diff(start)
     of = np.repeat(np.arange(len(sizes)), sizes)
     for number, unit in enumerate(units):
-        here = distinct(of * (unit.max() + 1) + unit[ranks])
+        here = np.unique(of * (unit.max() + 1) + unit[ranks])
         mine = asked.group * (unit.max() + 1) + unit[asked.target]
         found = (level < 0) & np.isin(mine, here)
         level[found], place[found] = number, unit[asked.target[found]]
@@ -172,7 +171,7 @@ def _nearest(asked: _Asked, start: IntArray, ranks: IntArray, units: IntArray | 
 
 
 def _places(length: IntArray, new: IntArray, unit: int) -> IntArray:
-    """Where each record starts on the line: one after the other, each rank's first at a whole unit."""
+    """Where each record starts in the sequence: one after the other, each rank's first at a whole unit."""
     first = np.flatnonzero(new)
     totals = np.add.reduceat(length, first)
     starts = np.append(0, np.cumsum(-(-totals // unit) * unit)[:-1])
@@ -199,7 +198,7 @@ def _sets(
 
 def _flows(at: IntArray, length: IntArray, pieces: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Records against senders' pieces, both in order: (record, sender, from, to) wherever the two meet."""
-    cuts = distinct(np.concatenate([at, pieces[:-1]]))
+    cuts = np.unique(np.concatenate([at, pieces[:-1]]))
     record = np.searchsorted(at, cuts, "right") - 1
     sender = np.searchsorted(pieces, cuts, "right") - 1
     stops = np.minimum(np.append(cuts[1:], pieces[-1]), (at + length)[record])

@@ -1,0 +1,119 @@
+"""Tensor classes: tensors that have the same shape, dtype and shardings on both sides are planned once.
+
+A model has thousands of names and few classes. What a class asks for is closed form: the shards of source and target
+meet in each dimension by themselves, and a pair of shards has in common the product of what it has in each:
+
+```
+source ("tp", None) of tp=2            target (None, "tp") of tp=2          pairs (source, target, elements)
+shard 0  rows 0..1                     shard 0  columns 0..2                (0, 0, 6)  (0, 1, 6)
+shard 1  rows 2..3                     shard 1  columns 3..5                 (1, 0, 6)  (1, 1, 6)
+```
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from rankmesh.core.boxes import Box
+from rankmesh.core.cuts import Overlaps, overlaps
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.sharding import Sharding
+from rankmesh.core.strided import IntArray
+from rankmesh.errors import PlanError
+
+__all__ = ["TensorClass", "classes_of", "digest_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class TensorClass:
+    """The names of tensors with the same shape, dtype and shardings, in order; ``source`` and ``target`` of each."""
+
+    names: tuple[str, ...]
+    source: Sharding
+    target: Sharding
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.source.itemsize
+
+    @cached_property
+    def _overlaps(self) -> tuple[Overlaps, ...]:
+        return tuple(overlaps(ours, theirs) for ours, theirs in zip(self.source.cuts, self.target.cuts, strict=True))
+
+    def pairs(self) -> tuple[IntArray, IntArray, IntArray]:
+        """The pairs of shards that have something in common: source shard, target shard, elements."""
+        source, target, elements = (np.array([start], dtype=np.int64) for start in (0, 0, 1))
+        for shared, ours, theirs in zip(self._overlaps, self.source.cuts, self.target.cuts, strict=True):
+            left, right, lengths = shared.pairs
+            source = (source[:, None] * ours.shards + left).reshape(-1)
+            target = (target[:, None] * theirs.shards + right).reshape(-1)
+            elements = (elements[:, None] * lengths).reshape(-1)
+        return source, target, elements
+
+    def boxes(self, source: int, target: int) -> list[Box]:
+        """What a pair of shards has in common, as boxes of the whole tensor, in order."""
+        sides = []
+        for shared, ours, theirs in zip(
+            self._overlaps[::-1], self.source.cuts[::-1], self.target.cuts[::-1], strict=True
+        ):
+            source, left = divmod(source, ours.shards)
+            target, right = divmod(target, theirs.shards)
+            sides.append(shared.between(left, right))
+        return list(product(*sides[::-1]))
+
+
+def classes_of(source: Mapping[str, Sharding], target: Mapping[str, Sharding]) -> tuple[TensorClass, ...]:
+    """The classes of a transfer, wide elements first, whatever the order in which the names are given."""
+    found: dict[tuple[object, ...], list[str]] = {}
+    known: dict[tuple[object, ...], tuple[object, ...]] = {}
+    for name in sorted(target):
+        ours, theirs = source[name], target[name]
+        how = (id(ours.shard_map), id(ours.cuts), id(theirs.shard_map), id(theirs.cuts), ours.dtype)
+        if how not in known:
+            _check(name, ours, theirs)
+            known[how] = (_stated(ours), _stated(theirs))
+        found.setdefault(known[how], []).append(name)
+    classes = [TensorClass(tuple(names), source[names[0]], target[names[0]]) for names in found.values()]
+    return tuple(sorted(classes, key=lambda one: -one.itemsize))
+
+
+def _stated(sharding: Sharding) -> tuple[object, ...]:
+    """A sharding as a key that is equal where it is equal, however often it was made."""
+    where = sharding.shard_map
+    return where.mesh, where.view, where.axes, where.at, sharding.cuts, sharding.dtype
+
+
+def _check(name: str, source: Sharding, target: Sharding) -> None:
+    for what in ("shape", "dtype"):
+        ours, theirs = getattr(source, what), getattr(target, what)
+        if ours != theirs:
+            raise PlanError(
+                f"{name!r} has {what} {ours} as source and {theirs} as target; a transfer moves elements unchanged; "
+                f"give both one {what}: reshape or convert before or after",
+                name=name,
+                source=ours,
+                target=theirs,
+            )
+
+
+def digest_of(classes: tuple[TensorClass, ...], cluster: object) -> str:
+    """64 hexadecimal digits, equal for equal transfers: the meshes once, and each class with its names."""
+    meshes: dict[Mesh, int] = {}
+    stated = [
+        {
+            "names": one.names,
+            "source": [meshes.setdefault(one.source.mesh, len(meshes)), one.source.to_dict()],
+            "target": [meshes.setdefault(one.target.mesh, len(meshes)), one.target.to_dict()],
+        }
+        for one in classes
+    ]
+    document = {"kinds": stated, "meshes": [mesh.to_dict() for mesh in meshes], "cluster": cluster}
+    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

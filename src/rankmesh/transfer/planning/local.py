@@ -1,0 +1,105 @@
+"""One rank's part of a transfer: what it sends, receives and copies, as boxes of whole tensors.
+
+```
+Mesh(tp=2) -> Mesh(tp=4)    rank 1 had rows 4..7, and will have rows 2..3
+
+Move("up", box=((2, 4), (0, 6)), source=0, target=1, bytes=48)      one of its receives
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from rankmesh.core.boxes import Box, size, stretch
+from rankmesh.core.strided import IntArray
+from rankmesh.transfer.planning.classes import TensorClass
+from rankmesh.transfer.planning.flows import Flows
+
+__all__ = ["LocalMoves", "Move", "local_moves"]
+
+
+class Move(NamedTuple):
+    """One box of a whole tensor on its way: ``box`` is (start, stop) by dimension, ``source`` and ``target`` ranks."""
+
+    name: str
+    box: tuple[tuple[int, int], ...]
+    source: int
+    target: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class LocalMoves:
+    """What one rank does: ``sends`` and ``receives`` in the order in which each pair of ranks exchanges them."""
+
+    rank: int
+    sends: tuple[Move, ...]
+    receives: tuple[Move, ...]
+    copies: tuple[Move, ...]
+
+    @cached_property
+    def bytes_out(self) -> int:
+        """Bytes that the rank sends to others."""
+        return sum(move.bytes for move in self.sends)
+
+    @cached_property
+    def bytes_in(self) -> int:
+        """Bytes that the rank receives from others."""
+        return sum(move.bytes for move in self.receives)
+
+    @cached_property
+    def bytes_copied(self) -> int:
+        """Bytes that the rank has itself."""
+        return sum(move.bytes for move in self.copies)
+
+
+def local_moves(classes: Sequence[TensorClass], flows: Flows, rank: int) -> LocalMoves:
+    """The part of one rank, from its flows and shards alone."""
+    return LocalMoves(
+        rank,
+        tuple(_moves(classes, flows, np.flatnonzero(flows.source == rank))),
+        tuple(_moves(classes, flows, np.flatnonzero(flows.target == rank))),
+        tuple(_copies(classes, rank)),
+    )
+
+
+def _moves(classes: Sequence[TensorClass], flows: Flows, local: IntArray) -> Iterator[Move]:
+    columns = (flows.tensor_class, flows.shard, flows.source, flows.target, flows.low, flows.high)
+    for number, shard, source, target, low, high in zip(*(column[local].tolist() for column in columns), strict=True):
+        one = classes[number]
+        boxes = _shared(one, shard, target)
+        elements = sum(map(size, boxes))
+        for name, first, last in _cut(one, elements, low // one.itemsize, high // one.itemsize):
+            part = boxes if (first, last) == (0, elements) else stretch(boxes, first, last)
+            for box in part:
+                yield Move(name, box, source, target, size(box) * one.itemsize)
+
+
+def _shared(one: TensorClass, shard: int, target: int) -> list[Box]:
+    """What the source shard and the shard of the target have in common."""
+    return one.boxes(shard, int(one.target.shard_map.shard_of(np.array([target]))[0]))
+
+
+def _cut(one: TensorClass, elements: int, low: int, high: int) -> Iterator[tuple[str, int, int]]:
+    """Elements ``low`` to ``high - 1`` of a class's tensors, end to end: (name, from, to) in each that they touch."""
+    for number in range(low // elements, -(-high // elements)):
+        start = number * elements
+        yield one.names[number], max(low - start, 0), min(high - start, elements)
+
+
+def _copies(classes: Sequence[TensorClass], rank: int) -> Iterator[Move]:
+    for one in classes:
+        here = np.array([rank])
+        source, target = (int(side.shard_map.shard_of(here)[0]) for side in (one.source, one.target))
+        if source < 0 or target < 0:
+            continue
+        boxes = one.boxes(source, target)
+        for name in one.names:
+            for box in boxes:
+                yield Move(name, box, rank, rank, size(box) * one.itemsize)
