@@ -60,12 +60,12 @@ def test_levels_and_links_of_a_cluster(rankmesh, tensors, tmp_path):
 
 
 REFUSED = [
-    ({}, "which names no tensor"),
-    ({"a": {"source": {}}}, "in which 'a' has no shape"),
-    ({"a": {"shape": [4], "form": 1}}, "in which 'a' has 'form'"),
-    ({"a": {"shape": [4], "source": {"cuts": []}}}, "which has 'cuts'; known are cut, at"),
-    ({"a": {"shape": [4], "source": {"cut": ["tpp"]}}}, "'a', source: received axis 'tpp'"),
-    ({"a": {"shape": [4], "source": ["tp"]}}, "it is an object with cut"),
+    ({}, "no tensor is named"),
+    ({"a": {"source": {}}}, "'a' has no shape"),
+    ({"a": {"shape": [4], "form": 1}}, "'a' has the key 'form'"),
+    ({"a": {"shape": [4], "source": {"cuts": []}}}, "has the key 'cuts', none of cut, at"),
+    ({"a": {"shape": [4], "source": {"cut": ["tpp"]}}}, "'a', source: unknown axis 'tpp'"),
+    ({"a": {"shape": [4], "source": ["tp"]}}, "not an object with cut"),
 ]
 
 
@@ -81,9 +81,9 @@ def test_a_file_that_says_nothing_is_refused(rankmesh, tmp_path, document, words
 
 def test_a_file_that_cannot_be_read(rankmesh, tmp_path):
     """An absent file and one that is no JSON are told; YAML is read."""
-    assert "cannot be read" in rankmesh("transfer", "tp=2", "tp=2", "--tensors", tmp_path / "no.json").err
+    assert "cannot read" in rankmesh("transfer", "tp=2", "tp=2", "--tensors", tmp_path / "no.json").err
     (tmp_path / "bad.json").write_text("{")
-    assert "is no document" in rankmesh("transfer", "tp=2", "tp=2", "--tensors", tmp_path / "bad.json").err
+    assert "is neither JSON nor YAML" in rankmesh("transfer", "tp=2", "tp=2", "--tensors", tmp_path / "bad.json").err
     (tmp_path / "good.yaml").write_text("up: {shape: [8, 4], source: {cut: [tp, null]}, target: {}}")
     ran = rankmesh("transfer", "tp=2", "dp=2", "--tensors", tmp_path / "good.yaml", "--json")
     assert json.loads(ran.out)["bytes"] == 128

@@ -49,7 +49,7 @@ def test_accelerate_keeps_one_axis_for_one_rank():
     [
         ({"world_size": 8, "cp": 2, "sp": 2}, "one of the two ways"),
         ({"dp_replicate": 2, "dp_shard": 1, "tp": 2}, "use dp_shard > 1"),
-        ({"world_size": 8, "dp_shard": 2, "tp": 2}, "must be the world size"),
+        ({"world_size": 8, "dp_shard": 2, "tp": 2}, "leave dp out"),
         ({}, "neither world_size nor dp"),
     ],
 )

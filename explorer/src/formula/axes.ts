@@ -1,10 +1,10 @@
 /**
- * Axis names, sizes and axis strings: what a user may write, and what each mistake is told.
+ * Axis names, sizes and axis strings: what a user may write, and an error for each mistake.
  *
  *     "tp=2,cp=2,dp=*,pp=2"      name=size, the first axis adjacent; one size may be *
  *     "dp-cp"                    a set of axes, joined by hyphens
  */
-import { layoutError, repr, unknownAxis, type Plain } from "./words";
+import { layoutError, quoted, repr, unknownAxis, type Plain } from "./words";
 
 /** Sizes by name, in the order of the axes; `null` is a `*`. */
 export type Sizes = ReadonlyMap<string, number>;
@@ -19,17 +19,17 @@ export const product = (sizes: Iterable<number>): number => [...sizes].reduce((t
 /** A whole number of at least `least`. */
 export function integer(value: Plain, what: string, least: number): number {
   if (typeof value === "number" && Number.isInteger(value) && value >= least) return value;
-  throw layoutError(`received ${repr(value)} as ${what}; it must be an integer of at least ${least}`);
+  throw layoutError(`${what} is ${quoted(value)}; give an integer of at least ${least}`);
 }
 
 export function axisName(name: string): string {
   if (!isIdentifier(name))
     throw layoutError(
-      `received axis name ${repr(name)}; a name is letters, digits and underscores (tp, dp_shard); rename the axis`,
+      `${quoted(name)} cannot name an axis; use letters, digits and underscores, such as tp or dp_shard`,
     );
   if (RESERVED.includes(name))
     throw layoutError(
-      `received axis name ${repr(name)}; ${RESERVED.join(", ")} are arguments of the mesh; rename the axis`,
+      `${repr(name)} cannot name an axis: ${RESERVED.join(", ")} are arguments of the mesh; rename the axis`,
     );
   return name;
 }
@@ -40,12 +40,9 @@ export const axisSize = (name: string, size: Plain): number => integer(size, `si
 export function axisNames(axes: string | readonly string[]): string[] {
   const names = typeof axes === "string" ? axes.split("-") : [...axes];
   if (names.some((name) => !name))
-    throw layoutError(`received axes ${repr(axes)}; axes are names joined by hyphens, such as 'dp-cp'`);
+    throw layoutError(`axes are ${quoted(axes)}; write names joined by hyphens, such as 'dp-cp'`);
   const twice = names.find((name, place) => names.indexOf(name) !== place);
-  if (twice !== undefined)
-    throw layoutError(
-      `received axes ${repr(names.join("-"))}; ${repr(twice)} is named twice and each axis counts once; name it once`,
-    );
+  if (twice !== undefined) throw layoutError(`axes ${quoted(names.join("-"))} name ${repr(twice)} twice; name it once`);
   return names;
 }
 
@@ -61,11 +58,8 @@ export function parseAxes(text: string): Map<string, number | null> {
   for (const item of text.split(",")) {
     const [name, equals, size] = partition(item, "=");
     if (!equals || !size)
-      throw layoutError(
-        `received ${repr(item.trim())} in ${repr(text)}; each axis is written name=size, such as 'tp=2,dp=4'`,
-      );
-    if (sizes.has(axisName(name)))
-      throw layoutError(`received axis ${repr(name)} twice in ${repr(text)}; each axis counts once; name it once`);
+      throw layoutError(`${quoted(item.trim())} in ${quoted(text)} is no axis; write name=size, such as tp=2`);
+    if (sizes.has(axisName(name))) throw layoutError(`${quoted(text)} names axis ${repr(name)} twice; name it once`);
     sizes.set(name, size === "*" ? null : axisSize(name, number(size, text)));
   }
   return sizes;
@@ -74,7 +68,7 @@ export function parseAxes(text: string): Map<string, number | null> {
 function number(size: string, text: string): number {
   const value = int(size);
   if (value !== undefined) return value;
-  throw layoutError(`received size ${repr(size)} in ${repr(text)}; a size is a whole number, or * for what is left`);
+  throw layoutError(`size ${quoted(size)} in ${quoted(text)} is no whole number; write one, or * to infer it`);
 }
 
 /** What stands before and after the first separator, without spaces around. */
@@ -84,34 +78,44 @@ export function partition(text: string, separator: string): [string, boolean, st
   return [text.slice(0, place).trim(), true, text.slice(place + separator.length).trim()];
 }
 
-/** Replace the one `*` by what is left of `total`; without one, check that the product is `total`. */
+/** Infer the one `*` from `total`; without one, check that the product is `total`. */
 export function fill(sizes: OpenSizes, total: number | null, what: string): Map<string, number> {
   const known = product([...sizes.values()].filter((size) => size !== null));
   const open = [...sizes.keys()].filter((name) => sizes.get(name) === null);
   if (open.length > 1)
-    throw layoutError(`received * for ${open.join(" and ")}; one size at most may be *; give the others`);
+    throw layoutError(`* stands for ${open.join(" and ")}; only one size can be inferred; give the others`);
   if (total === null) {
     if (open.length)
       throw layoutError(
-        `received * for ${open[0]}, without ${what}; what is left needs a total; give ${what} or the size`,
+        `${open[0]}=* cannot be inferred without ${what}; give ${what} (--world-size) or write the size`,
       );
     return new Map([...sizes].map(([name, size]) => [name, size!]));
   }
   if (open.length && total % known)
     throw layoutError(
-      `received ${what} ${total} and sizes whose product is ${known}; the product must divide it so that ` +
-        `${open[0]} can be what is left; change a size`,
+      `${what} is ${total}, which ${factorsOf(sizes)} = ${known} does not divide, so ${open[0]}=* has no size; ` +
+        "change a size",
     );
   if (!open.length && known !== total)
-    throw layoutError(
-      `received ${what} ${total} and sizes whose product is ${known} (${times(sizes)}); they must be equal; ` +
-        "write * for the size that should be what is left",
-    );
+    throw layoutError(`${what} is ${total}, but ${factorsOf(sizes)} = ${known}; ${fitting(sizes, total)}`);
   return new Map([...sizes].map(([name, size]) => [name, size ?? total / known]));
 }
 
 /** Sizes in words: `tp 2 x pp 4`. */
 export const times = (sizes: OpenSizes): string => [...sizes].map(([name, size]) => `${name} ${size}`).join(" x ");
+
+/** The sizes that are given, in words. */
+const factorsOf = (sizes: OpenSizes): string => times(new Map([...sizes].filter(([, size]) => size !== null))) || "1";
+
+/** One size that may be changed alone to fit the total; the last axis first, as it is usually the slowest. */
+function fitting(sizes: OpenSizes, total: number): string {
+  const known = product([...sizes.values()].filter((size) => size !== null));
+  for (const [name, size] of [...sizes].reverse()) {
+    const rest = known / (size ?? 1);
+    if (total % rest === 0) return `set ${name}=${total / rest}, or write ${name}=* to infer it`;
+  }
+  return "change the sizes";
+}
 
 /** `name` if it is known, else an error with the nearest name. */
 export function find(name: string, known: readonly string[], what = "axis"): string {

@@ -9,7 +9,7 @@
 import { integer, product } from "./axes";
 import type { Span } from "./span";
 import { between, coalesced, dense, digitsOf, positionOf, sizeOf, valueAt, values, type Pairs } from "./strided";
-import { layoutError, tuple } from "./words";
+import { layoutError, shortened, tuple } from "./words";
 
 export interface Level {
   readonly stride: number;
@@ -53,11 +53,11 @@ export class Groups {
     const whole = sizeOf(this.members);
     if (product(widths) !== whole)
       throw layoutError(
-        `received level sizes ${tuple(widths)} (product ${product(widths)}) for groups of ${whole} ranks ` +
-          `along ${this.axes.join("-")}; the product must be the size of the group`,
+        `level sizes ${shortened(tuple(widths))} have the product ${product(widths)}, but groups along ` +
+          `${this.axes.join("-")} have ${whole} ranks; give sizes whose product is ${whole}`,
       );
     if (level >= widths.length)
-      throw layoutError(`received level ${level} of ${tuple(widths)}; levels go from 0 to ${widths.length - 1}`);
+      throw layoutError(`level ${level} of ${shortened(tuple(widths))} does not exist; give 0 to ${widths.length - 1}`);
     const [width, stride] = dense(widths)[level];
     return new Groups(this.span, this.axes, this.members, this.fixed, this.bases, { stride, width }, this.picked);
   }
@@ -66,9 +66,7 @@ export class Groups {
     const size = this.width;
     const outside = positions.find((position) => position < -size || position >= size);
     if (outside !== undefined)
-      throw layoutError(
-        `received position ${outside} in a pick; groups have ${size} ranks, so positions go from ${-size} to ${size - 1}`,
-      );
+      throw layoutError(`a pick has position ${outside}, but groups have ${size} ranks; give ${-size} to ${size - 1}`);
     const picked = [...new Set(positions.map((position) => (position + size) % size))];
     return new Groups(this.span, this.axes, this.members, this.fixed, this.bases, this.level, picked);
   }

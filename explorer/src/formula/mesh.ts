@@ -34,7 +34,7 @@ export class Mesh {
 
   static of(sizes: Iterable<readonly [string, number]>, offset = 0, map: readonly number[] | null = null): Mesh {
     const checked = new Map([...sizes].map(([name, size]) => [axisName(name), axisSize(name, size)]));
-    if (!checked.size) throw layoutError("received no axes; a mesh has at least one, such as Mesh(dp=8)");
+    if (!checked.size) throw layoutError("the mesh has no axes; give at least one, such as Mesh(dp=8)");
     return new Mesh(checked, Span.of(offset, product(checked.values()), map));
   }
 
@@ -106,7 +106,7 @@ export class Mesh {
   withView(name: string, sizes: Sizes, shared: readonly string[] | null = null): Mesh {
     const view = Mesh.of(factors(name, sizes, this.size), this.span.offset, this.span.map && [...this.span.map]);
     if (this.views.has(axisName(name)))
-      throw layoutError(`received a second view named ${repr(name)}; each view has its own name; rename one`);
+      throw layoutError(`the mesh has a view ${repr(name)} already; give the second one another name`);
     const known = [...this.names, ...this.parts.keys()];
     for (const axis of shared ?? view.names.filter((other) => known.includes(other))) {
       find(axis, known);
@@ -121,7 +121,7 @@ export class Mesh {
     const theirs = view.groups(axis);
     if (JSON.stringify(coalesced(ours.members)) !== JSON.stringify(coalesced(theirs.members)))
       throw layoutError(
-        `received view ${repr(name)} with sharing of ${repr(axis)}, but its groups differ: the mesh has ` +
+        `view ${repr(name)} shares ${repr(axis)} with the mesh, but its groups differ: the mesh has ` +
           `${listed(ours.group(0))}, the view has ${listed(theirs.group(0))}; give ${repr(axis)} one size and one ` +
           "stride in both, or leave it out of shared",
       );
@@ -149,8 +149,8 @@ function factors(name: string, sizes: Sizes, total: number): Map<string, number>
   const found = product(checked.values());
   if (found !== total)
     throw layoutError(
-      `received view ${repr(name)} of ${times(checked)} = ${found} ranks; the mesh has ${total}, and a view is another ` +
-        "factorisation of the same ranks; change its sizes",
+      `view ${repr(name)} has ${times(checked)} = ${found} ranks, but the mesh has ${total}; change its sizes, as a view ` +
+        "is another factorisation of the same ranks",
     );
   return checked;
 }

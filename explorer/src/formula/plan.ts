@@ -64,8 +64,8 @@ export class Plan {
   ) {
     if (worldSize !== null && mesh.span.stop > integer(worldSize, "world_size", 1))
       throw planError(
-        `received a mesh over ranks ${mesh.span.offset} to ${mesh.span.stop - 1} for a world of ${worldSize}; a mesh fits ` +
-          "inside its world; lower its offset or a size, or raise world_size",
+        `the mesh covers ranks ${mesh.span.offset} to ${mesh.span.stop - 1}, more than a world of ${worldSize} has; lower ` +
+          `its offset or a size, or raise world_size to ${mesh.span.stop}`,
       );
     this.worldSize = worldSize ?? mesh.span.stop;
     this.kinds = new Map(specs.map((each) => [each.name, groupsOf(each, mesh)]));

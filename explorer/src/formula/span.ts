@@ -3,7 +3,7 @@
  *
  *     rank = offset + position          rank = map[position]   with a rank map
  */
-import { layoutError } from "./words";
+import { layoutError, quoted } from "./words";
 
 export class Span {
   #inverse: Int32Array | null = null;
@@ -22,8 +22,8 @@ export class Span {
       map.length === size && seen.size === size && map.every((rank) => rank >= offset && rank < offset + size);
     if (!fits)
       throw layoutError(
-        `received a rank_map of ${map.length} entries for a mesh of ${size} ranks from ${offset}; it must list ` +
-          `each of ${offset} to ${offset + size - 1} exactly once, in the order of positions`,
+        `rank_map ${quoted(map)} has ${map.length} entries for a mesh of ${size} ranks from ${offset}; list each of ` +
+          `ranks ${offset} to ${offset + size - 1} exactly once, in the order of positions`,
       );
     const same = map.every((rank, position) => rank === offset + position);
     return new Span(offset, size, same ? null : Int32Array.from(map));
@@ -44,7 +44,7 @@ export class Span {
   position(rank: number): number {
     if (!this.has(rank))
       throw layoutError(
-        `received rank ${rank}; this mesh covers ranks ${this.offset} to ${this.stop - 1}; ` +
+        `rank ${rank} is outside this mesh, which covers ranks ${this.offset} to ${this.stop - 1}; ` +
           "ask for a rank inside, or set the mesh's offset and sizes to cover it",
       );
     if (!this.map) return rank - this.offset;

@@ -4,7 +4,7 @@
  *     repr("tp") == "'tp'"      repr([1, 2]) == "[1, 2]"      nearest("dpp", ["tp", "dp"], 0.6) == "dp"
  */
 
-/** A mistake of the user: received + rule + remedy. `kind` is the name of Python's error. */
+/** A mistake of the user: problem, values, fix. `kind` is the name of Python's error. */
 export class RankmeshError extends Error {
   constructor(
     readonly kind: string,
@@ -26,12 +26,12 @@ export function repr(value: Plain): string {
   if (value === null || value === undefined) return "None";
   if (value === true) return "True";
   if (value === false) return "False";
-  if (typeof value === "string") return quoted(value);
+  if (typeof value === "string") return literal(value);
   if (typeof value === "object") return `[${value.map(repr).join(", ")}]`;
   return String(value);
 }
 
-function quoted(text: string): string {
+function literal(text: string): string {
   const quote = text.includes("'") && !text.includes('"') ? '"' : "'";
   const body = Array.from(text, (letter) => escaped(letter, quote)).join("");
   return quote + body + quote;
@@ -74,13 +74,23 @@ export function unknownAxis(name: string, known: readonly string[], what = "axis
   const plural = PLURALS[what] ?? `${what}s`;
   const rule = known.length ? `this mesh has the ${plural} ${known.join(", ")}` : `this mesh has no ${plural}`;
   const near = suggestion(name, known, what === "axis" ? AXES : "");
-  return new RankmeshError("UnknownAxis", `received ${what} ${repr(name)}; ${rule}${near}`);
+  return new RankmeshError("UnknownAxis", `unknown ${what} ${quoted(name)}: ${rule}${near}`);
+}
+
+/** A value as a message quotes it: at most 80 characters of its repr. */
+export function quoted(value: Plain): string {
+  return shortened(repr(value));
+}
+
+/** At most 80 characters of a repr. */
+export function shortened(text: string): string {
+  return text.length <= 80 ? text : `${text.slice(0, 76)}...${text.at(-1)}`;
 }
 
 /** A kind of group that the plan does not have. */
 export function unknownGroup(name: string, known: readonly string[]): RankmeshError {
   const rule = known.length ? `this plan has the groups ${known.join(", ")}` : "this plan has no groups";
-  return new RankmeshError("UnknownGroup", `received group ${repr(name)}; ${rule}${suggestion(name, known, KINDS)}`);
+  return new RankmeshError("UnknownGroup", `unknown group ${quoted(name)}: ${rule}${suggestion(name, known, KINDS)}`);
 }
 
 function suggestion(name: string, known: readonly string[], joined: string): string {

@@ -2,7 +2,7 @@
 
 ```
 typer's usage errors     error: No such option: --gpu (see: rankmesh show --help)           2
-RankmeshError            error: received axis 'dpp'; this mesh has the axes tp, dp; ...     3
+RankmeshError            error: unknown axis 'dpp': this mesh has the axes tp, dp; ...     3
 Ctrl-C                   error: interrupted                                               130
 rankmesh ... | head                                                                       141
 ```

@@ -97,11 +97,11 @@ def test_eight_ranks(ranks, sizes, communicators):
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"cp_size": 2, "sp_size": 2}, "received cp 2 with sp 2"),
+        ({"cp_size": 2, "sp_size": 2}, "cp is 2 and sp is 2"),
         ({"dp_replicate_size": 2, "tp_size": 2}, "with shards, not with replicas alone"),
         ({"dp_replicate_size": 2, "cp_size": 2}, "with shards, not with replicas alone"),
         ({}, "sizes that are all 1"),
-        ({"tp_size": 0}, "received 0 as size of axis 'tp'"),
+        ({"tp_size": 0}, "size of axis 'tp' is 0"),
         ({"tp_size": 2.0}, "received 2.0 as size of axis 'tp'"),
         ({"pp_size": 2}, "received 'pp_size'"),
     ],

@@ -129,7 +129,7 @@ def _refused(me):
 def test_refusals(ranks):
     """2 ranks: a size that does not divide the world, and no world."""
     for sizes, absent in ranks(2, _refused):
-        assert "received world_size 2 and tp 3" in sizes
+        assert "world_size is 2, but tp 3" in sizes
         assert "init_process_group" in absent
 
 

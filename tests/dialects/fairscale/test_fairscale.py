@@ -138,8 +138,8 @@ def _without_a_world():
 def test_refusals(ranks):
     """4 ranks: a size above the world (never clamped), sizes that do not divide, a backend, no world."""
     for clamped, odd, product, backend, state, absent in ranks(4, _refused):
-        assert "received world_size 4 and tp 8" in clamped
-        assert "received world_size 4 and tp 3" in odd
+        assert "world_size is 4, but tp 8" in clamped
+        assert "world_size is 4, but tp 3" in odd
         assert "= 8; the product must divide the world size" in product
         assert "received backend 'gluu'" in backend
         assert state == [False, 1]

@@ -179,7 +179,7 @@ def test_it_starts_the_world_and_ends_it(ranks):
     """4 ranks with a launcher's variables: a gloo world from start to destroy; refused sizes leave none behind."""
     for nccl, wrong, *rest in ranks(4, _starts, world=None):
         assert nccl is None or "backend 'nccl' needs a GPU for each rank; rank 0" in nccl
-        assert "received world_size 4, dp 3" in wrong
+        assert "world_size is 4, but dp 3" in wrong
         assert rest == [False, "gloo", False, 0]
 
 
@@ -233,15 +233,15 @@ def _refused(me):
 def test_refusals(ranks):
     """4 ranks: sizes, backends, hosts and places that cannot be; nothing is left of a context that failed."""
     words = [
-        "received world_size 4, dp 1 and tp 2",
+        "world_size is 4, but dp 1 x tp 2",
         "x ep 2 = 4; dp x 4 must be the world size",
         "received backend 'mpi' in a world of backend 'gloo'",
         "received local_world_size = 3 for world_size = 4",
         "received LOCAL_WORLD_SIZE='four'",
         "received LOCAL_RANK=",
-        "received position 2 along axis 'dp'",
+        "position 2 along axis 'dp' does not exist",
         "received -1 as position along axis 'dp'",
-        "received rank 4",
+        "rank 4 is outside this mesh",
         "start the program with torchrun",
     ]
     for left, *said in ranks(4, _refused):

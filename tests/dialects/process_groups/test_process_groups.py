@@ -121,8 +121,8 @@ def _refused(me):
 def test_refusals(ranks):
     """4 ranks: sizes that do not give the world, ranks that disagree, and no world; the first and last assert."""
     for sizes, zero, diverged, absent in ranks(4, _refused):
-        assert "received world_size 4, dp 2 and tp 2 x pp 2 = 4" in sizes
-        assert "received 0 as size" in zero
+        assert "world_size is 4, but dp 2 x tp 2 x pp 2 = 8" in sizes
+        assert "size of axis 'tp' is 0" in zero
         assert diverged == "AgreementError"
         assert "init_process_group" in absent
 

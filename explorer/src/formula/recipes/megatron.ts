@@ -4,10 +4,10 @@
  *     order tp-cp-ep-dp-pp      mesh     tp, cp, dp, pp        attention and dense layers
  *                               expert   etp, ep, edp, pp      experts: the same ranks, the same pp
  */
-import { axisNames, axisSize, integer } from "../axes";
+import { axisNames, axisSize, integer, product, times } from "../axes";
 import { Mesh } from "../mesh";
 import { Plan, spec, type Options, type Spec } from "../plan";
-import { float, planError, repr } from "../words";
+import { float, planError, quoted, repr } from "../words";
 import { divided, worldAndDp } from "./sizes";
 
 export interface MegatronArguments {
@@ -87,7 +87,8 @@ export function megatron(given: MegatronArguments): Plan {
 type Filled = MegatronArguments &
   Required<Pick<MegatronArguments, "tp" | "cp" | "pp" | "ep" | "gtp" | "egtp" | "order">>;
 
-function megatronMesh({ world_size, tp, cp, dp, pp, ep, etp = tp, gtp, egtp, order }: Filled): Mesh {
+function megatronMesh({ world_size, tp, cp, dp, pp, ep, etp: given, gtp, egtp, order }: Filled): Mesh {
+  const etp = given ?? tp;
   const remat: Record<string, number> = gtp !== 1 ? { gtp } : {};
   const expertRemat: Record<string, number> = egtp !== 1 ? { egtp } : {};
   const [world, replicas] = worldAndDp(world_size, dp, {
@@ -96,12 +97,7 @@ function megatronMesh({ world_size, tp, cp, dp, pp, ep, etp = tp, gtp, egtp, ord
     cp,
     pp,
   });
-  const [, expertDp] = worldAndDp(world, undefined, {
-    etp,
-    ep,
-    ...expertRemat,
-    pp,
-  });
+  const expertDp = dpOfExperts(world, given, tp, { ep, ...expertRemat, pp });
   const dense: Record<string, number> = { tp, cp, dp: replicas, pp };
   const experts: Record<string, number> = { tp: etp, ep, dp: expertDp, pp };
   const most = {
@@ -118,6 +114,19 @@ function megatronMesh({ world_size, tp, cp, dp, pp, ep, etp = tp, gtp, egtp, ord
   return mesh.withView("expert", new Map(ofView.map((name) => [EXPERT_NAMES[name], experts[name]])), ["pp"]);
 }
 
+/** What the sizes of the experts leave of the world. */
+function dpOfExperts(world: number, etp: number | undefined, tp: number, others: Record<string, number>): number {
+  const sizes = new Map(Object.entries({ etp: etp ?? tp, ...others }));
+  const block = product([...sizes].map(([name, size]) => axisSize(name, size)));
+  if (world % block === 0) return world / block;
+  let [why, fix] = ["", `use a multiple of ${block} ranks, or change a size`];
+  if (etp === undefined && tp > 1) {
+    why = ", as etp defaults to tp";
+    fix = world % (block / tp) === 0 ? "set etp=1, which fits" : `set etp and ${fix}`;
+  }
+  throw planError(`world_size is ${world}, but ${times(sizes)} = ${block} does not divide it${why}; ${fix}`);
+}
+
 /** The axes in their order; `gtp_remat` follows `after`, or tp, unless the order names it. */
 function tokens(order: string, sizes: Record<string, number>, after: string): string[] {
   let names = axisNames(order.toLowerCase());
@@ -129,16 +138,12 @@ function tokens(order: string, sizes: Record<string, number>, after: string): st
   const stranger = names.find((name) => !(name in sizes) && name !== "gtp_remat");
   if (stranger !== undefined)
     throw planError(
-      `received order ${repr(order)} with ${repr(stranger)}; an order is made of ${Object.keys(sizes).join(", ")}; ` +
-        `remove ${repr(stranger)}`,
+      `order ${quoted(order)} names ${repr(stranger)}, none of ${Object.keys(sizes).join(", ")}; remove it`,
     );
   const missing = Object.keys(sizes).filter((name) => !names.includes(name));
   const needed = missing.find((name) => sizes[name] > 1);
   if (needed !== undefined)
-    throw planError(
-      `received order ${repr(order)} without ${repr(needed)}, whose size is ${sizes[needed]}; ` +
-        "an order names every axis whose size is more than 1; add it",
-    );
+    throw planError(`order ${quoted(order)} leaves out ${repr(needed)}, whose size is ${sizes[needed]}; add it`);
   return [...names, ...missing];
 }
 
@@ -146,7 +151,7 @@ const gloo = { options: { backend: "gloo" } };
 
 function backend(name: string | undefined): { options?: Options } {
   if (name === undefined) return {};
-  if (!name) throw planError(`received ${repr(name)} as backend; it must be a name, such as 'gloo'`);
+  if (!name) throw planError(`backend is ${quoted(name)}; give a name, such as 'gloo'`);
   return { options: { backend: name } };
 }
 
@@ -154,7 +159,7 @@ function backend(name: string | undefined): { options?: Options } {
 function inherited(specs: readonly Spec[], timeout: number | undefined): readonly Spec[] {
   if (timeout === undefined) return specs;
   if (!(timeout > 0 && timeout <= LONGEST))
-    throw planError(`received ${float(timeout)} as timeout; it must be a number of seconds above 0, or a timedelta`);
+    throw planError(`timeout is ${float(timeout)}; give a number of seconds above 0, or a timedelta`);
   return specs.map((each) => ({
     ...each,
     options: { timeout, ...each.options },
@@ -179,8 +184,8 @@ function hybrid(size: number, wanted: boolean): Spec[] {
   for (let part = 2; part * 2 <= size; part *= 2) parts.push(part);
   if (size < 2 || size % 2 || parts.some((part) => size % part))
     throw planError(
-      `received hybrid_cp with dp x cp = ${size}; its groups of ${(parts.length ? parts : [2]).join(", ")} ranks must ` +
-        "fill dp_cp; make dp x cp a power of two",
+      `dp x cp is ${size}, which hybrid_cp cannot fill with groups of ${(parts.length ? parts : [2]).join(", ")} ranks; ` +
+        "make dp x cp a power of two",
     );
   return parts.map((part) =>
     spec(`hybrid_dp_cp_${part}`, "dp-cp", {
@@ -233,7 +238,7 @@ function remat(whole: readonly string[], expertWhole: readonly string[]): Spec[]
 function checkRemat(instances: number, gtp: number, egtp: number): void {
   if (instances > 1 && (gtp > 1 || egtp > 1))
     throw planError(
-      `received optimizer_instances = ${instances} with gtp = ${gtp}, egtp = ${egtp}; sharded weights go with one ` +
+      `optimizer_instances is ${instances} with gtp ${gtp} and egtp ${egtp}, but Megatron shards weights with one ` +
         "optimizer instance; make one of them 1",
     );
 }

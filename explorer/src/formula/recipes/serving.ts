@@ -34,7 +34,7 @@ function decode(tp: number, pcp: number, dcp: number): Record<string, number> {
   if (pcp === 1) return { dcp, dtp: divided(tp, dcp, "tp", "dcp") };
   if (![1, pcp, tp * pcp].includes(dcp))
     throw planError(
-      `received dcp ${dcp} with tp ${tp} and pcp ${pcp}; with pcp, vLLM decodes over none, all of pcp, or all of ` +
+      `dcp is ${dcp} with tp ${tp} and pcp ${pcp}, but with pcp vLLM decodes over none, all of pcp, or all of ` +
         `tp x pcp; use 1, ${pcp} or ${tp * pcp}`,
     );
   return { dtp: (tp * pcp) / dcp, dcp };
@@ -55,7 +55,7 @@ export function sglang(given: Arguments): Plan {
   const [world, rest] = worldAndRest(world_size, { tp, pp });
   if (rest !== 1)
     throw planError(
-      `received world_size ${world} with tp ${tp} and pp ${pp}; the world of an SGLang engine is tp x pp; leave ` +
+      `world_size is ${world}, but an SGLang engine has tp ${tp} x pp ${pp} = ${tp * pp} ranks; leave ` +
         "world_size out, or change a size",
     );
   const cut = axisSize("attn_dp", attn_dp) * axisSize("attn_cp", attn_cp);

@@ -4,8 +4,7 @@ import { planError } from "../words";
 
 /** `total / parts`, which must be whole. */
 export function divided(total: number, parts: number, what: string, rule: string): number {
-  if (total % parts)
-    throw planError(`received ${rule} = ${parts} for ${what} = ${total}; it must divide it; change one of them`);
+  if (total % parts) throw planError(`${rule} = ${parts} does not divide ${what} = ${total}; change one of them`);
   return total / parts;
 }
 
@@ -19,18 +18,18 @@ export function worldAndDp(
   const shown = times(new Map(Object.entries(model)));
   if (worldSize === undefined) {
     if (dp === undefined)
-      throw planError("received neither world_size nor dp; one follows from the other; give one of them");
+      throw planError("neither world_size nor dp is given; give one of them, as the other follows from it");
     return [block * axisSize("dp", dp), dp];
   }
   const total = integer(worldSize, "world_size", 1);
   if (total % block)
     throw planError(
-      `received world_size ${total} and ${shown} = ${block}; the product must divide the world size; change a size`,
+      `world_size is ${total}, but ${shown} = ${block} does not divide it; use a multiple of ${block} ranks, or ` +
+        "change a size",
     );
   if (dp !== undefined && axisSize("dp", dp) * block !== total)
     throw planError(
-      `received world_size ${total}, dp ${dp} and ${shown} = ${block}; dp x ${block} must be the world size; ` +
-        `leave dp out, or use dp=${total / block}`,
+      `world_size is ${total}, but dp ${dp} x ${shown} = ${dp * block}; leave dp out, or use dp=${total / block}`,
     );
   return [total, total / block];
 }

@@ -62,7 +62,7 @@ export function torchtitan({
   const expertTp = axisSize("etp", etp ?? 1);
   if (expertTp !== 1 && expertTp !== tp)
     throw planError(
-      `received etp ${expertTp} with tp ${tp}; torchtitan shards an expert like a dense layer or not at all; ` +
+      `etp is ${expertTp} with tp ${tp}, but torchtitan shards an expert like a dense layer or not at all; ` +
         `use etp=1 or etp=${tp}`,
     );
   const efsdp = divided(shard * cp * tp, expertTp * axisSize("ep", ep), "dp_shard x cp x tp", "etp x ep");
@@ -97,11 +97,11 @@ export function accelerate({ world_size, dp_replicate = 1, dp_shard, cp = 1, sp 
   });
   if (cp > 1 && sp > 1)
     throw planError(
-      `received cp ${cp} with sp ${sp}; Accelerate shards a sequence in one of the two ways; leave one at 1`,
+      `cp is ${cp} and sp is ${sp}, but Accelerate shards a sequence in one of the two ways; leave one at 1`,
     );
   if (Math.max(tp, cp) > 1 && dp_replicate > 1 && shard === 1)
     throw planError(
-      `received dp_replicate ${dp_replicate} and dp_shard 1 with tp ${tp} and cp ${cp}; Accelerate composes tp and ` +
+      `dp_replicate is ${dp_replicate} and dp_shard 1 with tp ${tp} and cp ${cp}, but Accelerate combines tp and ` +
         "cp with shards, not with replicas alone; use dp_shard > 1",
     );
   const sizes = Object.entries({
@@ -125,9 +125,7 @@ export function accelerate({ world_size, dp_replicate = 1, dp_shard, cp = 1, sp 
 export function deepspeed({ world_size, tp = 1, sp = 1, dp, ep = 1, hpz = 1, mics = 1 }: Arguments): Plan {
   const [world, data] = worldAndDp(world_size, dp, { tp, sp });
   if (tp > 1 && sp > 1)
-    throw planError(
-      `received tp ${tp} with sp ${sp}; DeepSpeed's configuration makes a mesh of dp and one of them; leave one at 1`,
-    );
+    throw planError(`tp is ${tp} and sp is ${sp}, but DeepSpeed makes a mesh of dp and one of them; leave one at 1`);
   const inner: Record<string, number> = sp > 1 ? { sp } : { tp };
   let mesh = meshOf({ ...inner, dp: data });
   const every = mesh.names;
