@@ -197,7 +197,7 @@ def test_no_recordings(tmp_path):
     (tmp_path / "train.log").write_text("hello", encoding="utf-8")
     with pytest.raises(RecordingError, match="nccl_trace_rank_3"):
         doctor(tmp_path)
-    with pytest.raises(RecordingError, match="no folder"):
+    with pytest.raises(RecordingError, match="not a folder"):
         doctor(tmp_path / "absent")
 
 
@@ -214,6 +214,7 @@ ODD = st.one_of(
 FIELDS = (
     *("record_id", "process_group", "collective_seq_id", "profiling_name", "time_created_ns", "input_sizes"),
     *("input_dtypes", "output_sizes", "output_dtypes", "state", "retired", "is_p2p", "frames"),
+    *("pg_id", "timeout_ms", "p2p_seq_id"),
 )
 ABOUT = ("rank", "world_size", "run", "attempt", "host", "time_ns", "ended", "state", "in_call")
 
@@ -225,7 +226,8 @@ ABOUT = ("rank", "world_size", "run", "attempt", "host", "time_ns", "ended", "st
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from(ABOUT), ODD), max_size=3),
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["name", "desc", "ranks"]), ODD), max_size=2),
     st.lists(
-        st.tuples(st.integers(0, 2), st.sampled_from(["version", "pg_config", "stacks", "rankmesh"]), ODD), max_size=1
+        st.tuples(st.integers(0, 2), st.sampled_from(["version", "pg_config", "pg_status", "stacks", "rankmesh"]), ODD),
+        max_size=1,
     ),
 )
 def test_odd_values(plan, fields, about, groups, tops):

@@ -98,12 +98,30 @@ def test_half_of_the_timeout(ranks, tmp_path):
         assert about["rank"] == rank
         where = "_loop" if rank == 3 else "_steps"
         assert any(where in line for stack in about["threads"].values() for line in stack)
-    # Lines were added after the verdict, when gloo had given up; all else is what the verdict was made of.
+    assert "_steps" in told[0]["lines"][0]
+
+
+def _names_lines_slowly(me, folder):
+    """A hang in a program that has not yet loaded what names lines: that takes until the calls have timed out."""
+    recorded = torch_private.recorded
+
+    def slowly(*, frames=True):
+        time.sleep(6 if frames else 0)
+        return recorded(frames=frames)
+
+    torch_private.recorded, torch_private.frames_are_ready = slowly, lambda: False
+    return _hang(me, folder, (3, "loops"))
+
+
+def test_lines_are_added_to_what_the_verdict_was_made_of(ranks, tmp_path):
+    """4 ranks whose lines are there when gloo has given up: recordings say what they said, and the doctor agrees."""
+    told = ranks(4, _names_lines_slowly, str(tmp_path), timeout=10)
     assert doctor(tmp_path).verdict == told[0]["verdict"]
+    assert "_steps" in told[0]["lines"][0]
     waiting = _recording(tmp_path, 0)
     assert [entry["retired"] for entry in waiting["entries"]] == [True] * 3 + [False]
-    assert all("frames" in entry for entry in waiting["entries"])
-    assert "_steps" in told[0]["lines"][0]
+    assert all("_steps" in json.dumps(waiting["stacks"][entry["frames"]]) for entry in waiting["entries"])
+    assert waiting["rankmesh"]["in_call"]["operation"] == "all_reduce"
 
 
 def _differs(me, folder, what):

@@ -85,7 +85,5 @@ def _write_page(found: Diagnosis, path: Path) -> None:
     try:
         path.write_text(page(found), encoding="utf-8")
     except OSError as error:
-        raise Failed(
-            f"received --html {str(path)!r}, which cannot be written: {error.strerror}", ExitCode.USAGE
-        ) from error
+        raise Failed(f"--html {str(path)!r} cannot be written: {error.strerror}", ExitCode.USAGE) from error
     note(f"wrote {path}")

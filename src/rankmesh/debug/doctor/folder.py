@@ -43,7 +43,7 @@ def read_folder(folder: Path) -> Found:
     if not recordings:
         why = f"; {refused[0]}" if refused else ""
         raise RecordingError(
-            f"received {str(folder)!r}, which holds no recording that can be read{why}; a recording is a file of "
+            f"{str(folder)!r} holds no recording that can be read{why}; a recording is a file of "
             "torch's flight recorder whose name ends with the rank (nccl_trace_rank_3), or one that rankmesh wrote",
             path=str(folder),
             refused=tuple(refused),
@@ -54,7 +54,7 @@ def read_folder(folder: Path) -> Found:
 def _files(folder: Path) -> list[tuple[Path, int | None]]:
     if not folder.is_dir():
         raise RecordingError(
-            f"received {str(folder)!r}, which is no folder; give the one in which the ranks left their recordings",
+            f"{str(folder)!r} is not a folder; give the one in which the ranks left their recordings",
             path=str(folder),
         )
     inside = [folder, *sorted((f for f in folder.iterdir() if f.is_dir()), key=_age)]

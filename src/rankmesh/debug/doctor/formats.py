@@ -83,7 +83,6 @@ def parsed(data: bytes) -> object:
 def _bad(path: Path, what: str, error: Exception | None) -> RecordingError:
     reason = "" if error is None else f" ({first_line(error)})"
     return RecordingError(
-        f"received {path.name}, which {what}{reason}; it is left out; a recording is what torch's flight recorder or "
-        "rankmesh wrote",
+        f"{path.name} {what}{reason}: skipped; a recording is what torch's flight recorder or rankmesh wrote",
         path=str(path),
     )

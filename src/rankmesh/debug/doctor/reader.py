@@ -5,7 +5,7 @@ doctor ──"/dir/rank_3"──> reader    at most 1.5 GiB, 30 s a file
        <──(length, answer)──          the columns of the recording, or why there are none
 ```
 
-A reader that ends without an answer was ended by the file that it had, which is told and left out.
+The file that a reader had when it ended without an answer is skipped, with a note.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import IO, Any
 
 import numpy as np
 
@@ -49,17 +50,36 @@ def read_files(files: Sequence[tuple[Path, int | None]]) -> tuple[list[Recording
     A few small files of plain JSON are read here: nothing in them can take long.
     """
     if len(files) <= _EACH and all(_is_small_json(path) for path, _ in files):
-        return _read_here(files)
+        return _sorted_out(_here(path, rank) for path, rank in files)
+    readers = [_Reader() for _ in range(max(1, min(os.cpu_count() or 1, len(files) // _EACH)))]
+    free: SimpleQueue[_Reader] = SimpleQueue()
+    for reader in readers:
+        free.put(reader)
+
+    def read(file: tuple[Path, int | None]) -> Recording | str:
+        reader = free.get()
+        try:
+            return reader.read(*file)
+        finally:
+            free.put(reader)
+
+    try:
+        with ThreadPoolExecutor(len(readers)) as threads:
+            return _sorted_out(threads.map(read, files))
+    finally:
+        for reader in readers:
+            reader.end()
+
+
+def _sorted_out(answers: Iterable[Recording | str]) -> tuple[list[Recording], list[str]]:
+    """The recordings by rank, and the reasons for which there are none."""
     found: list[Recording] = []
     refused: list[str] = []
-    queue = iter(files)
-    lock = threading.Lock()
-    readers = max(1, min(os.cpu_count() or 1, len(files) // _EACH))
-    threads = [threading.Thread(target=_serve, args=(queue, lock, found, refused)) for _ in range(readers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for answer in answers:
+        if isinstance(answer, Recording):
+            found.append(answer)
+        else:
+            refused.append(answer)
     return sorted(found, key=lambda recording: (recording.rank, recording.path)), sorted(refused)
 
 
@@ -73,12 +93,6 @@ def _is_small_json(path: Path) -> bool:
         return False
 
 
-def _read_here(files: Sequence[tuple[Path, int | None]]) -> tuple[list[Recording], list[str]]:
-    answers = [_here(path, rank) for path, rank in files]
-    found = [answer for answer in answers if isinstance(answer, Recording)]
-    return found, [answer for answer in answers if isinstance(answer, str)]
-
-
 def _here(path: Path, rank: int | None) -> Recording | str:
     """The recording in a file, or why there is none."""
     try:
@@ -87,69 +101,56 @@ def _here(path: Path, rank: int | None) -> Recording | str:
         return str(error)
 
 
-def _serve(
-    queue: Iterator[tuple[Path, int | None]], lock: threading.Lock, found: list[Recording], refused: list[str]
-) -> None:
-    """Take one file after the other from the queue to a reader, a new one whenever a file has ended it."""
-    reader: _Reader | None = None
-    while True:
-        with lock:
-            path, rank = next(queue, (None, None))
-        if path is None:
-            break
-        reader = reader or _Reader()
-        answer = reader.ask(path, rank)
-        if answer is None:
-            reader.end()
-            reader = None
-            answer = (
-                f"received {path.name}, which takes more than {_MEMORY >> 20} MiB or {_SECONDS} s to read; "
-                "it is left out; look where it comes from"
-            )
-        if isinstance(answer, str):
-            refused.append(answer)
-        else:
-            found.append(_unpacked(answer))
-    if reader is not None:
-        reader.end()
-
-
 class _Reader:
-    """The process that reads, as its user sees it."""
+    """The process that reads, as its user sees it: a new one whenever a file has ended it.
+
+    It is a plain process: a start method of ``multiprocessing`` would import the user's program again, or copy its
+    threads.
+    """
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(  # noqa: S603  - this interpreter, and a module of ours
-            [sys.executable, "-c", f"from rankmesh.debug.doctor.reader import main; main({_SECONDS})"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, path: Path, rank: int | None) -> Any:
-        """What the reader says of a file; None when it ended without a word."""
-        process = self._process
-        if process.stdin is None or process.stdout is None:
-            return None
+    def read(self, path: Path, rank: int | None) -> Recording | str:
+        """The recording in a file, or why there is none."""
+        if self._process is None:
+            self._process = subprocess.Popen(  # noqa: S603  - this interpreter, and a module of ours
+                [sys.executable, "-c", f"from rankmesh.debug.doctor.reader import main; main({_SECONDS})"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            )
         try:
-            _write(process.stdin, (str(path), rank))
-            return _read(process.stdout)
+            answer = _asked(self._process, path, rank)
         except (BrokenPipeError, EOFError):
-            return None
+            self.end()
+            return f"{path.name} takes more than {_MEMORY >> 20} MiB or {_SECONDS} s to read: skipped"
+        return answer if isinstance(answer, str) else _unpacked(answer)
 
     def end(self) -> None:
         """End the process and close its pipes."""
-        self._process.kill()
-        self._process.communicate()
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
 
 
-def _write(stream: Any, value: Any) -> None:
+def _asked(process: subprocess.Popen[bytes], path: Path, rank: int | None) -> Any:
+    """What a reader says of a file; ``EOFError`` or ``BrokenPipeError`` when it ended without an answer."""
+    if process.stdin is None or process.stdout is None:
+        raise EOFError
+    _write(process.stdin, (str(path), rank))
+    return _read(process.stdout)
+
+
+def _write(stream: IO[bytes], value: Any) -> None:
     data = marshal.dumps(value)
     stream.write(struct.pack("<Q", len(data)) + data)
     stream.flush()
 
 
-def _read(stream: Any) -> Any:
+def _read(stream: IO[bytes]) -> Any:
     head = stream.read(8)
     if len(head) < 8:
         raise EOFError
@@ -175,7 +176,7 @@ def main(seconds: int) -> None:
         answer = _here(Path(path), rank)
         plain = answer if isinstance(answer, str) else _packed(answer)
         if len(marshal.dumps(plain)) > _LARGEST:
-            plain = f"received {Path(path).name}, which holds more than any rank records; it is left out"
+            plain = f"{Path(path).name} holds more than any rank records: skipped"
         _alarm(0)
         _write(sys.stdout.buffer, plain)
 

@@ -110,7 +110,7 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
     about: Mapping[str, Any] = own if isinstance(own, Mapping) else {}
     number = about.get("rank", rank)
     if not isinstance(number, int) or not 0 <= number < _RANKS:
-        raise RecordingError(f"received {path}, which does not say of which rank it is; let its name end with the rank")
+        raise RecordingError(f"{path} does not say of which rank it is; let its name end with the rank")
     result = Recording(
         rank=number,
         path=path,
@@ -129,7 +129,7 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
     try:
         _fill(result, entries, data)
     except (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError) as error:
-        raise RecordingError(f"received {path}, whose entries are not those of a recording ({error!r:.80})") from error
+        raise RecordingError(f"{path} has entries that are not those of a recording ({error!r:.80})") from error
     return result
 
 
@@ -139,11 +139,9 @@ def _entries(data: Mapping[str, Any], path: str) -> list[Mapping[str, Any]]:
     version = str(data.get("version", ""))[:20]
     parts = version.split(".")
     if not all(part.isdecimal() for part in parts) or not isinstance(entries, list):
-        raise RecordingError(f"received {path}, which is no recording: it has no version, or no entries")
+        raise RecordingError(f"{path} is not a recording: it has no version, or no entries")
     if int(parts[0]) != 2 or (len(parts) > 1 and int(parts[1]) < 1):
-        raise RecordingError(
-            f"received {path}, a recording of format {version}; formats from 2.1 to before 3 are known"
-        )
+        raise RecordingError(f"{path} is a recording of format {version}; formats from 2.1 to before 3 are known")
     return entries
 
 
