@@ -43,7 +43,7 @@ def _vllm(me):
         tp, pp, dp, pcp, replicas = (draw.choice((1, 1, 2, 3, 4)) for _ in range(5))
         dcp = draw.choice([size for size in range(1, tp + 1) if tp % size == 0] if pcp == 1 else [1, pcp, tp * pcp])
         world, made = tp * pp * dp * pcp * replicas, {}
-        parallel = SimpleNamespace(data_parallel_size=dp, enable_elastic_ep=False, enable_eplb=False, use_all2all=False)
+        parallel = SimpleNamespace(data_parallel_size=dp, enable_elastic_ep=False, enable_eplb=True, use_all2all=False)
         config = SimpleNamespace(parallel_config=parallel, model_config=None, engram_config=None)
         theirs.stand_in("vllm", "vllm.config", get_current_vllm_config=lambda config=config: config)
 
@@ -58,8 +58,13 @@ def _vllm(me):
         )  # fmt: skip
         with dry.world(0, world):
             initialise(tp, pp, pcp, dcp, "fake")
-        plan = rm.recipes.vllm(world, tp=tp, pp=pp, dp=dp, pcp=pcp, dcp=dcp)
-        wrong += [(name, tp, pp, dp, pcp, dcp) for name in plan.kinds if kind(plan, name) != rows(made[name])]
+        plan = rm.recipes.vllm(world, tp=tp, pp=pp, dp=dp, pcp=pcp, dcp=dcp, eplb=True)
+        # In order: the place of a rank decides which part of the cache it holds.
+        wrong += [
+            (name, tp, pp, dp, pcp, dcp)
+            for name in plan.kinds
+            if sorted(plan.groups(name).tolist()) != sorted(made[name])
+        ]
     return wrong
 
 

@@ -60,7 +60,10 @@ export const RECIPES: Readonly<Record<string, Recipe>> = {
   torchtitan: plain("world dp_replicate dp_shard cp tp pp ep etp", torchtitan),
   accelerate: plain("world dp_replicate dp_shard cp sp tp", accelerate),
   deepspeed: plain("world tp sp dp ep hpz mics", deepspeed),
-  vllm: plain("world tp pp dp pcp dcp", vllm),
+  vllm: {
+    parameters: { ...numbers("world", "tp", "pp", "dp", "pcp", "dcp"), eplb: "bool" },
+    make: ({ eplb, ...sizes }) => vllm(sizes as Arguments, eplb === true),
+  },
   sglang: plain("world tp pp attn_dp attn_cp ep moe_dp dcp shared_experts_tp", sglang),
 };
 

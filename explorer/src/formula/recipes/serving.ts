@@ -10,7 +10,8 @@ import { planError } from "../words";
 import { divided } from "./sizes";
 import { meshOf, type Arguments } from "./training";
 
-export function vllm({ world_size, tp = 1, pp = 1, dp = 1, pcp = 1, dcp = 1 }: Arguments): Plan {
+export function vllm(given: Arguments, eplb = false): Plan {
+  const { world_size, tp = 1, pp = 1, dp = 1, pcp = 1, dcp = 1 } = given;
   const sizes = { tp, pcp, pp, dp };
   const [world, replica] = worldAndRest(world_size, sizes);
   const inner = decode(tp, pcp, axisSize("dcp", dcp));
@@ -18,7 +19,11 @@ export function vllm({ world_size, tp = 1, pp = 1, dp = 1, pcp = 1, dcp = 1 }: A
   const view = new Map(Object.entries({ ...inner, ...outer }));
   const mesh = meshOf({ ...sizes, replica }).withView("decode", view, Object.keys(outer));
   const specs = ["tp", "pcp", "pp", "dp"].map((name) => spec(name));
-  specs.push(spec("dcp", "dcp", { view: "decode" }), spec("ep", "tp-pcp-dp"));
+  const overBoth = Math.min(tp, pcp) > 1 && dcp === tp * pcp;
+  // vLLM counts the members along pcp first.
+  const order = Array.from({ length: dcp }, (_, place) => (place % pcp) * tp + Math.floor(place / pcp));
+  specs.push(spec("dcp", "dcp", { view: "decode", ...(overBoth ? { pick: order } : {}) }), spec("ep", "tp-pcp-dp"));
+  if (eplb) specs.push(spec("eplb", "tp-pcp-dp", { options: { share: false } }));
   return new Plan(mesh, specs, world);
 }
 

@@ -45,14 +45,19 @@ def vllm(
     dp: int = 1,
     pcp: int = 1,
     dcp: int = 1,
+    eplb: bool = False,
     options: Options | None = None,
 ) -> Plan:
     """The groups of a vLLM deployment: ``--tensor-parallel-size`` and its kin, each 1 unless given.
 
     ``pcp`` and ``dcp`` are the context-parallel sizes of prefill and of decoding. What the sizes leave of
     ``world_size`` is the axis ``replica``: engines that a trainer such as verl runs beside each other. ``dcp`` divides
-    ``tp``; with ``pcp`` it is 1, ``pcp`` or ``tp x pcp``, as vLLM demands. The members of a group ascend; vLLM counts
-    those of ``dcp = tp x pcp`` along ``pcp`` first.
+    ``tp``; with ``pcp`` it is 1, ``pcp`` or ``tp x pcp``, as vLLM demands. The members of ``dcp`` are in vLLM's order,
+    along ``pcp`` first: it decides which rank holds which part of the KV cache. ``eplb`` adds the group over which
+    experts are rebalanced: the ranks of ``ep``, with a communicator of its own.
+
+    >>> vllm(tp=2, pcp=2, dcp=4).groups("dcp").of(0).ranks
+    (0, 2, 1, 3)
     """
     sizes = {"tp": tp, "pcp": pcp, "pp": pp, "dp": dp}
     world, sizes["replica"] = _world_and_rest(world_size, sizes)
@@ -60,7 +65,10 @@ def vllm(
     outer = {name: sizes[name] for name in ("pp", "dp", "replica")}
     mesh = Mesh(rank_map=None, **sizes).with_view("decode", shared=tuple(outer), **inner, **outer)
     specs = [GroupSpec(name) for name in ("tp", "pcp", "pp", "dp")]
-    specs += [GroupSpec("dcp", view="decode"), GroupSpec("ep", "tp-pcp-dp")]
+    over_both = min(tp, pcp) > 1 and dcp == tp * pcp
+    order = [part * tp + shard for shard in range(tp) for part in range(pcp)] if over_both else None
+    specs += [GroupSpec("dcp", view="decode", pick=order), GroupSpec("ep", "tp-pcp-dp")]
+    specs += [GroupSpec("eplb", "tp-pcp-dp", share=False)] if eplb else []
     return Plan(mesh, specs, world_size=world, options=options)
 
 
