@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as autograd
+from tests.dialects import dry
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh
@@ -280,3 +281,15 @@ def test_a_group_of_one_costs_nothing(ranks):
     ((used, made, written),) = ranks(1, _cost)
     assert (used, made) == ({"descriptors": 0, "threads": 0}, 20)
     assert written <= 12
+
+
+def test_pools_of_memory():
+    """A group of one rank takes a pool of memory to register, as Megatron's allocator asks of every group it gets."""
+    with dry.world(0, 2), rm.connect(PLAN) as groups:
+        for device in ("cpu", "cuda"):
+            backend = groups["tp"].pg._get_backend(torch.device(device))
+            backend.register_mem_pool(object(), symm=True)
+            backend.register_mem_pool(object())
+            backend.deregister_mem_pool(object())
+            assert backend.supports_coalescing in (True, False)
+            assert backend.rank() == 0

@@ -86,11 +86,30 @@ class Alone(dist.ProcessGroup):
     def set_timeout(self, timeout: Any) -> None:
         """Nothing here can take long."""
 
+    def _get_backend(self, device: torch.device) -> Any:
+        return _LocalBackend(super()._get_backend(device))
+
     def _set_sequence_number_for_group(self) -> None:
         """The number counts what this process did."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._operations
+
+
+class _LocalBackend:
+    """The fake backend, which takes pools of memory as NCCL's does: nobody else reads them, so none is registered."""
+
+    def __init__(self, fake: Any) -> None:
+        self._fake = fake
+
+    def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
+        """Nothing to do."""
+
+    def deregister_mem_pool(self, pool: Any) -> None:
+        """Nothing to do."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fake, name)
 
 
 def _listed(tensors: Any) -> list[torch.Tensor]:

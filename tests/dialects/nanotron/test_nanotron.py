@@ -1,6 +1,8 @@
 import itertools
 import os
 import socket
+from datetime import timedelta
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.dialects import dry, leaks
 
+from rankmesh import sim
 from rankmesh.backend import torch_private
 from rankmesh.dialects.nanotron import ParallelContext, ParallelContext04
 from rankmesh.errors import ConnectError, LayoutError, NotInitialized, SizesError
@@ -70,6 +73,34 @@ def _check(context, rank, sizes, local):
         place = context.get_local_ranks(other)
         assert place == dict(zip(ORDER, (int(at[0]) for at in np.where(matrix == other)), strict=True))
         assert context.get_global_rank(**{f"{axis}_rank": at for axis, at in place.items()}) == other
+
+
+def _peers_own():
+    sizes = {"tp": 2, "pp": 2, "dp": 2, "cp": 1, "ep": 1}
+    found = []
+    for kind, minutes in ((ParallelContext, 20), (ParallelContext04, 10)):
+        context = kind(2, 2, 2)
+        limits = {group.own.options.timeout for group in context.groups.values()}
+        assert (limits, context._groups) == ({minutes * 60.0}, {})
+        with mock.patch.object(dist, "new_group") as made:
+            context.create_new_group([[0, 3, 5], [1, 2, 4, 6, 7]])
+        context.world_ranks_to_pg.clear()
+        found.append(made.call_args.kwargs["timeout"])
+        context.destroy()
+    context = _context(sizes)
+    matrix = np.arange(8).reshape(1, 2, 2, 1, 2)
+    every = slice(None)
+    assert context.get_global_rank(0, every, 1, 0, 0).tolist() == matrix[0, :, 1, 0, 0].tolist()
+    assert context.get_global_rank(0, 1, every, 0, [1, 0]).tolist() == matrix[0, 1, :, 0, [1, 0]].tolist()
+    with pytest.raises(LayoutError):
+        context.get_global_rank(0, 2, every, 0, 0)
+    context.destroy()
+    return found
+
+
+def test_what_nanotron_has_besides():
+    """8 simulated ranks: groups wait 20 minutes (0.4: 10), `_groups` is there, and global ranks of slices."""
+    assert sim.run(_peers_own, 8) == [[timedelta(minutes=20), timedelta(minutes=10)]] * 8
 
 
 # -- live --------------------------------------------------------------------------------------------------------

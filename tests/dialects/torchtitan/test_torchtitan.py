@@ -1,3 +1,6 @@
+import re
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import rankmesh as rm
 from rankmesh.backend import torch_private
-from rankmesh.dialects.torchtitan import ParallelDims
+from rankmesh.dialects.torchtitan import ParallelDims, degrees
 from rankmesh.errors import PlanError, SizesError
 
 BACKENDS = ("partial_dtensor", "full_dtensor", "spmd_types")
@@ -123,3 +126,45 @@ def test_a_config_of_torchtitan():
     values = dict(zip((f"{name}_degree" for name in names), (1, -1, 1, 2, 1, 2), strict=True))
     config = type("Config", (), {**values, "spmd_backend": "full_dtensor"})
     assert ParallelDims.from_config(config, 4) == ParallelDims(1, 2, 1, 2, 1, 2, 4, "full_dtensor")
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Puts a torchtitan of some version and source on the path."""
+
+    def install(version, source):
+        package = tmp_path / "torchtitan" / "distributed"
+        package.mkdir(parents=True)
+        (tmp_path / "torchtitan" / "__init__.py").write_text("raise RuntimeError('imported')")
+        (package / "parallel_dims.py").write_text(source)
+        about = tmp_path / f"torchtitan-{version}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torchtitan\nVersion: {version}\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        degrees.installed_departure.cache_clear()
+
+    yield install
+    degrees.installed_departure.cache_clear()
+
+
+HAS_BOTH = "full_dtensor; def spmd_meshes"
+
+
+@pytest.mark.parametrize(
+    ("version", "source", "said"),
+    [
+        ("0.3.0", HAS_BOTH, None),
+        ("0.2.2", HAS_BOTH, None),
+        ("0.4.1", HAS_BOTH, "torchtitan 0.4.1 is installed.*follows 0.3.0; compare"),
+        ("0.2.2", "class ParallelDims", "has no full_dtensor and no spmd_meshes; .*torchtitan==0.3.0"),
+        ("0.4.0.dev1", "full_dtensor", "no spmd_meshes"),
+    ],
+)
+def test_another_torchtitan_is_told(installed, version, source, said):
+    """A newer release, or sources that dropped what 0.3.0 has, is a warning; the installed one is not imported."""
+    installed(version, source)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ParallelDims(**EIGHT)
+    assert [str(one.message) for one in caught] == [] if said is None else re.search(said, str(caught[0].message))
+    assert all(one.filename == __file__ for one in caught)

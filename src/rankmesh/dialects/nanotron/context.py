@@ -16,7 +16,7 @@ world_pg        everything
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from rankmesh.backend import torch_private
 from rankmesh.backend.single_rank import alone
-from rankmesh.core import Plan, recipes
+from rankmesh.core import Options, Plan, recipes
 from rankmesh.errors import ConnectError, NotInitialized, SizesError
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import NOBODY
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed import ProcessGroup
 
+    Index = int | slice | Sequence[int] | NDArray[np.int64]
+
 __all__ = ["ParallelContext"]
 
 _ORDER = ("ep", "pp", "dp", "cp", "tp")
 # Ranks of one host where the launcher does not say; a smaller world is taken for one host.
 _USUAL_HOST = 8
-# How long operations of a world that this starts may take, as nanotron has it.
-_TIMEOUT = timedelta(minutes=10)
 
 
 class ParallelContext:
@@ -60,6 +60,9 @@ class ParallelContext:
     leaves a world alone that it did not start. Sizes that do not fit are ``SizesError``, an ``AssertionError`` too.
     """
 
+    # How long operations of its groups, and of a world that it starts, may take: as in nanotron.
+    _timeout = timedelta(minutes=20)
+
     def __init__(
         self,
         tensor_parallel_size: int,
@@ -70,7 +73,7 @@ class ParallelContext:
         backend: str = "nccl",
     ) -> None:
         self._registry = Registry("nanotron", "ParallelContext", "destroy")
-        self._world = _start_world(backend)
+        self._world = _start_world(backend, self._timeout)
         try:
             self.world_size = dist.get_world_size()
             self.local_world_size = _local_world_size(self.world_size)
@@ -83,6 +86,7 @@ class ParallelContext:
                     cp=context_parallel_size,
                     ep=expert_parallel_size,
                     local_world_size=self.local_world_size,
+                    options=Options(timeout=self._timeout),
                 )
             self.set_device()
             self._adopt(self._registry.open(plan))
@@ -108,8 +112,8 @@ class ParallelContext:
         self.dp_cp_pg: ProcessGroup = groups["dp_cp"].pg
         self.tp_and_ep_pg: ProcessGroup = groups["tp_ep"].pg
         self.parallel_order = list(_ORDER)
-        axes = groups.plan.mesh.axes
-        self.world_rank_matrix: NDArray[np.int64] = np.arange(self.world_size).reshape([axes[name] for name in _ORDER])
+        self.world_rank_matrix = self._matrix
+        self._groups: dict[str, Any] = {}  # nanotron has it, empty
 
     @property
     def groups(self) -> LiveGroups:
@@ -153,7 +157,7 @@ class ParallelContext:
 
     def _new_group(self, members: tuple[int, ...]) -> Any:
         if len(members) > 1:
-            return dist.new_group(list(members))
+            return dist.new_group(list(members), timeout=self._timeout)
         if members != (dist.get_rank(),):
             return dist.GroupMember.NON_GROUP_MEMBER
         backend = torch_private.default_group().backend
@@ -171,9 +175,23 @@ class ParallelContext:
         place = self._plan.mesh.coordinate(world_rank)
         return {axis: place[axis] for axis in self.parallel_order}
 
-    def get_global_rank(self, ep_rank: int, pp_rank: int, dp_rank: int, cp_rank: int, tp_rank: int) -> np.int64:
-        """The global rank at a position; ``LayoutError`` for one outside (nanotron counts negative ones back)."""
-        return np.int64(self._plan.mesh.rank(ep=ep_rank, pp=pp_rank, dp=dp_rank, cp=cp_rank, tp=tp_rank))
+    def get_global_rank(
+        self, ep_rank: Index, pp_rank: Index, dp_rank: Index, cp_rank: Index, tp_rank: Index
+    ) -> np.int64 | NDArray[np.int64]:
+        """The global rank at a position; those of several, as numpy indexes, where slices or lists are given.
+
+        ``LayoutError`` for a position outside (nanotron counts negative ones back).
+        """
+        place = {"ep": ep_rank, "pp": pp_rank, "dp": dp_rank, "cp": cp_rank, "tp": tp_rank}
+        single = {axis: int(at) for axis, at in place.items() if isinstance(at, int | np.integer)}
+        rank = self._plan.mesh.rank(view=None, **{axis: single.get(axis, 0) for axis in place})
+        ranks: NDArray[np.int64] = self._matrix[tuple(place.values())]
+        return np.int64(rank) if len(single) == len(place) else ranks
+
+    @property
+    def _matrix(self) -> NDArray[np.int64]:
+        axes = self._plan.mesh.axes
+        return np.arange(self.world_size).reshape([axes[name] for name in _ORDER])
 
     @property
     def _plan(self) -> Plan:
@@ -213,7 +231,7 @@ class ParallelContext:
         self._destroy(meet=kind is None)
 
 
-def _start_world(backend: str) -> LiveRank | None:
+def _start_world(backend: str, timeout: timedelta) -> LiveRank | None:
     """Join the world of the launcher where there is none yet; what leaves it again."""
     if dist.is_initialized():
         _check_backend(backend, torch_private.default_group())
@@ -224,7 +242,7 @@ def _start_world(backend: str) -> LiveRank | None:
             "received ParallelContext() without a world, and without the variables RANK and WORLD_SIZE of a launcher; "
             "start the program with torchrun, or call torch.distributed.init_process_group() first"
         )
-    return enter(launch, backend, _TIMEOUT)
+    return enter(launch, backend, timeout)
 
 
 def _check_backend(asked: str, world: torch_private.DefaultGroup) -> None:

@@ -7,6 +7,7 @@ rank = tp + TP · (dp + DP · (pp + PP · ep))        world_rank_matrix[ep, pp, 
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rankmesh.dialects.nanotron.context import ParallelContext
@@ -21,8 +22,10 @@ class ParallelContext04(ParallelContext):
     """The process groups of this rank, with the names and parameters of nanotron 0.4.
 
     ``expert_pg`` is ``ep_pg``; ``world_rank_matrix`` has no dimension of context. What differs from nanotron's is said
-    of ``ParallelContext``; here ``backend`` may be gloo too.
+    of ``ParallelContext``; here ``backend`` may be gloo too, and groups wait 10 minutes, not 20.
     """
+
+    _timeout = timedelta(minutes=10)
 
     def __init__(
         self,

@@ -16,7 +16,8 @@ fully_shard(model, mesh=dims.get_mesh("fsdp"))
 
 What differs: torchtitan makes process groups for each of its meshes, most of them several times; here each set of ranks
 has one, after the ranks have agreed on the degrees, and ``close`` destroys them. Degrees that it asserts on are a
-``SizesError``, which is an ``AssertionError`` too. Source: torchtitan 0.3.0, ``torchtitan.distributed.parallel_dims``.
+``SizesError``, which is an ``AssertionError`` too. Source: torchtitan 0.3.0, ``torchtitan.distributed.parallel_dims``;
+where a newer one is installed, or sources without ``full_dtensor`` and ``spmd_meshes``, a ``UserWarning`` says so.
 """
 
 from rankmesh.dialects.torchtitan.dims import ParallelDims

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rankmesh.core import Plan, recipes
@@ -14,6 +19,9 @@ __all__ = ["Degrees"]
 _Degrees = TypeVar("_Degrees", bound="Degrees")
 
 _BACKENDS = ("partial_dtensor", "full_dtensor", "spmd_types")
+# The release that is followed, and what later sources of torchtitan no longer have.
+_FOLLOWED = "0.3.0"
+_DROPPED = ("full_dtensor", "spmd_meshes")
 
 
 @dataclass
@@ -35,6 +43,8 @@ class Degrees:
     plan: Plan = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if departure := installed_departure():
+            warnings.warn(departure, stacklevel=4)
         others = self.dp_replicate * self.cp * self.tp * self.pp
         if self.dp_shard == -1 and others > 0:
             self.dp_shard = self.world_size // others
@@ -132,3 +142,33 @@ class Degrees:
     def seq_len_divisor(self) -> int:
         """What divides the length of a sequence: tp for sequence parallelism, 2 x cp for its balanced cut."""
         return self.tp * self.cp * 2
+
+
+@cache
+def installed_departure() -> str | None:
+    """How the installed torchtitan, which is not imported, differs from the release that is followed; None: not.
+
+    Sources of torchtitan may carry an older version than the release that they follow, so their text counts, too.
+    """
+    found = find_spec("torchtitan")
+    if found is None or not found.submodule_search_locations:
+        return None
+    try:
+        installed = version("torchtitan")
+    except PackageNotFoundError:
+        installed = "without a version"
+    file = Path(found.submodule_search_locations[0], "distributed", "parallel_dims.py")
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    lacking = [name for name in _DROPPED if text and name not in text]
+    if not lacking and not _is_newer(installed):
+        return None
+    without = f"; the installed one has no {' and no '.join(lacking)}" if lacking else ""
+    return (
+        f"torchtitan {installed} is installed, and rankmesh.dialects.torchtitan follows {_FOLLOWED}{without}; compare "
+        f"the meshes that your code asks for, or install torchtitan=={_FOLLOWED}"
+    )
+
+
+def _is_newer(installed: str) -> bool:
+    numbers = [int(part) for part in installed.split("+")[0].split(".")[:3] if part.isdecimal()]
+    return numbers > [int(part) for part in _FOLLOWED.split(".")]
