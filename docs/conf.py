@@ -45,6 +45,5 @@ nitpick_ignore_regex = [
     # The class, or one derived from it, of which a class method makes an object.
     (r"py:class", r"rankmesh\.dialects\.torchtitan\.degrees\._Degrees"),
     # Values of the inside that a public one holds.
-    (r"py:class", r"(rankmesh\.backend\.)?torch_private\.Making"),
     (r"py:class", r"rankmesh\.debug\.doctor\.(history\.History|waits\.Waits)"),
 ]

@@ -24,7 +24,7 @@ PHASES = {
     "start": ("enter", "runtime/init.py", 1),
     "muster": ("muster", "runtime/muster.py", 1),
     "agree": ("agree", "/groups/", 1),
-    "create": ("create", "backend/torch_private.py", 1),
+    "create": ("create", "backend/members.py", 1),
     "complete": ("complete", "/groups/", 1),
     "use": ("prove_group", "debug/verification/prove.py", 2),
     "close": ("close", "runtime/live.py", 1),

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import rankmesh as rm
 from rankmesh import sim
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 
 PLAN = rm.recipes.megatron(8, tp=2, pp=2)
 
@@ -18,7 +18,7 @@ def _forgets(cycles):
     for _ in range(cycles):
         groups = [dist.new_group(list(group)) for kind in PLAN.kinds.values() for group in kind]
         groups.clear()
-        counts.append(torch_private.registries()["pg_map"])
+        counts.append(registries()["pg_map"])
     return counts
 
 
@@ -28,7 +28,7 @@ def _closes(cycles):
         with rm.connect(PLAN) as groups:
             number = torch.ones(1)
             dist.all_reduce(number, group=groups["tp"].pg)
-        counts.append(sum(torch_private.registries().values()))
+        counts.append(sum(registries().values()))
     return counts
 
 
@@ -47,7 +47,7 @@ def _megatron_cycles(cycles):
     for _ in range(cycles):
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
         parallel_state.destroy_model_parallel()
-        counts.append(torch_private.registries()["pg_map"])
+        counts.append(registries()["pg_map"])
     return counts
 
 

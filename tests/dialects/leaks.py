@@ -3,7 +3,7 @@
 import gc
 import time
 
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 
 
 def left_by(me, cycle, *, times=3):
@@ -11,7 +11,7 @@ def left_by(me, cycle, *, times=3):
 
     def measured():
         gc.collect()
-        seen = {**me.resources(), **torch_private.registries()}
+        seen = {**me.resources(), **registries()}
         del seen["memory"]
         return seen
 

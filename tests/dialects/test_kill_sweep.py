@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests import limits
 from tests.groups.test_kill_sweep import Killing
 
-from rankmesh.backend import torch_private
+from rankmesh.backend.members import MemberBackend
 from rankmesh.dialects import deepspeed, ezpz, fairscale, nanotron, process_groups, torchtitan
 from rankmesh.dialects.megatron import lifecycle, parallel_state
 from rankmesh.dialects.megatron.hyper_comm_grid import HyperCommGrid
@@ -66,8 +66,8 @@ DIALECTS = {
 
 
 def _kill_at(name, nth):
-    """End this process at the nth call of a function of ``torch_private``."""
-    own, left = getattr(torch_private, name), [nth]
+    """End this process at the nth call of a function of the backend."""
+    own, left = getattr(MemberBackend, name), [nth]
 
     def counted(*args, **how):
         left[0] -= 1
@@ -75,7 +75,7 @@ def _kill_at(name, nth):
             os.kill(os.getpid(), signal.SIGKILL)
         return own(*args, **how)
 
-    setattr(torch_private, name, counted)
+    setattr(MemberBackend, name, counted)
 
 
 def _begin(initialise):

@@ -9,7 +9,7 @@ from tests.dialects import dry
 from torch.distributed.device_mesh import init_device_mesh
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 
 PAGES = Path(__file__).parents[2] / "docs" / "migrate"
 NAMES = ("accelerate", "deepspeed", "device_mesh", "ezpz", "fairscale", "nanotron", "process_groups", "torchtitan")
@@ -22,7 +22,7 @@ def after(name):
 
 
 def _runs(me, name):
-    before = torch_private.registries()["pg_map"]
+    before = registries()["pg_map"]
     given = {
         "rm": rm,
         "dist": dist,
@@ -37,7 +37,7 @@ def _runs(me, name):
         "config": None,
     }
     exec(after(name), given)  # noqa: S102  - the page's own example
-    return [given["x"].item(), torch_private.registries()["pg_map"] - before]
+    return [given["x"].item(), registries()["pg_map"] - before]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.debug.verification.prove import prove
 
 WORLDS = [("nccl", False), ("nccl", True), ("cpu:gloo,cuda:nccl", False), ("cpu:gloo,cuda:nccl", True)]
@@ -53,12 +53,12 @@ def _used_again():
 def _megatron(me, backend, bound):
     plan = rm.recipes.megatron(8, tp=2, pp=2, ep=2)
     _join(me, backend, bound)
-    before = torch_private.registries()
+    before = registries()
     with rm.connect(plan) as groups:
         groups.warm_up()
         found = _proved(groups)
         wanted = {name: list(plan.of(me.rank)[name].ranks) for name in found}
-    after = torch_private.registries()
+    after = registries()
     again = _used_again()
     dist.destroy_process_group()
     changed = {

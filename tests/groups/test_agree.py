@@ -9,7 +9,7 @@ from tests import limits
 from tests.counting import Counting
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.rendezvous.store import JobStore
@@ -85,13 +85,13 @@ def test_generations_are_the_same_on_every_rank(ranks):
 
 def _connect(plan, timeout=limits.LONG):
     """The error of a connect, or its generation; and the process groups that came to be."""
-    before = torch_private.registries()
+    before = registries()
     try:
         with rm.connect(plan, timeout=timeout) as groups:
             answer = {"generation": groups.generation}
     except AgreementError as error:
         answer = {"message": str(error), **error.values}
-    return answer | {"made": torch_private.registries() != before}
+    return answer | {"made": registries() != before}
 
 
 def _odd_then_same(me, odd):

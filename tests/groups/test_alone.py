@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 
 PLAN = rm.Plan(rm.Mesh(tp=1, dp=2), [rm.GroupSpec("tp")])
 
@@ -271,7 +271,7 @@ def _cost(me):
     with rm.connect(rm.Plan(rm.Mesh(tp=1), kinds, world_size=1)) as groups:
         for group in groups.values():
             dist.all_reduce(torch.ones(1), group=group.pg)
-        during, made = me.resources(), torch_private.registries()["pg_map"] - 1
+        during, made = me.resources(), registries()["pg_map"] - 1
     used = {name: during[name] - before[name] for name in ("descriptors", "threads")}
     return [used, made, me.store.num_keys() - keys]
 

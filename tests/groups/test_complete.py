@@ -8,7 +8,9 @@ from tests import limits
 from tests.counting import Counting
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend import gloo
+from rankmesh.backend.members import MemberBackend
+from rankmesh.backend.registries import registries
 from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import ConnectError
 from rankmesh.runtime import World
@@ -39,20 +41,20 @@ def test_store_operations_are_flat_in_the_world_size(ranks):
 
 def _one_fails(me, timeout):
     """Rank 2 cannot make its first group; what every rank is told, how soon, and what is left."""
-    before = {**torch_private.registries(), "threads": me.resources()["threads"]}
+    before = {**registries(), "threads": me.resources()["threads"]}
     if me.rank == 2:
 
         def broken(*_, **__):
             raise RuntimeError("no more sockets")
 
-        torch_private.create = broken
+        MemberBackend.create = broken
     started = time.monotonic()
     try:
         rm.connect(PLAN, timeout=timeout)
     except ConnectError as error:
         message = str(error)
     time.sleep(0.1)
-    after = {**torch_private.registries(), "threads": me.resources()["threads"]}
+    after = {**registries(), "threads": me.resources()["threads"]}
     return {"error": message, "seconds": time.monotonic() - started, "left": before == after}
 
 
@@ -108,7 +110,7 @@ def test_ranks_may_leave_as_soon_as_they_are_connected(ranks):
 
 def _mixed_sizes(me):
     """Groups that connect at once, that connect late, and that have one rank, several of each."""
-    torch_private._CONNECTED_AT_ONCE = 4
+    gloo.CONNECTED_AT_ONCE = 4
     kinds = [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp"), rm.GroupSpec("pp")]
     kinds += [rm.GroupSpec(f"{spec.name}_own", spec.axes, share=False) for spec in kinds]
     sums = []
@@ -134,7 +136,7 @@ def test_what_connects_late_makes_no_shared_device(ranks, size):
 
 def _threads(me):
     """Threads that four groups of all ranks add: one a group, and one a device."""
-    torch_private._CONNECTED_AT_ONCE = 4
+    gloo.CONNECTED_AT_ONCE = 4
     kinds = [rm.GroupSpec(f"g{number}", "dp", share=False) for number in range(4)]
     before = me.resources()["threads"]
     with rm.connect(rm.Plan(rm.Mesh(dp=me.size), kinds), timeout=20):

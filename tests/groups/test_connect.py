@@ -12,9 +12,10 @@ import torch.distributed as dist
 from tests import limits
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.members import MemberBackend
+from rankmesh.backend.registries import registries
 from rankmesh.errors import AgreementError, ConnectError, NotAMember, UnknownGroup
-from rankmesh.runtime import World
+from rankmesh.runtime import World, fitting
 
 SHUFFLED = [5, 2, 7, 0, 1, 6, 3, 4]
 SHORT = timedelta(seconds=1)
@@ -202,16 +203,16 @@ def test_a_process_group_is_known_by_its_name(ranks):
 
 
 def _lost(me):
-    before = torch_private.registries()
+    before = registries()
     with suppress(KeyError):
         groups = rm.connect(_cube())  # noqa: F841  - lost with the frame that had it
         raise KeyError
     held = [list(live) for live in World.current().live]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_private, "create", _no_memory)
+        patch.setattr(MemberBackend, "create", _no_memory)
         error = me.error(ConnectError, rm.connect, _line(8), timeout=limits.LONG)["message"]
     rm.close_all()
-    return len(held), error, list(World.current().live), torch_private.registries() == before
+    return len(held), error, list(World.current().live), registries() == before
 
 
 def _no_memory(*_, **__):
@@ -254,7 +255,7 @@ def _line(size):
 def _refused_on_one(me):
     """Rank 1 cannot make what the plan asks for; the others hear so instead of waiting for it."""
     if me.rank == 1:
-        torch_private.check_backend = _not_built
+        fitting.check_backend = _not_built
     return me.error((ConnectError, AgreementError), rm.connect, _line(3), timeout=limits.LONG)
 
 
@@ -405,9 +406,9 @@ SHARING = rm.Plan(
 
 
 def _shared(me, plan):
-    before = torch_private.registries()["pg_map"]
+    before = registries()["pg_map"]
     with rm.connect(plan) as groups:
-        registered = torch_private.registries()["pg_map"] - before
+        registered = registries()["pg_map"] - before
         report = groups.report()
         same = groups["dp"].pg is groups["dp_pp"].pg and groups["gather"].pg is groups["gather2"].pg
         apart = len({id(groups[name].pg) for name in ("dp", "own", "slow", "gather", "turned")})

@@ -2,7 +2,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.errors import ConnectError, UnknownAxis
 
 PLAN = rm.Plan(
@@ -14,12 +14,12 @@ PLAN = rm.Plan(
 
 def _mesh(me, plan, axes):
     with rm.connect(plan) as groups:
-        before = torch_private.registries()
+        before = registries()
         mesh = groups.device_mesh(*axes)
         tensor = distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0), Replicate()])
         total = DTensor.from_local(torch.ones(1), mesh, [Shard(0), Replicate()]).sum().full_tensor().item()
         return {
-            "new": torch_private.registries() != before,
+            "new": registries() != before,
             "mesh": mesh.mesh.tolist(),
             "names": list(mesh.mesh_dim_names),
             "same": [mesh.get_group(axis) is groups[axis].pg for axis in axes],

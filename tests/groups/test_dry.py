@@ -4,7 +4,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 
 WORLD = 131_072
 PLAN = rm.recipes.megatron(world_size=WORLD, tp=8, cp=2, pp=8, ep=8, etp=1)
@@ -12,14 +12,14 @@ PLAN = rm.recipes.megatron(world_size=WORLD, tp=8, cp=2, pp=8, ep=8, etp=1)
 
 def _dry(me, rank):
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD)
-    before = torch_private.registries()
+    before = registries()
     resources = me.resources()
     with rm.connect(PLAN) as groups:
         seen = {name: [dist.get_rank(group.pg), dist.get_world_size(group.pg)] for name, group in groups.items()}
         tp = dist.get_process_group_ranks(groups["tp"].pg)
         dist.all_reduce(torch.ones(1), group=groups["dp_cp"].pg)
     used = {key: value - resources[key] for key, value in me.resources().items() if key != "memory"}
-    return {"seen": seen, "tp": tp, "back": torch_private.registries() == before, "used": used}
+    return {"seen": seen, "tp": tp, "back": registries() == before, "used": used}
 
 
 @pytest.mark.parametrize("rank", [0, 70_000, WORLD - 1])

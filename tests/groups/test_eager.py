@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 import rankmesh as rm
 from bench.counting import CountingStore
-from rankmesh.backend import torch_private
+from rankmesh.backend.members import MemberBackend
 
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp")])
 
@@ -47,15 +47,15 @@ def test_a_group_asks_the_store_twice(ranks):
 
 def _one_is_slow(me):
     """Connect while rank 0, then the last rank, takes its time between two groups."""
-    create, rounds = torch_private.create, []
+    create, rounds = MemberBackend.create, []
 
-    def slow(making, **how):
-        if "all" in how["desc"]:
+    def slow(self, request, deadline):
+        if "all" in request.desc:
             rounds.append(len(rounds))
             time.sleep(2 if me.rank == (0, me.size - 1)[rounds[-1]] else 0)
-        return create(making, **how)
+        return create(self, request, deadline)
 
-    torch_private.create = slow
+    MemberBackend.create = slow
     for _ in range(2):
         with rm.connect(PLAN, timeout=6) as groups:
             assert groups.phases["all"] > 2
@@ -70,17 +70,17 @@ def test_a_slow_member_is_waited_for(ranks):
 
 def _after_failure(me):
     """A connect that one rank fails in the middle, then three more, and the timeout of the store after them."""
-    create, made, before = torch_private.create, [], dist.distributed_c10d._get_default_store().timeout
+    create, made, before = MemberBackend.create, [], dist.distributed_c10d._get_default_store().timeout
 
-    def failing(making, **how):
-        made.append(how["name"])
+    def failing(self, request, deadline):
+        made.append(request.name)
         if me.rank == 3 and len(made) == 2:
             raise RuntimeError("a full disk")
-        return create(making, **how)
+        return create(self, request, deadline)
 
-    torch_private.create = failing
+    MemberBackend.create = failing
     failed = me.error(rm.ConnectError, rm.connect, PLAN, timeout=3)["message"]
-    torch_private.create = create
+    MemberBackend.create = create
     for _ in range(3):
         with rm.connect(PLAN, timeout=20) as groups:
             _use(groups)

@@ -9,7 +9,8 @@ from tests import limits
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.members import MemberBackend
+from rankmesh.backend.registries import registries
 from rankmesh.errors import AgreementError, ConnectError, PlanError
 from rankmesh.rendezvous.store import JobStore
 from rankmesh.runtime.meeting import Meeting
@@ -210,18 +211,18 @@ def test_a_dry_run_takes_any_options(ranks):
 
 
 def _interrupted_close(me):
-    before = torch_private.registries()
+    before = registries()
     groups = rm.connect(rm.Plan(rm.Mesh(dp=2), [rm.GroupSpec("dp"), rm.GroupSpec("own", "dp", share=False)]))
-    destroy = torch_private.destroy
+    destroy = MemberBackend.destroy
 
-    def interrupt(pg):
-        torch_private.destroy = destroy
+    def interrupt(self, pg):
+        MemberBackend.destroy = destroy
         raise KeyboardInterrupt
 
-    torch_private.destroy = interrupt
+    MemberBackend.destroy = interrupt
     me.error(KeyboardInterrupt, groups.close)
     groups.close()
-    return torch_private.registries() == before
+    return registries() == before
 
 
 def test_an_interrupted_close_can_be_finished(ranks):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from tests import limits
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.members import MemberBackend
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.runtime import world
 
@@ -48,7 +48,7 @@ def _survive(me, at, late, kind, folder):
         own = world.agree
         world.agree = lambda store, *rest: own(Killing(store, at), *rest)
         if at == "create":
-            torch_private.create = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+            MemberBackend.create = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.1 if late else 0)
     elif not late:
         time.sleep(0.1)

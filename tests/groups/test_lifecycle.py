@@ -8,7 +8,7 @@ from tests import limits
 
 import rankmesh as rm
 from rankmesh import sim
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.errors import ConnectError, NotAMember, PlanError, UnknownGroup
 
 
@@ -32,7 +32,7 @@ def _cycles(me, plan, count):
         gc.collect()
         time.sleep(0.05)  # gloo's threads end on their own
         me.meet(f"measured {len(taken)}")
-        return {**me.resources(), **torch_private.registries()}
+        return {**me.resources(), **registries()}
 
     taken = []
     for number in range(count + 5):
@@ -53,7 +53,7 @@ def test_a_hundred_cycles_leave_everything_where_it_was(ranks):
 
 
 def _closed(me, plan):
-    before = torch_private.registries()
+    before = registries()
     groups = rm.connect(plan)
     tp = groups["tp"]
     absent = me.error(NotAMember, groups.__getitem__, "ends") if me.rank in (1, 2) else None
@@ -67,7 +67,7 @@ def _closed(me, plan):
         "unknown": unknown["message"],
         "messages": messages,
         "closed": groups.closed,
-        "back": torch_private.registries() == before,
+        "back": registries() == before,
     }
 
 
@@ -82,17 +82,17 @@ def test_closed_groups_say_so(ranks):
 
 
 def _fails_inside(me, plan):
-    before = torch_private.registries()
+    before = registries()
     try:
         with rm.connect(plan) as groups:
             _use(groups)
             raise KeyError("inside")
     except KeyError:
         pass
-    back = torch_private.registries() == before
+    back = registries() == before
     with rm.connect(plan) as groups:
         _use(groups)
-    return [groups.closed, back, torch_private.registries() == before]
+    return [groups.closed, back, registries() == before]
 
 
 def test_an_exception_inside_closes_too(ranks):
@@ -110,10 +110,10 @@ BAD = {
 
 def _refused(me, options):
     gc.collect()
-    before, resources = torch_private.registries(), me.resources()
+    before, resources = registries(), me.resources()
     kinds = [rm.GroupSpec("tp"), rm.GroupSpec("dp", **options)]
     error = me.error((ConnectError, PlanError), rm.connect, rm.Plan(rm.Mesh(tp=2, dp=2), kinds))
-    back = torch_private.registries() == before
+    back = registries() == before
     gc.collect()
     time.sleep(0.1)
     left = me.resources()["descriptors"] - resources["descriptors"]
@@ -216,11 +216,11 @@ def test_a_timeout_of_two_seconds_fires(ranks):
 def _lazy(me):
     kinds = [rm.GroupSpec("tp", lazy=True), rm.GroupSpec("dp"), rm.GroupSpec("pp", lazy=True)]
     with rm.connect(rm.Plan(rm.Mesh(tp=2, dp=2, pp=1), kinds)) as groups:
-        first = torch_private.registries()["pg_map"]
+        first = registries()["pg_map"]
         made = {group.name: group.created for group in groups.report().groups}
         if me.rank in (0, 1):
             _use({"tp": groups["tp"]})
-        later = torch_private.registries()["pg_map"]
+        later = registries()["pg_map"]
         me.meet("end")
         return [first, made, later - first]
 

@@ -8,37 +8,38 @@ import pytest
 import torch
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.default import DefaultGroup
 from rankmesh.errors import ConnectError
-from rankmesh.runtime import LiveGroups, World
 from rankmesh.runtime.fitting import check_lazy, check_world
+from rankmesh.runtime.schedule import Create, Decline, Local, Split, schedule
 
 CUDA = torch.device("cuda", 0)
+BOUND = True
 
 
 def _world(rank, size, *, bound=True):
     backend = "cpu:gloo,cuda:nccl"
-    return torch_private.DefaultGroup(rank, size, None, backend, timedelta(seconds=9), CUDA if bound else None)
+    return DefaultGroup(rank, size, None, backend, timedelta(seconds=9), CUDA if bound and BOUND else None)
 
 
-def _splits(plans, rank, size, monkeypatch):
-    """What one rank does to the world's communicator: the colour of each split, None where it declines."""
+def _splits(plans, rank, size, *, collective=False):
+    """What one rank does to the world's communicator: the group of each split, None where it declines."""
+    local = {key: plan.of(rank) for key, plan in plans.items()}
+    actions = [step.action for step in schedule(plans, local, _world(rank, size), collective=collective)]
     done = []
-    with monkeypatch.context() as patch:
-        patch.setattr(torch_private, "create", lambda _, **how: done.append((how["name"], tuple(how["ranks"]))))
-        patch.setattr(torch_private, "decline_split", lambda _: done.append(None))
-        patch.setattr("rankmesh.runtime.live.alone", lambda **_: None)
-        patch.setattr(torch_private, "nccl_options", lambda *_: None)
-        patch.setattr(torch_private, "check_backend", lambda _: None)
-        world = World(_world(rank, size))
-        world._create({key: LiveGroups(plan, world, 0, {}, key=key) for key, plan in plans.items()}, {})
+    for action in actions:
+        if isinstance(action, Decline):
+            done.append(None)
+        elif not isinstance(action, Local):
+            assert isinstance(action, Split if BOUND or collective else Create)
+            done.append((action.request.name, tuple(action.request.ranks)))
     return done
 
 
-def _consistent(plans, monkeypatch):
+def _consistent(plans, *, collective=False):
     """Every rank takes part in equally many splits, and the members of a group split at the same one of them."""
     size = next(iter(plans.values())).world_size
-    every = [_splits(plans, rank, size, monkeypatch) for rank in range(size)]
+    every = [_splits(plans, rank, size, collective=collective) for rank in range(size)]
     assert len({len(done) for done in every}) == 1, plans
     for step in zip(*every, strict=True):
         for rank, did in enumerate(step):
@@ -49,14 +50,14 @@ def _consistent(plans, monkeypatch):
 
 
 @pytest.mark.parametrize("sizes", [{"tp": 2, "pp": 2, "ep": 2}, {"tp": 2, "cp": 2, "pp": 4, "ep": 2}, {"pp": 8}])
-def test_every_rank_takes_part_in_every_split_of_megatrons_groups(monkeypatch, sizes):
+def test_every_rank_takes_part_in_every_split_of_megatrons_groups(sizes):
     """16 ranks, none of them real: one split for each kind that does not share, the same on every rank."""
     plan = rm.recipes.megatron(16, **sizes)
     kinds = [names for names in plan.sharing if plan.groups(names[0]).size > 1]
-    assert _consistent({"": plan}, monkeypatch) == len(kinds)
+    assert _consistent({"": plan}) == len(kinds)
 
 
-def test_every_rank_takes_part_in_every_split_of_uneven_groups(monkeypatch):
+def test_every_rank_takes_part_in_every_split_of_uneven_groups():
     """200 random plans on 8 ranks, some of them outside the mesh: members split where the others decline."""
     source = random.Random(3)  # noqa: S311  - the same plans in every run
     for _ in range(200):
@@ -70,7 +71,7 @@ def test_every_rank_takes_part_in_every_split_of_uneven_groups(monkeypatch):
             rm.GroupSpec(f"p{number}", "a-b-c", pick=source.sample(range(mesh.size), source.randint(1, mesh.size)))
             for number in range(source.randint(0, 3))
         ]
-        _consistent({"": rm.Plan(mesh, [*specs, *picked], world_size=8)}, monkeypatch)
+        _consistent({"": rm.Plan(mesh, [*specs, *picked], world_size=8)})
 
 
 def _random_mesh(source, offset, most):
@@ -89,7 +90,7 @@ def _random_specs(source):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_every_rank_takes_part_in_every_split_of_a_job(monkeypatch, seed):
+def test_every_rank_takes_part_in_every_split_of_a_job(seed):
     """A random job of two or three meshes, disjoint, colocated or apart, on 9 ranks: ranks in no mesh decline too."""
     source = random.Random(seed)  # noqa: S311  - the same jobs in every run
     left = _random_mesh(source, 0, 5)
@@ -98,13 +99,13 @@ def test_every_rank_takes_part_in_every_split_of_a_job(monkeypatch, seed):
         meshes["twin"] = rm.Mesh(a=left.size, b=1, c=1)
     job = rm.Job(world_size=9, partial=True, **meshes)
     plans = rm.Plan.of_job(job, {name: _random_specs(source) for name in meshes})
-    _consistent(plans, monkeypatch)
+    _consistent(plans)
 
 
 def test_a_world_that_is_not_bound_splits_nothing(monkeypatch):
     """16 ranks: nobody declines, as only members create."""
-    monkeypatch.setitem(globals(), "CUDA", None)
-    assert None not in _splits({"": rm.recipes.megatron(16, pp=4)}, 5, 16, monkeypatch)
+    monkeypatch.setitem(globals(), "BOUND", False)
+    assert None not in _splits({"": rm.recipes.megatron(16, pp=4)}, 5, 16)
 
 
 def test_lazy_groups_are_refused_where_all_ranks_split():
@@ -123,3 +124,10 @@ def test_a_plan_that_leaves_ranks_out_says_so_where_all_ranks_split():
         check_world(rm.Plan(mesh, specs), _world(0, 4))
     check_world(rm.Plan(mesh, specs, world_size=4), _world(0, 4))
     check_world(rm.Plan(mesh, specs), _world(0, 4, bound=False))
+
+
+def test_a_collective_backend_makes_every_kind_by_all_ranks():
+    """8 ranks, some in no group of a kind: every rank takes part in each kind that does not share, lazy ones too."""
+    mesh = rm.Mesh(tp=2, dp=4)
+    specs = [rm.GroupSpec("tp"), rm.GroupSpec("dp", lazy=True), rm.GroupSpec("ends", "dp", pick=[0, 3])]
+    assert _consistent({"": rm.Plan(mesh, [*specs, rm.GroupSpec("again", "tp")])}, collective=True) == 3

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import rankmesh.debug.watch
 import rankmesh.runtime
-from rankmesh.backend import torch_private
+from rankmesh.backend import recorder
 
 LIMIT = 60.0
 # Seconds that a call may take where there is no watch.
@@ -108,7 +108,7 @@ def _rank(name, folder, rank, size, port, watched):
             sys.last_value = error  # an error that is kept keeps its call under way, for gloo's recorder
     if watch is None:
         time.sleep(1)  # by then gloo has taken the calls that failed from the list of those under way
-        (folder / f"trace_rank_{rank}").write_bytes(torch_private.recorded()[0])
+        (folder / f"trace_rank_{rank}").write_bytes(recorder.recorded()[0])
     else:
         watch.close()
 

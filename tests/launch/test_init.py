@@ -14,7 +14,7 @@ from tests import limits
 from torch.distributed import TCPStore
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.launch.table import torchrun_variables
 from rankmesh.runtime import init as world
 
@@ -61,7 +61,7 @@ def _there_and_back(me, port):
     gc.collect()
     left = _settled(held)
     me.meet("all have counted")
-    return seen, left, torch_private.registries()["pg_map"]
+    return seen, left, registries()["pg_map"]
 
 
 def test_three_worlds_one_after_the_other(ranks):

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 from rankmesh import sim
-from rankmesh.backend.torch_private import default_group
+from rankmesh.backend.default import default_group
 from rankmesh.rendezvous.folder import FolderChannel
 from rankmesh.rendezvous.stores import StoreChannel
 

@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import rankmesh as rm
 from rankmesh import sim
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.dialects import fairscale
 from rankmesh.sim.hooks import hooks
 
@@ -21,7 +21,7 @@ from rankmesh.sim.hooks import hooks
 def outside():
     """What the process has, and no simulation may leave changed."""
     return {
-        "registries": torch_private.registries(),
+        "registries": registries(),
         "world": c10d._world,
         "maker": c10d._new_process_group_helper,
         "initialised": dist.is_initialized(),

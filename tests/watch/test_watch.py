@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend import recorder
 from rankmesh.debug import watch
 from rankmesh.debug.doctor import doctor
 from rankmesh.debug.doctor.folder import read_folder
@@ -400,7 +400,7 @@ def _leaves_nothing(me, folder, host):
         return {"keys": keys, "places": places, "threads": threads, "handles": _handles(), "handler": handler}
 
     states = []
-    torch_private.recorded()  # what names frames is loaded once, which can take longer than a watch waits at its end
+    recorder.recorded()  # what names frames is loaded once, which can take longer than a watch waits at its end
     with watch.start(folder, limit=60) as here:
         _steps()
         here.ask("a test")

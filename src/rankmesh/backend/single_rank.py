@@ -9,7 +9,7 @@ torch's own one-rank groups have sockets and threads and, on a GPU, hundreds of 
 nobody is refused: the fake backend alone would say that it was done.
 
 The names of the methods are those by which torch calls a process group that is written in Python, private ones too:
-this file is known on the same versions of torch as ``torch_private``.
+they are known on the releases of ``versions``.
 """
 
 # torch's stubs lack these private parts, and type each method by its overloads; here one method serves them all.
@@ -17,14 +17,63 @@ this file is known on the same versions of torch as ``torch_private``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup, HashStore, Work
 
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import register
 
-__all__ = ["Alone", "alone"]
+__all__ = ["Alone", "alone", "finished", "premultiplied", "put_under"]
+
+_DEVICES = ("cpu", "cuda")
+
+
+class _Finished(Work):
+    """Work that is done; torch's own work over a future cannot be waited for with a time limit."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """It is."""
+        return True
+
+    def is_success(self) -> bool:
+        """It was."""
+        return True
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors."""
+        return self._tensors
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future that holds the tensors."""
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+def finished(tensors: list[torch.Tensor]) -> dist.Work:
+    """Work that is done, whose future holds these tensors."""
+    work: dist.Work = _Finished(tensors)
+    return work
+
+
+def premultiplied(operation: Any) -> Any:
+    """The factor of a scaled sum, which torch keeps where only pickling shows it; None for any other reduction."""
+    scaled = dist.ReduceOp.RedOpType.PREMUL_SUM
+    if operation is None or operation != scaled:
+        return None
+    return operation.__getstate__()[1]
 
 
 class Alone(dist.ProcessGroup):
@@ -36,7 +85,7 @@ class Alone(dist.ProcessGroup):
 
     def _done(self, tensors: list[torch.Tensor]) -> dist.Work:
         self._operations += 1
-        return torch_private.finished(tensors)
+        return finished(tensors)
 
     def _in_place(self, tensors: Any = (), *_: Any, **__: Any) -> dist.Work:
         return self._done(_listed(tensors))
@@ -69,7 +118,7 @@ class Alone(dist.ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None, *_: Any, **__: Any) -> dist.Work:
         """The tensors as they are; a scaled sum of one is the tensor times its factor."""
         reduced = _listed(tensors)
-        factor = torch_private.premultiplied(getattr(opts, "reduceOp", opts))
+        factor = premultiplied(getattr(opts, "reduceOp", opts))
         if factor is not None:
             with torch.no_grad():
                 for tensor in reduced:
@@ -119,5 +168,14 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
 def alone(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:
     """A process group whose one member is the global rank ``rank``."""
     pg = Alone()
-    torch_private.register_alone(pg, rank=rank, name=name, desc=desc, backend=backend)
+    put_under(pg, FakeProcessGroup._create_internal(0, 1), _DEVICES)
+    register(pg, backend, HashStore(), name, desc, {rank: 0})
     return pg
+
+
+def put_under(pg: dist.ProcessGroup, made: Any, device_types: Iterable[str]) -> None:
+    """Let a process group use torch's fake backend on these devices."""
+    kind = dist.ProcessGroup.BackendType.CUSTOM
+    pg._set_default_backend(kind)
+    for device_type in device_types:
+        pg._register_backend(torch.device(device_type), kind, made)

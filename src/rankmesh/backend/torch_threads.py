@@ -1,4 +1,4 @@
-"""Threads as ranks: each has registries of torch.distributed of its own. Private calls, known on torch 2.13 and 2.14.
+"""Threads as ranks: each has registries of torch.distributed of its own. Known on the releases of ``versions``.
 
 ```
 answer_threads(...)        from now on, until its result is called, torch.distributed answers each thread for its rank
@@ -32,14 +32,19 @@ from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from rankmesh.backend import torch_private
+from rankmesh.backend.members import MemberBackend
+from rankmesh.backend.protocol import GroupRequest
+from rankmesh.backend.registries import register
+from rankmesh.errors import ConnectError
 
 __all__ = [
     "RankWorld",
     "Ranks",
+    "ThreadBackend",
     "answer_threads",
     "begin_world",
     "end_world",
+    "is_rank",
     "registries_by_thread",
     "simulated",
     "version",
@@ -91,12 +96,22 @@ class Ranks(Protocol):
         """Raise for a call on a group that this rank is not in."""
 
 
-_ranks: Ranks | None = None
+def _answering() -> Ranks | None:
+    """Who answers for the threads that are ranks, where this thread is one; torch's object of the world holds it."""
+    worlds: Any = c10d._world
+    if not isinstance(worlds, _Worlds):
+        return None
+    ranks: Ranks = vars(worlds)["_ranks"]
+    return ranks if ranks.world() is not None else None
+
+
+def is_rank() -> bool:
+    """Whether this thread is a rank."""
+    return _answering() is not None
 
 
 def answer_threads(ranks: Ranks) -> Callable[[], None]:
     """From now on torch.distributed answers each thread that is a rank for that rank alone; the way back."""
-    global _ranks
     hooks: dict[str, Callable[[Any], Any]] = {
         "_world": lambda own: _Worlds(own, ranks),
         "_new_process_group_helper": _maker,
@@ -107,17 +122,14 @@ def answer_threads(ranks: Ranks) -> Callable[[], None]:
     describe = c10d_logger._get_msg_dict
     # Torch compares meshes by what their process sees; two ranks of one process must not take each other's.
     DeviceMesh._thread_id = _MeshIdentity()  # type: ignore[assignment]  # torch has an int or None
-    _ranks, torch_private.make_on_thread = ranks, simulated
     vars(c10d).update({name: hook(before[name]) for name, hook in hooks.items()})
     # For its log torch asks for the backend of the group that a call failed on, and fails where the group is gone.
     c10d_logger._get_msg_dict = _for_ranks(describe, lambda name, *_, **__: {"func_name": name})
 
     def back() -> None:
-        global _ranks
         vars(c10d).update(before)
         c10d_logger._get_msg_dict = describe
         del DeviceMesh._thread_id
-        _ranks = torch_private.make_on_thread = None
 
     return back
 
@@ -171,12 +183,13 @@ class _MeshIdentity:
         return None if mesh is None else vars(mesh).get("_thread_id")
 
     def __set__(self, mesh: Any, value: Any) -> None:
-        vars(mesh)["_thread_id"] = _ranks.identity() if _ranks is not None and _ranks.world() else value
+        ranks = _answering()
+        vars(mesh)["_thread_id"] = value if ranks is None else ranks.identity()
 
 
 def _for_ranks(original: Any, instead: Any) -> Any:
     def hook(*arguments: Any, **named: Any) -> Any:
-        chosen = instead if _ranks is not None and _ranks.world() else original
+        chosen = instead if is_rank() else original
         return chosen(*arguments, **named)
 
     return hook
@@ -188,7 +201,7 @@ def _maker(original: Any) -> Any:
     def hook(
         size: int, rank: int, members: Sequence[int], backend: Any, store: Any, name: Any, *rest: Any, **more: Any
     ) -> Any:
-        if _ranks is None or _ranks.world() is None:
+        if not is_rank():
             return original(size, rank, members, backend, store, name, *rest, **more)
         if name in c10d._world.pg_names.values():
             raise ValueError(f"received the group name {name!r} again; each group has a name of its own")
@@ -203,16 +216,29 @@ def _maker(original: Any) -> Any:
 
 
 def simulated(ranks: Sequence[int], name: str, desc: str, backend: Any, store: Any, *, meet: bool) -> Any:
-    """A process group of this thread's rank, registered; None for a thread that is no rank."""
-    if _ranks is None or _ranks.world() is None:
-        return None
-    members = list(ranks)
-    pg = _ranks.make(name, members, desc, meet=meet)
-    pg._set_group_name(c10d.GroupName(name))
-    pg._set_group_desc(desc)
-    torch_private.register(pg, c10d.Backend(backend), PrefixStore(f"{name}/", store), c10d.GroupName(name))
-    c10d._world.pg_group_ranks[pg] = {member: position for position, member in enumerate(members)}
+    """A process group of this thread's rank, registered; the thread is a rank."""
+    members, answering = list(ranks), _answering()
+    if answering is None:
+        raise ConnectError(f"group {name!r} is one of simulated ranks, and this thread is none")
+    pg = answering.make(name, members, desc, meet=meet)
+    positions = {member: position for position, member in enumerate(members)}
+    register(pg, backend, PrefixStore(f"{name}/", store), name, desc, positions)
     return pg
+
+
+class ThreadBackend(MemberBackend):
+    """The groups of a simulated rank."""
+
+    def create(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
+        """The group, whose members are threads of this process."""
+        pg: dist.ProcessGroup = simulated(
+            request.ranks, request.name, request.desc, request.kind.backend, self._default.store, meet=False
+        )
+        return pg
+
+    def abort(self, groups: Sequence[dist.ProcessGroup]) -> None:
+        """Not here: a simulation ends a call that cannot complete."""
+        raise ConnectError("simulated groups have no connections to abort; the simulation reports a call that hangs")
 
 
 def begin_world(size: int, backend: str, store: Any) -> None:

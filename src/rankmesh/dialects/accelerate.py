@@ -61,13 +61,13 @@ def plan(config: object = None, *, options: Options | None = None, **sizes: int 
 
 def device_mesh(groups: LiveGroups, device_type: str | None = None) -> DeviceMesh:
     """The ``DeviceMesh`` of accelerate over the live groups of ``plan``, flattened dimensions too; no new group."""
-    from rankmesh.backend import torch_private
+    from rankmesh.backend import meshes
 
     active = groups.plan.mesh.axes
     made = groups.device_mesh(*reversed(active), device_type=device_type)
     for name, axes in FLATTENED.items():
         if joined := tuple(axis for axis in axes if axis in active):
-            torch_private.flatten(made, joined, name, groups[name].pg)
+            meshes.flatten(made, joined, name, groups[name].pg)
     return made
 
 

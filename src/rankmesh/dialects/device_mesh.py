@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from rankmesh.backend import torch_private
+from rankmesh.backend import meshes
 from rankmesh.core import GroupSpec, Mesh, Options, Plan
 from rankmesh.core.axes import axis_name, axis_names
 from rankmesh.core.local import LocalGroup
@@ -123,7 +123,7 @@ def to_device_mesh(
     names = axes or tuple(groups.plan.mesh.view(view).axes)[::-1]
     device_mesh = groups.device_mesh(*names, view=view, device_type=device_type)
     for name, joined in (flattened or {}).items():
-        torch_private.flatten(device_mesh, tuple(joined), name, _group_over(groups, name, tuple(joined), view))
+        meshes.flatten(device_mesh, tuple(joined), name, _group_over(groups, name, tuple(joined), view))
     return device_mesh
 
 

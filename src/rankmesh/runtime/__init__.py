@@ -6,14 +6,11 @@ world           what all plans of this process share: store, order, devices, nam
 fitting         whether the world can serve a plan
 meeting         ranks agree before anything is made, and go on together
   claim, roll, waiting, verdicts, store    what a rank brings, who came, who waits in vain, what all are told
-schedule        one order of what all ranks do together
+schedule        what this rank does to make its groups, in the one order of all ranks; the backend package does it
 live, handles   the groups of this rank; who made them destroys them
 naming, identify   names as pure functions, and back
-alone           groups of one rank, without a communicator
 limits          how long a call may wait
 report          what exists, what is shared, what it cost
-torch_private   every private torch call, and the versions it is known on
-torch_threads   those by which many ranks live in one process
 ```
 """
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankmesh.backend import torch_private
-from rankmesh.backend.torch_private import DefaultGroup
+from rankmesh.backend.default import DefaultGroup
+from rankmesh.backend.options import check_backend, nccl_options
 from rankmesh.core.plan import Plan
 from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import ConnectError
@@ -70,5 +70,5 @@ def check_options(plan: Plan, world: DefaultGroup) -> None:
     for spec in plan.specs:
         if plan.groups(spec.name).size > 1 and not world.dry:
             backend = spec.options.backend or world.backend
-            torch_private.check_backend(backend)
-            torch_private.nccl_options(spec.options, backend)
+            check_backend(backend)
+            nccl_options(spec.options, backend)

@@ -1,19 +1,20 @@
 """Live groups: the process groups of one rank, made from a plan, and destroyed by their owner.
 
 ```
-plan.of(rank) ── leaders ── process groups ── handles by name
-                 (sharing)   (one for each leader; one-rank groups are local)
+plan.of(rank) ── canonical groups ── process groups ── handles by name
+                 (sharing)            (one for each; one-rank groups are local)
 ```
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from rankmesh.backend import torch_private
-from rankmesh.backend.single_rank import alone
+from rankmesh.backend.meshes import device_mesh
+from rankmesh.backend.protocol import NotJoined
 from rankmesh.core.limits import time_limit
 from rankmesh.core.local import LocalGroup, LocalGroups
 from rankmesh.core.plan import Plan
@@ -21,10 +22,9 @@ from rankmesh.errors import ConnectError, NotAMember, RankmeshError, first_line
 from rankmesh.placement.measured import Measurement
 from rankmesh.runtime.blocks import block, kind_along
 from rankmesh.runtime.handles import LiveGroup
-from rankmesh.runtime.identify import described
 from rankmesh.runtime.measure import SIZES, measure
-from rankmesh.runtime.naming import process_group_name
 from rankmesh.runtime.report import Report, report_of
+from rankmesh.runtime.schedule import Making, execute, making
 from rankmesh.runtime.warm import warm_up
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class LiveGroups(Mapping[str, LiveGroup]):
         world: World,
         generation: int,
         phases: dict[str, float],
-        making: torch_private.Making | None = None,
         *,
+        deadline: float = 0.0,
         key: str = "",
         own: LocalGroups | None = None,
     ) -> None:
@@ -64,8 +64,9 @@ class LiveGroups(Mapping[str, LiveGroup]):
         self.phases = phases
         self._world = world
         self._default = world.default
-        # Groups that others made are only looked up.
-        self._making = making or torch_private.Making(world.devices, world.default.store, 0.0)
+        # Until when members let this rank wait (``time.monotonic``); a lazy group has its own timeout.
+        self._deadline = deadline
+        self._process = os.getpid()
         self._own = own or plan.of(world.default.rank)
         self._made: dict[str, ProcessGroup] = {}
         self._closed = False
@@ -136,43 +137,26 @@ class LiveGroups(Mapping[str, LiveGroup]):
     # -- process groups -----------------------------------------------------------------------------------------
 
     def _opener(self, own: LocalGroup) -> Any:
-        leader = self._own[own.canonical]
-        return lambda: self._open(leader)
+        canonical = self._own[own.canonical]
+        return lambda: self._open(canonical)
 
-    def _open(self, leader: LocalGroup) -> ProcessGroup:
-        """The process group of a leader, made at its first use when the group is lazy."""
+    def _open(self, canonical: LocalGroup) -> ProcessGroup:
+        """The process group of a canonical group, made at its first use when it is lazy."""
         self._check_open()
-        if leader.name not in self._made:
-            self._made[leader.name] = self._create(leader)
-        return self._made[leader.name]
+        if canonical.name not in self._made:
+            self._made[canonical.name] = self._create(canonical)
+        return self._made[canonical.name]
 
-    def leads(self, name: str) -> bool:
-        """Whether this rank is in a group of this kind that has a process group of its own."""
-        return name in self._own and self._own[name].canonical == name
-
-    def open(self, name: str) -> ProcessGroup:
-        """The process group of a kind that leads, made now if it is not there."""
-        return self._open(self._own[name])
+    def hold(self, name: str, action: Making) -> None:
+        """Make the process group of a canonical group now."""
+        self._made[name] = self._make(self._own[name], action)
 
     def _create(self, own: LocalGroup) -> ProcessGroup:
-        name = process_group_name(self.plan.digest, self.generation, own.name, str(own), self.key)
-        # In a dry run nobody else is there: torch's fake backend stands for each one that the plan asks for.
-        backend = self._default.backend if self._default.dry else own.options.backend or self._default.backend
-        if own.size == 1:
-            return alone(rank=self.rank, name=name, desc=described(self.plan, self.key, own), backend=backend)
-        timeout = self._default.timeout if own.options.timeout is None else timedelta(seconds=own.options.timeout)
+        return self._make(own, making(self.plan, self.key, own, self._default, self.generation))
+
+    def _make(self, own: LocalGroup, action: Making) -> ProcessGroup:
         try:
-            return torch_private.create(
-                self._making,
-                ranks=own.group,
-                rank=own.rank,
-                name=name,
-                desc=described(self.plan, self.key, own),
-                backend=backend,
-                timeout=timeout,
-                lazy=bool(own.options.lazy),
-                options=None if self._default.dry else torch_private.nccl_options(own.options, backend),
-            )
+            return execute(action, self._world.backend, self._deadline)
         except RankmeshError:
             raise
         except (RuntimeError, ValueError) as error:
@@ -190,7 +174,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         self._check_open()
         groups = {axis: self._handles[kind_along(self.plan, axis, view, self._handles)] for axis in axes}
         ranks = block(self.plan, [group.name for group in groups.values()], self.rank, axes)
-        return torch_private.device_mesh([group.pg for group in groups.values()], ranks, axes, device_type)
+        return device_mesh([group.pg for group in groups.values()], ranks, axes, device_type)
 
     def warm_up(self, *, timeout: float | timedelta = 60.0) -> dict[str, float]:
         """Use every process group once, in the plan's order, and each pipeline neighbour; seconds by group.
@@ -225,7 +209,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         return report_of(self)
 
     @property
-    def own(self) -> Mapping[str, LocalGroup]:
+    def own(self) -> LocalGroups:
         """The plan's part of this rank."""
         return self._own
 
@@ -234,22 +218,42 @@ class LiveGroups(Mapping[str, LiveGroup]):
         """The world in which the groups live."""
         return self._world
 
-    def is_made(self, leader: str) -> bool:
-        """Whether the process group of a leader exists by now."""
-        return leader in self._made
+    def is_made(self, canonical: str) -> bool:
+        """Whether the process group of a canonical group exists by now."""
+        return canonical in self._made
 
     # -- the end ------------------------------------------------------------------------------------------------
 
+    def abort(self) -> None:
+        """Have every collective that is blocked in these groups return with an error, on this rank and its peers.
+
+        For when a member is lost: every surviving rank calls it, from any thread, and then ``close``. Connections of
+        other plans of this world are cut too: they share gloo's devices. Raises ``ConnectError`` when the groups are
+        closed, and in another process than the one that made them.
+        """
+        self._check_open()
+        if os.getpid() != self._process:
+            raise ConnectError(
+                f"process {os.getpid()} is a child of process {self._process}, which made these groups; "
+                "abort them there"
+            )
+        self._world.backend.abort(list(self._made.values()))
+
     def close(self) -> None:
-        """Destroy the process groups, last made first, the same order on every member; calling it again is nothing."""
+        """Destroy the process groups, last made first, the same order on every member; calling it again is nothing.
+
+        A forked child only forgets them: the groups, their threads and their connections belong to its parent.
+        """
         # Not only once: an interrupt may have left some of them.
         self._closed = True
         self._open_handles.clear()
+        if os.getpid() != self._process:
+            return
         for handle in self._handles.values():
             handle.forget()
         failed = {}
         for name in reversed([name for name in self._own if name in self._made]):
-            cause = _destroy(self._made[name])
+            cause = self._destroy(self._made[name])
             del self._made[name]
             if cause is not None:
                 failed[name] = cause
@@ -261,6 +265,14 @@ class LiveGroups(Mapping[str, LiveGroup]):
                 "its connections close when the process ends",
                 groups=tuple(failed),
             ) from cause
+
+    def _destroy(self, pg: ProcessGroup) -> RuntimeError | None:
+        """Destroy one process group; its error, so that the others can still be destroyed."""
+        try:
+            self._world.backend.destroy(pg)
+        except RuntimeError as error:
+            return error
+        return None
 
     def __enter__(self) -> LiveGroups:
         self._check_open()
@@ -275,15 +287,6 @@ class LiveGroups(Mapping[str, LiveGroup]):
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"generation {self.generation}"
         return f"LiveGroups(rank {self.rank} of {self.world_size}, {state}: {' '.join(self._handles)})"
-
-
-def _destroy(pg: ProcessGroup) -> RuntimeError | None:
-    """Destroy one process group; its error, so that the others can still be destroyed."""
-    try:
-        torch_private.destroy(pg)
-    except RuntimeError as error:
-        return error
-    return None
 
 
 def _failure(rank: int, own: LocalGroup, error: Exception, others: int) -> ConnectError:
@@ -306,7 +309,7 @@ def _failure(rank: int, own: LocalGroup, error: Exception, others: int) -> Conne
         ranks=own.ranks,
         seen=seen,
         missing=unseen,
-        in_vain=isinstance(error, torch_private.Unjoined),
+        in_vain=isinstance(error, NotJoined),
     )
 
 

@@ -24,7 +24,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from rankmesh.backend import torch_private
+from rankmesh.backend.default import DefaultGroup, default_group, default_pg
+from rankmesh.backend.releases import backend_of
 from rankmesh.core.local import LocalGroups
 from rankmesh.core.plan import Plan
 from rankmesh.core.rank_range import RankRange
@@ -35,7 +36,7 @@ from rankmesh.runtime.fitting import check_lazy, check_options, check_world, cir
 from rankmesh.runtime.identify import Identity, identified
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.meeting import Meeting, agree
-from rankmesh.runtime.schedule import Step, schedule
+from rankmesh.runtime.schedule import Decline, schedule
 
 __all__ = ["World", "close_all"]
 
@@ -50,9 +51,9 @@ class World:
     ``default`` has what torch says of the default group: rank, size, store, backend, timeout, and the bound device.
     """
 
-    def __init__(self, default: torch_private.DefaultGroup) -> None:
+    def __init__(self, default: DefaultGroup) -> None:
         self.default = default
-        self.devices = torch_private.GlooDevices()
+        self.backend = backend_of(default)
         self._live: list[LiveGroups] = []
         self._held: Counter[str] = Counter()
         self._connecting = threading.Lock()
@@ -60,8 +61,8 @@ class World:
     @classmethod
     def current(cls) -> World:
         """The world of ``torch.distributed``'s default group; ``ConnectError`` where there is none."""
-        pg = torch_private.default_pg()
-        return _worlds.get(pg) or _worlds.setdefault(pg, cls(torch_private.default_group()))
+        pg = default_pg()
+        return _worlds.get(pg) or _worlds.setdefault(pg, cls(default_group()))
 
     @property
     def live(self) -> tuple[LiveGroups, ...]:
@@ -143,7 +144,9 @@ class World:
         from rankmesh import __version__
 
         rank, size = self.default.rank, self.default.size
-        common = {"version": __version__, "live_world_size": size}
+        common: dict[str, object] = {"version": __version__, "live_world_size": size}
+        if self.backend.collective:
+            common["groups"] = "made through torch's public API"
         if refusal is not None:
             return Claim(rank, size, span, common | {"refused": str(refusal)})
         said = (
@@ -169,9 +172,11 @@ class World:
         """The groups of this rank, in the one order of all ranks; then wait until every rank has its own."""
         within = limit.total_seconds()
         deadline = time.monotonic() + within
-        making = torch_private.Making(self.devices, self.default.store, deadline)
         turn = meeting.turn if meeting else 0
-        made = {key: LiveGroups(plan, self, turn, phases, making, key=key, own=own[key]) for key, plan in plans.items()}
+        made = {
+            key: LiveGroups(plan, self, turn, phases, key=key, own=own[key], deadline=deadline)
+            for key, plan in plans.items()
+        }
         self._live += made.values()
         try:
             _timed(phases, "create", lambda: self._create(made, phases))
@@ -187,16 +192,16 @@ class World:
         return made
 
     def _create(self, made: Mapping[str, LiveGroups], phases: dict[str, float]) -> None:
-        for step in schedule({key: live.plan for key, live in made.items()}, self.default):
-            self._take(step, made[step.key], phases)
-
-    def _take(self, step: Step, live: LiveGroups, phases: dict[str, float]) -> None:
-        started = time.perf_counter()
-        if live.leads(step.kind):
-            live.open(step.kind)
-            phases[f"create {step.kind}"] = time.perf_counter() - started
-        elif step.splits and self.default.bound_device is not None:
-            torch_private.decline_split(self.default.bound_device)
+        plans = {key: live.plan for key, live in made.items()}
+        local = {key: live.own for key, live in made.items()}
+        generation = next((live.generation for live in made.values()), 0)
+        for step in schedule(plans, local, self.default, generation, collective=self.backend.collective):
+            started = time.perf_counter()
+            if isinstance(step.action, Decline):
+                self.backend.decline(step.action.kind)
+            else:
+                made[step.key].hold(step.name, step.action)
+                phases[f"create {step.name}"] = time.perf_counter() - started
 
     def _undo(self, made: Mapping[str, LiveGroups]) -> None:
         for live in reversed(list(made.values())):
@@ -216,7 +221,7 @@ class World:
         """Own these live groups no longer: they are closed."""
         self._live = [other for other in self._live if other is not live]
         if not self._live:
-            self.devices.release()
+            self.backend.release()
 
 
 def close_all() -> None:

@@ -26,7 +26,7 @@ from math import prod
 import torch
 from torch.distributed import ReduceOp
 
-from rankmesh.backend import torch_private
+from rankmesh.backend.single_rank import premultiplied
 from rankmesh.sim.calls import Call, shapes
 
 __all__ = ["compute", "fit", "reduction_name"]
@@ -48,7 +48,7 @@ _REDUCTIONS: dict[object, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] 
 
 def reduction_name(operation: object) -> str:
     """The name of a reduction: SUM, AVG, or a scaled sum with its factor."""
-    factor = torch_private.premultiplied(operation)
+    factor = premultiplied(operation)
     if factor is not None:
         return f"PREMUL_SUM x {float(factor):g}"
     return next((str(known).rpartition(".")[2] for known in _REDUCTIONS if operation == known), str(operation))
@@ -56,7 +56,7 @@ def reduction_name(operation: object) -> str:
 
 def _reduced(tensors: Sequence[torch.Tensor], operation: object) -> torch.Tensor:
     first, *rest = tensors
-    factor = torch_private.premultiplied(operation)
+    factor = premultiplied(operation)
     if factor is not None:
         scaled: torch.Tensor = fold(torch.add, (tensor * factor for tensor in rest), first * factor)
         return scaled

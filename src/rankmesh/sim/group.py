@@ -6,7 +6,7 @@ torch.ops._c10d_functional.all_reduce(x, ...)     C++ ───── the same m
 ```
 
 The names of the methods are those by which torch calls a process group that is written in Python, private and former
-ones too: this file is known on the same versions of torch as ``torch_private``.
+ones too: they are known on the releases of ``backend.versions``.
 """
 
 # torch's stubs lack these private parts, and type each method by its overloads; here one method serves them all.
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from rankmesh.backend import torch_threads
+from rankmesh.backend.python_group import PythonGroup
 from rankmesh.sim.calls import Call, call_site, shapes
 from rankmesh.sim.compute import reduction_name
 from rankmesh.sim.works import SimulatedWork, Together
@@ -34,15 +35,14 @@ __all__ = ["SimulatedGroup"]
 Tensors = list[torch.Tensor]
 
 
-class SimulatedGroup(dist.ProcessGroup):
+class SimulatedGroup(PythonGroup):
     """One rank's process group; the ranks' groups of one name and members meet in one room."""
 
     def __init__(self, simulation: Simulation, room: Room, position: int) -> None:
-        super().__init__(position, len(room.ranks))  # type: ignore[call-arg]  # the stubs lack this overload
+        super().__init__(position, len(room.ranks))
         self.simulation, self.room, self.position = simulation, room, position
         self.owner = room.ranks[position]
         self.destroyed = False
-        self._name = self._desc = ""
         self._posted = 0
         self._together: list[SimulatedWork] | None = None
 
@@ -138,9 +138,7 @@ class SimulatedGroup(dist.ProcessGroup):
         """Wait until all members have made the group, as gloo connects them."""
         self._post("new_group", [], [], None).wait()
 
-    _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
@@ -160,10 +158,12 @@ class SimulatedGroup(dist.ProcessGroup):
 
     # -- what torch asks besides --------------------------------------------------------------------------------
 
-    def _start_coalescing(self, device: Any = None) -> None:
+    def start_together(self) -> None:
+        """Calls that follow are one."""
         self._together = []
 
-    def _end_coalescing(self, device: Any = None) -> dist.Work:
+    def end_together(self) -> dist.Work:
+        """The work of all calls since then."""
         works, self._together = self._together or [], None
         return Together(works)
 
@@ -176,51 +176,13 @@ class SimulatedGroup(dist.ProcessGroup):
 
     abort = shutdown
 
-    # Torch asks a group for its backend on a device: this one is its own, for tensors of the processor.
-
-    supports_coalescing = True
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
-
-    def _get_backend(self, device: torch.device) -> SimulatedGroup:
-        return self
-
-    # Torch keeps name and description in these backends.
-
-    @property
-    def group_name(self) -> str:
-        """The name under which torch has registered the group."""
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        """The description that its maker gave."""
-        return self._desc
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, desc: str) -> None:
-        self._desc = desc
-
-    def getGroupName(self) -> str:  # noqa: N802  - as torch's C++ asks
-        """The same for C++."""
-        return self._name
-
-    def getGroupDesc(self) -> str:  # noqa: N802  - as torch's C++ asks
-        """The same for C++."""
-        return self._desc
-
     def getBackendName(self) -> str:  # noqa: N802  - torch's name
         """What messages call it."""
         return "simulated"
 
-    def _set_sequence_number_for_group(self) -> None:
-        """The number counts what this rank did."""
-
-    def _get_sequence_number_for_group(self) -> int:
+    @property
+    def calls_made(self) -> int:
+        """How many calls this rank has made on the group."""
         return self._posted
 
     def __repr__(self) -> str:

@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 
 from rankmesh.backend import torch_threads
+from rankmesh.backend.python_group import PythonWork
 from rankmesh.sim.rooms import Ticket
 
 __all__ = ["SimulatedWork", "Together", "deliver"]
 
 
-class SimulatedWork(dist.Work):
+class SimulatedWork(PythonWork):
     """One call on its way; ``wait`` is the simulation's: it lets other ranks run until the call is settled."""
 
     def __init__(self, ticket: Ticket, wait: Callable[[Ticket], None], look: Callable[[Ticket], bool]) -> None:
@@ -67,8 +68,6 @@ class SimulatedWork(dist.Work):
     def source_rank(self) -> int:
         """The position from which a receive got its tensor."""
         return self._ticket.source
-
-    _source_rank = source_rank
 
 
 class Together(dist.Work):

@@ -10,7 +10,7 @@ from tests.dialects import dry
 from torch.distributed.device_mesh import init_device_mesh
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.dialects.accelerate import device_mesh, plan
 from rankmesh.errors import LayoutError, PlanError
 
@@ -65,9 +65,9 @@ def test_any_rank_of_any_world(ranks):
 
 def _live(me, sizes):
     with rm.connect(plan(**sizes)) as groups:
-        before = torch_private.registries()
+        before = registries()
         mesh = device_mesh(groups)
-        new = torch_private.registries() != before
+        new = registries() != before
         peer, names = theirs({**dict.fromkeys((f"{axis}_size" for axis in ORDER), 1), **sizes})
         _compare(mesh, peer, names)
         sums = []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.dialects import dry, leaks
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.dialects import deepspeed
 from rankmesh.dialects.deepspeed import Mpu
 from rankmesh.errors import NotInitialized, PlanError
@@ -75,7 +75,7 @@ def _cycle():
 
 
 def _live(me):
-    before = torch_private.registries()
+    before = registries()
     with Mpu.connect(tp=2, sp=2, pp=2) as mpu, Mpu.connect(tp=2) as other:
         _use(mpu)
         _use(other)
@@ -88,7 +88,7 @@ def _live(me):
         seen.append(_seen(given_groups))
     with rm.connect(rm.recipes.three_d(8, tp=2)) as groups:
         partial = me.error(PlanError, Mpu, groups)["message"]
-    back = torch_private.registries() == before
+    back = registries() == before
     return [seen, gone, partial, back, leaks.left_by(me, _cycle)]
 
 

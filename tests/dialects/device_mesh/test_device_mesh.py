@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.dialects.device_mesh import adopt, plan_of, to_device_mesh
 from rankmesh.errors import ConnectError, LayoutError
 
@@ -26,9 +26,9 @@ def _total(pg):
 
 def _adopted(me):
     mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=NAMES)
-    before = torch_private.registries()
+    before = registries()
     with adopt(mesh) as groups:
-        new = torch_private.registries() != before
+        new = registries() != before
         same = [groups[name].pg is mesh.get_group(name) for name in NAMES]
         places = [groups[name].rank for name in NAMES] == list(mesh.get_coordinate())
         members = {name: list(groups[name].ranks) for name in NAMES}
@@ -37,7 +37,7 @@ def _adopted(me):
         round_trip = [torch.equal(again.mesh, mesh.mesh), list(again.mesh_dim_names)]
         backend = groups.report().groups[0].backend
     closed = me.error(ConnectError, lambda: groups["tp"])["message"]
-    kept = torch_private.registries() == before
+    kept = registries() == before
     alive = _total(mesh.get_group("tp")) == sums["tp"]
     return [new, same, places, members, sums, round_trip, backend, closed, kept, alive]
 
@@ -168,10 +168,10 @@ JOINED = {"dp_cp": ("dp", "cp"), "dp_tp": ("dp", "tp"), "all": ("dp", "cp", "tp"
 
 def _flattened(me):
     with rm.connect(FLAT) as groups:
-        before = torch_private.registries()
+        before = registries()
         mesh = to_device_mesh(groups, "dp", "cp", "tp", flattened=JOINED)
         unmade = me.error(ConnectError, to_device_mesh, groups, flattened={"cp_tp": ("cp", "tp")})["message"]
-        new = torch_private.registries() != before
+        new = registries() != before
         theirs = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "cp", "tp"))
         for name, axes in JOINED.items():
             theirs[axes]._flatten(name)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.dialects import dry, leaks
 
 import rankmesh.dialects.ezpz as tp
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.errors import AlreadyInitialized, NotInitialized, SizesError
 
 SIZES = st.integers(1, 4)
@@ -80,7 +80,7 @@ def _others(me):
 
 
 def _live(me):
-    before = torch_private.registries()
+    before = registries()
     seen = {"absent": _others(me)}
     tp.initialize_tensor_parallel(2, pipeline_parallel_size=2, context_parallel_size=2)
     _use(tp)
@@ -96,7 +96,7 @@ def _live(me):
     tp.destroy_tensor_parallel()
     tp.destroy_tensor_parallel()
     seen["destroyed"] = _others(me)
-    seen["back"] = torch_private.registries() == before
+    seen["back"] = registries() == before
     return {**seen, "left": leaks.left_by(me, _cycle)}
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.dialects import dry, leaks
 
 import rankmesh.dialects.fairscale as fs
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.errors import AlreadyInitialized, NotInitialized, PlanError, SizesError
 
 SIZES = st.integers(1, 4)
@@ -66,7 +66,7 @@ def _cycle():
 
 
 def _live(me):
-    before = torch_private.registries()
+    before = registries()
     absent = [me.error(AssertionError, getattr(fs, name))["kind"] for name in GETTERS]
     fs.initialize_model_parallel(2, 2, 2, timeout=timedelta(seconds=20))
     twice = me.error(AlreadyInitialized, fs.initialize_model_parallel, 2)["message"]
@@ -81,7 +81,7 @@ def _live(me):
     fs.destroy_model_parallel()
     fs.destroy_model_parallel()
     seen["stale"] = [me.error(AssertionError, getattr(fs, name))["kind"] for name in GETTERS]
-    seen["back"] = torch_private.registries() == before
+    seen["back"] = registries() == before
     return {**seen, "left": leaks.left_by(me, _cycle)}
 
 
@@ -125,7 +125,7 @@ def _refused(me):
         me.error(AssertionError, fs.initialize_model_parallel, 3)["message"],
         me.error(AssertionError, fs.initialize_model_parallel, 2, 4)["message"],
         me.error(PlanError, fs.initialize_model_parallel, 2, ddp_backend="gluu")["message"],
-        [fs.model_parallel_is_initialized(), torch_private.registries()["pg_map"]],
+        [fs.model_parallel_is_initialized(), registries()["pg_map"]],
         me.error(AssertionError, _without_a_world)["message"],
     ]
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.dialects.megatron import ParallelState, parallel_state
 from rankmesh.dialects.megatron.hyper_comm_grid import HyperCommGrid
 
@@ -29,7 +29,7 @@ def right(group):
 
 
 def _trained(me):
-    ps, before, told = parallel_state, torch_private.registries(), []
+    ps, before, told = parallel_state, registries(), []
     for arguments in (
         {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "expert_model_parallel_size": 2},
         {"context_parallel_size": 4, "hierarchical_context_parallel_sizes": [2, 2], "hybrid_context_parallel": True},
@@ -41,7 +41,7 @@ def _trained(me):
         told.append(all(right(group) for group in groups))
         ps.destroy_model_parallel()
         me.meet(f"destroyed {len(told)}")
-    return [told, torch_private.registries() == before]
+    return [told, registries() == before]
 
 
 def test_every_group_of_every_layout_works_and_goes(ranks):
@@ -192,7 +192,7 @@ def test_a_world_that_goes_before_its_groups(ranks):
 
 
 def _grid(me):
-    before = torch_private.registries()
+    before = registries()
     grid, twin = (HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"]) for _ in range(2))
     for each in (grid, twin):
         each.register_view("expert", [1, 4, 2], ["etp", "ep", "dp"], shared_dims=["dp"])
@@ -218,7 +218,7 @@ def _grid(me):
     again = grid.create_pg("tp")
     found["again"] = right(again)
     grid.destroy()
-    return {**found, "back": torch_private.registries() == before}
+    return {**found, "back": registries() == before}
 
 
 def test_a_grid_with_a_view(ranks):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.dialects.megatron import ParallelState, parallel_state
 from rankmesh.errors import NotAMember, PlanError
 
@@ -125,7 +125,7 @@ def test_what_is_written_is_what_getters_return(ranks):
 
 def _destroyed(me):
     dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=8)
-    before = torch_private.registries()
+    before = registries()
     ps, found = parallel_state, []
     for _ in range(3):
         ps.initialize_model_parallel(tensor_model_parallel_size=2, pipeline_model_parallel_size=2)
@@ -134,9 +134,7 @@ def _destroyed(me):
         ps.destroy_model_parallel()
         ps.destroy_model_parallel()
         left = {name: getattr(ps, name) for name in parallel_state.rankmesh_state.initial}
-        found.append(
-            [left == parallel_state.rankmesh_state.initial, torch_private.registries() == before, ps.is_initialized()]
-        )
+        found.append([left == parallel_state.rankmesh_state.initial, registries() == before, ps.is_initialized()])
     return found
 
 
@@ -151,7 +149,7 @@ def _refused(me):
     found["rank 0"] = [ps.get_data_parallel_rank(), ps.get_expert_model_parallel_world_size()]
     found["strict"] = me.error(AssertionError, ps.get_tensor_model_parallel_rank)["kind"]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    before = torch_private.registries()
+    before = registries()
     cases = {
         "indivisible": {"tensor_model_parallel_size": 3},
         "twice": {"tensor_model_parallel_size": 2, "order": "tp-tp-dp"},
@@ -171,7 +169,7 @@ def _refused(me):
     found["clean"] = [
         {name: getattr(ps, name) for name in parallel_state.rankmesh_state.initial}
         == parallel_state.rankmesh_state.initial,
-        torch_private.registries() == before,
+        registries() == before,
     ]
     ps.initialize_model_parallel()
     found["second"] = me.error(AssertionError, ps.initialize_model_parallel)["message"]

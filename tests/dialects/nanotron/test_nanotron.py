@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.dialects import dry, leaks
 
 from rankmesh import sim
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.dialects.nanotron import ParallelContext, ParallelContext04
 from rankmesh.errors import ConnectError, LayoutError, NotInitialized, SizesError
 
@@ -124,7 +124,7 @@ def _cycle():
 
 def _live(me):
     _place(me.rank, 4)  # two hosts of four ranks in a world of eight
-    before = torch_private.registries()
+    before = registries()
     context = _context(EIGHT)
     _use(context)
     _check(context, me.rank, EIGHT, 4)
@@ -134,7 +134,7 @@ def _live(me):
     context.destroy()
     context.destroy()
     gone = me.error(NotInitialized, lambda: context.groups)["message"]
-    back = torch_private.registries() == before
+    back = registries() == before
     left = leaks.left_by(me, _cycle)
     return [gone, back, left.pop("group_count"), left]
 
@@ -149,9 +149,9 @@ def test_two_hosts_of_four(ranks):
 
 def _new_groups(me):
     context = ParallelContext(2, 1, 2)
-    known = torch_private.registries()["pg_map"]
+    known = registries()["pg_map"]
     tp_again = context.create_new_group(np.array([[0, 1], [2, 3]])) is context.tp_pg
-    unchanged = torch_private.registries()["pg_map"] == known
+    unchanged = registries()["pg_map"] == known
     ends = context.create_new_group([[3, 0]])
     pairs = context.create_new_group([[0, 2], [1, 3]])
     crossed = context.create_new_group([[0, 3], [1, 2]])
@@ -172,7 +172,7 @@ def _new_groups(me):
     if tied != OUTSIDE:
         dist.all_reduce(total, group=tied)
     context.destroy()
-    return [tp_again, unchanged, sums, last, total.item(), torch_private.registries()["pg_map"]]
+    return [tp_again, unchanged, sums, last, total.item(), registries()["pg_map"]]
 
 
 def test_groups_that_callers_make(ranks):
@@ -203,7 +203,7 @@ def _starts(me):
     _use(context)
     inside = dist.get_backend()
     context.destroy()
-    return [nccl, wrong, ended, inside, dist.is_initialized(), torch_private.registries()["pg_map"]]
+    return [nccl, wrong, ended, inside, dist.is_initialized(), registries()["pg_map"]]
 
 
 def test_it_starts_the_world_and_ends_it(ranks):
@@ -223,7 +223,7 @@ def _fails_inside(me):
         context = ParallelContext(2, 1, 2)
         me.store.wait(["failed"])
         context._destroy(meet=False)
-    return torch_private.registries()["pg_map"]
+    return registries()["pg_map"]
 
 
 def _raises():
@@ -250,7 +250,7 @@ def _refused(me):
     said.append(me.error(SizesError, ParallelContext, 2, 1, 2)["message"])
     _place(me.rank + 1, 2)
     said.append(me.error(AssertionError, ParallelContext, 2, 1, 2)["message"])
-    left = torch_private.registries()["pg_map"]
+    left = registries()["pg_map"]
     _place(me.rank, 2)
     with ParallelContext(2, 1, 2) as context:
         said.append(me.error(LayoutError, context.get_global_rank, 0, 0, 2, 0, 0)["message"])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.dialects import dry, leaks
 
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.dialects.process_groups import ProcessGroups
 from rankmesh.errors import AgreementError, NotInitialized, SizesError
 
@@ -45,7 +45,7 @@ def _seen(groups):
 
 
 def _live(me):
-    before = torch_private.registries()
+    before = registries()
     with ProcessGroups(tp=2, pp=2, dp=2) as groups:
         seen = _seen(groups)
         sums = {}
@@ -61,7 +61,7 @@ def _live(me):
         "sums": sums,
         "other": other,
         "closed": me.error(NotInitialized, lambda: groups.groups)["message"],
-        "back": torch_private.registries() == before,
+        "back": registries() == before,
         "left": leaks.left_by(me, _cycle),
     }
 

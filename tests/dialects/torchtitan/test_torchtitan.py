@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import rankmesh as rm
-from rankmesh.backend import torch_private
+from rankmesh.backend.registries import registries
 from rankmesh.dialects.torchtitan import ParallelDims, degrees
 from rankmesh.errors import PlanError, SizesError
 
@@ -59,7 +59,7 @@ def _train(me):
     alone = _mlp()
     replicas = [torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     expected = torch.stack([_loss(alone, rows) for rows in replicas]).mean()
-    before = torch_private.registries()["pg_map"]
+    before = registries()["pg_map"]
     with ParallelDims(**EIGHT, spmd_backend="partial_dtensor") as dims:
         model = _mlp()
         parallelize_module(model, dims.get_mesh("tp"), {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -67,12 +67,12 @@ def _train(me):
         loss = _loss(model, replicas[dims.get_mesh("batch").get_local_rank()]).detach()
         dist.all_reduce(loss, group=dims.get_mesh("loss").get_group())
         whole = model[0].weight.grad.full_tensor()
-        made = torch_private.registries()["pg_map"] - before
+        made = registries()["pg_map"] - before
     return [
         torch.allclose(loss / 4, expected, atol=1e-6),
         torch.allclose(whole, alone[0].weight.grad / 4, atol=1e-6),
         made,
-        torch_private.registries()["pg_map"] - before,
+        registries()["pg_map"] - before,
         leaks.left_by(me, _cycle),
     ]
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from rankmesh.backend import torch_private
+from rankmesh.backend import recorder
 from rankmesh.debug.doctor.diagnosis import diagnose
 from rankmesh.debug.doctor.report import report
 from rankmesh.debug.watch.board import Board
@@ -91,7 +91,7 @@ class Inquiries:
             heard(*self._gather())
         elif verdict := self._await(lambda: self._board.get(self._verdict), self._pace.grace + self._pace.reading):
             heard(verdict.decode(), "")
-        if not torch_private.frames_are_ready():
+        if not recorder.frames_are_ready():
             # Now that all is said there is time to load what names the frames; what is recorded stays what it was.
             self._leave(self._recorder.with_lines(document))
         # A rank that was slow to speak was sent SIGUSR1 for its stacks: that is answered.

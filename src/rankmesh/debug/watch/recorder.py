@@ -20,7 +20,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rankmesh.backend import torch_private
+from rankmesh.backend import recorder as calls
+from rankmesh.backend.registries import registered
 from rankmesh.debug.doctor.formats import parsed
 from rankmesh.debug.watch import stacks
 from rankmesh.debug.watch.siblings import Look
@@ -59,7 +60,7 @@ class Recorder:
 
     def look(self) -> None:
         """Learn of the groups that were made since the last look."""
-        self._groups |= torch_private.registered(self._groups)
+        self._groups |= registered(self._groups)
 
     def in_call(self, mark: stacks.Mark | None) -> tuple[dict[str, Any], stacks.Mark]:
         """The call that the program is in, and a mark of where it stands, after an earlier one."""
@@ -71,7 +72,7 @@ class Recorder:
         ``mark`` is where the program stood before (``stacks.in_call``).
         """
         self.look()
-        kept = self._kept(frames=torch_private.frames_are_ready())
+        kept = self._kept(frames=calls.frames_are_ready())
         table: dict[str, int] = {}
         entries = [_entry(entry, table) for entry in kept.get("entries", [])]
         groups = {name: {"name": name, "desc": desc, "ranks": list(r)} for name, (desc, r) in self._groups.items()}
@@ -93,7 +94,7 @@ class Recorder:
 
     @staticmethod
     def _kept(*, frames: bool) -> dict[str, Any]:
-        return together([_plain(data) for data in torch_private.recorded(frames=frames)])
+        return together([_plain(data) for data in calls.recorded(frames=frames)])
 
     def _about(self, reason: str) -> dict[str, Any]:
         return {

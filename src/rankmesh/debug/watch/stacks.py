@@ -23,7 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 import rankmesh
-from rankmesh.backend import torch_private
+from rankmesh.backend import recorder
 from rankmesh.debug.doctor.sites import is_library
 
 __all__ = ["Mark", "in_call", "threads"]
@@ -91,12 +91,12 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
             call = _call(found)
             # What waits for others asks by itself, wherever it stands by then, and may call on many groups.
             meets = call["operation"] in _MEETINGS
-            made = torch_private.calls_made("" if meets else call.get("group", ""))
+            made = recorder.calls_made("" if meets else call.get("group", ""))
             mark = (id(found), 0 if meets else found.f_lasti, made)
             return {**call, "running": not meets and _moved(before, mark)}, mark
     if first is None:
         return {"running": True}, (0, 0, 0)
-    user, mark = _users(first), (id(first), first.f_lasti, torch_private.calls_made())
+    user, mark = _users(first), (id(first), first.f_lasti, recorder.calls_made())
     source = linecache.getline(user.f_code.co_filename, user.f_lineno)
     moved = _moved(before, mark)
     if any(word in source for word in _WAITS) and not moved:
@@ -132,25 +132,4 @@ def _found(frame: FrameType | None) -> FrameType | None:
 
 def _call(frame: FrameType) -> dict[str, Any]:
     name = frame.f_code.co_name
-    return {"operation": _RECORDED.get(name, name), "site": _line(_users(frame)), **_facts(dict(frame.f_locals))}
-
-
-def _facts(given: dict[str, Any]) -> dict[str, Any]:
-    """Group, peer, root and reduction of a call, from the names that torch's functions give them."""
-    if not dist.is_initialized():
-        return {}
-    group = getattr(given.get("group"), "pg", given.get("group"))
-    group = group if isinstance(group, dist.ProcessGroup) else dist.group.WORLD
-    if group is None:
-        return {}
-    facts: dict[str, Any] = {"group": str(group.group_name)}
-    one = next((given[name] for name in ("group_src", "group_dst") if isinstance(given.get(name), int)), None)
-    if one is not None:
-        facts["root"] = facts["peer"] = dist.get_global_rank(group, one)
-    else:
-        named = next((given[name] for name in ("src", "dst") if isinstance(given.get(name), int)), None)
-        if named is not None:
-            facts["root"] = facts["peer"] = named
-    if given.get("op") is not None:
-        facts["reduction"] = str(given["op"]).rpartition(".")[2]
-    return facts
+    return {"operation": _RECORDED.get(name, name), "site": _line(_users(frame)), **recorder.call_facts(frame)}

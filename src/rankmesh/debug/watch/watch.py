@@ -21,7 +21,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from rankmesh.backend import torch_private
+from rankmesh.backend import recorder as calls
+from rankmesh.backend.default import default_group
 from rankmesh.core.limits import time_limit
 from rankmesh.debug.watch.board import Board
 from rankmesh.debug.watch.inquiries import Inquiries, Pace
@@ -59,7 +60,7 @@ class Watch:
         heard: Callable[[str], None] | None = None,
         place: Path | None = None,
     ) -> None:
-        world = torch_private.default_group()
+        world = default_group()
         self.folder = folder
         self.verdict: str | None = None
         self._heard = heard
@@ -205,7 +206,7 @@ class Watch:
         call = self._follow()
         if call.get("operation") and self._lasts(self._since, self._patience):
             # NCCL does not count what two members exchange, but the recorder has it.
-            self._since = max(self._since, _clock(torch_private.last_call()))
+            self._since = max(self._since, _clock(calls.last_call()))
             if self._lasts(self._since, self._patience):
                 return f"{call['operation']} is under way for {time.monotonic() - self._since:.0f} s"
         return self._overdue_by_record()
@@ -217,7 +218,7 @@ class Watch:
         if time.monotonic() - self._read_at < pause:
             return ""
         self._read_at = time.monotonic()
-        for entry in torch_private.under_way():
+        for entry in calls.under_way():
             limit = self._limit or float(entry.get("timeout_ms") or 0) / 2000 or self._patience
             made = _clock(int(entry["time_created_ns"]))
             if self._lasts(made, limit) and not entry.get("retired"):
@@ -226,7 +227,7 @@ class Watch:
 
     def _stands_still(self) -> bool:
         """Whether a group has collectives under way of which none has come through since the last look."""
-        before, self._unfinished = self._unfinished, torch_private.unfinished()
+        before, self._unfinished = self._unfinished, calls.unfinished()
         return any(before.get(group) == last for group, last in self._unfinished.items())
 
     def _lasts(self, since: float, limit: float) -> bool:

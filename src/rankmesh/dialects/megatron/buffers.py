@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rankmesh.backend import torch_private
+from rankmesh.backend.meshes import symmetric_memory
 from rankmesh.errors import ConnectError
 
 __all__ = ["SYMMETRIC_MEGABYTES", "GlobalMemoryBuffer", "GlobalSymmetricMemoryBuffer"]
@@ -65,7 +65,7 @@ class GlobalSymmetricMemoryBuffer:
         self.symm_mem_hdl: Any = None
         self.unavailable: str | None = None
         try:
-            self.symm_buffer, self.symm_mem_hdl = torch_private.symmetric_memory(int(size_in_mb * 2**20), process_group)
+            self.symm_buffer, self.symm_mem_hdl = symmetric_memory(int(size_in_mb * 2**20), process_group)
         except ConnectError as error:
             self.unavailable = error.message
 

@@ -27,7 +27,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rankmesh.backend import torch_private
+from rankmesh.backend import registries
+from rankmesh.backend.options import options_of
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
@@ -156,7 +157,7 @@ class HyperCommGrid:
             return None
         pg = live["pg"].pg
         if description is not None:
-            torch_private.describe(pg, str(description))
+            registries.describe(pg, str(description))
         return pg
 
     def get_pg(self, dims: str | list[str], *, view: str | None = None) -> Any:
@@ -303,5 +304,5 @@ def _options_for(backend: str | None, given: Mapping[str, Any]) -> dict[str, Any
             f"create_pg() has no option {unknown[0]!r}; it takes timeout, pg_options and group_desc", option=unknown[0]
         )
     options = given.get("pg_options")
-    asked = Options() if options is None else torch_private.options_of(options)
+    asked = Options() if options is None else options_of(options)
     return Options(backend=backend, timeout=given.get("timeout")).over(asked).to_dict()

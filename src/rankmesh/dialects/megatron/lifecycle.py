@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from rankmesh.backend import torch_private
+from rankmesh.backend.default import default_group
+from rankmesh.backend.registries import set_timeout
 from rankmesh.dialects.megatron.buffers import GlobalMemoryBuffer
 from rankmesh.dialects.megatron.making import CalledGroups, called_groups, is_torchs_own
 from rankmesh.dialects.megatron.nccl import prepare_ucc
@@ -52,7 +53,7 @@ def initialize(state: State, request: Request) -> None:
             "destroy_model_parallel() first, or make another ParallelState"
         )
     request = _heeding(names, request)
-    world = torch_private.default_group()
+    world = default_group()
     all_gloo = world.backend == "gloo" or world.dry
     plan = request.plan(world.size, all_gloo=all_gloo, name=state.plan_name)
     if request.pipeline_model_parallel_comm_backend == "ucc":
@@ -171,4 +172,4 @@ def set_timeouts(timeout: timedelta, groups: Sequence[ProcessGroup | None], *, m
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
     for group in groups:
-        torch_private.set_timeout(group, timeout)
+        set_timeout(group, timeout)

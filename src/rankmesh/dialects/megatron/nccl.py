@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from rankmesh.backend import torch_private
+from rankmesh.backend.options import nccl_options
 from rankmesh.core.options import Options
 from rankmesh.dialects.megatron.refusals import Refused, UnknownName
 from rankmesh.dialects.megatron.table import CONFIG_KEYS
@@ -136,7 +136,7 @@ def get_nccl_options(pg_name, nccl_comm_cfgs):  # type: ignore[no-untyped-def]
     section = dict(nccl_comm_cfgs[pg_name])
     _check_network(section)
     high_priority = section.pop(_HIGH_PRIORITY, False)
-    return torch_private.nccl_options(Options(nccl=section, high_priority=bool(high_priority)), "nccl")
+    return nccl_options(Options(nccl=section, high_priority=bool(high_priority)), "nccl")
 
 
 def _check_network(section: Mapping[str, Any]) -> None:

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rankmesh.backend import torch_private
+from rankmesh.backend.default import DefaultGroup, default_group
+from rankmesh.backend.members import destroy
 from rankmesh.backend.single_rank import alone
 from rankmesh.core import Options, Plan, recipes
 from rankmesh.errors import ConnectError, NotInitialized, SizesError
@@ -160,7 +161,7 @@ class ParallelContext:
             return dist.new_group(list(members), timeout=self._timeout)
         if members != (dist.get_rank(),):
             return dist.GroupMember.NON_GROUP_MEMBER
-        backend = torch_private.default_group().backend
+        backend = default_group().backend
         return alone(rank=members[0], name=f"nanotron/{id(self)}", desc="create_new_group", backend=backend)
 
     # -- places -------------------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ class ParallelContext:
         self._registry.close()
         for pg in listed:
             if isinstance(pg, dist.ProcessGroup) and pg is not dist.group.WORLD:
-                torch_private.destroy(pg)
+                destroy(pg)
         self._abandon()
 
     def _abandon(self) -> None:
@@ -234,7 +235,7 @@ class ParallelContext:
 def _start_world(backend: str, timeout: timedelta) -> LiveRank | None:
     """Join the world of the launcher where there is none yet; what leaves it again."""
     if dist.is_initialized():
-        _check_backend(backend, torch_private.default_group())
+        _check_backend(backend, default_group())
         return None
     launch = started_by()
     if launch.launcher == NOBODY:
@@ -245,7 +246,7 @@ def _start_world(backend: str, timeout: timedelta) -> LiveRank | None:
     return enter(launch, backend, timeout)
 
 
-def _check_backend(asked: str, world: torch_private.DefaultGroup) -> None:
+def _check_backend(asked: str, world: DefaultGroup) -> None:
     if asked != "nccl" and asked not in world.backend and not world.dry:
         raise ConnectError(
             f"received backend {asked!r} in a world of backend {world.backend!r}; the groups use the world's; "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from rankmesh.backend import torch_private
+from rankmesh.backend import meshes as torch_meshes
 from rankmesh.dialects.torchtitan.degrees import Degrees
 from rankmesh.runtime.live import LiveGroups
 
@@ -38,7 +38,7 @@ def mesh_of_the_world() -> DeviceMesh:
     """The mesh of all ranks, over the world itself: the root of all others."""
     kind = "cuda" if "nccl" in dist.get_backend() else "cpu"
     world: ProcessGroup = dist.group.WORLD  # type: ignore[assignment]
-    return torch_private.device_mesh([world], None, ("world",), kind)
+    return torch_meshes.device_mesh([world], None, ("world",), kind)
 
 
 def whole_meshes(world: DeviceMesh, groups: LiveGroups, degrees: Degrees) -> dict[str, DeviceMesh]:
@@ -46,12 +46,12 @@ def whole_meshes(world: DeviceMesh, groups: LiveGroups, degrees: Degrees) -> dic
 
     def unfold(*axes: str) -> DeviceMesh:
         found = [_along(groups, axis, degrees) for axis in axes]
-        return torch_private.unfold(world, axes, tuple(size for size, _ in found), [pg for _, pg in found])
+        return torch_meshes.unfold(world, axes, tuple(size for size, _ in found), [pg for _, pg in found])
 
     loading = unfold("pp", "batch", "cp", "tp")
     whole = {
         "dataloading": loading,
-        "loss": torch_private.flatten(loading, ("batch", "cp"), "loss_mesh", groups["loss"].pg),
+        "loss": torch_meshes.flatten(loading, ("batch", "cp"), "loss_mesh", groups["loss"].pg),
         "dense": unfold("pp", *_DENSE[degrees.spmd_backend], "tp"),
         "sparse": unfold("pp", *SPARSE),
     }

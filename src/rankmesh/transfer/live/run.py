@@ -29,7 +29,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
-from rankmesh.backend import torch_private
+from rankmesh.backend.default import default_group
 from rankmesh.core.axes import integer
 from rankmesh.core.limits import time_limit
 from rankmesh.errors import PlanError, TransferError
@@ -92,7 +92,7 @@ def run(
     """
     started = time.perf_counter()
     limit, longest = time_limit(timeout), _longest(moves, budget)
-    world = torch_private.default_group()
+    world = default_group()
     group = dist.group.WORLD if group is None else group
     ranks = dist.get_process_group_ranks(group)
     side = _Side(moves, tensors, into, world.rank)

@@ -1,0 +1,76 @@
+"""The default group of this process: the world that ``torch.distributed`` was initialised with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from rankmesh.errors import ConnectError
+
+__all__ = ["DefaultGroup", "default_group", "default_pg"]
+
+
+@dataclass(frozen=True)
+class DefaultGroup:
+    """The default group of this process, ``store`` is None where the backend keeps none (MPI)."""
+
+    rank: int
+    size: int
+    store: Any
+    backend: str
+    timeout: timedelta
+    bound_device: torch.device | None
+
+    @property
+    def splits(self) -> bool:
+        """Whether NCCL groups are split from the world's communicator, in which every rank of it takes part."""
+        return self.bound_device is not None and "nccl" in self.backend
+
+    def splits_for(self, backend: str | None) -> bool:
+        """Whether a group of this backend, the world's by default, is split from the world's communicator."""
+        return self.splits and "nccl" in (backend or self.backend)
+
+    @property
+    def dry(self) -> bool:
+        """Whether this is a dry run: one process that plays one rank of a world that is not there."""
+        return self.backend == "fake"
+
+
+def default_pg() -> Any:
+    """The process group of the initialised world; ``ConnectError`` where there is none."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise ConnectError(
+            "received no initialised torch.distributed world; groups are made inside one; "
+            "call torch.distributed.init_process_group() first, or start the program with torchrun"
+        )
+    return c10d._get_default_group()
+
+
+def default_group() -> DefaultGroup:
+    """What the initialised world is like; ``ConnectError`` where there is none."""
+    default = default_pg()
+    backend, store = c10d._world.pg_map[default]
+    if backend == dist.Backend.UNDEFINED:  # a world that was asked for no backend has torch's choice for each device
+        backend = c10d._world.pg_backend_config[default]
+    return DefaultGroup(
+        rank=default.rank(),
+        size=default.size(),
+        store=store,
+        backend=str(backend),
+        timeout=_timeout_of(default, str(backend)),
+        bound_device=default.bound_device_id,
+    )
+
+
+def _timeout_of(pg: Any, backend: str) -> timedelta:
+    """The timeout that the world was initialised with; torch's default where the backend does not keep it."""
+    for device in pg._device_types:
+        options = getattr(pg._get_backend(device), "options", None)
+        if options is not None:
+            return options._timeout  # type: ignore[no-any-return]
+    return c10d._get_default_timeout(c10d.Backend(backend))

@@ -1,0 +1,193 @@
+"""Gloo's process groups, made by their members: devices, connections, addresses in the store, and the cut of an abort.
+
+```
+connect at once   up to 16 members        one device for all such groups, all pairs connect when the group is made
+connect late      more, or a lazy group   a device each, pairs connect when they first talk
+```
+
+A device is a socket that listens and a thread that polls it, with an epoll descriptor: in it the kernel lists the
+connections of all groups on the device, which is how an abort finds them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import distributed_c10d as c10d
+
+from rankmesh.backend.options import config
+from rankmesh.backend.protocol import NotJoined
+from rankmesh.rendezvous.waiting import come
+
+__all__ = ["CONNECTED_AT_ONCE", "GlooDevices", "delete_address", "put_gloo_under"]
+
+# Groups up to this size connect all pairs when they are made; docs/decisions.md has the figures.
+CONNECTED_AT_ONCE = 16
+
+# A pair waits this often for its peer before it gives up, each time as long as its group was given.
+_CONNECT_TRIES = 5
+
+_DESCRIPTORS = Path("/proc/self/fd")
+
+
+class GlooDevices:
+    """The devices of one world.
+
+    Groups that connect at once share a device. One that connects late needs its own: pairs then find each other by a
+    number that counts inside one group, so two groups on one device would answer each other's calls.
+    """
+
+    def __init__(self) -> None:
+        self._shared: list[Any] = []
+        # What each epoll descriptor polled when its device was made: a socket that listens.
+        self._polls: dict[int, frozenset[str]] = {}
+
+    def of(self, *, late: bool) -> list[Any]:
+        """The devices for one more group."""
+        if late:
+            return self._new(late=True)
+        if not self._shared:
+            self._shared = self._new(late=False)
+        return self._shared
+
+    def _new(self, *, late: bool) -> list[Any]:
+        """On the interfaces that GLOO_SOCKET_IFNAME names, as for the world; else where the host's name points."""
+        before = _open_descriptors()
+        named = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+        made = [c10d.ProcessGroupGloo.create_device(interface=name, lazy_init=late) for name in named] or [
+            c10d.ProcessGroupGloo.create_default_device(lazy_init=late)
+        ]
+        for descriptor in _open_descriptors() - before:
+            if _target(descriptor).endswith("[eventpoll]"):
+                self._polls[descriptor] = frozenset(map(_target, _polled(descriptor)))
+        return made
+
+    def cut(self) -> None:
+        """Shut down every connection of these devices: both ends see an error at once, whatever they wait for."""
+        for descriptor, listening in self._polls.items():
+            polled = _polled(descriptor)
+            if listening & set(map(_target, polled)):  # else the device is gone, and its number is another's
+                for connection in polled:
+                    _shut_down(connection)
+
+    def release(self) -> None:
+        """Keep no device; each ends with the last group on it."""
+        self._shared = []
+        self._polls.clear()
+
+
+def _open_descriptors() -> set[int]:
+    try:
+        return {int(name) for name in os.listdir(_DESCRIPTORS)}  # noqa: PTH208  - the descriptor that lists is no file
+    except OSError:  # no Linux: nothing is cut here
+        return set()
+
+
+def _target(descriptor: int) -> str:
+    try:
+        return os.readlink(_DESCRIPTORS / str(descriptor))  # noqa: PTH115
+    except OSError:
+        return ""
+
+
+def _polled(poll: int) -> list[int]:
+    """The descriptors that an epoll descriptor waits for."""
+    try:
+        lines = Path(f"/proc/self/fdinfo/{poll}").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+    return [int(line.split()[1]) for line in lines if line.startswith("tfd:")]
+
+
+def _shut_down(descriptor: int) -> None:
+    """End both directions of a connection, which stays gloo's to close; what listens, or is no socket, is left."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
+        if one.type == socket.SOCK_STREAM and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            one.shutdown(socket.SHUT_RDWR)
+
+
+def put_gloo_under(
+    pg: dist.ProcessGroup,
+    devices: GlooDevices,
+    store: Any,
+    *,
+    ranks: Sequence[int],
+    rank: int,
+    name: str,
+    timeout: timedelta,
+    within: timedelta,
+    lazy: bool,
+    device_types: Sequence[str],
+) -> Any:
+    """Put gloo under a process group, whose pairs connect now or when they first talk; the backend that was made.
+
+    ``within`` is how long members that connect now wait for each other. Raises ``NotJoined`` when one does not come.
+    """
+    late = lazy or len(ranks) > CONNECTED_AT_ONCE
+    pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
+    options._devices, options._threads = devices.of(late=late), 1
+    options._timeout = timeout / _CONNECT_TRIES if late else within
+    options.global_ranks_in_group = list(ranks)
+    options.group_name = name
+    addresses = _addresses(store)
+    try:
+        with _read_together(store, options._timeout):
+            made = c10d.ProcessGroupGloo(addresses, rank, len(ranks), options)
+        if lazy and not come(addresses, [f"0/{position}" for position in range(len(ranks))], timeout.total_seconds()):
+            # So that one that never comes is named here, not at some later collective.
+            raise NotJoined(f"not all of its members asked for it within {timeout.total_seconds():g} s", ())
+    except RuntimeError as error:
+        raise NotJoined(str(error), _seen(addresses, ranks)) from error
+    made._set_default_timeout(timeout)
+    for device_type in device_types:
+        pg._register_backend(torch.device(device_type), dist.ProcessGroup.BackendType.GLOO, made)
+    return made
+
+
+def _addresses(store: Any) -> Any:
+    """Where the members of a group write their addresses, in the group's part of the world's store."""
+    return PrefixStore("gloo/", store)
+
+
+@contextmanager
+def _read_together(store: Any, within: timedelta) -> Iterator[None]:
+    """Have gloo read the addresses of all members with one operation, where the store can give them so.
+
+    A store that is asked for many keys waits as long as it waits by default, so this is the limit meanwhile.
+    """
+    os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
+    before = store.timeout
+    store.set_timeout(within)
+    try:
+        yield
+    finally:
+        store.set_timeout(before)
+
+
+def _seen(addresses: Any, ranks: Sequence[int]) -> tuple[int, ...]:
+    """The members whose addresses are in the store; none where the store does not answer."""
+    try:
+        return tuple(member for position, member in enumerate(ranks) if addresses.check([f"0/{position}"]))
+    except RuntimeError:
+        return ()
+
+
+def connects_at_once(backend: str, size: int, lazy: bool | None) -> bool:
+    """Whether a group of this backend and size is one whose pairs gloo connects when it is made."""
+    return not lazy and 1 < size <= CONNECTED_AT_ONCE and set(config(backend)[0].values()) == {"gloo"}
+
+
+def delete_address(store: Any, position: int) -> None:
+    """Delete the address under which a member of a gloo group was found, as far as the store still answers."""
+    with suppress(RuntimeError):
+        _addresses(store).delete_key(f"0/{position}")

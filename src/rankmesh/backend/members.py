@@ -1,0 +1,193 @@
+"""Groups that their members make by themselves, with private pieces of torch: one class for each family of releases.
+
+``torch.distributed.new_group`` sorts the ranks, names the group by a counter that differs between ranks, and connects
+every pair of members at once. The pieces that it is made of do none of this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup, PrefixStore
+from torch.distributed import distributed_c10d as c10d
+
+from rankmesh.backend import registries
+from rankmesh.backend.default import DefaultGroup
+from rankmesh.backend.gloo import GlooDevices, delete_address, put_gloo_under
+from rankmesh.backend.options import check_backend, config, kinds_of, nccl_options
+from rankmesh.backend.protocol import GroupRequest, Kind
+from rankmesh.backend.single_rank import alone, put_under
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["MemberBackend", "Torch213", "Torch214", "Torch215", "destroy"]
+
+
+class MemberBackend:
+    """The groups of one world, made by their members alone under rankmesh's own names."""
+
+    collective = False
+
+    def __init__(self, default: DefaultGroup) -> None:
+        self._default = default
+        self._devices = GlooDevices()
+
+    # -- making ---------------------------------------------------------------------------------------------------
+
+    def create(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
+        """The group, registered with torch; ``NotJoined`` where a member does not come."""
+        check_backend(request.kind.backend)
+        kinds = kinds_of(request.kind.backend)
+        if kinds == {"fake"}:
+            return self._dry(request)
+        return self._gloo(request, deadline) if kinds == {"gloo"} else self._other(request)
+
+    def split(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
+        """The same: torch splits the world's communicator where the world is bound to a device."""
+        return self.create(request, deadline)
+
+    def _dry(self, request: GroupRequest) -> dist.ProcessGroup:
+        store = PrefixStore(f"{request.name}/", self._default.store)
+        pg = dist.ProcessGroup(store, request.rank, len(request.ranks))
+        made = FakeProcessGroup._create_internal(request.rank, len(request.ranks))
+        put_under(pg, made, config(request.kind.backend)[0])
+        return self._registered(pg, request, store)
+
+    def _gloo(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
+        store = PrefixStore(f"{request.name}/", self._default.store)
+        pg = dist.ProcessGroup(store, request.rank, len(request.ranks))
+        made = put_gloo_under(
+            pg,
+            self._devices,
+            store,
+            ranks=request.ranks,
+            rank=request.rank,
+            name=request.name,
+            timeout=request.kind.timeout,
+            # Torch takes zero for no limit.
+            within=timedelta(seconds=max(deadline - time.monotonic(), 0.01)),
+            lazy=request.lazy,
+            device_types=list(config(request.kind.backend)[0]),
+        )
+        self._start_counting(made)
+        return self._registered(pg, request, store)
+
+    @staticmethod
+    def _registered(pg: dist.ProcessGroup, request: GroupRequest, store: Any) -> dist.ProcessGroup:
+        positions = registries.Positions(request.ranks)
+        registries.register(pg, request.kind.backend, store, request.name, request.desc, positions)
+        return pg
+
+    def _other(self, request: GroupRequest) -> dist.ProcessGroup:
+        helper: Any = c10d._new_process_group_helper
+        pg: dist.ProcessGroup = helper(
+            len(request.ranks),
+            request.rank,
+            list(request.ranks),
+            c10d.Backend(request.kind.backend),
+            self._default.store,
+            c10d.GroupName(request.name),
+            backend_options=nccl_options(request.kind.options, request.kind.backend),
+            timeout=request.kind.timeout,
+            device_id=c10d._get_default_group().bound_device_id,
+            group_desc=request.desc,
+        )[0]
+        registries.set_positions(pg, request.ranks)
+        return pg
+
+    def decline(self, kind: Kind) -> None:
+        """Take part in a split of the world's communicator as a rank that is in none of the new groups."""
+        source = self._split_source(kind.backend)
+        if source is not None:
+            source.perform_nocolor_split(self._default.bound_device)
+
+    def local(self, request: GroupRequest) -> dist.ProcessGroup:
+        """A group that answers each collective at once."""
+        return alone(rank=self._default.rank, name=request.name, desc=request.desc, backend=request.kind.backend)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def destroy(self, pg: dist.ProcessGroup) -> None:
+        """Destroy a group, leaving torch's registries and the store as they were."""
+        destroy(pg)
+
+    def abort(self, groups: Sequence[dist.ProcessGroup]) -> None:
+        """Cut the connections of gloo's groups, on all devices of this world; abort the others' communicators together.
+
+        gloo's own ``abort`` does nothing, and an error does not spread by itself: every surviving rank aborts.
+        """
+        self._devices.cut()
+        known = [(pg, registries.place_of(pg)) for pg in groups if pg.size() > 1]
+        others = [pg for pg, place in known if place is not None and not kinds_of(place[0]) <= {"gloo", "fake"}]
+        if others:
+            with self._together(others[0]):
+                for pg in others:
+                    pg.abort()
+
+    def release(self) -> None:
+        """Keep no gloo device: no group is left."""
+        self._devices.release()
+
+    # -- what differs between releases ------------------------------------------------------------------------------
+
+    def _start_counting(self, made: Any) -> None:
+        """Have a gloo backend count its calls from zero, as torch does by itself."""
+
+    def _split_source(self, backend: str) -> Any:
+        """The communicator from which torch splits a group of this backend, None where it splits none."""
+        source: Any = c10d._get_split_source
+        return source(c10d._get_default_group(), backend)
+
+    def _together(self, pg: dist.ProcessGroup) -> AbstractContextManager[Any]:
+        """Abort several NCCL communicators as one: one by one they wait for each other."""
+        manager: Any = c10d._coalescing_manager
+        chosen: AbstractContextManager[Any] = manager(pg, self._default.bound_device or torch.device("cuda"))
+        return chosen
+
+
+def destroy(pg: dist.ProcessGroup) -> None:
+    """Destroy a group that was made from private pieces; a world that was destroyed before took it along already."""
+    known = registries.place_of(pg)
+    if known is None:
+        return
+    tag, position, size = registries.tag_of(pg), pg.rank(), pg.size()
+    dist.destroy_process_group(pg)
+    if size > 1 and kinds_of(known[0]) == {"gloo"}:
+        delete_address(known[1], position)
+    registries.forget_tag(tag)
+
+
+class Torch215(MemberBackend):
+    """Torch 2.15, and what is newer."""
+
+
+class Torch214(MemberBackend):
+    """Torch 2.14: a split depends on no backend, and NCCL's calls are put together by its own functions."""
+
+    def _split_source(self, backend: str) -> Any:
+        source: Any = c10d._get_split_source
+        return source(c10d._get_default_group())
+
+    def _together(self, pg: dist.ProcessGroup) -> AbstractContextManager[Any]:
+        return _grouped(pg._get_backend(torch.device("cuda")))
+
+
+class Torch213(Torch214):
+    """Torch 2.13: gloo counts its calls from a number that the members agree on, where it is told to."""
+
+    def _start_counting(self, made: Any) -> None:
+        made._set_sequence_number_for_group()
+
+
+@contextmanager
+def _grouped(backend: Any) -> Iterator[None]:
+    backend._group_start()
+    yield
+    backend._group_end()

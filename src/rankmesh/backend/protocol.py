@@ -1,0 +1,95 @@
+"""The protocol: what a backend does with process groups, and the request that it is given.
+
+```
+create     a group that its members make by themselves
+split      a group that every rank of the world takes part in making
+decline    that part, of a rank that is in no group of the kind
+local      a group of this rank alone: no communicator, no thread, no socket
+destroy    undo any of these
+abort      whoever is blocked in a collective of these groups returns with an error
+```
+
+``MemberBackend`` (``members.py``) uses private pieces of torch, one class for each family of releases;
+``PublicBackend`` (``public.py``) uses torch's public API alone; ``ThreadBackend`` (``torch_threads.py``) makes the
+groups of simulated ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
+
+from rankmesh.core.options import Options
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Backend", "GroupRequest", "Kind", "NotJoined"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The groups of one kind, as every rank of the world describes them: members of each, backend, timeout, options."""
+
+    name: str
+    groups: Iterable[Sequence[int]]
+    backend: str
+    timeout: timedelta
+    options: Options
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return (tuple(int(rank) for rank in group) for group in self.groups)
+
+
+@dataclass(frozen=True)
+class GroupRequest:
+    """One process group that this rank is in: its members by position, this rank's position, its name and options.
+
+    A ``lazy`` group is one whose members come at their own time, and wait for each other as long as its timeout.
+    """
+
+    kind: Kind
+    name: str
+    desc: str
+    ranks: Sequence[int]
+    rank: int
+    lazy: bool = False
+
+
+class Backend(Protocol):
+    """Everything that rankmesh does with torch's process groups."""
+
+    @property
+    def collective(self) -> bool:
+        """Whether every rank of the world takes part in making every group."""
+
+    def create(self, request: GroupRequest, deadline: float) -> ProcessGroup:
+        """The group, made by its members; ``NotJoined`` where one does not come by ``deadline`` (of ``monotonic``)."""
+
+    def split(self, request: GroupRequest, deadline: float) -> ProcessGroup:
+        """The group, made while every other rank of the world splits or declines the same kind."""
+
+    def decline(self, kind: Kind) -> None:
+        """Take part in making the groups of a kind as a rank that is in none of them."""
+
+    def local(self, request: GroupRequest) -> ProcessGroup:
+        """The group of this rank alone."""
+
+    def destroy(self, pg: ProcessGroup) -> None:
+        """Destroy a group; a world that was destroyed before took it along already."""
+
+    def abort(self, groups: Sequence[ProcessGroup]) -> None:
+        """Have every collective that is blocked in these groups return with an error; they are only destroyed then."""
+
+    def release(self) -> None:
+        """Keep nothing between groups: none is left."""
+
+
+class NotJoined(RuntimeError):
+    """A process group whose members did not all come in time; ``seen`` are those that had come, by global rank."""
+
+    def __init__(self, reason: str, seen: tuple[int, ...]) -> None:
+        super().__init__(reason)
+        self.seen = seen

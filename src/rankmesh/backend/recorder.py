@@ -1,0 +1,103 @@
+"""What torch says of the calls of this rank: its flight recorders, its counters, and the frames of its functions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import torch._C._distributed_c10d as c10d_native
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+__all__ = ["call_facts", "calls_made", "frames_are_ready", "last_call", "recorded", "under_way", "unfinished"]
+
+
+def recorded(*, frames: bool = True) -> tuple[bytes, ...]:
+    """What torch's flight recorders have kept, as pickles: that of gloo and, in a torch with NCCL, that of NCCL."""
+    nccl = getattr(c10d_native, "_dump_nccl_trace", None)
+    generic = c10d_native._dump_fr_trace(True, frames, False)  # type: ignore[attr-defined]
+    return (generic,) if nccl is None else (generic, nccl(True, frames, False))
+
+
+def under_way() -> list[dict[str, Any]]:
+    """The unfinished calls that the recorders have; reading a full one takes some 40 ms, in which no call is made."""
+    return _calls_kept(active=True)
+
+
+def unfinished() -> dict[tuple[int, str], str]:
+    """The groups with collectives under way, by recorder and number, and the last that came through; takes 10 µs."""
+    status = (
+        ((number, group), about)
+        for number, kept in enumerate(_recorders(calls=False, active=True))
+        for group, about in (kept.get("pg_status") or {}).items()
+    )
+    last = "last_completed_collective"
+    return {group: about[last] for group, about in status if about[last] != about["last_enqueued_collective"]}
+
+
+def _calls_kept(*, active: bool) -> list[dict[str, Any]]:
+    return [entry for kept in _recorders(calls=True, active=active) for entry in kept.get("entries") or ()]
+
+
+def _recorders(*, calls: bool, active: bool) -> list[dict[str, Any]]:
+    """What the flight recorders of gloo and of NCCL say of their groups and, where asked, of calls."""
+    nccl = getattr(c10d_native, "_dump_nccl_trace_json", None)
+    generic = c10d_native._dump_fr_trace_json(calls, active)  # type: ignore[attr-defined]
+    return [json.loads(data) for data in ((generic,) if nccl is None else (generic, nccl(calls, active)))]
+
+
+def calls_made(group: str = "") -> int:
+    """How many calls this rank has made on the group of this name, or on all, as far as backends count them.
+
+    Gloo counts what two members exchange as well, NCCL collectives alone.
+    """
+    named = list(c10d._world.pg_names.items())
+    return sum(_calls_made(pg) for pg, name in named if not group or str(name) == group)
+
+
+def _calls_made(pg: Any) -> int:
+    made: dict[int, int] = {}
+    for device in pg._device_types:
+        with suppress(RuntimeError):  # a backend that does not count, or a group that ends
+            backend = pg._get_backend(device)
+            made[id(backend)] = backend._get_sequence_number_for_group()
+    return sum(made.values())
+
+
+def last_call() -> int:
+    """When this rank made the last call that the recorders have, in nanoseconds since the epoch; 0 for none."""
+    return max((int(entry["time_created_ns"]) for entry in _calls_kept(active=False)), default=0)
+
+
+def frames_are_ready() -> bool:
+    """Whether frames can be had at once: to name them torch loads its compiler first, which takes seconds."""
+    return "torch._inductor.standalone_compile" in sys.modules
+
+
+def call_facts(frame: FrameType) -> dict[str, Any]:
+    """Group, peer, root and reduction of a call of ``torch.distributed``, from the local variables of its function."""
+    return _facts(dict(frame.f_locals))
+
+
+def _facts(given: Mapping[str, Any]) -> dict[str, Any]:
+    if not dist.is_initialized():
+        return {}
+    group = getattr(given.get("group"), "pg", given.get("group"))
+    group = group if isinstance(group, dist.ProcessGroup) else dist.group.WORLD
+    if group is None:
+        return {}
+    facts: dict[str, Any] = {"group": str(group.group_name)}
+    one = next((given[name] for name in ("group_src", "group_dst") if isinstance(given.get(name), int)), None)
+    if one is not None:
+        facts["root"] = facts["peer"] = dist.get_global_rank(group, one)
+    else:
+        named = next((given[name] for name in ("src", "dst") if isinstance(given.get(name), int)), None)
+        if named is not None:
+            facts["root"] = facts["peer"] = named
+    if given.get("op") is not None:
+        facts["reduction"] = str(given["op"]).rpartition(".")[2]
+    return facts

@@ -1,0 +1,33 @@
+"""Versions: the releases of torch that rankmesh was tested on, and the oldest that it runs on.
+
+>>> check_minimum("2.15.0+cu132")
+>>> check_minimum("2.7.1")
+Traceback (most recent call last):
+rankmesh.errors.ConnectError: torch 2.7.1 is installed, and rankmesh needs 2.13 or newer; pip install 'torch>=2.13'
+"""
+
+from __future__ import annotations
+
+from rankmesh.errors import ConnectError
+
+__all__ = ["KNOWN", "MINIMUM", "check_minimum", "minor"]
+
+MINIMUM = (2, 13)
+KNOWN = ((2, 13), (2, 14), (2, 15))
+
+
+def minor(version: str) -> tuple[int, int]:
+    """The release of a version of torch: ``2.14.1+cpu`` is of (2, 14)."""
+    major, second = version.split(".")[:2]
+    return int(major), int("".join(letter for letter in second if letter.isdigit()) or 0)
+
+
+def check_minimum(version: str) -> None:
+    """Refuse a torch that is too old (``ConnectError``)."""
+    if minor(version) < MINIMUM:
+        needed = ".".join(map(str, MINIMUM))
+        raise ConnectError(
+            f"torch {version} is installed, and rankmesh needs {needed} or newer; pip install 'torch>={needed}'",
+            installed=version,
+            minimum=needed,
+        )
