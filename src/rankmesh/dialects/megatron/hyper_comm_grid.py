@@ -28,12 +28,12 @@ from typing import Any
 import torch.distributed as dist
 
 from rankmesh.backend import registries
+from rankmesh.backend.default import is_torchs_own
 from rankmesh.backend.options import options_of
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
-from rankmesh.dialects.megatron.making import is_torchs_own
 from rankmesh.dialects.megatron.refusals import NotHere, UnknownName
 from rankmesh.dialects.megatron.releases import followed
 from rankmesh.errors import ConnectError, LayoutError, PlanError

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from rankmesh.backend.default import default_group
+from rankmesh.backend.default import default_group, is_torchs_own
 from rankmesh.backend.registries import set_timeout
 from rankmesh.dialects.megatron.buffers import GlobalMemoryBuffer
-from rankmesh.dialects.megatron.making import CalledGroups, called_groups, is_torchs_own
+from rankmesh.dialects.megatron.making import CalledGroups, called_groups
 from rankmesh.dialects.megatron.nccl import prepare_ucc
 from rankmesh.dialects.megatron.rank_generator import RankGenerator, WithPieces
 from rankmesh.dialects.megatron.refusals import NotInitialized, Refused

@@ -30,15 +30,10 @@ if TYPE_CHECKING:
 
     from rankmesh.dialects.megatron.state import State
 
-__all__ = ["CalledGroups", "all_gather", "called_groups", "hierarchical", "hybrid", "is_torchs_own"]
+__all__ = ["CalledGroups", "all_gather", "called_groups", "hierarchical", "hybrid"]
 
 Make = Callable[..., Any]
 Sections = Mapping[str, Mapping[str, Any]]
-
-
-def is_torchs_own(function: str) -> bool:
-    """Whether a function of torch.distributed is the one that torch defines."""
-    return getattr(dist, function) is getattr(dist.distributed_c10d, function)
 
 
 @dataclass(frozen=True)
