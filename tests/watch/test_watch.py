@@ -103,13 +103,13 @@ def test_half_of_the_timeout(ranks, tmp_path):
 
 def _names_lines_slowly(me, folder):
     """A hang in a program that has not yet loaded what names lines: that takes until the calls have timed out."""
-    recorded = torch_private.recorded
+    recorded = recorder.recorded
 
     def slowly(*, frames=True):
         time.sleep(6 if frames else 0)
         return recorded(frames=frames)
 
-    torch_private.recorded, torch_private.frames_are_ready = slowly, lambda: False
+    recorder.recorded, recorder.frames_are_ready = slowly, lambda: False
     return _hang(me, folder, (3, "loops"))
 
 
