@@ -13,7 +13,7 @@ from rankmesh.cli.console import note, out, write, write_json
 from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, source_of, tell
 from rankmesh.cli.shell import save as write_file
 from rankmesh.placement import Placed, Traffic, place
-from rankmesh.placement.words import HOSTS, duration, saving, searched
+from rankmesh.placement.words import HOSTS, by_host, duration, saving, searched
 from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "command", "placed", "within_of"]
@@ -129,13 +129,12 @@ def _print(found: Placed) -> None:
     ]
     print_columns(out(), columns if found.within else columns[:-1])
     write("")
-    holds = found.by_host()
+    holds = by_host(found, HOSTS + 1)
     hosts = list(holds)[:HOSTS]
-    print_columns(
-        out(), [Column("host", hosts, style="bold"), Column("holds", [holds[host] for host in hosts], fit=True)]
-    )
+    held = Column("holds", [holds[host] for host in hosts], fit=True)
+    print_columns(out(), [Column("host", hosts, style="bold"), held])
     if len(holds) > HOSTS:
-        write(f"and {len(holds) - HOSTS:,} more hosts; --json lists them")
+        write("... --json lists all hosts")
     write("")
     size = len(found.rank_map)
     shown = ", ".join(map(str, found.rank_map[:32])) + (f", ... {size:,} ranks; --json lists them" if size > 32 else "")

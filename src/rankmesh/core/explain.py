@@ -73,9 +73,11 @@ def explain(plan: Plan, rank: int) -> str:
       tp  [2, 3]  position 1 of 2, prev 2, next 2   varies tp by 1; fixed dp=1
       dp  [1, 3]  position 1 of 2, prev 1, next 1   varies dp by 2; fixed tp=1
     """
+    from rankmesh.core.notebook import Text
+
     data = describe(plan, rank)
     if data["coordinate"] is None:
-        return f"rank {rank} of {plan.world_size}: outside the mesh, which covers {plan.mesh.rank_range}"
+        return Text(f"rank {rank} of {plan.world_size}: outside the mesh, which covers {plan.mesh.rank_range}")
     lines = [f"rank {rank} of {plan.world_size}: {_place(data['coordinate'])}", f"  {_formula(plan.mesh, rank)}"]
     lines += [f"  view {name}: {_place(coordinate)}" for name, coordinate in data["views"].items()]
     rows = [(group["name"], _members(group["ranks"]), _position(group)) for group in data["groups"]]
@@ -85,7 +87,7 @@ def explain(plan: Plan, rank: int) -> str:
         lines.append(f"  {cells}   {_why(group)}")
     if data["not_in"]:
         lines.append(f"  not in: {', '.join(data['not_in'])}")
-    return "\n".join(lines)
+    return Text("\n".join(lines))
 
 
 def _position(group: dict[str, Any]) -> str:

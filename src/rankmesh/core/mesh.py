@@ -44,6 +44,9 @@ from rankmesh.errors import LayoutError, first_line, quoted
 
 __all__ = ["Mesh"]
 
+# Up to so many ranks are drawn in a notebook, so many in a row where the axes allow it.
+_DRAWN, _ACROSS = 64, 8
+
 
 class Mesh:
     """Named axes over ranks, from ``offset`` on; frozen, hashable, equal when equivalent.
@@ -451,6 +454,41 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
             f".with_view({name!r}, {', '.join(str(view).split(','))})" for name, view in self._views.items()
         )
         return f"Mesh({', '.join(words)}){views}"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: sizes and strides, and of a small mesh every rank in its place."""
+        from rankmesh.core.notebook import section, table
+
+        layouts = {"mesh": self, **self._views}
+        rows = [
+            (name, axis, size, layout.strides[axis])
+            for name, layout in layouts.items()
+            for axis, size in layout.axes.items()
+        ]
+        tables = [table(("layout", "axis", "size", "stride"), rows)]
+        if self.size <= _DRAWN:
+            tables.append(self._drawing())
+        return section(f"{self}: {self._rank_range}", *tables)
+
+    def _drawing(self) -> str:
+        """The ranks as a table: the first axes from left to right, up to eight ranks, the others downward."""
+        from rankmesh.core.notebook import table
+
+        names = [name for name, size in self._sizes.items() if size > 1] or list(self._sizes)[:1]
+        count = 1
+        while count < len(names) and prod(self._sizes[axis] for axis in names[: count + 1]) <= _ACROSS:
+            count += 1
+        across, down = names[:count], names[count:]
+        width = prod(self._sizes[axis] for axis in across)
+
+        def at(position: int, axes: list[str]) -> str:
+            return " ".join(f"{axis}={position // self.strides[axis] % self._sizes[axis]}" for axis in axes)
+
+        rows = [
+            (at(start, down), *(self._rank_range.rank(start + number) for number in range(width)))
+            for start in range(0, self.size, width)
+        ]
+        return table(("", *(at(number, across) for number in range(width))), rows)
 
 
 def _digit(name: str, size: int, coordinate: Mapping[str, int]) -> int:

@@ -20,7 +20,7 @@ ones it is the least of those that were tried. The launcher's order stays unless
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import permutations
 from math import factorial
 from typing import Any
@@ -52,7 +52,7 @@ _SAME = 1 + 1e-9
 Order = tuple[Factor, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KindCost:
     """One kind: the innermost level that holds each of its groups, and its seconds a step, after and before."""
 
@@ -62,8 +62,16 @@ class KindCost:
     before: float
     level_before: str
 
+    def __repr__(self) -> str:
+        from rankmesh.placement.words import duration
 
-@dataclass(frozen=True)
+        return (
+            f"KindCost({self.name}: {duration(self.cost)} within {self.level}, "
+            f"before {duration(self.before)} within {self.level_before})"
+        )
+
+
+@dataclass(frozen=True, repr=False)
 class Placed:
     """A placement: ``plan`` with its ``rank_map``, seconds a step of communication after and before, and why."""
 
@@ -76,7 +84,7 @@ class Placed:
     within: Mapping[str, str]
     exact: bool
     tried: int
-    cluster: Cluster = field(repr=False)
+    cluster: Cluster
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,6 +108,17 @@ class Placed:
         from rankmesh.placement.words import by_host
 
         return by_host(self)
+
+    def __repr__(self) -> str:
+        from rankmesh.placement.words import duration
+
+        cost = f"{duration(self.before)} before, {duration(self.cost)} after"
+        return f"Placed({self.order}, {len(self.rank_map):,} ranks, {cost}, digest {self.plan.digest[:12]})"
+
+    def _repr_html_(self) -> str:
+        from rankmesh.placement.words import html
+
+        return html(self)
 
     def report(self) -> str:
         """Before, after and why, in words."""

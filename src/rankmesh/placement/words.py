@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankmesh.core.notebook import Text, section, table
+
 if TYPE_CHECKING:
     from rankmesh.placement.place import KindCost, Placed
 
-__all__ = ["HOSTS", "by_host", "duration", "report", "saving", "searched"]
+__all__ = ["HOSTS", "by_host", "duration", "html", "report", "saving", "searched"]
 
 # How many hosts are listed.
 HOSTS = 16
@@ -32,7 +34,19 @@ def duration(seconds: float) -> str:
 
 def report(placed: Placed) -> str:
     """Lines for a person: the order, what it saves, and each kind that moved."""
-    return "\n".join(_lines(placed))
+    return Text("\n".join(_lines(placed)))
+
+
+def html(placed: Placed) -> str:
+    """The placement for a notebook: what it saves, kind by kind, and what each host holds."""
+    kinds = [
+        (kind.name, kind.level_before, kind.level, duration(kind.before), duration(kind.cost)) for kind in placed.kinds
+    ]
+    return section(
+        f"{placed.order} on {placed.cluster}; {saving(placed)}",
+        table(("group", "within, before", "after", "before", "after"), kinds),
+        table(("host", "holds"), by_host(placed, HOSTS).items()),
+    )
 
 
 def _lines(placed: Placed) -> Iterator[str]:
@@ -42,10 +56,10 @@ def _lines(placed: Placed) -> Iterator[str]:
         yield f"  {kind.name}: {_why(kind)}"
     for name, level in placed.within.items():
         yield f"  {name} stays within {level}, as asked"
-    holds = placed.by_host()
+    holds = by_host(placed, HOSTS + 1)
     yield from (f"  {host}: {text}" for host, text in list(holds.items())[:HOSTS])
     if len(holds) > HOSTS:
-        yield f"  and {len(holds) - HOSTS:,} more hosts"
+        yield "  ... by_host() lists all hosts"
     yield searched(placed)
     yield from (f"note: {note}" for note in placed.notes)
 
@@ -65,19 +79,17 @@ def searched(placed: Placed) -> str:
     return f"the cheapest of {tried}; predicted, not measured (rankmesh measure)"
 
 
-def by_host(placed: Placed) -> dict[str, str]:
-    """What each host holds, by the coordinates of its ranks; see ``Placed.by_host``."""
+def by_host(placed: Placed, count: int | None = None) -> dict[str, str]:
+    """What each host holds, or the first ``count`` of them, by the coordinates of its ranks; see ``Placed.by_host``."""
     mesh = placed.plan.mesh
     axes = {name: size for name, size in mesh.axes.items() if size > 1}
-    ranks = np.asarray(placed.rank_map)
-    hosts = placed.cluster.hosts_of(ranks)
-    positions = np.arange(mesh.size)
-    at = {name: positions // mesh.strides[name] % size for name, size in axes.items()}
+    hosts = placed.cluster.hosts_of(np.asarray(placed.rank_map))
+    positions = np.argsort(hosts, kind="stable")
+    numbers, starts = np.unique(hosts[positions], return_index=True)
     found = {}
-    for number in np.unique(hosts).tolist():
-        here = np.flatnonzero(hosts == number)
-        rows = [{name: frozenset((value,)) for name, value in zip(axes, row, strict=True)}
-                for row in zip(*(at[name][here].tolist() for name in axes), strict=True)]  # fmt: skip
+    for number, here in zip(numbers[:count].tolist(), np.split(positions, starts[1:])[:count], strict=True):
+        at = {name: (here // mesh.strides[name] % size).tolist() for name, size in axes.items()}
+        rows = [dict(zip(axes, map(frozenset, zip(row)), strict=True)) for row in zip(*at.values(), strict=True)]
         blocks = _merged(rows, axes)
         texts = [_block(block, axes) for block in blocks[:_BLOCKS]]
         more = [f"and {len(blocks) - _BLOCKS} more blocks"] if len(blocks) > _BLOCKS else []

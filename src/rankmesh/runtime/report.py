@@ -39,7 +39,7 @@ class GroupReport:
     options: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """One rank's live groups; ``phases`` are seconds, ``communicators`` counts process groups with a communicator."""
 
@@ -55,10 +55,17 @@ class Report:
         """The report as JSON text."""
         return json.dumps(asdict(self), indent=indent)
 
-    def __str__(self) -> str:
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table of groups as text, the heads first."""
         head = ("group", "size", "position", "communicator", "options", "members")
-        rows = [head, *(_row(group) for group in self.groups)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        return [head, *(_row(group) for group in self.groups)]
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         spent = ", ".join(f"{phase} {seconds:.3f} s" for phase, seconds in self.phases.items() if " " not in phase)
         title = f"rank {self.rank} of {self.world_size}, plan {self.digest[:12]}, generation {self.generation}"
