@@ -180,7 +180,7 @@ def test_the_machine_is_a_control(shown):
     assert shown.app("app.state.cluster") == "host=4,nvlink=2,leaf=*"
     assert shown.app("app.model.cluster.toString()") == "32 devices, 8 hosts of 4, levels host nvlink leaf"
     page.get_by_role("button", name="remove leaf in machine").click()
-    assert "received rank 31 of a cluster of 8 devices" in shown.text("#spec-error")
+    assert "rank 31 has no device: the cluster has 8 devices" in shown.text("#spec-error")
 
 
 def test_a_preset_starts_the_page(shown):

@@ -78,7 +78,7 @@ def test_a_preset_brings_its_hosts():
 
 def test_a_cluster_too_small_is_refused():
     """Each rank needs a device; a file that is no string of axes comes along as a document."""
-    with pytest.raises(ClusterError, match="received rank 15 of a cluster of 8 devices"):
+    with pytest.raises(ClusterError, match="rank 15 has no device: the cluster has 8 devices, for ranks 0 to 7"):
         explored("dp=16", cluster="host=8")
 
 

@@ -156,7 +156,8 @@ def test_uneven_hosts():
     inside = [len(set(cluster.hosts_of(group).tolist())) == 1 for group in placed.plan.groups("tp").array]
     assert sum(inside) == 3
     with pytest.raises(
-        PlacementError, match=r"tp within host, groups of 4 .* a \(6\), c \(2\).* would fit: 1, 2"
+        PlacementError,
+        match=r"within host: groups of 4 ranks such as \[0, 4, 8, 12\] cannot fill host a",
     ) as error:
         place(plan, cluster, within={"tp": "host"})
     assert (error.value.hosts, error.value.sizes) == (("a", "c"), (1, 2))
@@ -188,12 +189,12 @@ def test_an_expert_group_across_racks_is_brought_together():
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        ({"within": {"xp": "host"}}, "within 'xp'; this plan has the kinds tp, dp"),
-        ({"within": {"tp": "rack"}}, "level 'rack'; this cluster has the levels host, network"),
-        ({"within": ["tp"]}, r"as within; it is kinds with their level"),
-        ({"traffic": {"xp": []}}, "traffic of 'xp'; this plan has the kinds"),
+        ({"within": {"xp": "host"}}, "within names 'xp', no kind of this plan"),
+        ({"within": {"tp": "rack"}}, "unknown level 'rack': this cluster has the levels host, network"),
+        ({"within": ["tp"]}, r"within is \['tp'\]"),
+        ({"traffic": {"xp": []}}, "traffic of 'xp' is of no kind of this plan"),
         ({"traffic": {"tp": [{"collective": "sum", "bytes": 1}]}}, "collective 'sum'"),
-        ({"traffic": {"tp": [{"collective": "ring", "bytes": -1}]}}, "-1 as bytes"),
+        ({"traffic": {"tp": [{"collective": "ring", "bytes": -1}]}}, "bytes of ring is -1"),
         ({"traffic": {"tp": [{"bytes": 1}]}}, "a traffic file is"),
         ({"traffic": {"tp": 7}}, "a traffic file is"),
         ({"backend": "mpi", "traffic": {"tp": [{"collective": "ring", "bytes": 1}]}}, "nccl and gloo"),
@@ -216,6 +217,15 @@ def test_a_part_of_a_world():
     plan = rm.Plan(rm.Mesh(dp=2, tp=2, offset=4), [rm.GroupSpec("tp"), rm.GroupSpec("dp")], world_size=8)
     placed = place(plan, Cluster.of_nodes(2, 8), traffic={"tp": [Message("all-reduce", 1e6)]})
     assert placed.plan.groups("tp").tolist() == [[4, 5], [6, 7]]
+
+
+def test_a_slice_is_placed_on_the_devices_of_its_ranks():
+    """A mesh whose ranks are apart is placed within its ranks: those of one host stay together."""
+    part = rm.Mesh(a=2, b=2, c=2).slice("b-c", of=1)
+    plan = rm.Plan(part, [rm.GroupSpec("b"), rm.GroupSpec("c")], world_size=8)
+    placed = place(plan, Cluster.of_nodes(4, 8), traffic={"c": [Message("all-reduce", 1e6)]})
+    assert sorted(placed.rank_map) == [1, 3, 5, 7]
+    assert placed.plan.groups("c").tolist() == [[1, 3], [5, 7]]
 
 
 @pytest.mark.parametrize("uplink", [None, 4e11])

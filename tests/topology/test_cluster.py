@@ -76,26 +76,26 @@ def test_what_nothing_joins_is_joined_by_a_network():
     [
         (lambda: Cluster.parse("host=0"), "size of axis 'host'"),
         (lambda: Cluster.parse("host=8,leaf=*"), "without world_size"),
-        (lambda: Cluster.parse("host=8,leaf=2", hosts="a,b,c"), "3 hosts for 'host=8,leaf=2', which has 2"),
-        (lambda: Cluster.parse("host=2,leaf=2", hosts="a,a"), "host 'a' twice"),
-        (lambda: Cluster((), ()), "without hosts"),
-        (lambda: Cluster((Level("host", 0, 1),), (Host("a", 1, ("x",)),)), "one unit of each"),
-        (lambda: Cluster((Level("host", 0, 1),), (Host("a", True),)), "received True as devices of host 'a'"),
+        (lambda: Cluster.parse("host=8,leaf=2", hosts="a,b,c"), "'host=8,leaf=2' has 2 hosts, but 3 are named"),
+        (lambda: Cluster.parse("host=2,leaf=2", hosts="a,a"), "host 'a' is named twice"),
+        (lambda: Cluster((), ()), "the cluster has no hosts"),
+        (lambda: Cluster((Level("host", 0, 1),), (Host("a", 1, ("x",)),)), r"host 'a' is in \['x'\]"),
+        (lambda: Cluster((Level("host", 0, 1),), (Host("a", True),)), "devices of host 'a' is True"),
         (lambda: Cluster((Level("host", 0, 1),), (Host("a", 2),), (0, 0)), "each rank from 0 to 1 once"),
         (lambda: Level("host", -1.0, 1.0), "latency"),
         (lambda: Level("host", 0.0, 0.0), "above 0"),
         (lambda: Level("host", 0.0, float("nan")), "bandwidth"),
-        (lambda: Level("devices", 0.0, 1.0), "rename the level"),
-        (lambda: Cluster.parse("host=2").host_of(2), "rank 2 of a cluster of 2"),
+        (lambda: Level("devices", 0.0, 1.0), "'devices' cannot name a level"),
+        (lambda: Cluster.parse("host=2").host_of(2), "rank 2 has no device: the cluster has 2 devices"),
         (lambda: Cluster.parse("host=2").level("leaf"), "this cluster has the levels host"),
-        (lambda: Cluster.from_dict({"levels": [{"name": "host"}], "hosts": [{"name": "a"}]}), "without devices"),
-        (lambda: Cluster.from_dict({"levels": [{"name": "host"}], "hosts": []}), "as hosts"),
-        (lambda: Cluster.from_dict({"levels": [{"name": "host", "speed": 1}], "hosts": [{}]}), "'speed' for level"),
+        (lambda: Cluster.from_dict({"levels": [{"name": "host"}], "hosts": [{"name": "a"}]}), "how many devices"),
+        (lambda: Cluster.from_dict({"levels": [{"name": "host"}], "hosts": []}), r"hosts is \[\]"),
+        (lambda: Cluster.from_dict({"levels": [{"name": "host", "speed": 1}], "hosts": [{}]}), "the key .speed."),
         (lambda: Cluster.from_dict({"schema": 2}), "schema 2"),
     ],
 )  # fmt: skip
 def test_what_is_no_cluster(make, match):
-    """Sizes, names, numbers and maps that do not fit are refused as received, with the rule."""
+    """Sizes, names, numbers and maps that do not fit are refused with their values."""
     with pytest.raises((ClusterError, LayoutError), match=match):
         make()
 

@@ -61,8 +61,8 @@ def test_lists_are_those_of_scontrol(scontrol):
     "text", ["node[1-4", "node]1[", "node[4-1]", "node[a-b]", "n[[1]]", "n[1-9999999999]", "n[]", "node[1-٤]", 7]
 )
 def test_lists_that_are_none(text):
-    """Brackets that do not close, ranges backwards or endless, digits that are none: refused as received."""
-    with pytest.raises(ClusterError, match="received"):
+    """Brackets that do not close, ranges backwards or endless, digits that are none: refused with the list."""
+    with pytest.raises(ClusterError, match="host list "):
         host_list([text])
 
 

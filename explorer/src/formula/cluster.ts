@@ -6,7 +6,7 @@
  *                                                   units[2]  0 0 0 0 0 0 0 0      its spine
  */
 import { fill, integer, parseAxes, product } from "./axes";
-import { clusterError, repr } from "./words";
+import { clusterError, quoted } from "./words";
 
 /** A cluster as `rankmesh cluster --json` prints it. */
 export interface ClusterData {
@@ -82,14 +82,11 @@ export class Cluster {
     const levels = [...sizes.keys()];
     const reserved = levels.find((name) => name === "name" || name === "devices");
     if (reserved !== undefined)
-      throw clusterError(
-        `received ${repr(reserved)} as name of a level; it is letters, digits and underscores, such as leaf; ` +
-          "rename the level",
-      );
+      throw clusterError(`${quoted(reserved)} cannot name a level; use letters, digits and underscores, such as leaf`);
     const [devices, ...outer] = sizes.values();
     if (product(sizes.values()) > 2 ** 22)
       throw clusterError(
-        `received ${repr(text)}, of ${product(sizes.values())} devices; the page draws up to ${2 ** 22}`,
+        `${quoted(text)} has ${product(sizes.values())} devices, but the page draws up to ${2 ** 22}; lower a size`,
       );
     const hosts = Array.from({ length: product(outer) }, (_, number) => {
       let step = 1;
@@ -128,7 +125,7 @@ export class Cluster {
   check(worldSize: number): this {
     if (worldSize > this.size)
       throw clusterError(
-        `received rank ${worldSize - 1} of a cluster of ${this.size} devices; ranks go from 0 to ` +
+        `rank ${worldSize - 1} has no device: the cluster has ${this.size} devices, for ranks 0 to ` +
           `${this.size - 1}; give a cluster with a device for each rank`,
       );
     return this;

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from rankmesh.errors import ClusterError, ConnectError, first_line
+from rankmesh.errors import ClusterError, ConnectError, first_line, quoted
 from rankmesh.launch.table import ENVIRONMENT, LAUNCHERS, NOBODY, PORT, Launcher
 from rankmesh.launch.variables import Variables
 from rankmesh.placement.names import host_list
@@ -92,8 +92,8 @@ def _nobody(read: Variables, host: str | None) -> Launch:
     for name, alone, other in (("RANK", "0", "WORLD_SIZE"), ("WORLD_SIZE", "1", "RANK")):
         if name in read and other not in read and not read.holds(name, alone):
             raise ConnectError(
-                f"received {name}={read.text(name)} without {other}; a rank knows its number and how many there are; "
-                f"set {other} too, or start the ranks with torchrun or srun, or unset {name}",
+                f"{name}={read.text(name)} is set without {other}; set both, start the ranks with torchrun or srun, or "
+                f"unset {name}",
                 variable=other,
             )
     return Launch(NOBODY, 0, 1, 0, 1, _host(read, host), None)
@@ -147,8 +147,8 @@ def _size(row: Launcher, read: Variables) -> int:
         return read.number("PROCESSES_IN_JOB", least=1) * read.number("JOB_COUNT", least=1)
     told = ", ".join(f"{mark}={read.text(mark)}" for mark in row.marks if mark in read)
     raise ConnectError(
-        f"received {told} of {row.name} without {row.size}; a rank must know how many there are; "
-        f"set {row.size} to the number of ranks, on all of them, or start them with torchrun",
+        f"{row.name} set {told} without {row.size}, so this rank does not know how many there are; set {row.size} to "
+        "the number of ranks, on all of them, or start them with torchrun",
         variable=row.size,
         launcher=row.name,
     )
@@ -167,8 +167,8 @@ def _check_pods(row: Launcher, read: Variables) -> None:
     each = read.text("PET_NPROC_PER_NODE") if row.name == "kubernetes" else None
     if each not in (None, "1"):
         raise ConnectError(
-            f"received PET_NPROC_PER_NODE={each} in a process that torchrun did not start; such a pod runs several "
-            "ranks, and torchrun reads the variable and starts them; run torchrun train.py, or set one process a pod",
+            f"PET_NPROC_PER_NODE={each} asks for several ranks in this pod, but torchrun did not start it; run "
+            "torchrun train.py, which reads the variable, or set one process a pod",
             variable="PET_NPROC_PER_NODE",
             received=each,
         )
@@ -195,15 +195,15 @@ def _tasks_here(read: Variables, size: int) -> int | None:
 def _check_local(row: Launcher, read: Variables, rank: int, local: int | None, here: int | None) -> None:
     if local is not None and here is not None and local >= here:
         raise ConnectError(
-            f"received {_named(read, row.local_rank)} with {here} ranks on this host, which are numbered 0 to "
-            f"{here - 1}; they contradict each other; start the ranks with one launcher, or correct the two",
+            f"{_named(read, row.local_rank)} contradicts {here} ranks on this host, which are numbered 0 to "
+            f"{here - 1}; start the ranks with one launcher, or correct the two",
             received=local,
             local_world_size=here,
         )
     if local is not None and local > rank:
         raise ConnectError(
-            f"received {_named(read, row.local_rank)} on the rank of {_named(read, row.rank)}; no rank has a larger "
-            "number on its host than in the world; start the ranks with one launcher, or correct the two",
+            f"{_named(read, row.local_rank)} contradicts {_named(read, row.rank)}: a rank has no larger number on its "
+            "host than in the world; start the ranks with one launcher, or correct the two",
             received=local,
             rank=rank,
         )
@@ -219,8 +219,8 @@ def _numbers_more(row: Launcher, read: Variables, rank: int, size: int) -> bool:
     if (said, of) == (rank, size) or (each > 1 and of == each * size and said // each == rank and "LOCAL_RANK" in read):
         return each > 1
     raise ConnectError(
-        f"received RANK={said} of WORLD_SIZE={of}, and {row.name}'s {_named(read, row.rank)} of {size}; they "
-        "contradict each other; unset RANK and WORLD_SIZE, or start the ranks with torchrun",
+        f"RANK={said} of WORLD_SIZE={of} contradicts {row.name}'s {_named(read, row.rank)} of {size}; unset RANK and "
+        "WORLD_SIZE, or start the ranks with torchrun",
         received=(said, of),
         launcher=row.name,
         rank=rank,
@@ -266,7 +266,7 @@ def _first(listed: str) -> str:
         return host_list(listed)[0]
     except (ClusterError, IndexError) as error:
         raise ConnectError(
-            f"received the hosts {listed[:80]!r} in the environment ({first_line(error)}); rank 0 is on the first of "
-            "them; start the ranks with srun, or set MASTER_ADDR to the host of rank 0",
+            f"the hosts {quoted(listed)} in the environment cannot be read ({first_line(error)}); start the ranks with "
+            "srun, or set MASTER_ADDR to the host of rank 0",
             received=listed,
         ) from error

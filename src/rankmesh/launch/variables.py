@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rankmesh.errors import ConnectError
+from rankmesh.errors import ClusterError, ConnectError, quoted
+from rankmesh.placement.names import task_counts
 
 __all__ = ["Variables"]
 
-_COUNT = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
 _MOST = 2**31
 
 
@@ -53,8 +53,8 @@ class Variables:
         if text is None or not re.fullmatch(r"\d{1,10}", text, re.ASCII) or not least <= int(text) <= most:
             received = self._environment.get(name, "")
             raise ConnectError(
-                f"received {name}={received.strip()[:40]!r} in the environment; it is a whole number from {least} to "
-                f"{most}, set by the launcher; start the ranks with torchrun or srun, or unset it",
+                f"{name}={quoted(received.strip())} in the environment is no whole number from {least} to {most}; "
+                "start the ranks with torchrun or srun, which set it, or unset it",
                 variable=name,
                 received=received,
             )
@@ -67,13 +67,12 @@ class Variables:
     def counts(self, name: str) -> tuple[int, ...] | None:
         """Tasks by host, as Slurm counts them: ``4(x2),2`` is (4, 4, 2)."""
         text = self.text(name)
-        parts = [_COUNT.fullmatch(part.strip()) for part in text.split(",")] if text else []
-        if not all(parts):
+        try:
+            return task_counts(text) if text else None
+        except ClusterError as error:
             raise ConnectError(
-                f"received {name}={str(text)[:80]!r} in the environment; Slurm writes 4 or 4(x2),2; "
-                "start the ranks with srun, or unset it",
+                f"{name}={quoted(text)} in the environment is no list of tasks per node, which Slurm writes as 4 or "
+                "4(x2),2; start the ranks with srun, or unset it",
                 variable=name,
                 received=text,
-            )
-        found = tuple(int(part[1]) for part in parts if part for _ in range(int(part[2] or 1)))
-        return found or None
+            ) from error

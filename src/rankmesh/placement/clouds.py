@@ -74,7 +74,7 @@ def read_nodes(data: Mapping[str, Any]) -> Machine:
     known = [node for node in nodes if devices[_name(node)] or not any(devices.values())]
     labels = {_name(node): node.get("metadata", {}).get("labels") or {} for node in known}
     if not labels:
-        raise ClusterError("received a list without nodes; give what kubectl get nodes -o json prints")
+        raise ClusterError("the list has no nodes; give what kubectl get nodes -o json prints")
     levels = tuple(level for level in _LABELS if any(_unit(of_node, level) for of_node in labels.values()))
     sites = {
         name: Site(tuple(_unit(of_node, level) or name for level in levels), devices[name] or None)

@@ -32,7 +32,7 @@ import numpy as np
 
 from rankmesh.core.axes import fill, integer, parse_axes
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import ClusterError, LayoutError
+from rankmesh.errors import ClusterError, LayoutError, quoted
 from rankmesh.placement.names import host_list, natural
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ class Level:
     def __post_init__(self) -> None:
         if not _is_word(self.name) or not self.name.isidentifier() or self.name in ("name", "devices"):
             raise ClusterError(
-                f"received {self.name!r} as name of a level; it is letters, digits and underscores, such as leaf; "
-                "rename the level",
+                f"{quoted(self.name)} cannot name a level; use letters, digits and underscores, such as leaf",
                 received=self.name,
             )
         _number(self.latency, f"latency of level {self.name!r}, in seconds", zero=True)
@@ -151,8 +150,8 @@ class Cluster:
         ranks = np.asarray(tuple(self.rank_map))
         if ranks.dtype.kind not in "iu" or not np.array_equal(np.sort(ranks), np.arange(size)):
             raise ClusterError(
-                f"received a rank_map of {ranks.size} entries for {size} devices; it lists each rank from 0 to "
-                f"{size - 1} once, host by host; leave it out where ranks fill the hosts in order",
+                f"rank_map {quoted(ranks.tolist())} has {ranks.size} entries for {size} devices; list each rank from 0 "
+                f"to {size - 1} once, host by host, or leave it out where ranks fill the hosts in order",
                 size=size,
             )
         return ranks.astype(np.int64)
@@ -177,16 +176,13 @@ class Cluster:
         listed = tuple(f"node{number}" for number in range(count)) if hosts is None else host_list(hosts)
         if len(listed) != count:
             raise ClusterError(
-                f"received {len(listed)} hosts for {text!r}, which has {count}; they must be as many; "
-                "change the list or a size",
+                f"{quoted(text)} has {count} hosts, but {len(listed)} are named; change the list or a size",
                 hosts=len(listed),
                 expected=count,
             )
         if len(set(listed)) < count:
             twice = next(name for name in listed if listed.count(name) > 1)
-            raise ClusterError(
-                f"received host {twice!r} twice; each host has a name of its own; name it once", host=twice
-            )
+            raise ClusterError(f"host {quoted(twice)} is named twice; name it once", host=twice)
         step = 1
         places: dict[str, tuple[str, ...]] = dict.fromkeys(listed, ())
         for level in outer:
@@ -238,7 +234,7 @@ class Cluster:
         names = [level.name for level in self.levels]
         if name not in names:
             raise ClusterError(
-                f"received level {name!r}; this cluster has the levels {', '.join(names)}; name one of them",
+                f"unknown level {quoted(name)}: this cluster has the levels {', '.join(names)}; name one of them",
                 received=name,
                 known=tuple(names),
             )
@@ -284,7 +280,7 @@ class Cluster:
         numbers = np.asarray(ranks, dtype=np.int64)
         if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.size:
             raise ClusterError(
-                f"received rank {int(numbers.max())} of a cluster of {self.size} devices; ranks go from 0 to "
+                f"rank {int(numbers.max())} has no device: the cluster has {self.size} devices, for ranks 0 to "
                 f"{self.size - 1}; give a cluster with a device for each rank",
                 rank=int(numbers.max()),
                 size=self.size,
@@ -363,24 +359,24 @@ def _number(value: object, what: str, *, zero: bool = False) -> None:
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
     if not isfinite(number) or number < 0 or (number == 0 and not zero):
         raise ClusterError(
-            f"received {value!r} as {what}; it is a number {'of at least' if zero else 'above'} 0; mend it",
+            f"{what} is {quoted(value)}; give a number {'of at least' if zero else 'above'} 0",
             received=value,
         )
 
 
 def _check_hosts(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
     if not levels or not hosts:
-        raise ClusterError("received a cluster without hosts; it has at least one level and one host")
+        raise ClusterError("the cluster has no hosts; give at least one level and one host")
     names = [level.name for level in levels]
     if len(set(names)) < len(names):
-        raise ClusterError(f"received the levels {', '.join(names)}; each level has a name of its own; rename one")
+        raise ClusterError(f"two of the levels {', '.join(names)} have one name; rename one")
     seen: set[str] = set()
     for host in hosts:
         if not _is_word(host.name):
-            raise ClusterError(f"received {host.name!r} as name of a host; it is a word, such as node1")
+            raise ClusterError(f"{quoted(host.name)} cannot name a host; give a word, such as node1")
         if host.name in seen:
             raise ClusterError(
-                f"received host {host.name!r} twice; each host has a name of its own; name it once, or rename one",
+                f"host {quoted(host.name)} is named twice; name it once, or rename one",
                 host=host.name,
             )
         seen.add(host.name)
@@ -390,8 +386,8 @@ def _check_hosts(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
             raise ClusterError(str(error), host=host.name, received=host.devices) from error
         if len(host.places) != len(levels) - 1 or not all(map(_is_word, host.places)):
             raise ClusterError(
-                f"received host {host.name!r} in {list(host.places)}; it is in one unit of each of the levels "
-                f"{', '.join(names[1:]) or '(none)'}; name them",
+                f"host {quoted(host.name)} is in {quoted(list(host.places))}; name its unit at each of the levels "
+                f"{', '.join(names[1:]) or '(none)'}",
                 host=host.name,
             )
 
@@ -405,9 +401,8 @@ def _check_nesting(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
             if other.places[number + 1] != host.places[number + 1]:
                 inner, outer = levels[number + 1].name, levels[number + 2].name
                 raise ClusterError(
-                    f"received {inner} {host.places[number]!r} in {outer} {other.places[number + 1]!r} (host "
-                    f"{other.name}) and in {outer} {host.places[number + 1]!r} (host {host.name}); a unit lies in one "
-                    "other; mend one of the two",
+                    f"{inner} {host.places[number]!r} is in {outer} {other.places[number + 1]!r} (host {other.name}) "
+                    f"and in {outer} {host.places[number + 1]!r} (host {host.name}); fix one of the two",
                     host=host.name,
                     unit=host.places[number],
                 )

@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import PlacementError
+from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.cluster import Cluster, Level
 from rankmesh.placement.crossings import hops
 from rankmesh.placement.traffic import Message
@@ -149,7 +149,7 @@ def _busiest(owner: IntArray, weight: npt.NDArray[Any] | None, many: int, count:
 def seconds(messages: Iterable[Message], lying: Lay, levels: Sequence[Level], *, backend: str = "nccl") -> FloatArray:
     """The seconds of a step that a kind takes under each placement; 0 for groups of one rank."""
     if backend not in BACKENDS:
-        raise PlacementError(f"received backend {backend!r}; costs are known for nccl and gloo", received=backend)
+        raise PlacementError(f"unknown backend {quoted(backend)}; costs are known for nccl and gloo", received=backend)
     total = np.zeros(lying.many)
     if lying.size > 1:
         for message in messages:

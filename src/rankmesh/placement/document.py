@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rankmesh.errors import ClusterError
+from rankmesh.errors import ClusterError, quoted
 from rankmesh.placement.cluster import SCHEMA, Cluster, Host, Level
 from rankmesh.placement.names import host_list
 
@@ -50,7 +50,7 @@ def cluster_of(data: Mapping[str, Any]) -> Cluster:
     schema = data.get("schema", SCHEMA)
     if schema != SCHEMA:
         raise ClusterError(
-            f"received a cluster of schema {schema!r}; this version of rankmesh reads {SCHEMA}; upgrade rankmesh",
+            f"this cluster has schema {quoted(schema)}, but this version of rankmesh reads {SCHEMA}; upgrade rankmesh",
             schema=schema,
         )
     _known(data, {"schema", "levels", "hosts", "rank_map"}, "a cluster")
@@ -59,7 +59,7 @@ def cluster_of(data: Mapping[str, Any]) -> Cluster:
     hosts = tuple(host for row in _rows(data, "hosts") for host in _hosts(row, names))
     rank_map = data.get("rank_map")
     if rank_map is not None and not isinstance(rank_map, list | tuple):
-        raise ClusterError(f"received rank_map {rank_map!r}; it is a list of ranks; mend it, or leave it out")
+        raise ClusterError(f"rank_map is {quoted(rank_map)}; give a list of ranks, or leave it out")
     # A level that was added to join the others is written down, so the hosts of a document are joined as they are.
     return Cluster(levels, hosts, None if rank_map is None else tuple(rank_map))
 
@@ -67,7 +67,7 @@ def cluster_of(data: Mapping[str, Any]) -> Cluster:
 def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     rows = data.get(key)
     if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
-        raise ClusterError(f"received {str(rows)[:80]!r} as {key}; {_FORM}; write a list of them", key=key)
+        raise ClusterError(f"{key} is {quoted(rows)}; {_FORM}; write a list of them", key=key)
     return rows
 
 
@@ -82,7 +82,7 @@ def _hosts(row: Mapping[str, Any], levels: list[str]) -> Iterator[Host]:
     _known(row, {"name", "devices", *levels[1:]}, f"host {name!r}")
     places = tuple(_place(row, level, name) for level in levels[1:])
     if "devices" not in row:
-        raise ClusterError(f"received host {name!r} without devices; {_FORM}; say how many it has", host=name)
+        raise ClusterError(f"host {quoted(name)} does not say how many devices it has; add devices: 8", host=name)
     for listed in host_list(name if isinstance(name, str) else ""):
         yield Host(listed, row["devices"], places)
 
@@ -91,7 +91,7 @@ def _place(row: Mapping[str, Any], level: str, name: object) -> str:
     place = row.get(level)
     if not isinstance(place, str | int) or isinstance(place, bool) or place == "":
         raise ClusterError(
-            f"received host {name!r} without its {level}; each host says the unit that it is in; add {level}: a name",
+            f"host {quoted(name)} does not say its {level}; add {level}: a name",
             host=name,
             level=level,
         )
@@ -102,5 +102,5 @@ def _known(row: Mapping[str, Any], known: set[str], what: str) -> None:
     for key in row:
         if key not in known:
             raise ClusterError(
-                f"received {key!r} for {what}; known here are {', '.join(sorted(known))}; remove or rename it", key=key
+                f"{what} has the key {quoted(key)}, none of {', '.join(sorted(known))}; remove or rename it", key=key
             )

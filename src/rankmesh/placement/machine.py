@@ -62,11 +62,11 @@ def outward(chains: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     if len(depths) > 1:
         shallow = min(chains, key=lambda name: len(chains[name]))
         raise ClusterError(
-            f"received hosts under {min(depths)} and under {max(depths)} switches ({shallow} has {min(depths)}); "
-            "every host is as deep; name the missing switches",
+            f"some hosts are under {min(depths)} switches ({shallow}), others under {max(depths)}; name the missing "
+            "switches",
             host=shallow,
         )
     depth = depths.pop() if depths else 0
     if depth > len(NETWORK):
-        raise ClusterError(f"received hosts under {depth} switches; at most {len(NETWORK)} are read", depth=depth)
+        raise ClusterError(f"hosts are under {depth} switches, but at most {len(NETWORK)} are read", depth=depth)
     return NETWORK[:depth]

@@ -217,8 +217,8 @@ class _Seen:
     @classmethod
     def of(cls, cluster: Cluster, plan: Plan, row: Measured, backend: str) -> _Seen:
         span = plan.mesh.rank_range
-        machine = Machine.of(cluster, np.arange(span.offset, span.stop))
-        groups = np.array([group.ranks for group in row.groups]) - span.offset
+        machine = Machine.of(cluster, span.ascending)
+        groups = np.searchsorted(span.ascending, [group.ranks for group in row.groups])
         lying = Lay(groups, machine, np.arange(span.size)[None], backend=backend)
         steps, volume = steps_and_volume(row.collective, row.size, row.bytes, backend)
         return cls(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-from rankmesh.errors import PlacementError
+from rankmesh.errors import PlacementError, quoted
 
 __all__ = ["CONTEXT", "DATA", "Training", "Transformer"]
 
@@ -51,7 +51,9 @@ class Transformer:
         for name in ("layers", "hidden", "heads", "units", "vocabulary", "expert_every"):
             _positive(name, getattr(self, name))
         if self.experts and not 1 <= self.top <= self.experts:
-            raise PlacementError(f"received top={self.top} of {self.experts} experts; a token uses 1 to all of them")
+            raise PlacementError(
+                f"top is {quoted(self.top)}; give 1 to {self.experts}, as there are {self.experts} experts"
+            )
 
     @property
     def queries(self) -> int:
@@ -135,7 +137,7 @@ class Training:
             _positive(name, getattr(self, name))
         for name, known in (("context", CONTEXT), ("data", DATA)):
             if getattr(self, name) not in known:
-                raise PlacementError(f"received {name}={getattr(self, name)!r}; it is one of {', '.join(known)}")
+                raise PlacementError(f"{name} is {quoted(getattr(self, name))}; give one of {', '.join(known)}")
 
     def passes(self, replicas: int) -> float:
         """Microbatches of one replica in a step."""
@@ -144,4 +146,4 @@ class Training:
 
 def _positive(name: str, value: object) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value) or value <= 0:
-        raise PlacementError(f"received {name}={value!r}; it is a number above 0", received=value, name=name)
+        raise PlacementError(f"{name} is {quoted(value)}; give a number above 0", received=value, name=name)

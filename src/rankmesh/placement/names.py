@@ -24,9 +24,9 @@ from difflib import get_close_matches
 from itertools import product
 from math import prod
 
-from rankmesh.errors import ClusterError
+from rankmesh.errors import ClusterError, quoted
 
-__all__ = ["HOST_LIST", "host_list", "listed_hosts", "natural"]
+__all__ = ["HOST_LIST", "host_list", "listed_hosts", "natural", "task_counts"]
 
 # What an error is about, in its values: a list of hosts, whatever file the hosts are looked up in.
 HOST_LIST = "host list"
@@ -35,6 +35,7 @@ HOST_LIST = "host list"
 _LIMIT = 2**20
 _PARTS = re.compile(r"([0-9]+)")
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
+_COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 Key = tuple[tuple[int, str], ...]
@@ -76,7 +77,7 @@ def host_list(text: str | Iterable[str]) -> tuple[str, ...]:
     parts = [text] if isinstance(text, str) else list(text)
     names = [name for part in parts for word in _words(part) for name in _expand(word, part)]
     if len(names) > _LIMIT:
-        raise _refused(str(text)[:80], f"it has {len(names)} hosts; at most {_LIMIT} are listed")
+        raise _refused(text, f"it has {len(names)} hosts; at most {_LIMIT} are listed")
     return tuple(names)
 
 
@@ -105,7 +106,7 @@ def listed_hosts(hosts: str | Iterable[str], known: Collection[str]) -> tuple[st
 def _words(text: object) -> Iterator[str]:
     """The words between commas and spaces that are outside of brackets."""
     if not isinstance(text, str):
-        raise _refused(repr(text), "a host is a name")
+        raise _refused(text, "a host is a name")
     word, depth = "", 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
@@ -151,7 +152,22 @@ def _numbers(inside: str, text: str) -> Iterator[str]:
             yield str(number).zfill(len(found[1]))
 
 
-def _refused(text: str, why: str) -> ClusterError:
+def task_counts(text: str) -> tuple[int, ...]:
+    """The tasks of each host as Slurm counts them; ``ClusterError`` for anything else.
+
+    >>> task_counts("4(x2),2")
+    (4, 4, 2)
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        found = _COUNT.fullmatch(part.strip())
+        if found is None:
+            raise ClusterError(f"tasks per node are {quoted(text)}; Slurm writes 4 or 4(x2),2", received=text)
+        counts += [int(found[1])] * int(found[2] or 1)
+    return tuple(counts)
+
+
+def _refused(text: object, why: str) -> ClusterError:
     return ClusterError(
-        f"received the host list {text!r}; {why}; write names, ranges and commas, such as node[1-4,7]", received=text
+        f"host list {quoted(text)}: {why}; write names, ranges and commas, such as node[1-4,7]", received=text
     )

@@ -30,7 +30,7 @@ import numpy as np
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import PlacementError
+from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.cost import FloatArray, Lay, Machine, seconds
 from rankmesh.placement.orders import Factor, Filler, labelings, mesh_factors, primes, words
@@ -200,7 +200,8 @@ def place(
     Raises ``PlacementError`` for a constraint that cannot be met, with the group, the hosts, and sizes that would do,
     and for traffic of kinds that the plan has not; ``ClusterError`` for a cluster with fewer devices than ranks.
     """
-    known = {name: groups.array - plan.mesh.offset for name, groups in plan.replace(rank_map=None).kinds.items()}
+    plain = plan.replace(rank_map=None)
+    known = {name: plain.mesh.rank_range.positions(groups.array) for name, groups in plain.kinds.items()}
     sent, notes = _traffic(plan, known, traffic)
     found = bounds(plan, cluster, within or {}, known)
     ranks, machine, given = _devices(plan, cluster)
@@ -244,7 +245,7 @@ def _traffic(
     for name in sent:
         if name not in known:
             raise PlacementError(
-                f"received traffic of {name!r}; this plan has the kinds {', '.join(known)}; name one of them", kind=name
+                f"traffic of {quoted(name)} is of no kind of this plan; name one of {', '.join(known)}", kind=name
             )
     return sent, ()
 
@@ -252,14 +253,14 @@ def _traffic(
 def _devices(plan: Plan, cluster: Cluster) -> tuple[IntArray, Machine, IntArray]:
     """The ranks of the plan in nested order of their devices, the machine that these are, and the order given."""
     span = plan.mesh.rank_range
-    ranks = np.arange(span.offset, span.stop)
+    ranks = span.ascending
     cluster.hosts_of(ranks)
     place_of = np.empty(cluster.size, dtype=np.int64)
     place_of[cluster.ranks] = np.arange(cluster.size)
     nested = ranks[np.lexsort((place_of[ranks], *cluster.units[:, ranks]))]
     device_of = np.empty(span.size, dtype=np.int64)
-    device_of[nested - span.offset] = np.arange(span.size)
-    given = device_of[span.ranks(np.arange(span.size)) - span.offset]
+    device_of[np.searchsorted(ranks, nested)] = np.arange(span.size)
+    given = device_of[np.searchsorted(ranks, span.ranks(np.arange(span.size)))]
     return nested, Machine.of(cluster, nested), given
 
 
@@ -291,7 +292,7 @@ def _search(
 def _unmet(costing: Costing, found: Sequence[Bound]) -> PlacementError:
     listed = ", ".join(f"{bound.kind} within {costing.machine.levels[bound.level].name}" for bound in found)
     return PlacementError(
-        f"received constraints ({listed}) that none of the {costing.tried:,} placements tried meets; loosen one",
+        f"none of the {costing.tried:,} placements tried meets all constraints ({listed}); loosen one",
         kinds=tuple(bound.kind for bound in found),
     )
 

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankmesh.errors import ClusterError, RankmeshError
+from rankmesh.core.axes import parse_axes
+from rankmesh.errors import ClusterError, LayoutError, RankmeshError, first_line, quoted
 from rankmesh.placement.clouds import is_nodes, read_aws, read_nodes, read_switches
 from rankmesh.placement.cluster import Cluster, Host
 from rankmesh.placement.document import cluster_of, loaded
@@ -63,17 +64,24 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterError(
-            f"received the path {str(path)!r}, which cannot be read ({error}); {_FORMS}, or an axis string of the "
-            "machine (host=8,leaf=4)",
-            path=str(path),
+            f"cannot read {quoted(str(path))} ({first_line(error)}); {_instead(str(path))}", path=str(path)
         ) from error
+
+
+def _instead(path: str) -> str:
+    """What to give instead of a path: for a text of levels, the call that reads it."""
+    try:
+        parse_axes(path)
+    except LayoutError:
+        return f"{_FORMS}, or an axis string of the machine (host=8,leaf=4)"
+    return f"a text of levels is read by Cluster.parse({path!r})"
 
 
 def _data(text: str) -> Any:
     try:
         return loaded(text)
     except ValueError as error:
-        raise ClusterError(f"received a file that is neither JSON nor YAML ({error}); {_FORMS}") from error
+        raise ClusterError(f"the file is neither JSON nor YAML ({first_line(error)}); {_FORMS}") from error
 
 
 def _machine(text: str, data: Any) -> Machine:
@@ -84,9 +92,9 @@ def _machine(text: str, data: Any) -> Machine:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, RankmeshError):
             raise
-        raise ClusterError(f"received a file with something missing ({error}); {_FORMS}") from error
+        raise ClusterError(f"something is missing in the file ({first_line(error)}); {_FORMS}") from error
     if machine is None or not machine.sites:
-        raise ClusterError(f"received a file that describes no hosts; {_FORMS}")
+        raise ClusterError(f"the file describes no hosts; {_FORMS}")
     return machine
 
 

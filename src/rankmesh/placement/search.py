@@ -80,8 +80,8 @@ def search(
     if not found:
         least = f"; the least that one needs is {min(tight) / 1e9:.0f} GB a device" if tight else ""
         raise PlacementError(
-            f"received a model and {world_size} ranks that no layout fits into {room / 1e9:.0f} GB a device{least}; "
-            "take more ranks, a smaller batch, or devices with more memory",
+            f"no layout of the model on {world_size} ranks fits into {room / 1e9:.0f} GB a device{least}; take more "
+            "ranks, a smaller batch, or devices with more memory",
             world_size=world_size,
             least=min(tight, default=None),
         )

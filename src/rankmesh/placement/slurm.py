@@ -15,14 +15,14 @@ Source: topology.conf(5), topology.yaml(5), and the output variables of srun(1).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankmesh.errors import ClusterError
+from rankmesh.errors import ClusterError, quoted
 from rankmesh.placement.cluster import Cluster, Host, Level
 from rankmesh.placement.machine import NETWORK, Machine, Site
-from rankmesh.placement.names import host_list
+from rankmesh.placement.names import host_list, task_counts
 
 __all__ = ["is_conf", "read_conf", "read_yaml", "slurm_job"]
 
@@ -46,7 +46,7 @@ class _Tree:
 
     def add(self, name: str, switches: str, nodes: str, line: int) -> None:
         if name in self.lines:
-            raise _refused(line, f"switch {name!r} a second time; the first is on line {self.lines[name]}")
+            raise _refused(line, f"switch {name!r} is described twice, first on line {self.lines[name]}")
         self.lines[name] = line
         self.switches[name] = host_list(switches)
         for child in self.switches[name]:
@@ -58,20 +58,22 @@ class _Tree:
         if child in place:
             first = place[child]
             raise _refused(
-                line, f"{what} {child!r} under {name!r}; line {self.lines[first]} has it under {first!r}", host=child
+                line,
+                f"{what} {child!r} is under {name!r}, and under {first!r} on line {self.lines[first]}",
+                host=child,
             )
         place[child] = name
 
     def machine(self) -> Machine:
         for child, name in self.parent.items():
             if child not in self.lines:
-                raise _refused(self.lines[name], f"switch {child!r} under {name!r}, and no line that describes it")
+                raise _refused(self.lines[name], f"switch {child!r} is under {name!r}, but no line describes it")
         heights: dict[str, int] = {}
         for name in self.lines:
             self._height(name, heights, ())
         depth = max(heights.values(), default=0)
         if depth > len(NETWORK):
-            raise ClusterError(f"received switches {depth} deep; at most {len(NETWORK)} levels are read", depth=depth)
+            raise ClusterError(f"switches are {depth} deep, but at most {len(NETWORK)} levels are read", depth=depth)
         sites = {
             node: Site(self._chain(name, heights, depth), None, self.lines[name]) for node, name in self.leaf.items()
         }
@@ -79,7 +81,7 @@ class _Tree:
 
     def _height(self, name: str, heights: dict[str, int], path: tuple[str, ...]) -> int:
         if name in path:
-            raise _refused(self.lines[name], f"switch {name!r} under itself ({' < '.join((*path, name))})")
+            raise _refused(self.lines[name], f"switch {name!r} is under itself ({' < '.join((*path, name))})")
         if name not in heights:
             children = (self._height(child, heights, (*path, name)) for child in self.switches[name])
             heights[name] = 1 + max(children, default=0)
@@ -106,19 +108,21 @@ class _Blocks:
 
     def add(self, name: str, nodes: str, line: int) -> None:
         if name in self.blocks:
-            raise _refused(line, f"block {name!r} a second time; the first is on line {self.lines[name]}")
+            raise _refused(line, f"block {name!r} is described twice, first on line {self.lines[name]}")
         self.lines[name], listed = line, host_list(nodes)
         for other, taken in self.blocks.items():
             for node in set(listed).intersection(taken):
                 raise _refused(
-                    line, f"node {node!r} in block {name!r}; line {self.lines[other]} has it in {other!r}", host=node
+                    line,
+                    f"node {node!r} is in block {name!r}, and in {other!r} on line {self.lines[other]}",
+                    host=node,
                 )
         self.blocks[name] = listed
 
     def machine(self) -> Machine:
         base, *larger = self.sizes or (0,)
         if any(not base or size % base for size in larger):
-            raise ClusterError(f"received block sizes {self.sizes}; each is a multiple of the first; mend them")
+            raise ClusterError(f"block sizes {quoted(self.sizes)} are no multiples of the first; fix the file")
         sites = {}
         for number, (name, nodes) in enumerate(self.blocks.items()):
             joined = tuple(f"{size}x{number * base // size}" for size in larger)
@@ -140,9 +144,9 @@ def read_conf(text: str) -> Machine:
         elif "blocksizes" in words:
             blocks.sizes = _sizes(words["blocksizes"].split(","), line)
         else:
-            raise _refused(line, "a line that names no switch and no block")
+            raise _refused(line, "the line names no switch and no block")
     if tree.lines and blocks.blocks:
-        raise _refused(min(blocks.lines.values()), "blocks beside switches; a file has one of the two")
+        raise _refused(min(blocks.lines.values()), "the file has blocks beside switches; it can have one of the two")
     return tree.machine() if tree.lines else blocks.machine()
 
 
@@ -157,7 +161,7 @@ def _lines(text: str) -> Iterator[tuple[int, dict[str, str]]]:
         if kept.strip():
             left = _WORD.sub("", kept).strip()
             if left:
-                raise _refused(start, f"{left!r}; a line is made of Name=value")
+                raise _refused(start, f"{quoted(left)} is no Name=value")
             yield start, {key.lower(): value for key, value in _WORD.findall(kept)}
         kept, start = "", 0
 
@@ -181,27 +185,27 @@ def read_yaml(data: list[Any], line_of: Mapping[str, int]) -> Machine:
             blocks.add(name, str(block.get("nodes") or ""), line_of.get(name, 0))
         return blocks.machine()
     raise ClusterError(
-        f"received topology {row.get('topology')!r}, which is neither a tree nor blocks; a flat network has no levels "
-        "to read; describe the machine as host=8,leaf=4"
+        f"topology {quoted(row.get('topology'))} is neither a tree nor blocks, so it has no levels to read; describe "
+        "the machine as host=8,leaf=4"
     )
 
 
 def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     rows = data.get(key)
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise ClusterError(f"received {str(rows)[:80]!r} as {key}; topology.yaml lists them; mend the file", key=key)
+        raise ClusterError(f"{key} is {quoted(rows)}; topology.yaml lists them; fix the file", key=key)
     return rows
 
 
 def _sizes(values: list[Any], line: int) -> tuple[int, ...]:
     texts = [str(value).strip() for value in values]
     if not all(re.fullmatch(r"[1-9][0-9]{0,8}", text) for text in texts):
-        raise _refused(line, f"block sizes {', '.join(texts)!r}; they are whole numbers of nodes")
+        raise _refused(line, f"block sizes {quoted(', '.join(texts))} are no whole numbers of nodes")
     return tuple(map(int, texts))
 
 
 def _refused(line: int, what: str, **values: object) -> ClusterError:
-    return ClusterError(f"received {what}; mend the file", line=line or None, **values)
+    return ClusterError(f"{what}; fix the file", line=line or None, **values)
 
 
 def slurm_job(environment: Mapping[str, str], machine: Machine | None = None) -> Cluster:
@@ -215,12 +219,13 @@ def slurm_job(environment: Mapping[str, str], machine: Machine | None = None) ->
     """
     nodes = _first(environment, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     if not nodes:
-        raise ClusterError("received an environment without SLURM_JOB_NODELIST; it is set inside a Slurm job")
+        raise ClusterError("SLURM_JOB_NODELIST is not set; run this inside a Slurm job")
     names = host_list(nodes)
-    tasks = _tasks(_first(environment, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(names)})")
+    tasks = task_counts(_first(environment, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(names)})")
     if len(tasks) != len(names):
         raise ClusterError(
-            f"received {len(tasks)} counts of tasks for the {len(names)} hosts of {nodes!r}; they must be as many",
+            f"the environment has {len(tasks)} counts of tasks for the {len(names)} hosts of {quoted(nodes)}; "
+            "start the ranks with srun",
             hosts=names,
         )
     if machine is None:
@@ -238,26 +243,15 @@ def _first(environment: Mapping[str, str], *names: str) -> str:
     return next((environment[name] for name in names if environment.get(name)), "")
 
 
-def _tasks(text: str) -> list[int]:
-    """``4(x2),2`` is 4, 4, 2."""
-    counts: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*([0-9]{1,6})(?:\(x([0-9]{1,6})\))?\s*", part)
-        if found is None:
-            raise ClusterError(f"received the tasks per node {text[:80]!r}; Slurm writes 4 or 4(x2),2", received=text)
-        counts += [int(found[1])] * int(found[2] or 1)
-    return counts
-
-
-def _dealt(environment: Mapping[str, str], tasks: list[int]) -> tuple[int, ...] | None:
+def _dealt(environment: Mapping[str, str], tasks: Sequence[int]) -> tuple[int, ...] | None:
     """The rank at each task, host by host; None where hosts are filled one after the other."""
     how = environment.get("SLURM_DISTRIBUTION", "block").split(":")[0].split(",")[0].lower()
     if how in ("block", ""):
         return None
     if how != "cyclic":
         raise ClusterError(
-            f"received SLURM_DISTRIBUTION={how!r}; block and cyclic are read from the environment; let the ranks say "
-            "where they are: rankmesh cluster inside the job, or rm.discover()",
+            f"SLURM_DISTRIBUTION is {quoted(how)}, but only block and cyclic can be read from the environment; let the "
+            "ranks say where they are: rankmesh cluster inside the job, or rm.discover()",
             received=how,
         )
     rounds = [(turn, host) for turn in range(max(tasks)) for host, count in enumerate(tasks) if turn < count]

@@ -27,7 +27,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from rankmesh.errors import PlacementError
+from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.document import loaded
 
 __all__ = ["COLLECTIVES", "Message", "Traffic"]
@@ -48,13 +48,13 @@ class Message:
         name = str(self.collective).replace("_", "-")
         if name not in COLLECTIVES:
             raise PlacementError(
-                f"received collective {self.collective!r}; it is one of {', '.join(COLLECTIVES)}; name one of them",
+                f"unknown collective {quoted(self.collective)}; give one of {', '.join(COLLECTIVES)}",
                 received=self.collective,
             )
         for what, value in (("bytes", self.bytes), ("times", self.times)):
             if not _is_amount(value):
                 raise PlacementError(
-                    f"received {value!r} as {what} of {name}; it is a number of at least 0", received=value
+                    f"{what} of {name} is {quoted(value)}; give a number of at least 0", received=value
                 )
         object.__setattr__(self, "collective", name)
 
@@ -72,8 +72,8 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
 
     def __init__(self, kinds: Mapping[str, Iterable[Message | Mapping[str, Any]]]) -> None:
         if not isinstance(kinds, Mapping):
-            raise PlacementError(f"received {str(kinds)[:80]!r} as traffic; {_FORM}", received=kinds)
-        object.__setattr__(self, "_kinds", {str(name): tuple(_messages(name, rows)) for name, rows in kinds.items()})
+            raise PlacementError(f"{quoted(kinds)} is no traffic; {_FORM}", received=kinds)
+        self._kinds = {str(name): tuple(_messages(name, rows)) for name, rows in kinds.items()}
 
     @classmethod
     def read(cls, path: str | Path) -> Traffic:
@@ -82,9 +82,7 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
             data = loaded(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             why = " ".join(str(error).split())
-            raise PlacementError(
-                f"received traffic file {str(path)!r}, which cannot be read ({why}); {_FORM}"
-            ) from error
+            raise PlacementError(f"cannot read traffic file {quoted(str(path))} ({why}); {_FORM}") from error
         try:
             return cls(data)
         except PlacementError as error:
@@ -115,9 +113,6 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
     def __hash__(self) -> int:
         return hash(json.dumps(self.to_dict(), sort_keys=True))
 
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"received a new value for {name!r}; traffic is frozen; make another one")
-
     def __reduce__(self) -> tuple[object, ...]:
         return Traffic, (self.to_dict(),)
 
@@ -127,7 +122,7 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
 
 def _messages(name: object, rows: object) -> Iterator[Message]:
     if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
-        raise PlacementError(f"received {str(rows)[:80]!r} as traffic of {name!r}; {_FORM}", kind=name)
+        raise PlacementError(f"traffic of {quoted(name)} is {quoted(rows)}; {_FORM}", kind=name)
     for row in rows:
         if isinstance(row, Message):
             yield row
@@ -137,5 +132,5 @@ def _messages(name: object, rows: object) -> Iterator[Message]:
             "bytes",
             "times",
         }:
-            raise PlacementError(f"received {str(row)[:80]!r} as traffic of {name!r}; {_FORM}", kind=name)
+            raise PlacementError(f"traffic of {quoted(name)} has {quoted(row)}; {_FORM}", kind=name)
         yield Message(**row)

@@ -17,7 +17,7 @@ import numpy as np
 
 from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import PlacementError
+from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.cost import Machine
 
@@ -38,11 +38,11 @@ def bounds(
 ) -> tuple[Bound, ...]:
     """The constraints by name of kind, checked against plan and cluster; innermost level first."""
     if not isinstance(within, Mapping):
-        raise PlacementError(f"received {within!r} as within; it is kinds with their level, such as {{'tp': 'host'}}")
+        raise PlacementError(f"within is {quoted(within)}; give the level of each kind, such as {{'tp': 'host'}}")
     for kind in within:
         if kind not in groups:
             raise PlacementError(
-                f"received within {kind!r}; this plan has the kinds {', '.join(groups)}; name one of them", kind=kind
+                f"within names {quoted(kind)}, no kind of this plan; name one of {', '.join(groups)}", kind=kind
             )
     found = [Bound(kind, cluster.level(level), groups[kind]) for kind, level in within.items()]
     return tuple(sorted(found, key=lambda bound: bound.level))
@@ -99,11 +99,11 @@ def _refused(
     sizes = tuple(each for each in range(1, common + 1) if common % (each * others) == 0)
     nearest = sizes[-3:] if size > sizes[-1] else sizes if sizes else ()
     together = f", in sets of {largest} with what must be there too" if others > 1 else ""
-    group = tuple(int(position) + plan.mesh.offset for position in bound.groups[0])
+    group = tuple(int(rank) for rank in plan.mesh.rank_range.ascending[bound.groups[0]])
     remedy = f"sizes of {bound.kind} that would fit: {', '.join(map(str, nearest))}" if sizes else "loosen a constraint"
     return PlacementError(
-        f"received {bound.kind} within {level}, groups of {size} ranks such as {list(group[:8])}{together}; these "
-        f"cannot fill {level} {shown}, whose devices {largest} does not divide; {remedy}",
+        f"{bound.kind} does not fit within {level}: groups of {size} ranks such as {list(group[:8])}{together} cannot "
+        f"fill {level} {shown}, whose devices {largest} does not divide; {remedy}",
         kind=bound.kind,
         level=level,
         group=group,

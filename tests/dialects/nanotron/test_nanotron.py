@@ -265,7 +265,7 @@ def test_refusals(ranks):
     """4 ranks: sizes, backends, hosts and places that cannot be; nothing is left of a context that failed."""
     words = [
         "world_size is 4, but dp 1 x tp 2",
-        "x ep 2 = 4; dp x 4 must be the world size",
+        "x ep 2 = 8; leave dp out, or use dp=1",
         "received backend 'mpi' in a world of backend 'gloo'",
         "received local_world_size = 3 for world_size = 4",
         "received LOCAL_WORLD_SIZE='four'",
