@@ -30,10 +30,10 @@ class _Recorder:
         return document
 
 
-class _Siblings:
+class _HostRanks:
     """No other rank on this host."""
 
-    def unresponsive(self, spoken):
+    def unresponsive(self, responded):
         return {}
 
     def signalled(self):
@@ -44,7 +44,7 @@ def _inquiries(board, rank, world_size):
     """Inquiries that are taken quickly, and where nobody is given up."""
     pace = Pace(0.5, world_size)
     pace.grace = LONG
-    return Inquiries(board, _Recorder(rank, world_size), _Siblings(), pace)
+    return Inquiries(board, _Recorder(rank, world_size), _HostRanks(), pace)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from rankmesh.backend import recorder
 from rankmesh.debug import watch
 from rankmesh.debug.doctor import doctor
 from rankmesh.debug.doctor.folder import read_folder
-from rankmesh.debug.watch import siblings
+from rankmesh.debug.watch import host as on_host
 from rankmesh.debug.watch.recorder import together
 from rankmesh.errors import AgreementError, ConnectError
 
@@ -451,7 +451,7 @@ def test_a_signal_that_c_handles_is_left_alone(tmp_path):
     with (tmp_path / "own").open("w+") as file:
         faulthandler.register(signal.SIGUSR1, file=file)
         try:
-            here = siblings.Siblings("mine", 0, tmp_path)
+            here = on_host.HostRanks("mine", 0, tmp_path)
             here.close()
             os.kill(os.getpid(), signal.SIGUSR1)
             file.seek(0)
@@ -459,7 +459,7 @@ def test_a_signal_that_c_handles_is_left_alone(tmp_path):
         finally:
             faulthandler.unregister(signal.SIGUSR1)
     assert not here.by_signal
-    again = siblings.Siblings("mine", 0, tmp_path)
+    again = on_host.HostRanks("mine", 0, tmp_path)
     again.close()
     assert again.by_signal
 
@@ -486,7 +486,7 @@ def test_what_killed_ranks_left(tmp_path):
     def left(name, age=100, **about):
         folder = tmp_path / f"rankmesh-watch-{name}"
         folder.mkdir()
-        here = {"pid": os.getpid(), "began": siblings._began(os.getpid()), "space": siblings._space()}
+        here = {"pid": os.getpid(), "began": on_host._began(os.getpid()), "space": on_host._space()}
         for rank in (0, 1):
             (folder / f"{rank}.stacks").touch()
         (folder / "0.json").write_text(json.dumps({**here, **about}), encoding="utf-8")
@@ -497,7 +497,7 @@ def test_what_killed_ranks_left(tmp_path):
     left("elsewhere", began="1", space="pid:[1]")
     left("starts", age=0, began="1")
     (tmp_path / "rankmesh-watch-empty").mkdir()
-    siblings.Siblings("mine", 0, tmp_path).close()
+    on_host.HostRanks("mine", 0, tmp_path).close()
     found = sorted(folder.name.rpartition("-")[2] for folder in tmp_path.iterdir())
     assert found == ["elsewhere", "empty", "runs", "starts"]
 

@@ -1,8 +1,8 @@
 """Recordings of a hang: which ranks diverged, in which group, at which call. No torch, and no code of a file is run.
 
 ```
-files ── formats, reader ──> Recording ── folder ──> one a rank ── history ──> tracks of each group
-      tracks ── waits ──> who waits for whom ── divergence, roots ──> causes ── diagnosis ──> verdict
+files ── formats, columns, reader ──> Recording ── folder ──> one a rank ── history ──> tracks of each group
+tracks ── waits, exchanges ──> who waits for whom ── order, roots, cycles ──> causes ── diagnosis ──> report
 ```
 """
 

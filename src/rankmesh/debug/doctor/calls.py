@@ -88,7 +88,7 @@ class Difference:
 
 
 def difference(calls: Sequence[Comparable]) -> Difference | None:
-    """What differs between the calls that the members of a group made at one turn; None when they are one call."""
+    """What differs between the calls that the members of a group made under one number; None when they are one call."""
     if not calls:
         return None
     first, *others = calls
@@ -152,8 +152,8 @@ def _shapes(sizes: object, dtypes: object) -> list[tuple[tuple[int, ...], str]]:
 def merged(parts: Sequence[Signature]) -> Signature:
     """One call that stands for these: its facts are those of all of them, one after the other."""
     first, *others = parts
-    told = [first, *(part for part in others if part.operation != "coalesced")][:_MOST]
+    parts = [first, *(part for part in others if part.operation != "coalesced")][:_MOST]
     facts: dict[str, tuple[Any, ...]] = dict.fromkeys(first.signature, ())
-    for part in told:
+    for part in parts:
         facts |= {name: (*facts[name], *value) for name, value in part.facts if name in facts}  # type: ignore[misc]
-    return Signature("+".join(part.operation for part in told), tuple(facts.items()), first.shown)
+    return Signature("+".join(part.operation for part in parts), tuple(facts.items()), first.shown)

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rankmesh.debug.doctor.groups import KnownGroup
-from rankmesh.debug.doctor.history import History
-from rankmesh.debug.doctor.waits import PendingCall
+from rankmesh.debug.doctor.history import History, PendingCall
 from rankmesh.errors import in_words
 
 __all__ = ["CAUSES", "Cause", "cause_of", "wait_in"]

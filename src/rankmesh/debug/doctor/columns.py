@@ -240,7 +240,7 @@ def _queued(every: Mapping[str, Ints], apart: Bools, on_device: Bools, batches: 
 
 
 def _lives(rows: dict[str, Any]) -> dict[str, Any]:
-    """Without the calls of a group before it was made again under its name: its last life counts."""
+    """Without the calls of a group before it was made again under its name."""
     order = np.argsort(rows["group"], kind="stable")
     group, number = rows["group"][order], rows["number"][order]
     again = np.flatnonzero((group[1:] == group[:-1]) & (number[1:] <= 1) & (number[:-1] > 1)) + 1

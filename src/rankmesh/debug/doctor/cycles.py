@@ -4,7 +4,7 @@
 rank 0 ─> call 7 of tp@dp0 ─> rank 1 ─> call 3 of dp@tp1 ─> rank 0        deadlock, or one of them left the order
 ```
 
-Ranks of the same kinds of group tell: where others made the call that is missed before the call in which the missing
+Ranks of the same kinds of group decide: where others made the call that is missed before the call in which the missing
 rank is, that rank is the cause.
 """
 
@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rankmesh.debug.doctor.causes import Cause, cause_of, wait_in
-from rankmesh.debug.doctor.history import History
+from rankmesh.debug.doctor.history import History, PendingCall
 from rankmesh.debug.doctor.order import votes
-from rankmesh.debug.doctor.waits import PendingCall, Waits
+from rankmesh.debug.doctor.waits import Waits
 from rankmesh.errors import in_words
 
 __all__ = ["crossed", "cycles"]

@@ -15,11 +15,11 @@ from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.causes import CAUSES, Cause
 from rankmesh.debug.doctor.folder import read_folder
 from rankmesh.debug.doctor.groups import KnownGroup
-from rankmesh.debug.doctor.history import History, history_of
+from rankmesh.debug.doctor.history import History, PendingCall, history_of
 from rankmesh.debug.doctor.order import departure, divergences
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.debug.doctor.roots import roots
-from rankmesh.debug.doctor.waits import PendingCall, Waits, waits_of
+from rankmesh.debug.doctor.waits import Waits, waits_of
 from rankmesh.errors import in_words
 
 __all__ = ["Diagnosis", "diagnose", "doctor"]
@@ -79,7 +79,7 @@ class Diagnosis:
 
 
 def doctor(folder: str | Path, plan: Plan | None = None) -> Diagnosis:
-    """What hangs, by the recordings in a folder; a plan tells the groups by kind and coordinate.
+    """What hangs, by the recordings in a folder; a plan names the groups by kind and coordinate.
 
     Raises ``RecordingError`` for a folder without recordings.
     """
@@ -101,8 +101,8 @@ def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, note
         if not (cause.cause in _EXPLAINED and (odd & set(cause.ranks) or _follows(cause, numbers)))
     ]
     causes = _ordered(history, waits, [*diverged, *others])
-    told = [_with_departure(history, cause) if place < _TOLD else cause for place, cause in enumerate(causes)]
-    return Diagnosis(tuple(told), waiting, history.world_size, notes, history, waits)
+    causes = [_with_departure(history, cause) if place < _TOLD else cause for place, cause in enumerate(causes)]
+    return Diagnosis(tuple(causes), waiting, history.world_size, notes, history, waits)
 
 
 def _follows(cause: Cause, diverged: Mapping[KnownGroup, int]) -> bool:

@@ -85,7 +85,7 @@ def chosen(recordings: list[Recording], refused: list[str]) -> Found:
 
 
 def _newest(recording: Recording) -> tuple[bool, int, int]:
-    return recording.spoke, recording.written, int(recording.created[-1]) if len(recording) else 0
+    return recording.is_own, recording.written, int(recording.created[-1]) if len(recording) else 0
 
 
 def _of_one_job(recordings: list[Recording]) -> list[Recording]:
@@ -113,7 +113,7 @@ def _of_one_inquiry(recordings: list[Recording]) -> list[Recording]:
 
 
 def _of_one_time(recordings: list[Recording]) -> list[Recording]:
-    """Without those of an earlier life of the job, which the newest shows: see ``_is_older``."""
+    """Without those of an earlier attempt, as the newest shows: see ``_is_older``."""
     newest = max(recordings, key=lambda recording: int(recording.created[-1]) if len(recording) else 0)
     return [recording for recording in recordings if not _is_older(recording, newest)]
 
@@ -129,7 +129,7 @@ def _is_older(one: Recording, newest: Recording) -> bool:
     return False
 
 
-# What is chosen, one after the other, and what is said of the others.
+# What is chosen, one after the other, and what the note says of the others.
 _CHOICES = (
     (_of_one_job, "another job"),
     (_of_one_attempt, "an earlier attempt"),

@@ -57,13 +57,13 @@ def known_groups(
 ) -> dict[tuple[int, int], KnownGroup]:
     """For each rank and each group of its recording, which group of the job that is."""
     seen = _seen(recordings)
-    told = _told(recordings, seen)
+    listed = _listed_members(recordings, seen)
     made: dict[tuple[str, tuple[int, ...]], KnownGroup] = {}
     result = {}
     namer = _Namer(plan, world_size)
     for rank, recording in recordings.items():
         for index, group in enumerate(recording.groups):
-            members = group.members or told.get((group.name, rank)) or namer.guess(group, seen[group.name])
+            members = group.members or listed.get((group.name, rank)) or namer.guess(group, seen[group.name])
             key = group.name, members
             if key not in made:
                 made[key] = namer.known(group, members)
@@ -80,8 +80,10 @@ def _seen(recordings: Mapping[int, Recording]) -> dict[str, set[int]]:
     return seen
 
 
-def _told(recordings: Mapping[int, Recording], seen: Mapping[str, set[int]]) -> dict[tuple[str, int], tuple[int, ...]]:
-    """What one member says of the members holds for those that do not say it."""
+def _listed_members(
+    recordings: Mapping[int, Recording], seen: Mapping[str, set[int]]
+) -> dict[tuple[str, int], tuple[int, ...]]:
+    """The members by group and rank: what one member lists holds for those that list none."""
     listed = {(group.name, group.members) for r in recordings.values() for group in r.groups if group.members}
     return {
         (name, rank): members

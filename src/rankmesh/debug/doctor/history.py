@@ -22,7 +22,7 @@ from rankmesh.debug.doctor.columns import Bools, GroupName, Ints
 from rankmesh.debug.doctor.groups import KnownGroup, known_groups
 from rankmesh.debug.doctor.recording import Recording
 
-__all__ = ["History", "Track", "history_of"]
+__all__ = ["History", "PendingCall", "Track", "history_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +53,33 @@ class Track:
         """Where a call is in this track; None when it is not there."""
         place = int(np.searchsorted(self.numbers, number))
         return place if place < len(self.numbers) and self.numbers[place] == number else None
+
+
+@dataclass(eq=False)
+class PendingCall:
+    """One unfinished call of a group: who waits in it, and who has not entered it.
+
+    ``failed``: the call is over, without having come through. ``delay``: the missing came so many seconds after the
+    others, who had given up by then.
+    """
+
+    group: KnownGroup
+    number: int
+    operation: str
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+    numbered: bool = True
+    site: str = ""
+    since: int = 2**63 - 1
+    failed: bool = False
+    delay: float = 0.0
+    is_ambiguous: bool = False
+
+    @property
+    def name(self) -> str:
+        """``all_reduce, call 42 of dp@tp1``; with torch's name of the group where others have the same label."""
+        of = f"{self.group} ({self.group.name[:40]})" if self.is_ambiguous else str(self.group)
+        return f"{self.operation}, call {self.number} of {of}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +131,7 @@ class History:
     def has(self, rank: int) -> bool:
         """Whether the rank left a recording of its own."""
         recording = self.recordings.get(rank)
-        return recording is not None and recording.spoke
+        return recording is not None and recording.is_own
 
     def are_alive(self, ranks: Iterable[int]) -> bool:
         """Whether others saw that the processes of these ranks run."""
@@ -181,10 +208,10 @@ def _tracks(recording: Recording, numbers: Ints) -> list[tuple[int, Track]]:
 
 
 def _world_size(recordings: Mapping[int, Recording], plan: Plan | None) -> int:
-    """The size of the world: of the plan, as recordings say, or up to the last rank that any of them speaks of."""
+    """The size of the world: of the plan, as recordings say, or up to the last rank that any of them lists."""
     if plan is not None:
         return plan.world_size
-    said = [recording.world_size for recording in recordings.values() if recording.world_size]
+    given = [recording.world_size for recording in recordings.values() if recording.world_size]
     listed = {group.members for recording in recordings.values() for group in recording.groups if group.members}
-    spoken = max((max(members) for members in listed), default=0)
-    return max([*said, spoken + 1, max(recordings, default=0) + 1])
+    last = max((max(members) for members in listed), default=0)
+    return max([*given, last + 1, max(recordings, default=0) + 1])

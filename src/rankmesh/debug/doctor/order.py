@@ -7,7 +7,7 @@ rank 3      all_reduce  broadcast                    different: nobody else make
 ```
 
 Who is odd is decided by the most, among two by what the other groups of the kind did at this call. A rank that leaves
-out one of many equal calls diverges later, or only waits elsewhere: its first departure is told by lines of code.
+out one of many equal calls diverges later, or only waits elsewhere: lines of code show its first departure.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ import numpy as np
 from rankmesh.debug.doctor.calls import Signature, difference, odd_ones
 from rankmesh.debug.doctor.causes import Cause
 from rankmesh.debug.doctor.groups import KnownGroup
-from rankmesh.debug.doctor.history import History, Track
-from rankmesh.debug.doctor.waits import PendingCall
+from rankmesh.debug.doctor.history import History, PendingCall, Track
 from rankmesh.errors import in_words
 
 __all__ = ["Departure", "departure", "divergences", "votes"]
@@ -93,7 +92,7 @@ def _aborted(history: History, group: KnownGroup) -> Iterator[Cause]:
 
 
 def _hidden(history: History, group: KnownGroup) -> Iterator[Cause]:
-    """What the flight recorder does not keep and the stacks of waiting ranks tell: root and reduction."""
+    """Roots and reductions that differ: the stacks of waiting ranks have them, the flight recorder does not."""
     calls: dict[int, dict[int, Signature]] = {}
     for rank, track in history.tracks[group].items():
         about = history.recordings[rank].in_call

@@ -42,7 +42,7 @@ _RANKS = 2**20
 
 @dataclass(frozen=True)
 class InCall:
-    """The call that a rank's program was in when it spoke, as its Python frames told; ``running`` where in none."""
+    """The call that a rank's program was in, by its Python frames; ``running`` where it was in none."""
 
     operation: str = ""
     group: str = ""
@@ -95,8 +95,8 @@ class Recording:
         return True  # one without calls is there all the same
 
     @property
-    def spoke(self) -> bool:
-        """Whether there are calls; a rank that could not speak has only what others saw of it."""
+    def is_own(self) -> bool:
+        """Whether the rank wrote it; of an unresponsive one there is only what others saw of it."""
         return not self.state
 
 
@@ -187,7 +187,7 @@ def _named(groups: Sequence[GroupName], data: Mapping[str, Any]) -> list[GroupNa
 def _counted(groups: list[GroupName], status: object) -> list[GroupName]:
     """The groups with the last call that torch says was handed over: also where the calls themselves are gone.
 
-    torch counts by numbers of its own, which only calls tell. Of groups without calls the order tells: torch names and
+    torch counts by its own numbers, which calls have. For groups without calls the order decides: torch names and
     numbers groups as they are made.
     """
     if not isinstance(status, Mapping):

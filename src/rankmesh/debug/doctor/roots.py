@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from rankmesh.debug.doctor.causes import Cause, cause_of, wait_in
 from rankmesh.debug.doctor.cycles import crossed, cycles
 from rankmesh.debug.doctor.groups import KnownGroup
-from rankmesh.debug.doctor.history import History
+from rankmesh.debug.doctor.history import History, PendingCall
 from rankmesh.debug.doctor.order import votes
-from rankmesh.debug.doctor.waits import PendingCall, Waits
+from rankmesh.debug.doctor.waits import Waits
 from rankmesh.errors import in_words
 
 __all__ = ["roots"]
@@ -41,7 +41,7 @@ def roots(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) ->
 
 
 def _never_came(history: History, waits: Waits) -> Iterator[Cause]:
-    """Dead, absent and late ranks: each is told at the call in which most wait for it, or first did."""
+    """Dead, absent and late ranks: each at the call in which most wait for it, or first did."""
     worst: dict[int, PendingCall] = {}
     for call in waits.calls:
         for rank in call.missing:

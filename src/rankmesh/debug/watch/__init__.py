@@ -1,10 +1,10 @@
-"""The recorder and the watch: what a hung job leaves behind, and who tells what hung before the backend kills it.
+"""The recorder and the watch: what a hung job leaves behind, and a diagnosis before the backend ends it.
 
 ```
 recorder   calls with frames, kept by torch in a ring buffer ──> this rank's recording
 stacks     where each thread is, and in which call with which peer
 watch      a thread: a call lasts too long, another rank asks, or SIGUSR1  ──> every rank writes its recording, once
-gather     rank 0, or the first rank that still speaks  ──> the verdict, in the log and in the folder
+gather     rank 0, or the lowest responsive rank  ──> the diagnosis, in the log and in the folder
 ```
 """
 

@@ -18,8 +18,8 @@ from rankmesh.backend import recorder
 from rankmesh.debug.doctor.diagnosis import diagnose
 from rankmesh.debug.doctor.report import report
 from rankmesh.debug.watch.board import Board
+from rankmesh.debug.watch.host import HostRanks
 from rankmesh.debug.watch.recorder import Recorder
-from rankmesh.debug.watch.siblings import Siblings
 from rankmesh.debug.watch.stacks import Mark
 
 __all__ = ["Heard", "Inquiries", "Pace"]
@@ -58,11 +58,11 @@ class Pace:
 class Inquiries:
     """The inquiries of one rank: ``number`` is the one that comes, ``hung`` whether a call was why the last began."""
 
-    def __init__(self, board: Board, recorder: Recorder, siblings: Siblings, pace: Pace) -> None:
+    def __init__(self, board: Board, recorder: Recorder, host: HostRanks, pace: Pace) -> None:
         self.number = 0
         self.hung = False
         self._looks = 0
-        self._board, self._recorder, self._siblings, self._pace = board, recorder, siblings, pace
+        self._board, self._recorder, self._host, self._pace = board, recorder, host, pace
 
     def asked(self) -> bool:
         """Whether a rank has begun the inquiry that comes.
@@ -95,7 +95,7 @@ class Inquiries:
             # Now that all is said there is time to load what names the frames; what is recorded stays what it was.
             self._leave(self._recorder.with_lines(document))
         # A rank that was slow to speak was sent SIGUSR1 for its stacks: that is answered.
-        self._siblings.signalled()
+        self._host.signalled()
         self.hung = self._board.has(f"hangs/{self.number}")
         self.number += 1
 
@@ -128,7 +128,7 @@ class Inquiries:
 
     def _tell_of_silent(self, spoke: set[int]) -> None:
         """Leave what ranks of this host that have not spoken look like from outside."""
-        for rank, look in self._siblings.unresponsive(spoke).items():
+        for rank, look in self._host.unresponsive(spoke).items():
             if self._board.recording(rank, self.number) is None:
                 self._board.leave(rank, self.number, self._recorder.unresponsive(rank, look))
 

@@ -24,7 +24,7 @@ from rankmesh.backend import recorder as calls
 from rankmesh.backend.registries import registered
 from rankmesh.debug.doctor.formats import parsed
 from rankmesh.debug.watch import stacks
-from rankmesh.debug.watch.siblings import Look
+from rankmesh.debug.watch.host import Look
 from rankmesh.errors import first_line
 from rankmesh.launch.started import host_name
 
@@ -48,7 +48,7 @@ def prepare(calls: int = CALLS) -> None:
 
 
 class Recorder:
-    """What this rank records: made by its program while the world lives, and able to tell when that is gone."""
+    """What this rank records: made while the world lives, and still there when that is gone."""
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -112,7 +112,7 @@ class Recorder:
         return {"ended": False, "in_call": self.in_call(mark)[0], "threads": stacks.threads()}
 
     def unresponsive(self, rank: int, look: Look) -> dict[str, Any]:
-        """What another rank of this host looks like, which does not speak: a recording without calls."""
+        """What an unresponsive rank of this host looks like: a recording without calls."""
         seen = {"state": look.state, "alive": look.alive, "threads": {"": look.stacks.splitlines()[:200]}}
         about = {**self._about(""), "rank": rank, "pid": 0, **seen}
         return {"version": "2.10", "entries": [], "rankmesh": about}
@@ -160,13 +160,13 @@ def _apart(entry: Mapping[str, Any], both: Collection[str]) -> Mapping[str, Any]
 
 
 def _twice(config: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The groups by name, those whose calls are told apart under both of their names."""
+    """The groups by name, those with calls on the CPU and on the GPU under both names."""
     apart = {name for entry in entries if (name := _group(entry)).endswith(_OTHER)}
     return {**config, **{name: config.get(name.removesuffix(_OTHER), {}) for name in apart}}
 
 
 def _identity(entry: Mapping[str, Any]) -> tuple[object, ...]:
-    """What tells one call of a rank from all others."""
+    """What only this call of the rank has."""
     numbers = (entry.get(name) for name in ("collective_seq_id", "p2p_seq_id", "op_id", "time_created_ns"))
     return _group(entry), entry["profiling_name"], *numbers
 

@@ -1,8 +1,8 @@
-"""The watch: a thread that speaks for its rank when its program cannot.
+"""The watch: a thread that records its rank when its program cannot.
 
 ```
 every tick   a call under way for longer than the limit? another rank asks? SIGUSR1?
-then         all ranks speak, and one of them tells the verdict (``inquiries``)
+then         all responsive ranks write their recordings, and one of them diagnoses (``inquiries``)
 ```
 """
 
@@ -19,25 +19,21 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-from rankmesh.backend import recorder as calls
 from rankmesh.backend.default import default_group
 from rankmesh.core.limits import time_limit
 from rankmesh.debug.watch.board import Board
+from rankmesh.debug.watch.host import HostRanks
 from rankmesh.debug.watch.inquiries import Inquiries, Pace
+from rankmesh.debug.watch.overdue import Overdue
 from rankmesh.debug.watch.recorder import Recorder
-from rankmesh.debug.watch.siblings import Siblings
-from rankmesh.debug.watch.stacks import Mark
 from rankmesh.runtime.told import asked_of
 
 __all__ = ["Watch", "start"]
 
 _log = logging.getLogger("rankmesh.watch")
-# Seconds between two readings of the recorder while a group stands still; a full one takes a while.
-_READING = 10.0
 _MEET, _PATIENT = timedelta(seconds=60), timedelta(seconds=5)
-# Seconds that a rank waits at its beginning for the others' word, and at its end for a watch that has nothing to say.
+# Seconds that a rank waits at its beginning for the others, and at its end for an idle watch.
 _MOMENT = 1.0
 # Seconds that an inquiry may take, beside the reading of its recordings.
 _INQUIRY = 30.0
@@ -47,9 +43,9 @@ _sessions = count()
 class Watch:
     """The watch of this rank: ``close`` it before the world is destroyed, or leave that to the end of the program.
 
-    ``folder`` is where recordings go, None for nowhere but the store; ``verdict`` is what was told when the ranks spoke
-    last, None where nothing was. ``heard`` is given the verdict, in place of the log; ``place`` is where the ranks of
-    this host find each other.
+    ``folder`` is where recordings go, None for nowhere but the store; ``verdict`` is the last diagnosis in one sentence,
+    None before the first. ``heard`` takes the diagnosis, in place of the log; ``place`` is where the ranks of this
+    host find each other.
     """
 
     def __init__(
@@ -64,10 +60,10 @@ class Watch:
         self.folder = folder
         self.verdict: str | None = None
         self._heard = heard
-        self._limit = None if limit is None else limit.total_seconds()
-        self._patience = self._limit or world.timeout.total_seconds() / 2
+        patience = (limit or world.timeout / 2).total_seconds()
         self._recorder = Recorder()
-        self._pace = Pace(self._patience, self._recorder.world_size)
+        self._overdue = Overdue(self._recorder, patience, limited=limit is not None)
+        self._pace = Pace(patience, self._recorder.world_size)
         self._store = None if world.store is None else world.store.clone()
         if self._store is not None:
             self._store.set_timeout(_PATIENT)
@@ -76,12 +72,7 @@ class Watch:
         self._board: Board | None = None
         self._stop, self._met = threading.Event(), threading.Event()
         self._inquiries_over = 0
-        self._speaking = self._hung = False
-        self._mark: Mark | None = None
-        self._since = self._read_at = time.monotonic()
-        self._unfinished: dict[tuple[int, str], str] = {}
-        # Calls made until then have been told of.
-        self._told_until = 0.0
+        self._responding = self._hung = False
         self._told = threading.Condition()
         self._wanted: str | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="rankmesh-watch")
@@ -95,29 +86,29 @@ class Watch:
 
     def _run(self) -> None:
         try:
-            session = self._meet()
+            session = self._joined()
         except (RuntimeError, OSError) as error:
             _log.warning("rankmesh: no watch on rank %s: %s", self._recorder.rank, error)
             return
         self._board = board = Board(session, self.folder, self._store)
-        siblings = Siblings(session, self._recorder.rank, self._place)
-        inquiries = Inquiries(board, self._recorder, siblings, self._pace)
+        host = HostRanks(session, self._recorder.rank, self._place)
+        inquiries = Inquiries(board, self._recorder, host, self._pace)
         self._met.set()
         try:
             while not self._stop.wait(self._pace.tick):
-                self._look(siblings, inquiries)
+                self._look(host, inquiries)
             with suppress(RuntimeError):  # a store that is gone keeps nothing
                 self._leave_nothing(inquiries)
         finally:
-            siblings.close()
+            host.close()
 
     @property
     def _key(self) -> str:
-        """Where the ranks of this session meet in the store."""
+        """The key of this session in the store."""
         return f"rankmesh/watch/{self._recorder.attempt}/{self._number}"
 
-    def _meet(self) -> str:
-        """A word that this session's ranks share: rank 0 makes it up."""
+    def _joined(self) -> str:
+        """A token that this session's ranks share: rank 0 makes it up."""
         if self._store is None:
             return f"{os.getppid()}-{self._number}"
         if self._recorder.rank == 0:
@@ -144,7 +135,7 @@ class Watch:
         self._stop.set()
         asked_of.remove(self.ask)
         self._thread.join(_MOMENT)
-        if self._speaking:
+        if self._responding:
             self._thread.join(2 * self._pace.grace + self._pace.reading)
         atexit.unregister(self.close)
         board, self._store, self._board = self._board, None, None
@@ -162,26 +153,26 @@ class Watch:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # -- when to speak -----------------------------------------------------------------------------------------
+    # -- when to respond -----------------------------------------------------------------------------------------
 
-    def _look(self, siblings: Siblings, inquiries: Inquiries) -> None:
+    def _look(self, host: HostRanks, inquiries: Inquiries) -> None:
         self._recorder.look()
-        reason = self._wanted or ("SIGUSR1" if siblings.signalled() else "")
+        reason = self._wanted or ("SIGUSR1" if host.signalled() else "")
         if not reason and inquiries.asked():
             reason = "another rank asked"
-        overdue = "" if reason else self._overdue()
+        overdue = "" if reason else self._overdue.reason()
         if not reason and not overdue:
             return
-        self._wanted, self._speaking = None, True
-        mark = self._mark
-        # What the program is in by now is part of what is told.
-        self._follow()
+        self._wanted, self._responding = None, True
+        mark = self._overdue.mark
+        # What the program is in by now is part of what is reported.
+        self._overdue.follow()
         began = time.monotonic()
         self.verdict = None
         inquiries.speak(reason or overdue, mark, self._hear, hangs=bool(overdue))
         if inquiries.hung:
-            self._hung, self._told_until = True, began
-        self._speaking = False
+            self._hung, self._overdue.reported = True, began
+        self._responding = False
         with self._told:
             # Who asked meanwhile has this inquiry's answer; another one would wait for ranks that have gone on.
             self._inquiries_over, self._wanted = inquiries.number, None
@@ -194,48 +185,8 @@ class Watch:
         elif text:
             _log.warning("rankmesh: %s\nrankmesh: the recordings are in %s", text, self.folder)
 
-    def _follow(self) -> dict[str, Any]:
-        """The call that the program is in, and from now on since when."""
-        call, mark = self._recorder.in_call(self._mark)
-        if mark != self._mark:
-            self._mark, self._since = mark, time.monotonic()
-        return call
-
-    def _overdue(self) -> str:
-        """Why this rank speaks up by itself: a call that lasts too long, and that no rank has told of."""
-        call = self._follow()
-        if call.get("operation") and self._lasts(self._since, self._patience):
-            # NCCL does not count what two members exchange, but the recorder has it.
-            self._since = max(self._since, _clock(calls.last_call()))
-            if self._lasts(self._since, self._patience):
-                return f"{call['operation']} is under way for {time.monotonic() - self._since:.0f} s"
-        return self._overdue_by_record()
-
-    def _overdue_by_record(self) -> str:
-        """The same of calls that no thread of this program waits for; the recorder is read when there may be any."""
-        # Groups that stand still are seen at no cost, but for what two members exchange on NCCL.
-        pause = min(_READING, self._patience / 10) if self._stands_still() else self._patience / 3
-        if time.monotonic() - self._read_at < pause:
-            return ""
-        self._read_at = time.monotonic()
-        for entry in calls.under_way():
-            limit = self._limit or float(entry.get("timeout_ms") or 0) / 2000 or self._patience
-            made = _clock(int(entry["time_created_ns"]))
-            if self._lasts(made, limit) and not entry.get("retired"):
-                return f"{entry['profiling_name']} is under way for {time.monotonic() - made:.0f} s"
-        return ""
-
-    def _stands_still(self) -> bool:
-        """Whether a group has collectives under way of which none has come through since the last look."""
-        before, self._unfinished = self._unfinished, calls.unfinished()
-        return any(before.get(group) == last for group, last in self._unfinished.items())
-
-    def _lasts(self, since: float, limit: float) -> bool:
-        """Whether what is under way since then lasts too long, and began after all that was told."""
-        return since > self._told_until and time.monotonic() - since > limit
-
     def ask(self, reason: str) -> str | None:
-        """Ask all ranks for their recordings now; the verdict, None where none was told in time."""
+        """Ask all ranks for their recordings now; the diagnosis in one sentence, None where none came in time."""
         if not self._met.is_set():
             return None
         within = _INQUIRY + self._pace.reading
@@ -252,16 +203,11 @@ def _failed() -> bool:
     return isinstance(error, RuntimeError)
 
 
-def _clock(epoch: int) -> float:
-    """A time in nanoseconds since the epoch on the clock of the watch."""
-    return time.monotonic() - (time.time() - epoch / 1e9)
-
-
 def start(folder: str | os.PathLike[str] | None = None, *, limit: float | timedelta | None = None) -> Watch:
     """Watch over this rank, in a world that is initialised; called by every rank, in the same order of watches.
 
     ``folder`` takes the recordings (else the environment's ``RANKMESH_RECORD``, else ``recordings``); ``limit`` is how
-    long a call may take, in seconds, before every rank that can still speak writes its recording: by default half of
+    long a call may take, in seconds, before every responsive rank writes its recording: by default half of
     its group's timeout.
     """
     place = Path(folder or os.environ.get("RANKMESH_RECORD") or "recordings")

@@ -1,4 +1,4 @@
-"""Siblings: the other ranks on this host, and what one that does not speak looks like from outside.
+"""The ranks of this host, and what an unresponsive one looks like from outside.
 
 ```
 /proc/PID/stat   gone                       its process is gone
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from rankmesh.debug.doctor.sites import is_library
 
-__all__ = ["Look", "Siblings"]
+__all__ = ["HostRanks", "Look"]
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _SIGNAL = getattr(signal, "SIGUSR1", None)
@@ -47,7 +47,7 @@ class Look:
     alive: bool = False
 
 
-class Siblings:
+class HostRanks:
     """The ranks of one session on this host."""
 
     def __init__(self, token: str, rank: int, place: Path | None = None) -> None:
@@ -61,9 +61,9 @@ class Siblings:
         self.by_signal = _SIGNAL is not None and not _is_taken(_SIGNAL) and not _is_caught(_SIGNAL)
         if _SIGNAL is not None and self.by_signal:
             faulthandler.register(_SIGNAL, file=self._stacks, all_threads=True)
-        self._tell()
+        self._publish()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         about = {"pid": os.getpid(), "began": _began(os.getpid()), "space": _space(), "signal": self.by_signal}
         draft = self._place / f"{self._rank}.draft"
         draft.write_text(json.dumps(about), encoding="utf-8")
@@ -73,17 +73,17 @@ class Siblings:
         """Whether SIGUSR1 has come since the last time; a program that has taken it for itself is sent none."""
         if self.by_signal and _SIGNAL is not None and _is_taken(_SIGNAL):
             self.by_signal = False
-            self._tell()
+            self._publish()
         size = os.fstat(self._stacks.fileno()).st_size
         came, self._seen = size > self._seen, size
         return came
 
-    def unresponsive(self, spoken: Collection[int]) -> dict[int, Look]:
-        """Ranks of this host that have not spoken, as they look from outside."""
+    def unresponsive(self, responded: Collection[int]) -> dict[int, Look]:
+        """Ranks of this host that have not responded, as they look from outside."""
         found = {}
         for file in self._place.glob("*.json"):
             rank = int(file.stem)
-            if rank not in spoken and rank != self._rank:
+            if rank not in responded and rank != self._rank:
                 found[rank] = self._looked_at(rank, json.loads(file.read_text(encoding="utf-8")))
         return found
 
