@@ -43,7 +43,7 @@ _sessions = count()
 class Watch:
     """The watch of this rank: ``close`` it before the world is destroyed, or leave that to the end of the program.
 
-    ``folder`` is where recordings go, None for nowhere but the store; ``verdict`` is the last diagnosis in one sentence,
+    ``folder`` is where recordings go, None for nowhere but the store; ``verdict`` is the last diagnosis as a sentence,
     None before the first. ``heard`` takes the diagnosis, in place of the log; ``place`` is where the ranks of this
     host find each other.
     """
