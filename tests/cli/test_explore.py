@@ -98,7 +98,7 @@ def test_a_measurement_is_drawn_by_group(tmp_path):
     with pytest.raises(PlacementError, match="no measurement"):
         explored("tp=2,dp=4", measured=file)
     file.write_text("{")
-    with pytest.raises(PlacementError, match="cannot be read"):
+    with pytest.raises(PlacementError, match="is not valid JSON"):
         explored("tp=2,dp=4", measured=file)
 
 

@@ -81,9 +81,9 @@ def test_a_file_that_says_nothing_is_refused(rankmesh, tmp_path, document, words
 
 def test_a_file_that_cannot_be_read(rankmesh, tmp_path):
     """An absent file and one that is no JSON are told; YAML is read."""
-    assert "cannot read" in rankmesh("transfer", "tp=2", "tp=2", "--tensors", tmp_path / "no.json").err
+    assert "cannot be read" in rankmesh("transfer", "tp=2", "tp=2", "--tensors", tmp_path / "no.json").err
     (tmp_path / "bad.json").write_text("{")
-    assert "is neither JSON nor YAML" in rankmesh("transfer", "tp=2", "tp=2", "--tensors", tmp_path / "bad.json").err
+    assert "is neither valid JSON" in rankmesh("transfer", "tp=2", "tp=2", "--tensors", tmp_path / "bad.json").err
     (tmp_path / "good.yaml").write_text("up: {shape: [8, 4], source: {cut: [tp, null]}, target: {}}")
     ran = rankmesh("transfer", "tp=2", "dp=2", "--tensors", tmp_path / "good.yaml", "--json")
     assert json.loads(ran.out)["bytes"] == 128

@@ -49,8 +49,8 @@ def test_a_file_is_read(tmp_path):
         ("tpp: {max_ctas: 8}", rm.UnknownGroup, "did you mean 'tp'"),
         ("tp: 8", rm.PlanError, r"\{'tp': 8\} is no NCCL configuration"),
         ("tp: {max_ctas: [1]}", rm.PlanError, "max_ctas"),
-        ("tp: {max_ctas: 8", rm.PlanError, "cannot read this NCCL configuration"),
-        (Path("absent.yaml"), rm.PlanError, "cannot read this NCCL configuration"),
+        ("tp: {max_ctas: 8", rm.PlanError, "is not valid YAML"),
+        (Path("absent.yaml"), rm.PlanError, "cannot be read"),
     ],
 )
 def test_bad_files_are_refused(config, error, word):

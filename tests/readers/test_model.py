@@ -56,7 +56,7 @@ def test_published_sizes():
     ("text", "match"),
     [
         ("[1]", "a mapping of names"),
-        ("a: [", "neither JSON nor YAML"),
+        ("a: [", "is not valid YAML"),
         ("layers: 2", "without hidden, heads, vocabulary"),
         ("layer: 2", "received 'layer'; known are"),
         ("#!/bin/bash\necho\n", "starts no training"),

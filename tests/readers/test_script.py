@@ -13,7 +13,7 @@ from rankmesh import PlanError
 from rankmesh.core import recipes
 from rankmesh.readers import read_config, source
 from rankmesh.readers.script import read_script
-from rankmesh.readers.words import text_of
+from rankmesh.readers.tokens import text_of
 
 RUN = "torchrun --nproc_per_node 8 pretrain_gpt.py "
 TP = RUN + "--tensor-model-parallel-size "

@@ -96,7 +96,7 @@ def test_files(tmp_path):
         ("megatron:world=8,hierarchical_cp=2-2", PlanError, "sizes joined by x"),
         ("megatron:world=8,embedding=ends", PlanError, "received 'embedding=ends'"),
         ("megatron:world=10,tp=4", PlanError, "world_size is 10"),
-        ("missing.json", PlanError, "received the path 'missing.json', which cannot be read"),
+        ("missing.json", PlanError, "the path 'missing.json' cannot be read"),
     ],
 )
 def test_bad_texts(text, error, words):
@@ -115,7 +115,7 @@ def test_a_plan_for_another_world(text):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"\xff\xfe\x00", "cannot be read"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
         (b"", "an empty file"),
         (b'{"schema": 99}', "schema 99"),
         (b'{"schema": 1, "mesh": {"axes": [["tp", 0]], "offset": 0}, "groups": []}', "size of axis 'tp' is 0"),

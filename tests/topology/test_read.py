@@ -210,7 +210,7 @@ def test_hosts_and_their_switches(read):
 )
 def test_files_that_are_none(read, text):
     """Whatever else a file holds is refused, with the path and what to give instead."""
-    with pytest.raises(ClusterError, match=r"file: .*; (give|describe) "):
+    with pytest.raises(ClusterError, match=r"file\b.*; (give|describe) "):
         read(text)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsons
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +21,7 @@ from rankmesh.cli.options import (
     tell,
 )
 from rankmesh.cli.outputs import Output, check_stdout, deliver
+from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
 from rankmesh.debug.doctor import doctor
 from rankmesh.errors import PlacementError
 from rankmesh.placement import Cluster as Machine
@@ -72,14 +72,8 @@ def _machine(text: str | None, gpus_per_node: int | None, world_size: int) -> Ma
 
 
 def _document(path: Path) -> dict[str, Any]:
-    try:
-        return dict(jsons.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise PlacementError(
-            f"received the measurement {str(path)!r}, which cannot be read ({error}); write it with "
-            "rankmesh measure SPEC --json",
-            path=str(path),
-        ) from error
+    with refused_as(PlacementError, f"measurement {str(path)!r}", "write it with rankmesh measure SPEC --json"):
+        return dict(parse_json(read_text(path, INDEX.size), INDEX))
 
 
 def command(

@@ -31,14 +31,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rankmesh.core.extras import extra
-from rankmesh.errors import RankmeshError, first_line
+from rankmesh.errors import RankmeshError, first_line, quoted
 
 __all__ = [
     "DOCUMENT",
     "INDEX",
     "Budget",
+    "Invalid",
     "Limits",
-    "NotJson",
     "Unreadable",
     "YamlTree",
     "compose_yaml",
@@ -50,7 +50,6 @@ __all__ = [
     "read_bytes",
     "read_text",
     "refused_as",
-    "shown",
 ]
 
 
@@ -58,8 +57,8 @@ class Unreadable(ValueError):
     """Why a file or a text is not read, as the end of a sentence: ``is a FIFO``, ``is not valid YAML (...)``."""
 
 
-class NotJson(Unreadable):
-    """A text that is not JSON, and may be YAML."""
+class Invalid(Unreadable):
+    """A text that is not of this syntax, and may be of another."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
     (stat.S_ISSOCK, "a socket"),
 )
-_ESCAPED = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Budget:
@@ -125,6 +124,8 @@ def refused_as(error: type[RankmeshError], what: str, fix: str, **values: object
         raise error(f"{what} is nested too deeply; {fix}", **values) from found
     except MemoryError as found:
         raise error(f"{what} takes too much memory to read; {fix}", **values) from found
+    except KeyError as found:
+        raise error(f"{what} has no {quoted(next(iter(found.args), ''))}; {fix}", **values) from found
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as found:
         why = f"{type(found).__name__}: {first_line(found)[:80]}"
         raise error(f"{what} has values of another kind than expected ({why}); {fix}", **values) from found
@@ -195,16 +196,6 @@ def _bytes(size: int) -> str:
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
-def shown(value: object, most: int = 80) -> str:
-    """A value for a message, cut to ``most`` characters.
-
-    >>> shown("tp"), shown(list(range(100)), 12)
-    ("'tp'", '[0, 1, 2, 3…')
-    """
-    text = repr(value)
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
 # -- JSON and TOML --------------------------------------------------------------------------------------------------
 
 
@@ -213,8 +204,9 @@ def parse_json(text: str, limits: Limits = DOCUMENT) -> Any:
 
     >>> parse_json('{"tp": NaN}')
     Traceback (most recent call last):
-    rankmesh.core.documents.NotJson: is not valid JSON (NaN is no JSON)
+    rankmesh.core.documents.Invalid: is not valid JSON (NaN is no JSON)
     """
+    _check_text(text)
     _check_count(text, ",[{", limits)
     try:
         data = json.loads(text, parse_constant=_no_constant, parse_int=_integer)
@@ -223,8 +215,13 @@ def parse_json(text: str, limits: Limits = DOCUMENT) -> Any:
     except Unreadable:
         raise
     except ValueError as error:
-        raise NotJson(f"is not valid JSON ({first_line(error)})") from error
+        raise Invalid(f"is not valid JSON ({first_line(error)})") from error
     return _checked(data, limits, texts=_ESCAPED.search(text) is not None)
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise Unreadable(f"is {quoted(text)}, not a text")
 
 
 def _check_count(text: str, signs: str, limits: Limits) -> None:
@@ -239,7 +236,7 @@ def _no_constant(word: str) -> Any:
 
 def _integer(digits: str) -> int:
     if len(digits) > 20 or not -_LARGEST <= int(digits) < _LARGEST:
-        raise Unreadable(f"holds a number of {len(digits.lstrip('-'))} digits, {shown(digits, 24)}")
+        raise Unreadable(f"holds a number of {len(digits.lstrip('-'))} digits, {digits[:20]}...")
     return int(digits)
 
 
@@ -262,7 +259,7 @@ def parse_toml(text: str, limits: Limits = DOCUMENT) -> dict[str, Any]:
     except Unreadable:
         raise
     except ValueError as error:
-        raise Unreadable(f"is not valid TOML ({first_line(error)})") from error
+        raise Invalid(f"is not valid TOML ({first_line(error)})") from error
 
 
 def _dots(text: str) -> int:
@@ -308,8 +305,6 @@ def _check_texts(texts: Iterable[Any]) -> None:
                 text.encode("utf-8")
             except UnicodeEncodeError as error:
                 raise Unreadable("holds a text that is not Unicode (half of a surrogate pair)") from error
-        if isinstance(text, str) and "\0" in text:
-            raise Unreadable("holds a text with a NUL character")
 
 
 # -- YAML -----------------------------------------------------------------------------------------------------------
@@ -334,6 +329,7 @@ class YamlTree:
 
 def parse_yaml(text: str, limits: Limits = DOCUMENT) -> Any:
     """The data of a YAML text: what JSON could hold, dates too. Raises ``Unreadable``."""
+    _check_text(text)
     loader = _loader()(text, limits)
     data = _tried(loader.get_single_data, limits)
     return _checked(data, limits)
@@ -355,9 +351,9 @@ def _tried(make: Any, limits: Limits) -> Any:
     except Unreadable:
         raise
     except yaml.YAMLError as error:
-        raise Unreadable(f"is not valid YAML ({_yaml_reason(error)})") from error
+        raise Invalid(f"is not valid YAML ({_yaml_reason(error)})") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise Unreadable(f"is not valid YAML ({first_line(error)})") from error
+        raise Invalid(f"is not valid YAML ({first_line(error)})") from error
 
 
 def _yaml_reason(error: Exception) -> str:
@@ -431,9 +427,13 @@ def parse(text: str) -> Any:
     >>> parse("levels: [{name: host}]") == parse('{"levels": [{"name": "host"}]}')
     True
     """
-    if text.lstrip()[:1] in ("{", "["):
+    if text.lstrip()[:1] not in ("{", "["):
+        return parse_yaml(text)
+    try:
+        return parse_json(text, INDEX)
+    except Invalid as of_json:
         try:
-            return parse_json(text, INDEX)
-        except NotJson:
-            pass
-    return parse_yaml(text)
+            return parse_yaml(text)
+        except Invalid as of_yaml:
+            json_reason, yaml_reason = (str(one).removeprefix("is not valid ") for one in (of_json, of_yaml))
+            raise Invalid(f"is neither valid {json_reason} nor {yaml_reason}") from of_yaml

@@ -24,10 +24,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rankmesh.core.documents import parse_yaml, read_text, refused_as
 from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
-from rankmesh.errors import PlanError, UnknownGroup, first_line, quoted
+from rankmesh.errors import PlanError, UnknownGroup, quoted
 
 __all__ = ["with_nccl_config"]
 
@@ -64,15 +65,8 @@ def _sections(config: str | Path | Mapping[str, Mapping[str, Any]]) -> dict[str,
     if isinstance(config, Mapping):
         data: Any = config
     else:
-        import yaml
-
-        try:
-            data = yaml.safe_load(config.read_text(encoding="utf-8") if isinstance(config, Path) else config) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise PlanError(
-                f"cannot read this NCCL configuration ({first_line(error)}); write one section for each group, such as "
-                "tp: {max_ctas: 8}"
-            ) from error
+        with refused_as(PlanError, "this NCCL configuration", "write one section for each group: tp: {max_ctas: 8}"):
+            data = parse_yaml(read_text(config) if isinstance(config, Path) else config) or {}
     if not isinstance(data, Mapping) or not all(isinstance(section, Mapping) for section in data.values()):
         raise PlanError(
             f"{quoted(data)} is no NCCL configuration; map names of groups to options, such as "

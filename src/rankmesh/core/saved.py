@@ -15,10 +15,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rankmesh.core.documents import INDEX, parse_json, refused_as
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
 from rankmesh.core.spec import GroupSpec
-from rankmesh.errors import PlanError, RankmeshError, first_line, quoted
+from rankmesh.errors import PlanError, quoted
 
 if TYPE_CHECKING:
     from rankmesh.core.plan import Plan
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "contents", "digest_of", "dump", "load"]
 
 SCHEMA = 1
+_FORM = "a plan has a mesh and groups; write one with Plan.to_json()"
 
 
 def contents(plan: Plan) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def load(text: str, make: Callable[..., Plan]) -> tuple[Plan, Options, dict[str,
     Whatever does not fit together is refused.
     """
     data = _document(text)
-    try:
+    with refused_as(PlanError, "the saved plan", _FORM):
         plan = make(
             mesh=Mesh.from_dict(data["mesh"]),
             specs=[GroupSpec.from_dict(spec) for spec in data["groups"]],
@@ -72,20 +74,11 @@ def load(text: str, make: Callable[..., Plan]) -> tuple[Plan, Options, dict[str,
         for view in of_views:
             plan.mesh.view(view)
         return plan, Options(**data.get("options", {})), of_views
-    except RankmeshError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise PlanError(
-            f"this JSON is no saved plan ({type(error).__name__}: {first_line(error)}); a plan has a mesh and groups; "
-            "write one with Plan.to_json()"
-        ) from error
 
 
 def _document(text: str) -> Mapping[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise PlanError(f"this text is not JSON ({first_line(error)}); write a plan with Plan.to_json()") from error
+    with refused_as(PlanError, "the saved plan", _FORM):
+        data = parse_json(text, INDEX)
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise PlanError(

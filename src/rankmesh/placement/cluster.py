@@ -46,6 +46,8 @@ SCHEMA = 1
 # of 400 Gb/s for each device outside. Latencies are of the size of NCCL's own model, and grow outward, so that an inner
 # level is taken first where nothing else speaks for it.
 _INSIDE, _OUTSIDE, _OUTWARD = (3.4e-6, 450e9), (14e-6, 50e9), (0.6e-6, 4e-6)
+# More than any cluster has: a slip of the finger, which would take all memory.
+_DEVICES = 2**21
 # The levels that join what a description leaves apart.
 _JOINING = ("network", "cluster", "everything")
 
@@ -145,6 +147,13 @@ class Cluster:
     def _given(self, hosts: tuple[Host, ...]) -> IntArray:
         """The rank of each device, in the order in which the hosts were given."""
         size = sum(host.devices for host in hosts)
+        if size > _DEVICES:
+            largest = max(hosts, key=lambda host: host.devices)
+            raise ClusterError(
+                f"the cluster has {quoted(size)} devices, {quoted(largest.devices)} of them in {largest.name!r}; at "
+                f"most {_DEVICES:,} are read; correct the number",
+                host=largest.name,
+            )
         if self.rank_map is None:
             return np.arange(size, dtype=np.int64)
         ranks = np.asarray(tuple(self.rank_map))

@@ -13,7 +13,6 @@ hosts:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,27 +21,9 @@ from rankmesh.errors import ClusterError, quoted
 from rankmesh.placement.cluster import SCHEMA, Cluster, Host, Level
 from rankmesh.placement.names import host_list
 
-__all__ = ["cluster_of", "loaded"]
+__all__ = ["cluster_of"]
 
 _FORM = "a cluster has levels, each with a name, and hosts, each with a name and devices"
-
-
-def loaded(text: str) -> Any:
-    """The data of a JSON or YAML text; ``ValueError`` says in one line why it is neither.
-
-    >>> loaded("levels: [{name: host}]") == loaded('{"levels": [{"name": "host"}]}')
-    True
-    """
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ValueError(" ".join(str(error).split())) from error
 
 
 def cluster_of(data: Mapping[str, Any]) -> Cluster:

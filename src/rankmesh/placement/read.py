@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.core.axes import parse_axes
-from rankmesh.errors import ClusterError, LayoutError, RankmeshError, first_line, quoted
+from rankmesh.core.documents import INDEX, parse, read_text, refused_as
+from rankmesh.errors import ClusterError, LayoutError, RankmeshError
 from rankmesh.placement.clouds import is_nodes, read_aws, read_nodes, read_switches
 from rankmesh.placement.cluster import Cluster, Host
-from rankmesh.placement.document import cluster_of, loaded
+from rankmesh.placement.document import cluster_of
 from rankmesh.placement.machine import Machine
 from rankmesh.placement.names import HOST_LIST, host_list, listed_hosts
 from rankmesh.placement.slurm import is_conf, read_conf, read_yaml
@@ -39,12 +40,12 @@ _FORMS = (
 def read(path: Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node: int | None = None) -> Cluster:
     """The cluster of a file; see ``Cluster.read``."""
     hosts = None if hosts is None else host_list(hosts)
-    text = _text(path)
+    text, data = _document(path)
     try:
-        data = None if is_conf(text) else _data(text)
-        if isinstance(data, Mapping) and "levels" in data and "hosts" in data:
-            return _chosen(cluster_of(data), hosts)
-        return _machine(text, data).cluster(hosts, gpus_per_node)
+        with refused_as(ClusterError, "the file", _FORMS):
+            if isinstance(data, Mapping) and "levels" in data and "hosts" in data:
+                return _chosen(cluster_of(data), hosts)
+            return _machine(text, data).cluster(hosts, gpus_per_node)
     except RankmeshError as error:
         if error.values.get("of") == HOST_LIST:  # the list is wrong, not the file
             raise
@@ -55,17 +56,16 @@ def read(path: Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node:
 
 def machine_of(path: Path) -> Machine:
     """The machine of a topology file, all of its hosts."""
-    text = _text(path)
-    return _machine(text, None if is_conf(text) else _data(text))
+    text, data = _document(path)
+    with refused_as(ClusterError, str(path), _FORMS, path=str(path)):
+        return _machine(text, data)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ClusterError(
-            f"cannot read {quoted(str(path))} ({first_line(error)}); {_instead(str(path))}", path=str(path)
-        ) from error
+def _document(path: Path) -> tuple[str, Any]:
+    """The text of a file, and its data; None of a ``topology.conf``."""
+    with refused_as(ClusterError, str(path), _instead(str(path)), path=str(path)):
+        text = read_text(path, INDEX.size)
+        return text, None if is_conf(text) else parse(text)
 
 
 def _instead(path: str) -> str:
@@ -77,22 +77,10 @@ def _instead(path: str) -> str:
     return f"a text of levels is read by Cluster.parse({path!r})"
 
 
-def _data(text: str) -> Any:
-    try:
-        return loaded(text)
-    except ValueError as error:
-        raise ClusterError(f"the file is neither JSON nor YAML ({first_line(error)}); {_FORMS}") from error
-
-
 def _machine(text: str, data: Any) -> Machine:
-    if data is None:
+    if is_conf(text):
         return read_conf(text)
-    try:
-        machine = _structured(text, data)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, RankmeshError):
-            raise
-        raise ClusterError(f"something is missing in the file ({first_line(error)}); {_FORMS}") from error
+    machine = _structured(text, data)
     if machine is None or not machine.sites:
         raise ClusterError(f"the file describes no hosts; {_FORMS}")
     return machine

@@ -26,7 +26,7 @@ from rankmesh.placement.names import host_list, task_counts
 
 __all__ = ["is_conf", "read_conf", "read_yaml", "slurm_job"]
 
-_CONF = re.compile(r"^\s*(SwitchName|BlockName|BlockSizes)\s*=", re.IGNORECASE | re.MULTILINE)
+_CONF = re.compile(r"^[^\S\n]*(SwitchName|BlockName|BlockSizes)\s*=", re.IGNORECASE | re.MULTILINE)
 _WORD = re.compile(r"(\w+)\s*=\s*(\S+)")
 
 

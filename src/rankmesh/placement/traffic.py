@@ -27,8 +27,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from rankmesh.core.documents import parse, read_text, refused_as
 from rankmesh.errors import PlacementError, quoted
-from rankmesh.placement.document import loaded
 
 __all__ = ["COLLECTIVES", "Message", "Traffic"]
 
@@ -78,15 +78,11 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
     @classmethod
     def read(cls, path: str | Path) -> Traffic:
         """The traffic of a YAML or JSON file; ``PlacementError`` says what is wrong with it."""
-        try:
-            data = loaded(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            why = " ".join(str(error).split())
-            raise PlacementError(f"cannot read traffic file {quoted(str(path))} ({why}); {_FORM}") from error
-        try:
-            return cls(data)
-        except PlacementError as error:
-            raise PlacementError(f"{path}: {error}", **error.values) from error
+        with refused_as(PlacementError, f"traffic file {str(path)!r}", _FORM, path=str(path)):
+            try:
+                return cls(parse(read_text(path)))
+            except PlacementError as error:
+                raise PlacementError(f"{path}: {error}", **error.values) from error
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: the document of a traffic file."""

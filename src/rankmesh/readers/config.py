@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rankmesh.core import recipes
+from rankmesh.core.documents import refused_as
 from rankmesh.core.plan import Plan
 from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.readers import accelerate, deepspeed, megatron, nanotron, torchtitan
@@ -96,6 +97,11 @@ def read_config(
     ``world_size`` is for files that do not state it, or as a default; one that differs from the file's is refused.
     ``variables`` are those of the environment that a launch script runs in.
     """
+    with refused_as(PlanError, path, f"{_FORMS}; give one of them", path=path):
+        return _read(text, path, world_size, variables or {})
+
+
+def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, str]) -> Config:
     found = [] if _is_script(text, path) else entries(text, path)
     if not found and (listed := read_arguments(text, path, megatron.FLAGS)) is not None:
         return _made(
@@ -107,7 +113,7 @@ def read_config(
             received = "a script that starts no training" if _is_script(text, path) else "no training config"
             raise PlanError(f"{path}: received {received}; {_FORMS}; give one of them", path=path)
         settled = megatron.from_run(run, path)
-        said = " ".join(f"{name}={value}" for name, value in (variables or {}).items())
+        said = " ".join(f"{name}={value}" for name, value in variables.items())
         title = "a Megatron launch script" + (f" with {said}" if said else "")
         return _made("megatron", title, settled, path, world_size, run)
     if variables:

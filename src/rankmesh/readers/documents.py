@@ -7,12 +7,11 @@ r"""JSON, TOML and YAML as entries: every value with the path of its keys and it
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from rankmesh.core.documents import Invalid, Unreadable, YamlTree, compose_yaml, parse_json, parse_toml, refused_as
 from rankmesh.core.extras import extra
 from rankmesh.errors import PlanError
 from rankmesh.readers.reading import Entry
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["entries", "syntax"]
 
-_LIMIT = 100_000
 _ENDINGS = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 
 
@@ -32,55 +30,35 @@ def syntax(text: str, path: str) -> str | None:
     A file whose name ends as one of them, and whose text is broken, is refused with the reason.
     """
     claimed = next((name for ending, name in _ENDINGS.items() if path.endswith(ending)), None)
-    return next((name for name in _LOADERS if _is_mapping(name, text, path, strict=name == claimed)), None)
+    return next((name for name in _PARSERS if _is_mapping(name, text, strict=name == claimed)), None)
 
 
-def _is_mapping(name: str, text: str, path: str, *, strict: bool) -> bool:
+def _is_mapping(name: str, text: str, *, strict: bool) -> bool:
     try:
-        return isinstance(_LOADERS[name](text), dict)
-    except RecursionError:
-        raise PlanError(
-            f"{path}: received a file that is nested too deeply; give a training config", path=path
-        ) from None
-    except ValueError as error:
+        return _PARSERS[name](text)
+    except Invalid:
         if strict:
-            why = " ".join(str(error).split())
-            raise PlanError(f"{path}: received a file that is no {name.upper()} ({why}); mend it", path=path) from error
+            raise
         return False
 
 
 def entries(text: str, path: str) -> list[Entry]:
     """The values of a document in the order of its lines; a list is one value."""
-    name = syntax(text, path)
-    found = list(islice(_WALKERS[name](text), _LIMIT + 1)) if name else []
-    if len(found) > _LIMIT:
-        raise PlanError(f"{path}: received more than {_LIMIT} values; a training config has fewer", path=path)
-    return found
+    with refused_as(PlanError, path, "give a training config", path=path):
+        name = syntax(text, path)
+        return list(_WALKERS[name](text)) if name else []
 
 
-def _load_json(text: str) -> Any:
-    return json.loads(text, parse_constant=_no_constant)
+def _is_yaml(text: str) -> bool:
+    node = compose_yaml(text).node
+    return node is not None and node.id == "mapping"
 
 
-def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
-
-
-def _load_toml(text: str) -> Any:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        with extra("configs"):
-            import tomli as tomllib
-    return tomllib.loads(text) or None
-
-
-def _load_yaml(text: str) -> Any:
-    node = _yaml_node(text)
-    return {} if node is not None and node.id == "mapping" else None
-
-
-_LOADERS = {"json": _load_json, "toml": _load_toml, "yaml": _load_yaml}
+_PARSERS: Mapping[str, Callable[[str], bool]] = {
+    "json": lambda text: isinstance(parse_json(text), dict),
+    "toml": lambda text: bool(parse_toml(text)),
+    "yaml": _is_yaml,
+}
 
 
 def _walk_json(text: str) -> Iterator[Entry]:
@@ -106,7 +84,7 @@ def _walk_toml(text: str) -> Iterator[Entry]:
             _place(rest, _names(key), lines)
         else:
             _place([node], (), lines)
-    found = (Entry(path, value, lines.get(path, 1)) for path, value in _leaves(_load_toml(text), ()))
+    found = (Entry(path, value, lines.get(path, 1)) for path, value in _leaves(parse_toml(text), ()))
     return iter(sorted(found, key=lambda entry: entry.line))
 
 
@@ -124,7 +102,7 @@ def _names(key: Node) -> tuple[str, ...]:
     """The names of a key: one, or several joined by dots."""
     if key.type == "dotted_key":
         return tuple(name for part in key.named_children for name in _names(part))
-    return (_text(key),) if key.type == "bare_key" else tuple(_load_toml(f"{_text(key)} = 0"))
+    return (_text(key),) if key.type == "bare_key" else tuple(parse_toml(f"{_text(key)} = 0"))
 
 
 def _tree(name: str, text: str) -> Node:
@@ -156,48 +134,30 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield path, value
 
 
-def _yaml_node(text: str) -> Any:
-    import yaml
-
-    try:
-        node = yaml.SafeLoader(text).get_single_node()
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
-    return node
-
-
 def _walk_yaml(text: str) -> Iterator[Entry]:
-    return _yaml_entries(_yaml_node(text), (), 1, ())
+    tree = compose_yaml(text)
+    return _yaml_entries(tree, tree.node, (), 1)
 
 
-def _yaml_entries(node: Any, path: tuple[str, ...], line: int, outer: tuple[Any, ...]) -> Iterator[Entry]:
-    if node in outer or len(outer) > _LIMIT:
-        return
+def _yaml_entries(tree: YamlTree, node: Any, path: tuple[str, ...], line: int) -> Iterator[Entry]:
+    """Each value below a node; what a mapping merges comes after its own, and the first of what it merges counts."""
     if node.id != "mapping":
-        yield Entry(path, _yaml_value(node), line)
+        yield Entry(path, tree.value(node), line)
         return
-    merged = [value for key, value in node.value if key.tag.endswith(":merge")]
-    own = [(key.value, key.start_mark.line + 1, value) for key, value in node.value if key.id == "scalar"]
-    own = [row for row in own if row[0] != "<<" or not merged]
-    for name, number, value in own:
-        yield from _yaml_entries(value, (*path, name), number, (*outer, node))
     if not node.value:
         yield Entry(path, {}, line)
-    names = {name for name, _, _ in own}
-    for value in merged:
-        for part in value.value if value.id == "sequence" else [value]:
-            inherited = _yaml_entries(part, path, line, (*outer, node))
-            yield from (entry for entry in inherited if entry.path[len(path)] not in names)
-
-
-def _yaml_value(node: Any) -> Any:
-    import yaml
-
-    loader = yaml.SafeLoader("")
-    try:
-        return loader.construct_object(node, deep=True)
-    except (yaml.YAMLError, ValueError):  # a tag of another library: its text
-        return node.value if isinstance(node.value, str) else None
+    merged = [value for key, value in node.value if key.tag.endswith(":merge")]
+    names = set()
+    for key, value in node.value:
+        if key.id == "scalar" and not key.tag.endswith(":merge"):
+            names.add(key.value)
+            yield from _yaml_entries(tree, value, (*path, key.value), key.start_mark.line + 1)
+    for part in (part for value in merged for part in (value.value if value.id == "sequence" else [value])):
+        if part.id != "mapping":
+            raise Unreadable(f"merges what is no mapping (line {part.start_mark.line + 1})")
+        inherited = [entry for entry in _yaml_entries(tree, part, path, line) if entry.path != path]
+        yield from (entry for entry in inherited if entry.path[len(path)] not in names)
+        names |= {entry.path[len(path)] for entry in inherited}
 
 
 _WALKERS = {"json": _walk_json, "toml": _walk_toml, "yaml": _walk_yaml}

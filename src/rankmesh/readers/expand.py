@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from rankmesh.readers.assigns import assigned_in
-from rankmesh.readers.unread import kept
-from rankmesh.readers.words import BREAK, Part, Word, fields, gap_of, joined, lines_of, quoted, text_of, unbroken
+from rankmesh.core.documents import Budget
+from rankmesh.readers.effects import assigned_in, kept
+from rankmesh.readers.tokens import BREAK, Part, Word, fields, gap_of, joined, lines_of, quoted, text_of, unbroken
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -54,17 +54,19 @@ class Variable:
 class Store(Protocol):
     """What the expansion reads and writes.
 
+    ``budget``     what reading may still take
     ``variables``  of the script, and ``given``, what the environment is said to hold
     ``asked``      the names that were looked up
     ``defaults``   lines on which a default was taken
-    ``doubt``      why any variable may have been set by now
+    ``unresolved``      why any variable may have been set by now
     """
 
+    budget: Budget
     variables: dict[str, Variable]
     given: Mapping[str, Variable]
     asked: set[str]
     defaults: dict[int, str]
-    doubt: str
+    unresolved: str
 
 
 class Expander:
@@ -98,6 +100,9 @@ class Expander:
             made = Variable((unbroken(quoted(self.text(value))) if value is not None else (),), False, lines)
         key = self.source_of(name)
         appends = any(child.type == "+=" for child in node.children)
+        if appends and key in self.store.variables:
+            before = self.store.variables[key]
+            self.store.budget.spend(len(before.words) + sum(map(len, before.words[:1])))
         self.store.variables[key] = _assigned(self.store.variables.get(key), made, appends=appends)
 
     def leave_open(self, name: str, node: Node, why: str, maybe: tuple[Word, ...] = ()) -> None:
@@ -107,7 +112,19 @@ class Expander:
             self.store.variables[name] = self.store.given[name]
             return
         lines = self.lines(self.start_of(node))
-        self.store.variables[name] = Variable(((Part(None, lines, True, f"${name}", why, maybe),),), False, lines)
+        part = Part(None, lines, True, f"${name}", why, tuple(self.alternatives(maybe)))
+        self.store.variables[name] = Variable(((part,),), False, lines)
+
+    def alternatives(self, words: Iterable[Word]) -> dict[Word, None]:
+        """What a variable may be, each once: these words, and what their own unresolved parts may be."""
+        found: dict[Word, None] = {}
+        for word in words:
+            self.store.budget.spend(len(word))
+            found[tuple(replace(part, maybe=()) if part.maybe else part for part in word)] = None
+            for inner in (inner for part in word for inner in part.maybe):
+                self.store.budget.spend(len(inner))
+                found[inner] = None
+        return found
 
     def words(self, nodes: Iterable[Node]) -> Iterator[Word]:
         """The words that written words become."""
@@ -115,7 +132,9 @@ class Expander:
             if node.type == "comment":
                 continue
             elements = self.elements(node)
-            yield from fields(self.text(node)) if elements is None else map(quoted, elements)
+            for word in fields(self.text(node)) if elements is None else map(quoted, elements):
+                self.store.budget.spend(1 + len(word))
+                yield word
 
     def elements(self, string: Node) -> tuple[Word, ...] | None:
         """The elements of an array that is written ``"${NAME[@]}"``, quotes and all; None for anything else."""
@@ -177,6 +196,7 @@ class Expander:
             text = piece.decode(errors="replace")
             if escape is not None:
                 text = escape.sub(lambda found: "" if found[1] == "\n" else found[1], text)
+            self.store.budget.spend()
             parts.append(Part(text, self.lines(start)))
             start += len(piece)
         return tuple(parts)
@@ -198,6 +218,8 @@ class Expander:
         whole = variable.array and self.source_of(node).endswith(("@]}", "*]}", "$@"))
         words = variable.words if whole else variable.words[:1]
         separator = " " if self.source_of(node).endswith("*]}") else BREAK
+        # Variables of each other grow by doubling: each part that is copied counts, with its text.
+        self.store.budget.spend(sum(1 + len(part.text or "") // 64 for word in words for part in word))
         return tuple(_split(part) for part in joined(words, separator))
 
     def expansion(self, node: Node) -> Word:
@@ -210,8 +232,8 @@ class Expander:
             return self.open(node, f"{written} is more than a variable, which is not followed")
         self.store.asked.add(name)
         variable = self.store.variables.get(name)
-        if variable is None and self.store.doubt and not kept(name):
-            return self.open(node, f"{name} may be set by now: {self.store.doubt}")
+        if variable is None and self.store.unresolved and not kept(name):
+            return self.open(node, f"{name} may be set by now: {self.store.unresolved}")
         first = variable.words[:1] if variable is not None else ()
         if first and (text_of(first[0]) != "" or ":" not in operator):
             return self.value(name, node)
@@ -254,13 +276,14 @@ class Expander:
                 return left if isinstance(left, str) else right
             if sign not in _SIGNS or (sign in "/%" and right == 0):
                 return f"{self.source_of(node)} is not followed"
-            return _SIGNS[sign](left, right)
+            result = _SIGNS[sign](left, right)
+            return result if abs(result) < 2**63 else f"{self.source_of(node)} does not fit into 64 bits"
         word = self.value(self.source_of(node), node) if node.type == "variable_name" else self.text(node)
         text = text_of(word)
         if text is None:
             return next(part.why for part in word if part.text is None)
         used += word
-        if re.fullmatch(r"0|[1-9]\d*", text.strip()):  # a leading zero is octal in shell
+        if re.fullmatch(r"0|[1-9]\d{0,17}", text.strip()):  # a leading zero is octal in shell
             return int(text)
         return f"{self.source_of(node)} is {text!r}, which is no decimal number"
 

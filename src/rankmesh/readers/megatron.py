@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from rankmesh.errors import PlanError
 from rankmesh.readers.reading import Entry, Missing, Read, Refused, Settled, Table, flag, refused, settle, whole
 from rankmesh.readers.run import Run
-from rankmesh.readers.words import Part, gap_of, text_of
+from rankmesh.readers.tokens import Part, gap_of, shown
 
 __all__ = ["FLAGS", "TABLE", "from_document", "from_run", "matches"]
 
@@ -159,10 +159,8 @@ def _config(arguments: list[Entry]) -> str:
 def _check_branch(part: Part, path: str) -> None:
     """An unknown word that may be arguments of the layout, as a branch of the script sets them, is refused."""
     for word in part.maybe:
-        text = text_of(word) or ""
+        text = shown(word)
         found = next((name for name in text.replace("=", " ").split() if name in FLAGS), None)
         if found is not None:
             entry = Entry((part.shown,), text.strip(), word[0].lines[0])
             raise refused(path, entry, part.why, "write the run's arguments without the branch")
-        for inner in word:
-            _check_branch(inner, path)

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-from rankmesh.errors import PlacementError
-from rankmesh.placement.document import loaded
+from rankmesh.core.documents import parse, read_text, refused_as
+from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.model import Training, Transformer
 from rankmesh.readers.megatron import FLAGS
 from rankmesh.readers.run import read_run
@@ -101,15 +100,12 @@ def read_model(text: str) -> tuple[Transformer, dict[str, Any]]:
     """
     if text in MODELS:
         return Transformer(**MODELS[text]), {}
-    path = Path(text)
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlacementError(
-            f"received model {text!r}, which cannot be read ({error}); give a Megatron script, Hugging Face's "
-            f"config.json, a file of Transformer's fields, or one of {', '.join(MODELS)}",
-            received=text,
-        ) from error
+    forms = f"give a Megatron script, config.json, a file of Transformer's fields, or one of {', '.join(MODELS)}"
+    with refused_as(PlacementError, f"model {text!r}", forms, received=text):
+        return _model(read_text(text), text)
+
+
+def _model(content: str, text: str) -> tuple[Transformer, dict[str, Any]]:
     values = _values(content, text)
     names = {field.name for field in fields(Transformer)}
     missing = [name for name in ("layers", "hidden", "heads", "vocabulary") if name not in values]
@@ -127,12 +123,9 @@ def read_model(text: str) -> tuple[Transformer, dict[str, Any]]:
 def _values(content: str, path: str) -> dict[str, Any]:
     if path.endswith((".sh", ".slurm", ".sbatch", ".args")) or content.startswith("#!"):
         return _megatron(content, path)
-    try:
-        data = loaded(content)
-    except ValueError as error:
-        raise PlacementError(f"{path}: received a model that is neither JSON nor YAML ({error})") from error
+    data = parse(content)
     if not isinstance(data, Mapping):
-        raise PlacementError(f"{path}: received {str(data)[:60]!r}; a model is a mapping of names to numbers")
+        raise PlacementError(f"{path}: {quoted(data)} is no model; a model is a mapping of names to numbers")
     if "model_type" in data or "hidden_size" in data or "n_embd" in data:
         return _hugging_face(data)
     known = {field.name for kind in (Transformer, Training) for field in fields(kind)}

@@ -26,12 +26,15 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
+from rankmesh.core.documents import Budget
 from rankmesh.errors import PlanError
 
 __all__ = ["Entry", "Missing", "Read", "Reading", "Refused", "Settled", "Table", "flag", "refused", "settle", "whole"]
 
 _SIZE = re.compile(r"parallel\w*_(sizes?|degrees?|shards)$|_(degree|tp_size|pp_size|dp_size|cp_size|ep_size)$")
 _NEAR = 0.75
+# Numbers under unknown keys that are compared with the known ones, which takes half a millisecond each.
+_SUSPECTS = 2_000
 _OPEN = "write the number there, give the variable one value in this file, or say it: --set NAME=VALUE"
 
 
@@ -144,7 +147,7 @@ class Settled:
 
 def settle(table: Table, entries: Iterable[Entry], path: str) -> Settled:
     """The arguments that the entries set; raises ``PlanError`` for what is ambiguous or not modelled."""
-    settled = Settled()
+    settled, budget = Settled(), Budget(_SUSPECTS)
     for entry in entries:
         key = table.key(entry)
         if key is None:
@@ -158,7 +161,8 @@ def settle(table: Table, entries: Iterable[Entry], path: str) -> Settled:
         elif key in table.said:
             if entry.value not in (None, False, "", Missing("", "")):
                 settled.notes.append((entry.line, f"{entry} {table.said[key]}"))
-        else:
+        elif _counts(entry.value):
+            budget.spend()
             _suspect(table, key, entry, path)
     return settled
 
@@ -173,8 +177,6 @@ def _check(rule: Refused, entry: Entry, path: str) -> None:
 
 def _suspect(table: Table, key: str, entry: Entry, path: str) -> None:
     """Refuse what looks like a parallel size: near a known key, named like one, or in a closed section."""
-    if not _counts(entry.value):
-        return
     if isinstance(entry.value, list):
         entry = replace(entry, value=entry.value[0])
     known = [*table.reads, *table.refused]

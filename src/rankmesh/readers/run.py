@@ -28,7 +28,7 @@ from rankmesh.launch.table import SBATCH
 from rankmesh.readers.expand import Variable
 from rankmesh.readers.reading import Entry, Missing, refused
 from rankmesh.readers.script import Command, Script, read_script
-from rankmesh.readers.words import Part, Word, gap_of, lines_of, shown, text_of, value_of
+from rankmesh.readers.tokens import Part, Word, gap_of, lines_of, shown, text_of, value_of
 
 __all__ = ["Run", "read_arguments", "read_run"]
 
@@ -36,7 +36,7 @@ _PROGRAM = re.compile(r"(.*/)?(pretrain|train|finetune|run)_?\w*\.py")
 _PRINTS = {"echo", "printf", "cat", "export", "cd", "mkdir", "cp", "rm", "pip", "git", "tee", ":"}
 _OPTION = re.compile(r"\s(-\w|--[\w-]+)[=\s]\s*([^\s-]\S*)")
 # Comments and empty lines, then an option at the start of a line.
-_ARGUMENTS = re.compile(r"(\s*(#.*)?\n)*\s*--\w")
+_ARGUMENTS = re.compile(r"(?:[^\S\n]*(?:#.*)?\n)*[^\S\n]*--\w")
 _COUNT = re.compile(r"(?:.*:)?(\d+)")
 
 # A launcher: how it is recognised, and the ways to state its world size, each a product of counts (names, default).

@@ -4,7 +4,7 @@ Assignments, arrays, ``$NAME``, ``${NAME}``, ``${NAME:-default}``, ``${NAME[@]}`
 ``bash -c`` are followed. What depends on anything else is a part without a text: it is refused only where a size needs
 it. The grammar is tree-sitter's; nothing is ever executed.
 
->>> from rankmesh.readers.words import lines_of
+>>> from rankmesh.readers.tokens import lines_of
 >>> script = read_script("TP=4\nARGS=(--tp $TP)\ntorchrun ${ARGS[@]} a.py")
 >>> [text_of(word) for word in script.commands[0].words]
 ['torchrun', '--tp', '4', 'a.py']
@@ -14,16 +14,17 @@ it. The grammar is tree-sitter's; nothing is ever executed.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from rankmesh.core.documents import Budget, Unreadable
 from rankmesh.core.extras import extra
-from rankmesh.readers.assigns import assigned_by, assigned_in
+from rankmesh.readers.effects import assigned_by, assigned_in, chosen_branch, kept, may_set_any
 from rankmesh.readers.expand import Expander, Variable
-from rankmesh.readers.unread import chosen_branch, kept, unread
-from rankmesh.readers.words import Part, Word, joined, lines_of, quoted, shown, text_of, unbroken
+from rankmesh.readers.tokens import Part, Word, joined, lines_of, quoted, shown, text_of, unbroken
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["Command", "Script", "read_script"]
 
 _DEPTH = 16
+# Steps of one script, such as a part of a word that is copied; bytes, open brackets and here-documents of a text, which
+# the grammar takes a time for that grows with their square.
+_STEPS, SIZE, _OPEN, _HERE = 60_000, 128 << 10, 100, 500
+_BRACKETS = re.compile(rb"[(){}]")
 _BLOCKS = {
     "program",
     "compound_statement",
@@ -63,10 +68,11 @@ class Script:
     """What was read: the commands in order, the variables at the end, what was not read, lines with defaults, and
     texts that are no shell.
 
-    ``given`` is what the environment is said to hold, ``asked`` the names that were looked up, ``doubt`` why any
+    ``given`` is what the environment is said to hold, ``asked`` the names that were looked up, ``unresolved`` why any
     variable may have been set by then.
     """
 
+    budget: Budget = field(default_factory=lambda: Budget(_STEPS))
     commands: list[Command] = field(default_factory=list)
     variables: dict[str, Variable] = field(default_factory=dict)
     notes: list[tuple[int, str]] = field(default_factory=list)
@@ -74,7 +80,7 @@ class Script:
     broken: list[tuple[int, str]] = field(default_factory=list)
     given: Mapping[str, Variable] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
-    doubt: str = ""
+    unresolved: str = ""
 
 
 def read_script(
@@ -116,25 +122,40 @@ class _Reader:
             import tree_sitter_bash
             from tree_sitter import Language, Parser
 
+        self.check()
         root = Parser(Language(tree_sitter_bash.language())).parse(self.source).root_node
         self.block(root)
         self.script.broken += [(self.at(node), self.expander.source_of(node)) for node in _broken(root)]
+
+    def check(self) -> None:
+        """Refuse a text on which the grammar would spend too long."""
+        self.script.budget.spend(len(self.source) // 8)
+        depth = 0
+        for sign in _BRACKETS.findall(self.source):
+            depth = depth + 1 if sign in b"({" else max(0, depth - 1)
+            if depth > _OPEN:
+                raise Unreadable(f"opens more than {_OPEN} brackets, one inside the other")
+        if len(self.source) > SIZE:
+            raise Unreadable(f"is longer than {SIZE >> 10} KiB")
+        if self.source.count(b"<<") > _HERE:
+            raise Unreadable(f"has more than {_HERE} here-documents")
 
     def block(self, node: Node) -> None:
         for child in node.named_children:
             self.statement(child)
 
     def statement(self, node: Node) -> None:
+        self.script.budget.spend()
         if node.type == "compound_statement" and self.expander.source_of(node).startswith("(("):
             for name in assigned_in(node, self.expander.source_of):
                 self.expander.leave_open(name, node, "it is set by arithmetic, which is not followed")
         elif node.type in _BLOCKS:
             self.block(node)
         elif node.type in _SUBSHELLS:
-            doubt = self.script.doubt
+            before = self.script.unresolved
             for child in node.named_children:
                 self.outcome([child])
-            self.script.doubt = doubt
+            self.script.unresolved = before
         elif node.type in _BRANCHES:
             self.branches(node)
         elif node.type in _LOOPS:
@@ -170,23 +191,26 @@ class _Reader:
         for word in self.expander.words([node]):
             name, equals, _ = "".join(part.text or "\0" for part in word).partition("=")
             if "\0" in name:
-                self.doubt(node, f"{self.expander.source_of(node)} in a declaration may name any variable")
+                self.unresolve(node, f"{self.expander.source_of(node)} in a declaration may name any variable")
             elif equals and name.isidentifier():
                 value = _without(word, len(name) + 1)
                 self.script.variables[name] = Variable((unbroken(quoted(value)),), False, lines_of(word))
 
-    def doubt(self, node: Node, why: str) -> None:
+    def unresolve(self, node: Node, why: str) -> None:
         """Another text may have set any variable: what was known is open, what is not yet set is no default."""
-        self.script.doubt = f"{why} (line {self.at(node)})"
+        self.script.unresolved = f"{why} (line {self.at(node)})"
+        self.script.budget.spend(len(self.script.variables))
         for name, variable in list(self.script.variables.items()):
             if not kept(name):
-                self.expander.leave_open(name, node, f"{name} may be set anew: {self.script.doubt}", variable.words)
+                self.expander.leave_open(
+                    name, node, f"{name} may be set anew: {self.script.unresolved}", variable.words
+                )
 
     def unset(self, node: Node) -> None:
         for child in node.named_children:
             name = self.expander.source_of(child)
             if child.type not in ("variable_name", "word"):
-                self.doubt(node, f"unset {name} may name any variable")
+                self.unresolve(node, f"unset {name} may name any variable")
             self.script.variables.pop(name, None)
 
     def define(self, node: Node) -> None:
@@ -234,6 +258,7 @@ class _Reader:
 
     def outcome(self, body: Iterable[Node]) -> dict[str, Variable]:
         before = dict(self.script.variables)
+        self.script.budget.spend(len(before) // 8)
         for child in body:
             self.statement(child)
         after = dict(self.script.variables)
@@ -243,6 +268,7 @@ class _Reader:
 
     def merge(self, outcomes: list[dict[str, Variable]], node: Node, *, or_before: bool) -> None:
         before = dict(self.script.variables)
+        self.script.budget.spend(len(before) // 8 + sum(map(len, outcomes)) // 8)
         every = [*outcomes, before] if or_before else outcomes
         for name in dict.fromkeys(name for outcome in outcomes for name in outcome):
             values = [outcome[name] for outcome in every if name in outcome]
@@ -271,13 +297,13 @@ class _Reader:
             for name in assigned:
                 self.expander.leave_open(name, node, f"the script sets it by {names[0]} while it runs")
             if None in names:
-                self.doubt(node, f"{' '.join(map(shown, words))} may name any variable")
+                self.unresolve(node, f"{' '.join(map(shown, words))} may name any variable")
         elif nested := _nested(words):
             self.among(node, lambda: self.nested(*nested), only=names[0] != "eval")
         else:
             self.script.commands.append(Command((*self.prefix, *words), self.at(node)))
-        if words and (why := unread(words)):
-            self.doubt(node, why)
+        if words and (why := may_set_any(words)):
+            self.unresolve(node, why)
 
     def among(self, node: Node, run: Callable[[], None], *, only: bool) -> None:
         """Run with the assignments before a command, ``NAME=value f``, which end with it; ``only``: all it sets."""

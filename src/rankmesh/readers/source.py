@@ -19,7 +19,6 @@ train.sh, train.toml, config.yaml, ds.json          a training config, recognise
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankmesh.core import presets, recipes
+from rankmesh.core.documents import INDEX, Invalid, Unreadable, parse_json, read_text, refused_as
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.errors import PlanError, RankmeshError
@@ -133,8 +133,8 @@ def _read(text: str, world_size: int | None, variables: Mapping[str, str]) -> So
 
 def _is_file(text: str) -> bool:
     try:
-        return Path(text).is_file()
-    except OSError:  # a long spec is too long for a file name
+        return bool(text) and Path(text).exists()
+    except (OSError, ValueError):  # a long spec is too long for a file name
         return False
 
 
@@ -155,15 +155,12 @@ def _axes(text: str, world_size: int | None) -> Plan:
 
 
 def _file(path: Path, world_size: int | None, variables: Mapping[str, str]) -> Source:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(
-            f"received the path {str(path)!r}, which cannot be read ({error}); {_FORMS}", path=str(path)
-        ) from error
-    if not text.strip():
-        raise PlanError(f"received the path {str(path)!r}, an empty file; {_FORMS}", path=str(path))
-    if not _is_plan(text):
+    with refused_as(PlanError, f"the path {str(path)!r}", _FORMS, path=str(path)):
+        text = read_text(path)
+        if not text.strip():
+            raise Unreadable("is an empty file")
+        is_plan = _is_plan(text)
+    if not is_plan:
         from rankmesh.readers import read_config
 
         config = read_config(text, str(path), world_size=world_size, variables=variables)
@@ -177,8 +174,8 @@ def _file(path: Path, world_size: int | None, variables: Mapping[str, str]) -> S
 def _is_plan(text: str) -> bool:
     """Whether a file means to be a saved plan: it is JSON, and has a schema or is no mapping."""
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = parse_json(text, INDEX)
+    except Invalid:
         return False
     return not isinstance(data, dict) or "schema" in data
 

@@ -35,11 +35,10 @@ from rankmesh.core.documents import (
     parse_json,
     read_text,
     refused_as,
-    shown,
 )
 from rankmesh.core.extras import extra
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import TransferError, first_line
+from rankmesh.errors import TransferError, first_line, quoted
 from rankmesh.transfer.live.shards import Shards, local
 from rankmesh.transfer.live.stream import Slices, where
 from rankmesh.transfer.torch_checkpoint import METADATA, chunks_of, read_chunk
@@ -296,10 +295,10 @@ def _check_target(into: Mapping[str, Tensor], name: str, sharding: Sharding, ran
 def _own(place: Path) -> Checkpoint:
     index = parse_json(read_text(place / INDEX, LARGE.size), LARGE)
     if index.get("schema") != _SCHEMA:
-        raise Unreadable(f"is of schema {shown(index.get('schema'))}, and this version reads {_SCHEMA}")
+        raise Unreadable(f"is of schema {quoted(index.get('schema'))}, and this version reads {_SCHEMA}")
     about = index["about"]
     if not isinstance(about, dict):
-        raise Unreadable(f"has {shown(about)} as about")
+        raise Unreadable(f"has {quoted(about)} as about")
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes, stored = {}, {}
     for name, entry in index["tensors"].items():
@@ -314,7 +313,7 @@ def _stored(name: str, rank: int, box: Box) -> Stored:
 
 def _shape(values: Any) -> tuple[int, ...]:
     if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
-        raise Unreadable(f"has {shown(values)} as a shape")
+        raise Unreadable(f"has {quoted(values)} as a shape")
     return tuple(values)
 
 
@@ -322,7 +321,7 @@ def _box(values: Any, shape: tuple[int, ...]) -> Box:
     box = tuple((start, stop) for start, stop in values)
     ends = [0 <= start <= stop <= length for (start, stop), length in zip(box, shape, strict=True)]
     if not all(ends) or any(type(edge) is not int for side in box for edge in side):
-        raise Unreadable(f"has {shown(values)} as a box of shape {shown(shape)}")
+        raise Unreadable(f"has {quoted(values)} as a box of shape {quoted(shape)}")
     return box
 
 
@@ -343,7 +342,7 @@ def _safetensors(place: Path, files: Sequence[Path]) -> Checkpoint:
     for path in files:
         for name, entry in _header(path):
             if name in shapes:
-                raise Unreadable(f"has {shown(name)} twice, in {stored[name][0].file} and in {path.name}")
+                raise Unreadable(f"has {quoted(name)} twice, in {stored[name][0].file} and in {path.name}")
             shapes[name] = _shape(entry["shape"])
             dtypes[name] = _NAMES.get(entry["dtype"], str(entry["dtype"]))
             stored[name] = [Stored(path.name, name, tuple((0, length) for length in shapes[name]))]

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from rankmesh.core.boxes import Box
-from rankmesh.core.documents import INDEX, Unreadable, open_regular, read_bytes, shown
+from rankmesh.core.documents import INDEX, Unreadable, open_regular, read_bytes
+from rankmesh.errors import quoted
 
 __all__ = ["METADATA", "Chunk", "chunks_of", "read_chunk"]
 
@@ -190,7 +191,7 @@ def chunks_of(folder: Path) -> Iterator[tuple[str, torch.dtype, tuple[int, ...],
         if isinstance(entry, _Tensor):
             dtype = entry["properties"]["state"][0]
             if not isinstance(dtype, torch.dtype) or not isinstance(name, str):
-                raise Unreadable(f"says no dtype of {shown(name)}")
+                raise Unreadable(f"says no dtype of {quoted(name)}")
             shape = _lengths(entry["size"])
             yield name, dtype, shape, [_chunk(name, dtype, shape, one, stored) for one in entry["chunks"]]
 
@@ -213,19 +214,19 @@ def _chunk(name: str, dtype: torch.dtype, shape: tuple[int, ...], one: _Record, 
     offsets, sizes = _lengths(one["offsets"]), _lengths(one["sizes"])
     box = tuple((start, start + length) for start, length in zip(offsets, sizes, strict=True))
     if len(box) != len(shape) or any(stop > length for (_, stop), length in zip(box, shape, strict=True)):
-        raise Unreadable(f"has a chunk of {shown(name)} outside of its shape {shown(shape)}")
+        raise Unreadable(f"has a chunk of {quoted(name)} outside of its shape {quoted(shape)}")
     info = stored[name, offsets]
     file, (offset, length) = info["relative_path"], _lengths((info["offset"], info["length"]))
     if info.state.get("transform_descriptors"):
-        raise Unreadable(f"has chunks that were transformed ({shown(info['transform_descriptors'])})")
+        raise Unreadable(f"has chunks that were transformed ({quoted(info['transform_descriptors'])})")
     if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
-        raise Unreadable(f"names the file {shown(file)}, which is outside of the folder")
+        raise Unreadable(f"names the file {quoted(file)}, which is outside of the folder")
     return Chunk(name, dtype, box, file, offset, length)
 
 
 def _lengths(values: Any) -> tuple[int, ...]:
     if not isinstance(values, tuple | list) or not all(type(value) is int and 0 <= value < 2**63 for value in values):
-        raise Unreadable(f"has {shown(type(values).__name__)} where a size is")
+        raise Unreadable(f"has {quoted(type(values).__name__)} where a size is")
     return tuple(values)
 
 

@@ -20,6 +20,7 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rankmesh.core.documents import Unreadable, open_regular
 from rankmesh.errors import RecordingError, first_line
 
 __all__ = ["LIMIT", "document", "parsed", "unpacked"]
@@ -41,8 +42,10 @@ class _Plain(pickle.Unpickler):
 def document(path: Path) -> dict[str, Any]:
     """The plain data of one file; ``RecordingError``, which names the file, for anything else."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             found = parsed(unpacked(file))
+    except Unreadable as error:
+        raise _bad(path, str(error), None) from error
     except (OSError, EOFError, zlib.error) as error:
         raise _bad(path, "cannot be read", error) from error
     except RecursionError as error:

@@ -27,6 +27,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from rankmesh.core.documents import Unreadable, open_regular
 from rankmesh.debug.doctor.calls import Signature
 from rankmesh.debug.doctor.columns import CALLS, EXCHANGES, GroupName
 from rankmesh.debug.doctor.formats import document
@@ -85,11 +86,11 @@ def _sorted_out(answers: Iterable[Recording | str]) -> tuple[list[Recording], li
 
 def _is_small_json(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             opened = gzip.GzipFile(fileobj=file) if file.read(2) == b"\x1f\x8b" else file
             file.seek(0)
             return path.stat().st_size < _SMALL and opened.read(1) == b"{" and len(opened.read(_SMALL)) < _SMALL
-    except (OSError, EOFError, zlib.error):
+    except (Unreadable, OSError, EOFError, zlib.error):
         return False
 
 

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rankmesh.backend.options import nccl_options
+from rankmesh.core.documents import parse_yaml, read_text, refused_as
 from rankmesh.core.options import Options
 from rankmesh.dialects.megatron.refusals import Refused, UnknownName
 from rankmesh.dialects.megatron.table import CONFIG_KEYS
@@ -102,10 +101,8 @@ def read_config(path: Path | None, high_priority: Iterable[str]) -> dict[str, di
 
 
 def _load(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Refused(f"{str(path)!r} is not valid YAML ({error}); fix the file") from error
+    with refused_as(Refused, f"NCCL configuration {str(path)!r}", "fix the file"):
+        data = parse_yaml(read_text(path)) or {}
     if not isinstance(data, dict) or not all(isinstance(section, dict) for section in data.values()):
         raise Refused(
             f"{str(path)!r} holds {data!r:.80}, but an NCCL configuration maps groups to options; write one section "

@@ -16,11 +16,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rankmesh.core.documents import INDEX, parse, read_text, refused_as
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError, RankmeshError, first_line, quoted
@@ -35,27 +35,8 @@ Shardings = dict[str, Sharding]
 
 def read_tensors(path: str | Path, source: Mesh, target: Mesh) -> tuple[Shardings, Shardings]:
     """The shardings of a tensors file on a source and a target mesh. Raises ``PlanError`` for what is none."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(
-            f"cannot read tensors file {quoted(str(path))} ({first_line(error)}); give a JSON or YAML file", path=path
-        ) from error
-    return shardings_of(_document(text, path), source, target, str(path))
-
-
-def _document(text: str, path: str | Path) -> Any:
-    try:
-        if Path(path).suffix not in (".yaml", ".yml"):
-            return json.loads(text)
-        import yaml
-
-        return yaml.safe_load(text)
-    except Exception as error:
-        raise PlanError(
-            f"tensors file {quoted(str(path))} is neither JSON nor YAML ({first_line(error)}); fix the file",
-            path=path,
-        ) from error
+    with refused_as(PlanError, f"tensors file {quoted(str(path))}", "fix the file", path=str(path)):
+        return shardings_of(parse(read_text(path, INDEX.size)), source, target, str(path))
 
 
 def shardings_of(document: object, source: Mesh, target: Mesh, what: str = "tensors") -> tuple[Shardings, Shardings]:
@@ -68,6 +49,8 @@ def shardings_of(document: object, source: Mesh, target: Mesh, what: str = "tens
         _known(what, name, entry, _BOTH)
         if "shape" not in entry:
             raise _refused(what, f"{quoted(name)} has no shape")
+        if not isinstance(entry["shape"], list | tuple):
+            raise _refused(what, f"{quoted(name)} has the shape {quoted(entry['shape'])}")
         for side, mesh, found in (("source", source, ours), ("target", target, theirs)):
             found[str(name)] = _sharding(f"{what}, {name!r}, {side}", mesh, entry, entry.get(side) or {})
     return ours, theirs
@@ -75,6 +58,9 @@ def shardings_of(document: object, source: Mesh, target: Mesh, what: str = "tens
 
 def _sharding(what: str, mesh: Mesh, entry: Mapping[str, Any], side: Any) -> Sharding:
     _known(what, "", side, _SIDE)
+    for name, kind in (("cut", list | tuple), ("at", Mapping)):
+        if side.get(name) is not None and not isinstance(side[name], kind):
+            raise _refused(what, f"its {name} is {quoted(side[name])}")
     given = {name: _numbered(side[name]) if name in ("parts", "padded") else side[name] for name in side}
     if given.get("cut") is not None:
         given["cut"] = tuple("-".join(axes) if isinstance(axes, list) else axes for axes in given["cut"])

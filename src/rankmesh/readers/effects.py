@@ -1,28 +1,35 @@
-"""Which commands may set any variable of a script, and which branch of a ``case`` is taken.
+"""What commands do to the variables of a script, and which branch of a ``case`` is taken.
 
 ```
+read NAME   mapfile NAME   getopts OPTIONS NAME      one variable, whose value is not followed
+let NAME=1   ((NAME++))    printf -v NAME FORMAT     the same
 source env.sh          . env.sh               another file, which is not read
 eval "$(command)"      eval "$VARIABLE"       text that is not in the script
 export $(command)      declare $NAME=4        names that are not in the script
 ```
 
-What these may have set is open from there on: it is refused where a size needs it.
+What the last three may have set is unresolved from there on: it is refused where a size needs it.
+
+>>> assigned_by(["let", "TP=4", "PP*=2", "TP==2"]), assigned_by(["printf", "-v", "TP", "%d", "4"])
+(['TP', 'PP'], ['TP'])
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from rankmesh.readers.words import Word, gap_of, shown, text_of
+from rankmesh.readers.tokens import Word, gap_of, shown, text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-__all__ = ["chosen_branch", "kept", "unread"]
+__all__ = ["assigned_by", "assigned_in", "chosen_branch", "kept", "may_set_any"]
 
+_LET = re.compile(r"(?:\+\+|--)?(\w+)\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=)|$)")
+_COMPARISONS = ("==", "!=", "<=", ">=")
 # Files and texts that activate an environment: they are known to set no variable that a run would take a size from.
 _ACTIVATES = re.compile(r".*/activate|(.*/)?conda\.sh|.*/(modules|lmod)/init/\w+")
 _HOOKS = re.compile(r"\$\(\s*\S*(conda|mamba|micromamba|pyenv|modulecmd)\b.*\)|`\S*(conda|mamba|pyenv)\b.*`")
@@ -30,11 +37,11 @@ _HOOKS = re.compile(r"\$\(\s*\S*(conda|mamba|micromamba|pyenv|modulecmd)\b.*\)|`
 _KEPT = re.compile(r"\d+|@|SLURM_\w+|__part_\w+")
 
 
-def unread(words: tuple[Word, ...]) -> str | None:
+def may_set_any(words: tuple[Word, ...]) -> str | None:
     """Why a command may set any variable, None if it cannot.
 
-    >>> from rankmesh.readers.words import Part
-    >>> unread(((Part("source", (1,)),), (Part("env.sh", (1,)),)))
+    >>> from rankmesh.readers.tokens import Part
+    >>> may_set_any(((Part("source", (1,)),), (Part("env.sh", (1,)),)))
     'source env.sh is another file, which is not read'
     """
     name = text_of(words[0])
@@ -91,3 +98,24 @@ def _body(item: Node) -> Iterator[Node]:
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= 60 else line[:59] + "…"
+
+
+def assigned_by(names: Sequence[str]) -> list[str]:
+    """The variables that a command sets, from its words."""
+    if names[0] in ("read", "mapfile", "readarray", "getopts"):
+        return list(names[1:])
+    if names[0] == "let":
+        return [found[1] for found in map(_LET.match, names[1:]) if found]
+    if names[0] == "printf" and len(names) > 2 and names[1] == "-v":
+        return [names[2]]
+    return []
+
+
+def assigned_in(node: Node, source_of: Callable[[Node], str]) -> Iterator[str]:
+    """The variables that an arithmetic command ``(( ))`` sets."""
+    for child in node.named_children:
+        sign = next((part.type for part in child.children if not part.is_named), "")
+        sets = sign in ("++", "--") or (sign.endswith("=") and sign not in _COMPARISONS)
+        if sets and child.named_children and child.named_children[0].type == "variable_name":
+            yield source_of(child.named_children[0])
+        yield from assigned_in(child, source_of)
