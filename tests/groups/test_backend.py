@@ -1,0 +1,175 @@
+"""The backend: the oldest torch, the fallback to public API, abort, and groups in a forked child."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import rankmesh as rm
+from rankmesh.backend import releases
+from rankmesh.backend.default import DefaultGroup
+from rankmesh.backend.members import Torch213, Torch214, Torch215
+from rankmesh.backend.registries import registries
+from rankmesh.errors import ConnectError
+
+KINDS = [rm.GroupSpec("tp"), rm.GroupSpec("dp", lazy=True), rm.GroupSpec("ends", "tp-dp", pick=[0, 3])]
+PLAN = rm.Plan(rm.Mesh(tp=2, dp=2, pp=1), [*KINDS, rm.GroupSpec("pp")])
+
+
+@pytest.mark.parametrize("call", ["rankmesh.connect('dp=1')", "rankmesh.init()", "from rankmesh import sim"])
+def test_an_old_torch_is_refused_before_anything_happens(call):
+    """Torch 2.12: one ConnectError with both versions, whatever is used first."""
+    program = f"import torch; torch.__version__ = '2.12.1'\nimport rankmesh\n{call}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    message = "ConnectError: torch 2.12.1 is installed, and rankmesh needs 2.13 or newer; pip install 'torch>=2.13'"
+    assert done.stderr.splitlines()[-1].endswith(message)
+    assert done.stderr.count("ConnectError: torch") == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "family"),
+    [("2.13.0", Torch213), ("2.14.1", Torch214), ("2.15.0+cu132", Torch215), ("3.0.0", Torch215)],
+)
+def test_each_release_has_its_family(monkeypatch, version, family):
+    """A known release has its class without a word, and a later one that of the newest, if that behaves."""
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(releases, "_misbehaves", lambda: None)
+    releases.missing.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        world = DefaultGroup(0, 4, None, "gloo", timedelta(seconds=9), None)
+        assert type(releases.backend_of(world)) is family
+    releases.missing.cache_clear()
+
+
+@pytest.mark.parametrize("gone", ["_new_process_group_helper", "_get_split_source", "_world"])
+def test_a_piece_that_is_missing_is_named(monkeypatch, gone):
+    """The probe names what this torch lacks."""
+    monkeypatch.delattr(dist.distributed_c10d, gone)
+    releases.missing.cache_clear()
+    assert gone in releases.missing()
+    releases.missing.cache_clear()
+
+
+def _unknown(me, broken):
+    """A release that is not known: what its probe says, and what is registered after it."""
+    torch.__version__ = "2.99.0"
+    if broken:
+        releases.alone = lambda **_: dist.group.WORLD
+    before = registries()
+    return [releases.missing(), registries() == before]
+
+
+def test_a_release_that_is_not_known_is_tried(ranks):
+    """2 ranks: a group is made, used and destroyed; where that goes wrong, the reason is said."""
+    assert ranks(2, _unknown, False) == [[None, True]] * 2
+    assert all("other members" in reason for reason, _ in ranks(2, _unknown, True))
+
+
+def _public(me):
+    """Connect, use and close a plan where torch lacks a private piece; how often the fallback is said."""
+    releases.missing = lambda: "a piece is missing"
+    before, sums = registries()["pg_map"], {}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with rm.connect(PLAN, timeout=20) as groups:
+                for name, group in groups.items():
+                    tensor = torch.tensor([float(me.rank)])
+                    dist.all_reduce(tensor, group=group.pg)
+                    sums[name] = tensor.item() == sum(group.ranks)
+    told = [str(one.message) for one in said if "a piece is missing" in str(one.message)]
+    return [sums, len(told), registries()["pg_map"] == before]
+
+
+def test_a_torch_without_private_pieces_makes_the_same_groups(ranks):
+    """4 ranks, kinds that are lazy, picked and of one rank: new_group makes them all, and rank 0 says so once."""
+    found = ranks(4, _public)
+    assert [told for _, told, _ in found] == [1, 0, 0, 0]
+    for rank, (sums, _, back) in enumerate(found):
+        assert sums == dict.fromkeys(["tp", "dp", *(["ends"] if rank in (0, 3) else []), "pp"], True)
+        assert back
+
+
+def _public_on_one(me):
+    if me.rank == 1:
+        releases.missing = lambda: "a piece is missing"
+    return me.error(rm.AgreementError, rm.connect, PLAN, timeout=20)["fields"]
+
+
+def test_ranks_that_make_groups_in_different_ways_are_told_so(ranks):
+    """4 ranks, one of which lacks a private piece: all hear it before any group is made."""
+    assert ranks(4, _public_on_one) == [["groups"]] * 4
+
+
+def _aborted(me):
+    """A collective in which rank 3 is stopped: when the others return after the abort, and what they hear."""
+    groups = rm.connect(rm.Plan(rm.Mesh(dp=4), [rm.GroupSpec("dp")]), timeout=20)
+    own = groups["dp"].pg
+    dist.all_reduce(torch.ones(1), group=own)
+    me.meet("connected")
+    if me.rank == 3:
+        child = os.fork()
+        if child == 0:  # wakes the stopped rank, for the test to end
+            time.sleep(6)
+            os.kill(os.getppid(), signal.SIGCONT)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os.waitpid(child, 0)
+        return None
+    began = []
+
+    def cut():
+        time.sleep(2)
+        began.append(time.monotonic())
+        groups.abort()
+
+    threading.Thread(target=cut).start()
+    try:
+        dist.all_reduce(torch.ones(1), group=own)
+    except RuntimeError as error:
+        took, said = time.monotonic() - began[0], str(error)
+    groups.close()
+    return took < 1 and bool(said)
+
+
+def test_abort_ends_what_is_blocked(ranks):
+    """4 gloo ranks, one of them stopped: the three others are out of their collective within a second."""
+    assert ranks(4, _aborted, limit=60) == [True, True, True, None]
+
+
+def _forked(me):
+    """Children that close the groups, leave the block, and try to abort, then the parent uses the groups."""
+    with rm.connect(rm.Plan(rm.Mesh(dp=2), [rm.GroupSpec("dp")]), timeout=20) as groups:
+        groups["dp"].pg  # noqa: B018
+        codes = []
+        for way in (groups.close, rm.close_all, lambda: groups.__exit__(None, None, None), _refused(groups)):
+            child = os.fork()
+            if child == 0:
+                way()
+                os._exit(7 if groups.closed or way.__name__ == "refused" else 8)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        one = torch.ones(1)
+        dist.all_reduce(one, group=groups["dp"].pg)
+    return [codes, one.item()]
+
+
+def _refused(groups):
+    def refused():
+        with pytest.raises(ConnectError, match="is a child of process"):
+            groups.abort()
+
+    return refused
+
+
+def test_a_forked_child_forgets_the_groups(ranks):
+    """2 ranks: a child that closes them, in any way, ends at once, and the parent's groups go on working."""
+    assert ranks(2, _forked, limit=40) == [[[7] * 4, 2.0]] * 2
