@@ -8,6 +8,8 @@ any other                                         through a buffer of bytes
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,12 @@ from rankmesh.transfer.live.stream import Message, Slices
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "batches"]
+
+# Sends and receives of one call: NCCL hangs above some 8,000.
+_OPERATIONS = 4000
+# An error that comes after so much of the time limit is that it is over.
+_WHOLE = 0.99
 
 Round = Sequence[Message]
 Copy = tuple[str, Slices, Slices, int]
@@ -97,24 +104,28 @@ class Exchange:
             return self._together(underway)
         for one in underway:
             post = dist.isend if one.sending else dist.irecv
+            started = time.monotonic()
             try:
                 one.work = post(one.tensor, group=self._group, **self._peer(one, post))
             except RuntimeError as error:
-                self._lose(one, error)
+                self._lose(one, error, started)
         return [one for one in underway if one.work is not None]
 
     def _peer(self, one: _Underway, post: object) -> dict[str, Any]:
         return {"group_dst" if post is dist.isend else "group_src": self._ranks[one.message.peer]}
 
     def _together(self, underway: list[_Underway]) -> list[_Underway]:
-        """All messages of a round in one call, as NCCL needs it: sends and receives then cannot block each other."""
-        operations = [
-            dist.P2POp(dist.isend if one.sending else dist.irecv, one.tensor, group=self._group, **self._p2p(one))
-            for one in underway
-        ]
-        works = dist.batch_isend_irecv(operations) if operations else []
-        for one, work in zip(underway, works if len(works) == len(underway) else works * len(underway), strict=False):
-            one.work = work
+        """Many messages of a round in one call, as NCCL needs it: sends and receives then cannot block each other."""
+        peers = [(self._ranks[one.message.peer], one.sending) for one in underway]
+        for batch in batches(peers, dist.get_rank(self._group), dist.get_world_size(self._group)):
+            part = [underway[number] for number in batch]
+            operations = [
+                dist.P2POp(dist.isend if one.sending else dist.irecv, one.tensor, group=self._group, **self._p2p(one))
+                for one in part
+            ]
+            works = dist.batch_isend_irecv(operations)
+            for one, work in zip(part, works if len(works) == len(part) else works * len(part), strict=False):
+                one.work = work
         return underway
 
     def _p2p(self, one: _Underway) -> dict[str, Any]:
@@ -137,19 +148,21 @@ class Exchange:
             self.attempt(self._progress, self._arrived, self._total)
 
     def _waited(self, one: _Underway) -> bool:
+        started = time.monotonic()
         try:
             if self._device.type == "cuda":
                 one.work.wait()
             else:
                 one.work.wait(self._timeout)
         except RuntimeError as error:
-            self._lose(one, error)
+            self._lose(one, error, started)
             return False
         return True
 
-    def _lose(self, one: _Underway, error: RuntimeError) -> None:
+    def _lose(self, one: _Underway, error: RuntimeError, started: float) -> None:
+        """The peer of a message is lost; the error came from what was ``started`` then (``time.monotonic``)."""
         reason = first_line(error)
-        if "imed out" in reason:
+        if time.monotonic() - started >= _WHOLE * self._timeout.total_seconds():
             # gloo closes the connections to all peers when one of them is late: nothing more will come.
             self._lost = {one.message.peer: f"nothing came for {self._timeout.total_seconds():g} s"}
             raise Fault(self._lost[one.message.peer], (one.message.peer,)) from error
@@ -201,3 +214,25 @@ def _staging(group: ProcessGroup | None, tensors: Sequence[Tensor]) -> torch.dev
     """Where buffers are: on the GPU of the tensors where the group's backend sends from there, else in main memory."""
     device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), torch.device("cpu"))
     return device if "nccl" in str(dist.get_backend_config(group)) else torch.device("cpu")
+
+
+def batches(peers: Sequence[tuple[int, bool]], own: int, size: int, most: int = _OPERATIONS) -> list[list[int]]:
+    """The messages of a round, by number, in batches of at most ``most``; ``peers`` has each one's peer and direction.
+
+    Both ends of a message put it into the same batch: by how far apart they are, and by how many were before it between
+    them in its direction. So whoever is in a batch waits for nobody who is in a later one.
+
+    >>> batches([(1, True), (1, True), (1, False)], own=0, size=2, most=4)
+    [[0, 1, 2]]
+    >>> batches([(1, True), (1, True), (1, False)], own=0, size=2, most=2)
+    [[0, 2], [1]]
+    """
+    apart = max(1, min(size - 1, most // 2))
+    between = max(1, most // (2 * apart))
+    before: Counter[tuple[int, bool]] = Counter()
+    found: dict[tuple[int, int], list[int]] = {}
+    for number, (peer, sending) in enumerate(peers):
+        distance = (peer - own if sending else own - peer) % size
+        found.setdefault((before[peer, sending] // between, (distance - 1) // apart), []).append(number)
+        before[peer, sending] += 1
+    return [found[key] for key in sorted(found)]
