@@ -1,5 +1,6 @@
 """Which devices ranks use together: one backend for all of them, whatever each of them has."""
 
+import socket
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh.runtime.devices import Offer, choose, offer, pick
+from rankmesh.runtime.devices import Offer, choose, loopback_address, offer, pick
 
 
 def _offers(devices, asked=None):
@@ -84,3 +85,28 @@ def test_never_nccl_on_some(devices):
 def test_which_device(seen, local, index):
     """The only one that a task sees, else that of the local rank; none where there are too few."""
     assert pick(seen, local)[0] == index
+
+
+def test_a_host_that_listens_where_nobody_reaches_it():
+    """Gloo on two hosts, one of which would listen at 127.0.1.1: nobody goes on, and the host is named."""
+    offers = [replace(one, loopback="127.0.1.1", network="a") for one in _offers([None] * 2)]
+    assert choose(offers).backend == "gloo"
+    away = [replace(one, host="node-b", network="b", loopback="") for one in offers]
+    choice = choose([*offers, *away])
+    assert (choice.backend, choice.ranks) == (None, (0, 1))
+    assert choice.why.startswith("host0 listens at 127.0.1.1, where no other host can reach gloo; set GLOO_SOCKET_IFN")
+    assert choose([replace(one, device=str(one.rank)) for one in (offers[0], away[1])]).backend == "nccl"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "address"),
+    [(["127.0.1.1"], "127.0.1.1"), (["192.0.2.1", "127.0.1.1"], "127.0.1.1"), ([], "127.0.0.1"), (["0.0.0.0"], "")],  # noqa: S104
+)
+def test_where_gloo_would_listen(monkeypatch, addresses, address):
+    """The first address of the host's name that is this host's, the loopback address where there is none."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (one, 0)) for one in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert loopback_address() == address
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    assert loopback_address() == ""

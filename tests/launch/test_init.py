@@ -16,6 +16,7 @@ from torch.distributed import TCPStore
 import rankmesh as rm
 from rankmesh.backend.registries import registries
 from rankmesh.launch.table import torchrun_variables
+from rankmesh.runtime import devices
 from rankmesh.runtime import init as world
 
 
@@ -209,3 +210,18 @@ def test_no_meeting_place(ranks, variables, words):
     ((message, seconds),) = ranks(1, _nowhere, variables, world=None)
     assert words in message
     assert seconds < limits.AT_ONCE
+
+
+def _on_another_host(me, port):
+    """Initialise where this rank's host name stands for 127.0.1.1, as on Debian, and each rank has its own network."""
+    devices.loopback_address, devices._network = lambda: "127.0.1.1", lambda: f"network {me.rank}"
+    _as_rank(me, port)
+    return me.error(rm.ConnectError, rm.init, "gloo", timeout=20)
+
+
+def test_hosts_that_listen_at_a_loopback_address_are_named(ranks):
+    """2 ranks on two hosts: told at once which host listens where, with what to set."""
+    for error in ranks(2, _on_another_host, _port(), world=None):
+        assert "listens at 127.0.1.1" in error["message"]
+        assert "set GLOO_SOCKET_IFNAME" in error["message"]
+        assert error["seconds"] < limits.AT_ONCE

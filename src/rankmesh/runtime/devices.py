@@ -11,8 +11,11 @@ nccl was asked for, and one cannot    refused on every rank, which says who cann
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,7 +27,10 @@ __all__ = ["Choice", "Offer", "choose", "offer", "pick", "ranks_share"]
 
 @dataclass(frozen=True)
 class Offer:
-    """What one rank has: the device that it would use, as its index and its identity, or why it has none."""
+    """What one rank has: the device that it would use, as its index and its identity, or why it has none.
+
+    ``loopback`` is the address at which gloo would listen, where only ranks of the same ``network`` can reach it.
+    """
 
     rank: int
     size: int
@@ -34,6 +40,8 @@ class Offer:
     index: int | None
     device: str | None
     why: str
+    loopback: str = ""
+    network: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,43 @@ def offer(rank: int, size: int, host: str, process: int, asked: str | None, loca
     index, why = _own_index(local_rank, shared)
     device = None if index is None else str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
     # A share of a device is a device of its own.
-    return Offer(rank, size, host, process, asked, index, f"{device}/{rank}" if device and shared else device, why)
+    own = f"{device}/{rank}" if device and shared else device
+    return Offer(rank, size, host, process, asked, index, own, why, loopback_address(), _network())
+
+
+def loopback_address() -> str:
+    """The loopback address that this host's name stands for, at which gloo would listen; "" for any other.
+
+    Debian writes a host's own name as 127.0.1.1 into its hosts file. Where ``GLOO_SOCKET_IFNAME`` names an interface,
+    gloo listens there.
+    """
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return ""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        found = []
+    # What gloo does: the first address of this host, and the loopback address where there is none.
+    address = next((str(place[0]) for family, *_, place in found if _is_local(family, str(place[0]))), "127.0.0.1")
+    return address if ip_address(address.partition("%")[0]).is_loopback else ""
+
+
+def _is_local(family: int, address: str) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _network() -> str:
+    """Which loopback interface this process has: that of a machine, and of a network namespace of it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/net').readlink()}"
+    except OSError:
+        return socket.gethostname()
 
 
 def ranks_share() -> bool:
@@ -106,8 +150,25 @@ def choose(offers: Sequence[Offer]) -> Choice:
             None, f"backend {asked!r} needs a GPU for each rank; {why}; ask for gloo, or for no backend", ranks
         )
     if asked is not None:
-        return Choice(asked, "asked for")
-    return Choice("gloo", why, ranks) if ranks else Choice("nccl", "every rank has a GPU of its own")
+        chosen = Choice(asked, "asked for")
+    else:
+        chosen = Choice("gloo", why, ranks) if ranks else Choice("nccl", "every rank has a GPU of its own")
+    return (_unreachable(offers) if "gloo" in str(chosen.backend) else None) or chosen
+
+
+def _unreachable(offers: Sequence[Offer]) -> Choice | None:
+    """Ranks on several hosts, one of which gloo would make listen where no other host can reach it."""
+    found = [one for one in offers if one.loopback]
+    if not found or len({one.network for one in offers}) < 2:
+        return None
+    hosts = list(dict.fromkeys(f"{one.host} listens at {one.loopback}" for one in found))
+    shown = ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
+    return Choice(
+        None,
+        f"{shown}, where no other host can reach gloo; set GLOO_SOCKET_IFNAME to the network interface between the "
+        "hosts, on every rank",
+        tuple(one.rank for one in found),
+    )
 
 
 def _differing(offers: Sequence[Offer], name: str) -> Choice | None:
