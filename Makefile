@@ -5,7 +5,7 @@ PYTHON ?= python3
 SPEC ?= megatron:world=16,tp=2,cp=2,pp=2,ep=2
 ARGS ?=
 # The torch of `make test-torch`: the newest that the tests pass on.
-TORCH ?= 2.14.1
+TORCH ?= 2.15.0
 # How wide `make test-sweeps` is: 1, or all.
 SWEEP ?= 1
 # The programs that `make test-hangs` runs: all, or some by name.
@@ -37,7 +37,7 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and pr
 test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS='-k mesh', JOBS=0)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-test-torch: $(VENV)/torch-$(TORCH)/.installed  ## run the tests of live and simulated ranks on another torch (TORCH=2.14.1: downloads up to 3 GB)
+test-torch: $(VENV)/torch-$(TORCH)/.installed  ## run the tests of live and simulated ranks on another torch (TORCH=2.15.0: downloads up to 3 GB)
 	@$(VENV)/torch-$(TORCH)/bin/python -m pytest -n $(JOBS) --dist loadfile $(LIVE_TESTS) $(ARGS)
 
 test-browser: $(VENV)/.installed-browser  ## open the explorer in a real browser (root: it installs chromium)
