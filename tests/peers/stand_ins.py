@@ -25,6 +25,6 @@ class _Anything(ModuleType):
 
 def triton():
     """Let ``import triton`` succeed for Megatron's modules, after torch has found out that there is none."""
-    if importlib.util.find_spec("triton") is None:
+    if "triton" not in sys.modules and importlib.util.find_spec("triton") is None:
         for name in ("triton", "triton.language"):
             sys.modules[name] = _Anything(name)

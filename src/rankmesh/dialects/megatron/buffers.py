@@ -49,8 +49,8 @@ class GlobalMemoryBuffer:
         return held[:needed].view(*tensor_shape)
 
 
-def _device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+def _device() -> int | torch.device:
+    return torch.cuda.current_device() if torch.cuda.is_available() else torch.device("cpu")
 
 
 class GlobalSymmetricMemoryBuffer:

@@ -1,0 +1,90 @@
+"""Megatron's ``pretrain_gpt.py``, unmodified, on four gloo ranks: over its own modules, then over the drop-ins.
+
+``make test-peers MEGATRON=checkout JOBS=0 ARGS='-k pretrain'``: the wheels have its training loop, but not the script.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+RANKS, STEPS, LIMIT = 4, 3, 500
+PARALLEL = {
+    "TP 2, PP 2": ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"],
+    "PP 2, VPP 2": ["--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1"],
+    "EP 2": ["--expert-model-parallel-size", "2", "--num-experts", "4", "--moe-token-dispatcher-type", "allgather",
+             "--moe-router-load-balancing-type", "none", "--moe-aux-loss-coeff", "0"],
+}  # fmt: skip
+MODEL = {
+    "num-layers": 4, "hidden-size": 32, "num-attention-heads": 4, "seq-length": 16, "max-position-embeddings": 16,
+    "micro-batch-size": 1, "global-batch-size": 8, "train-iters": STEPS, "lr": 0.01, "vocab-size": 127,
+    "tokenizer-type": "NullTokenizer", "transformer-impl": "local", "attention-dropout": 0, "hidden-dropout": 0,
+    "distributed-backend": "gloo", "eval-iters": 0, "eval-interval": 1000, "log-interval": 1, "split": "90,5,5",
+    "num-workers": 0,
+}  # fmt: skip
+WITHOUT = (
+    "gradient-accumulation-fusion", "persist-layer-norm", "masked-softmax-fusion", "bias-gelu-fusion",
+    "bias-dropout-fusion", "rope-fusion", "create-attention-mask-in-dataloader",
+)  # fmt: skip
+ARGUMENTS = [
+    *(word for name, value in MODEL.items() for word in (f"--{name}", str(value))),
+    *(f"--no-{name}" for name in WITHOUT),
+    "--mock-data", "--use-cpu-initialization", "--disable-bias-linear",
+]  # fmt: skip
+
+
+def pretrain(checkout, side, layout, folder):
+    """What each rank recorded of every step."""
+    folder.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+             "CUDA_DEVICE_MAX_CONNECTIONS": 1, "OMP_NUM_THREADS": 1, "TORCHDYNAMO_DISABLE": 1,
+             "PYTHONPATH": REPOSITORY}  # fmt: skip
+    ranks = []
+    for rank in range(RANKS):
+        environment = {**world, "RANK": rank, "LOCAL_RANK": rank}
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, str(REPOSITORY / "tests/peers/megatron_pretrain.py"), side,
+                 str(folder / f"{rank}.json"), *ARGUMENTS, *layout],
+                cwd=checkout,
+                env=os.environ | {name: str(value) for name, value in environment.items()},
+                stdout=(folder / f"{rank}.log").open("w"),
+                stderr=subprocess.STDOUT,
+            )
+        )  # fmt: skip
+    try:
+        for rank, program in enumerate(ranks):
+            assert program.wait(LIMIT) == 0, (folder / f"{rank}.log").read_text(encoding="utf-8")[-3000:]
+    finally:
+        for program in ranks:
+            with suppress(ProcessLookupError):
+                program.kill()
+            program.wait()
+    return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
+
+
+@pytest.mark.timeout(3 * LIMIT)
+@pytest.mark.parametrize("layout", PARALLEL)
+def test_pretrain_gpt(tmp_path, layout):
+    """3 steps of each layout: the losses and gradient norms of every rank are equal, bit for bit."""
+    checkout = os.environ.get("MEGATRON", "").split(os.pathsep)[-1]
+    if not checkout:
+        pytest.skip("MEGATRON names no checkout")
+    own, ours = (
+        pretrain(Path(checkout).resolve(), side, PARALLEL[layout], tmp_path / side) for side in ("own", "drop-ins")
+    )
+    assert {rank["mpu"] for rank in own} == {"megatron.core.parallel_state"}
+    assert {rank["mpu"] for rank in ours} == {"rankmesh.dialects.megatron.parallel_state"}
+    assert [rank["steps"] for rank in ours] == [rank["steps"] for rank in own]
+    assert all(len(rank["steps"]) == STEPS for rank in own)
+    assert all(norm > 0 for rank in own for _, norm in rank["steps"])
+    assert any(loss["lm loss"] > 0 for rank in own for loss, _ in rank["steps"] if loss)
