@@ -257,5 +257,5 @@ def test_a_simulation_inside_a_rank():
 def test_bad_arguments():
     """What are no ranks is refused, with what to give instead."""
     for bad in (0, -1, True, 2.5, None):
-        with pytest.raises((rm.PlanError, rm.LayoutError), match="received"):
+        with pytest.raises((rm.PlanError, rm.LayoutError), match="rank"):
             sim.run(_who, bad)

@@ -1,14 +1,15 @@
-"""Many ranks in one process: real collective semantics, exact results, and divergence told at once.
+"""Many ranks in one process: real collective semantics, exact results, and divergence found at once.
 
 ```
 run          a function on every rank, one thread each; what each returned
-baton        one rank runs at a time: who is next, and who waits for what
-rooms        where the calls of a group's members meet, and are compared
+scheduler    one rank runs at a time: who is next, and who waits for what
+channel      the calls of one group's members, matched and compared
 compute      what each collective gives
 group        a process group as torch.distributed calls it; works, store: what it returns, what it waits at
 process      random numbers, environment and module globals, for each rank its own
 hooks        how torch.distributed answers threads that are ranks
-watch        ranks that do not come back
+watchdog     ranks that do not come back
+failures     the errors, and what they say
 ```
 
 >>> from rankmesh import sim

@@ -27,7 +27,7 @@ from rankmesh.sim.compute import reduction_name
 from rankmesh.sim.works import SimulatedWork, Together
 
 if TYPE_CHECKING:
-    from rankmesh.sim.rooms import Room
+    from rankmesh.sim.channel import Channel
     from rankmesh.sim.simulation import Simulation
 
 __all__ = ["SimulatedGroup"]
@@ -36,12 +36,12 @@ Tensors = list[torch.Tensor]
 
 
 class SimulatedGroup(PythonGroup):
-    """One rank's process group; the ranks' groups of one name and members meet in one room."""
+    """One rank's process group; the calls of all ranks' groups of one name and members go to one channel."""
 
-    def __init__(self, simulation: Simulation, room: Room, position: int) -> None:
-        super().__init__(position, len(room.ranks))
-        self.simulation, self.room, self.position = simulation, room, position
-        self.owner = room.ranks[position]
+    def __init__(self, simulation: Simulation, channel: Channel, position: int) -> None:
+        super().__init__(position, len(channel.ranks))
+        self.simulation, self.channel, self.position = simulation, channel, position
+        self.owner = channel.ranks[position]
         self.destroyed = False
         self._posted = 0
         self._together: list[SimulatedWork] | None = None
@@ -186,7 +186,7 @@ class SimulatedGroup(PythonGroup):
         return self._posted
 
     def __repr__(self) -> str:
-        return f"SimulatedGroup({self.room}, position {self.position})"
+        return f"SimulatedGroup({self.channel}, position {self.position})"
 
     # -- the ways to post ---------------------------------------------------------------------------------------
 
@@ -269,10 +269,10 @@ class SimulatedGroup(PythonGroup):
     def _name_of(self, position: int) -> str:
         if not 0 <= position < self.size():
             raise ValueError(
-                f"received position {position} as root or peer on {self.room}; it has the positions 0 to "
-                f"{self.size() - 1}; name a member (gloo crashes here)"
+                f"position {position} is nobody on {self.channel}, with positions 0 to {self.size() - 1}; give one "
+                "of these as root or peer (gloo crashes here)"
             )
-        return f"rank {self.room.ranks[position]}"
+        return f"rank {self.channel.ranks[position]}"
 
     def _rows(self, tensor: torch.Tensor, sizes: Any) -> tuple[int, ...]:
         if sizes:
@@ -285,20 +285,19 @@ class SimulatedGroup(PythonGroup):
     def _expect(self, operation: str, got: int, expected: int, what: str) -> None:
         if got != expected:
             raise ValueError(
-                f"received {got} {what} for {operation} on {self.room}; {expected} are needed; give tensors that fit"
+                f"{operation} on {self.channel} has {got} {what}, and needs {expected}; give tensors that fit"
             )
 
 
 def _check_dense(tensor: torch.Tensor, operation: str) -> None:
     """A network moves a block of memory: of a slice, real backends move what lies between its elements instead."""
     if tensor.layout != torch.strided:
-        raise ValueError(f"received a tensor of layout {tensor.layout} for {operation}; make it dense first")
+        raise ValueError(f"{operation} cannot move a tensor of layout {tensor.layout}; make it dense first")
     extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     if tensor.numel() and extent != tensor.numel():
         raise ValueError(
-            f"received a tensor of shape {list(tensor.shape)} and strides {list(tensor.stride())} for {operation}; "
-            "a process group moves one block of memory, and gloo gives wrong numbers without a word; "
-            "give tensor.contiguous()"
+            f"{operation} moves one block of memory, and a tensor of shape {list(tensor.shape)} and strides "
+            f"{list(tensor.stride())} is none (gloo gives wrong numbers without a word); give tensor.contiguous()"
         )
 
 

@@ -12,39 +12,39 @@ from contextlib import contextmanager
 from typing import Any
 
 from rankmesh.backend import torch_threads
-from rankmesh.sim.simulation import Seat, current_seat
+from rankmesh.sim.simulation import RankContext, current_context
 
 __all__ = ["Hooks", "hooks"]
 
 
 class _Answers:
-    """What torch is told on a thread: that of its rank, nothing on other threads."""
+    """What torch asks on a thread: answered for its rank, not at all on other threads."""
 
     def world(self) -> torch_threads.RankWorld | None:
-        seat = current_seat()
-        return None if seat is None else seat.world
+        context = current_context()
+        return None if context is None else context.world
 
     def identity(self) -> object:
-        seat = self._seat()
-        return id(seat.simulation), seat.rank
+        context = self._context()
+        return id(context.simulation), context.rank
 
     def make(self, name: str, ranks: Any, desc: str, *, meet: bool) -> Any:
-        seat = self._seat()
-        return seat.simulation.make(seat, name, ranks, desc, meet=meet)
+        context = self._context()
+        return context.simulation.make(context, name, ranks, desc, meet=meet)
 
     def meeting_place(self) -> tuple[Any, int, int]:
-        seat = self._seat()
-        return seat.simulation.store, seat.rank, seat.simulation.size
+        context = self._context()
+        return context.simulation.store, context.rank, context.simulation.size
 
     def refuse(self, operation: str) -> None:
-        seat = self._seat()
-        raise seat.simulation.not_a_member(seat, operation)
+        context = self._context()
+        raise context.simulation.not_a_member(context, operation)
 
-    def _seat(self) -> Seat:
-        seat = current_seat()
-        if seat is None:
-            raise RuntimeError("received a question about a rank on a thread that is none")
-        return seat
+    def _context(self) -> RankContext:
+        context = current_context()
+        if context is None:
+            raise RuntimeError("this thread is no rank of a simulation; call it on the rank's own thread")
+        return context
 
 
 class Hooks:
@@ -57,7 +57,7 @@ class Hooks:
         self._back: Callable[[], None] | None = None
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def in_use(self) -> Iterator[None]:
         """Have the hooks in place."""
         with self._lock:
             self._users += 1

@@ -31,16 +31,16 @@ from rankmesh.backend import torch_threads
 from rankmesh.core.axes import integer
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
-from rankmesh.errors import PlanError, first_line, in_words
+from rankmesh.errors import PlanError, first_line, in_words, quoted
 from rankmesh.readers.source import read_plan
 from rankmesh.runtime.connect import connect
-from rankmesh.sim.baton import Abandoned, Order
 from rankmesh.sim.calls import raise_site
 from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed
 from rankmesh.sim.hooks import hooks
 from rankmesh.sim.process import Process
-from rankmesh.sim.simulation import Seat, Simulation
-from rankmesh.sim.watch import watch
+from rankmesh.sim.scheduler import Abandoned, Order
+from rankmesh.sim.simulation import RankContext, Simulation
+from rankmesh.sim.watchdog import watch
 
 __all__ = ["LIMIT", "cut_by", "run"]
 
@@ -85,9 +85,9 @@ def run(
     size = integer(ranks, "ranks", least=1) if plan is None else plan.world_size
     if size > LIMIT:
         raise PlanError(
-            f"received {size} ranks to simulate; each is a thread that takes half a megabyte and a millisecond or two, "
-            f"so up to {LIMIT} are run; simulate a smaller world of the same axes, or one rank of this one, dry: "
-            "init_process_group with the backend 'fake', then connect",
+            f"{size} ranks are more than the {LIMIT} that can be simulated, each a thread of half a megabyte; simulate "
+            "a smaller world of the same axes, or one rank of this one, dry: init_process_group with the backend "
+            "'fake', then connect",
             ranks=size,
             limit=LIMIT,
         )
@@ -97,7 +97,7 @@ def run(
     outcome = _Outcome()
     threads_before = torch.get_num_threads()
     program = _Program(function, args, plan, simulation, outcome, initialise)
-    with hooks.held(), torch_threads.registries_by_thread(), process.adopting_imports():
+    with hooks.in_use(), torch_threads.registries_by_thread(), process.adopting_imports():
         try:
             watch(simulation, [_thread(program, rank) for rank in range(size)], timeout, outcome.failures)
         finally:
@@ -116,9 +116,7 @@ def cut_by(ranks: Ranks) -> Plan | None:
     if isinstance(ranks, Plan | Mesh | str):
         return read_plan(ranks)
     if isinstance(ranks, bool) or not isinstance(ranks, int):
-        raise PlanError(
-            f"received {ranks!r} as ranks; give a number of ranks, a SPEC, a Mesh or a Plan", received=ranks
-        )
+        raise PlanError(f"{quoted(ranks)} is no number of ranks; give one, or a SPEC, a Mesh or a Plan", received=ranks)
     return None
 
 
@@ -143,11 +141,11 @@ class _Program:
 
     def rank(self, rank: int) -> None:
         """One rank, from its first turn to its end, on a thread of its own."""
-        seat = Seat(self.simulation, rank, torch_threads.RankWorld())
-        seat.sit()
-        baton, outcome = self.simulation.baton, self.outcome
+        context = RankContext(self.simulation, rank, torch_threads.RankWorld())
+        context.enter()
+        scheduler, outcome = self.simulation.scheduler, self.outcome
         try:
-            baton.await_turn(rank)
+            scheduler.await_start(rank)
             torch.set_num_threads(1)
             torch.autograd.set_multithreading_enabled(False)
             outcome.values[rank] = self._work()
@@ -158,8 +156,8 @@ class _Program:
             outcome.failures[rank] = error
             self.simulation.ends[rank] = f"has raised {_sentence(error)}"
         finally:
-            torch_threads.end_world(seat.world)
-            baton.end(rank)
+            torch_threads.end_world(context.world)
+            scheduler.end(rank)
 
     def _work(self) -> Any:
         if self.initialise:

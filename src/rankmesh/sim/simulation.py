@@ -1,8 +1,8 @@
-"""A simulation: the baton, the rooms of all process groups, the store, and what each rank is doing.
+"""A simulation: the scheduler, a channel for each process group, the store, and what each rank is doing.
 
 ```
 rank's thread ── torch.distributed ── SimulatedGroup ── join, post ──┐
-                                 └─── SimulatedWork ─── wait ────────┼── rooms, store, baton
+                                 └─── SimulatedWork ─── wait ────────┼── channels, store, scheduler
                                  └─── SimulatedStore ── await_keys ──┘
 ```
 """
@@ -15,143 +15,141 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from rankmesh.backend import torch_threads
-from rankmesh.sim.baton import Baton, Chooser, Order, Waiting
 from rankmesh.sim.calls import Site, call_site
-from rankmesh.sim.failures import DivergenceError
+from rankmesh.sim.channel import Channel, Failure, PendingOperation
+from rankmesh.sim.failures import DivergenceError, divergence, mismatch, stuck, unmatched
 from rankmesh.sim.group import SimulatedGroup
 from rankmesh.sim.process import Process
-from rankmesh.sim.reports import divergence, mismatch, stuck, unmatched
-from rankmesh.sim.rooms import Complaint, Room, Ticket
+from rankmesh.sim.scheduler import Chooser, Order, Scheduler, Waiting
 from rankmesh.sim.store import Keys, SimulatedStore
 from rankmesh.sim.works import SimulatedWork, deliver
 
-__all__ = ["Seat", "Simulation", "current_seat"]
+__all__ = ["RankContext", "Simulation", "current_context"]
 
 _thread = threading.local()
 
 
 @dataclass(eq=False)
-class Seat:
-    """One rank of a simulation: its thread sits here. ``world`` holds what torch registers for it."""
+class RankContext:
+    """One rank of a simulation, on its thread. ``world`` holds what torch registers for it."""
 
     simulation: Simulation
     rank: int
     world: torch_threads.RankWorld
 
-    def sit(self) -> None:
+    def enter(self) -> None:
         """This thread is the rank."""
-        _thread.seat = self
+        _thread.context = self
 
 
-def current_seat() -> Seat | None:
+def current_context() -> RankContext | None:
     """The rank that this thread is; None outside, ``Abandoned`` for a rank that was given up."""
-    seat: Seat | None = getattr(_thread, "seat", None)
-    if seat is not None:
-        seat.simulation.baton.check(seat.rank)
-    return seat
+    context: RankContext | None = getattr(_thread, "context", None)
+    if context is not None:
+        context.simulation.scheduler.check(context.rank)
+    return context
 
 
 class Simulation:
-    """``size`` ranks that meet in rooms; ``order`` says who runs next."""
+    """``size`` ranks, and the channels of their groups; ``order`` says who runs next."""
 
     def __init__(self, size: int, order: Order, backend: str, process: Process | None = None) -> None:
         self.size, self.backend = size, backend
         self.chooser = Chooser(order)
         switch = (lambda before, after: None) if process is None else process.switch
-        self.baton = Baton(size, self.chooser, self._stuck, switch)
+        self.scheduler = Scheduler(size, self.chooser, self._stuck, switch)
         self.store = SimulatedStore(self)
         self.ends: dict[int, str] = {}
-        self._rooms: dict[tuple[str, tuple[int, ...]], Room] = {}
+        self._channels: dict[tuple[str, tuple[int, ...]], Channel] = {}
         self._awaited: dict[int, Callable[[], bool]] = {}
 
     # -- process groups -----------------------------------------------------------------------------------------
 
     def group(self, rank: int, name: str, ranks: Sequence[int], label: str) -> SimulatedGroup:
-        """The process group of one rank; its room is that of the name and the members."""
+        """The process group of one rank; its channel is that of the name and the members."""
         key = (name, tuple(ranks))
-        if key not in self._rooms:
-            self._rooms[key] = Room(name, ranks, label, self._settled)
-        return SimulatedGroup(self, self._rooms[key], key[1].index(rank))
+        if key not in self._channels:
+            self._channels[key] = Channel(name, ranks, label, self._settled)
+        return SimulatedGroup(self, self._channels[key], key[1].index(rank))
 
     def join(self, pg: SimulatedGroup, call: object) -> SimulatedWork:
         """A collective call."""
-        return self._post(pg, lambda: pg.room.join(call))  # type: ignore[arg-type]
+        return self._post(pg, lambda: pg.channel.join(call))  # type: ignore[arg-type]
 
     def post(self, pg: SimulatedGroup, call: object, peer: int | None, tag: int) -> SimulatedWork:
         """A send or a receive."""
-        return self._post(pg, lambda: pg.room.post(call, peer, tag, self.chooser.next))  # type: ignore[arg-type]
+        return self._post(pg, lambda: pg.channel.post(call, peer, tag, self.chooser.next))  # type: ignore[arg-type]
 
-    def _post(self, pg: SimulatedGroup, put: Callable[[], Ticket]) -> SimulatedWork:
-        seat = current_seat()
-        self._check_use(pg, seat)
+    def _post(self, pg: SimulatedGroup, put: Callable[[], PendingOperation]) -> SimulatedWork:
+        context = current_context()
+        self._check_use(pg, context)
         if self.chooser.random is not None:
-            self.baton.pause(pg.owner)
-        if pg.room.complaint is not None:
-            raise divergence(pg.room.complaint, pg.owner, again=True)
+            self.scheduler.pause(pg.owner)
+        if pg.channel.failure is not None:
+            raise divergence(pg.channel.failure, pg.owner, again=True)
         return SimulatedWork(put(), self._wait, self._look)
 
-    def _check_use(self, pg: SimulatedGroup, seat: Seat | None) -> None:
-        if seat is None or seat.simulation is not self or seat.rank != pg.owner:
-            who = "a thread that is no rank" if seat is None else f"rank {seat.rank}"
+    def _check_use(self, pg: SimulatedGroup, context: RankContext | None) -> None:
+        if context is None or context.simulation is not self or context.rank != pg.owner:
+            who = "a thread that is no rank" if context is None else f"rank {context.rank}"
             raise DivergenceError(
-                f"received the process group of rank {pg.owner} ({pg.room}) on {who}, at {call_site()}; each rank has "
-                "its own; keep no process group where ranks share it, or name the module whose globals hold it: "
-                "run(..., modules=['package.module'])",
+                f"{who} uses the process group of rank {pg.owner} ({pg.channel}), at {call_site()}, but each rank has "
+                "its own; name the module whose globals hold it: run(..., modules=['package.module'])",
                 kind="foreign",
-                group=pg.room.label,
-                ranks=pg.room.ranks,
-                rank=None if seat is None else seat.rank,
+                group=pg.channel.label,
+                ranks=pg.channel.ranks,
+                rank=None if context is None else context.rank,
             )
         if pg.destroyed:
             raise DivergenceError(
-                f"rank {pg.owner}: received a call on the destroyed group {pg.room}, at {call_site()}; a group is used "
-                "before it is closed; make the call earlier, or connect again",
+                f"rank {pg.owner} uses the destroyed group {pg.channel}, at {call_site()}; make the call before the "
+                "group is closed, or connect again",
                 kind="destroyed",
-                group=pg.room.label,
-                ranks=pg.room.ranks,
+                group=pg.channel.label,
+                ranks=pg.channel.ranks,
                 rank=pg.owner,
             )
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def _wait(self, ticket: Ticket) -> None:
-        rank = ticket.call.rank
-        self.baton.check(rank)
-        if not ticket.settled:
-            self.baton.block(rank, ticket)
-        if ticket.complaint is not None:
-            raise divergence(ticket.complaint, rank)
-        if not deliver(ticket):
+    def _wait(self, pending: PendingOperation) -> None:
+        rank = pending.call.rank
+        self.scheduler.check(rank)
+        if not pending.settled:
+            self.scheduler.block(rank, pending)
+        if pending.failure is not None:
+            raise divergence(pending.failure, rank)
+        if not deliver(pending):
             text = f"rank {rank} changed a tensor between the call and the wait"
-            raise divergence(Complaint("race", text, ticket.room, {rank: ticket.call}), rank)
+            raise divergence(Failure("race", text, pending.channel, {rank: pending.call}), rank)
 
-    def _look(self, ticket: Ticket) -> bool:
-        if not ticket.settled:
-            self.baton.pause(ticket.call.rank, idle=True)
-        if ticket.settled and ticket.complaint is None:
-            deliver(ticket)
-        return ticket.settled
+    def _look(self, pending: PendingOperation) -> bool:
+        if not pending.settled:
+            self.scheduler.pause(pending.call.rank, idle=True)
+        if pending.settled and pending.failure is None:
+            deliver(pending)
+        return pending.settled
 
-    def _settled(self, ticket: Ticket) -> None:
-        waiting = self.baton.waiting.get(ticket.call.rank)
-        if waiting is not None and waiting.what is ticket:
-            self.baton.wake(ticket.call.rank)
+    def _settled(self, pending: PendingOperation) -> None:
+        waiting = self.scheduler.waiting.get(pending.call.rank)
+        if waiting is not None and waiting.what is pending:
+            self.scheduler.wake(pending.call.rank)
 
     def look(self) -> bool:
         """Let the others run, for a rank that looks again and again."""
-        seat = current_seat()
-        if seat is not None:
-            self.baton.pause(seat.rank, idle=True)
+        context = current_context()
+        if context is not None:
+            self.scheduler.pause(context.rank, idle=True)
         return True
 
     def await_keys(self, here: Callable[[], bool], keys: Sequence[str], limit: float) -> bool:
         """Wait until the keys are there; False when they are not within the limit."""
-        seat = current_seat()
+        context = current_context()
         while not here():
-            if seat is None:
+            if context is None:
                 return False
-            self._awaited[seat.rank] = here
-            if not self.baton.block(seat.rank, Keys(keys, call_site()), limit=limit):
+            self._awaited[context.rank] = here
+            if not self.scheduler.block(context.rank, Keys(keys, call_site()), limit=limit):
                 return here()
         return True
 
@@ -160,68 +158,68 @@ class Simulation:
         for rank, here in list(self._awaited.items()):
             if here():
                 del self._awaited[rank]
-                self.baton.wake(rank)
+                self.scheduler.wake(rank)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
     def _stuck(self, waiting: dict[int, Waiting]) -> None:
         """Nobody can run: what differs is told first, else who waits for whom."""
-        tickets = {rank: wait.what for rank, wait in waiting.items() if isinstance(wait.what, Ticket)}
-        for ticket in tickets.values():
-            difference = ticket.collective and ticket.collective.difference()
-            if ticket.collective and difference:
-                room, posted = ticket.room, list(ticket.collective.tickets.values())
-                room.forget(posted)
-                room.fail(posted, "mismatch", mismatch(ticket.collective, difference, self.doing))
+        operations = {rank: wait.what for rank, wait in waiting.items() if isinstance(wait.what, PendingOperation)}
+        for pending in operations.values():
+            difference = pending.collective and pending.collective.difference()
+            if pending.collective and difference:
+                channel, posted = pending.channel, list(pending.collective.operations.values())
+                channel.forget(posted)
+                channel.fail(posted, "mismatch", mismatch(pending.collective, difference, self.doing))
                 return
-        text = stuck(tickets, self.doing)
-        for ticket in tickets.values():
-            ticket.room.forget([ticket])
-            ticket.room.fail([ticket], "deadlock", text)
+        text = stuck(operations, self.doing)
+        for pending in operations.values():
+            pending.channel.forget([pending])
+            pending.channel.fail([pending], "deadlock", text)
 
     def doing(self, rank: int) -> str:
         """What a rank does or how it ended, in words."""
         if rank in self.ends:
             return self.ends[rank]
-        waiting = self.baton.waiting.get(rank)
+        waiting = self.scheduler.waiting.get(rank)
         if waiting is None:
             return "runs"
-        if isinstance(waiting.what, Ticket):
-            return f"waits in {waiting.what.call} on {waiting.what.room}, at {waiting.what.call.site}"
+        if isinstance(waiting.what, PendingOperation):
+            return f"waits in {waiting.what.call} on {waiting.what.channel}, at {waiting.what.call.site}"
         return f"waits for {waiting.what}"
 
     def left_over(self) -> dict[int, DivergenceError]:
-        """Calls that had met nobody when the ranks ended, as the error of each rank that made one."""
+        """Calls that nobody had joined when the ranks ended, as the error of each rank that made one."""
         found: dict[int, DivergenceError] = {}
-        for room in self._rooms.values():
-            tickets = [] if room.complaint is not None else room.open
-            for ticket in tickets:
-                complaint = Complaint("unmatched", unmatched(ticket), room, {ticket.call.rank: ticket.call})
-                found.setdefault(ticket.call.rank, divergence(complaint, ticket.call.rank))
+        for channel in self._channels.values():
+            operations = [] if channel.failure is not None else channel.open
+            for pending in operations:
+                failure = Failure("unmatched", unmatched(pending), channel, {pending.call.rank: pending.call})
+                found.setdefault(pending.call.rank, divergence(failure, pending.call.rank))
         return found
 
     # -- what torch asks for ------------------------------------------------------------------------------------
 
-    def make(self, seat: Seat, name: str, ranks: Sequence[int], label: str, *, meet: bool) -> SimulatedGroup:
+    def make(self, context: RankContext, name: str, ranks: Sequence[int], label: str, *, meet: bool) -> SimulatedGroup:
         """A process group for torch; with ``meet`` its members wait for each other here."""
         known = {"default_pg": "the world", "undefined": f"group {name!r}"}
-        pg = self.group(seat.rank, name, ranks, known.get(label, label))
-        if meet and len(pg.room.ranks) > 1:
+        pg = self.group(context.rank, name, ranks, known.get(label, label))
+        if meet and len(pg.channel.ranks) > 1:
             pg.meet()
         return pg
 
-    def not_a_member(self, seat: Seat, operation: str) -> DivergenceError:
+    def not_a_member(self, context: RankContext, operation: str) -> DivergenceError:
         """The error of a call on torch's placeholder for a group that the rank is not in."""
         site: Site = call_site()
         return DivergenceError(
-            f"rank {seat.rank}: received {operation} on a group that this rank is not in, at {site}; torch.distributed "
-            "only warns, does nothing, and leaves the tensors as they are; call it on members only",
+            f"rank {context.rank} calls {operation} on a group that it is not in, at {site}, where torch.distributed "
+            "only warns and leaves the tensors as they are; call it on members only",
             kind="outside",
             group="",
             ranks=(),
-            rank=seat.rank,
-            calls={seat.rank: operation},
-            sites={seat.rank: site.place},
+            rank=context.rank,
+            calls={context.rank: operation},
+            sites={context.rank: site.place},
         )
 
     @property

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from rankmesh.backend import torch_threads
 from rankmesh.backend.python_group import PythonWork
-from rankmesh.sim.rooms import Ticket
+from rankmesh.sim.channel import PendingOperation
 
 __all__ = ["SimulatedWork", "Together", "deliver"]
 
@@ -26,13 +26,18 @@ __all__ = ["SimulatedWork", "Together", "deliver"]
 class SimulatedWork(PythonWork):
     """One call on its way; ``wait`` is the simulation's: it lets other ranks run until the call is settled."""
 
-    def __init__(self, ticket: Ticket, wait: Callable[[Ticket], None], look: Callable[[Ticket], bool]) -> None:
+    def __init__(
+        self,
+        pending: PendingOperation,
+        wait: Callable[[PendingOperation], None],
+        look: Callable[[PendingOperation], bool],
+    ) -> None:
         super().__init__()
-        self._ticket, self._wait, self._look = ticket, wait, look
+        self._pending, self._wait, self._look = pending, wait, look
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the call is done, then put the results in place; ``DivergenceError`` when it failed."""
-        self._wait(self._ticket)
+        self._wait(self._pending)
         return True
 
     def synchronize(self) -> None:
@@ -45,11 +50,11 @@ class SimulatedWork(PythonWork):
 
     def is_completed(self) -> bool:
         """Whether the call is done; lets the other ranks run before it says no."""
-        return self._look(self._ticket)
+        return self._look(self._pending)
 
     def is_success(self) -> bool:
         """Whether the call is done, and did not fail."""
-        return self._ticket.settled and self._ticket.complaint is None
+        return self._pending.settled and self._pending.failure is None
 
     def exception(self) -> None:
         """Nothing: a call that failed raises where it is waited for."""
@@ -63,11 +68,11 @@ class SimulatedWork(PythonWork):
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that hold the results."""
-        return self._ticket.call.outputs
+        return self._pending.call.outputs
 
     def source_rank(self) -> int:
         """The position from which a receive got its tensor."""
-        return self._ticket.source
+        return self._pending.source
 
 
 class Together(dist.Work):
@@ -95,12 +100,12 @@ class Together(dist.Work):
         return future
 
 
-def deliver(ticket: Ticket) -> bool:
+def deliver(pending: PendingOperation) -> bool:
     """Put the results into the caller's tensors, once; False when what it gave was changed meanwhile."""
-    call = ticket.call
-    if ticket.delivered:
+    call = pending.call
+    if pending.delivered:
         return True
-    ticket.delivered = True
+    pending.delivered = True
     if call.versions and any(
         torch_threads.version(tensor) != version and not _same_bytes(tensor, kept)
         for tensor, kept, version in zip(call.inputs, call.given, call.versions, strict=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankmesh.errors import LayoutError
+from rankmesh.errors import LayoutError, quoted
 from rankmesh.launch.table import srun_variables, torchrun_variables
 from rankmesh.placement import Cluster
 
@@ -29,4 +29,4 @@ def environment(cluster: Cluster, rank: int, launcher: str = "torchrun") -> dict
         tasks = [other.devices for other in cluster.hosts]
         hosts = ",".join(other.name for other in cluster.hosts)
         return srun_variables(rank, local_rank=local, node=node, tasks=tasks, hosts=hosts)
-    raise LayoutError(f"received launcher {launcher!r}; it is 'torchrun' or 'srun'", launcher=launcher)
+    raise LayoutError(f"launcher {quoted(launcher)} is unknown; give 'torchrun' or 'srun'", launcher=launcher)

@@ -53,7 +53,7 @@ class _PerRank:
 
     def __getattr__(self, name: str) -> Any:
         raise _NotOnRanks(
-            "received a use of the fixture 'groups' outside ranks; groups exist on ranks only; "
+            "the fixture 'groups' is used outside ranks; groups exist on ranks only; "
             "mark the test: @pytest.mark.ranks('tp=2,dp=2'), and use them in the test itself"
         )
 
@@ -85,7 +85,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     mark = item.get_closest_marker("ranks")
     if "groups" in _own_fixtures(item) and (mark is None or (mark.args and isinstance(mark.args[0], int))):
         raise pytest.UsageError(
-            "received the fixture 'groups' in a test without a layout; groups are cut from axes; "
+            "the fixture 'groups' needs a layout, since groups are cut from axes; "
             "mark the test with its layout: @pytest.mark.ranks('tp=2,dp=2')"
         )
     if mark is None:
@@ -96,7 +96,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         why = "nobody awaits a coroutine on a rank; make it a plain function that calls asyncio.run"
     else:
         return
-    raise pytest.UsageError(f"received @pytest.mark.ranks on {item.nodeid}; {why}")
+    raise pytest.UsageError(f"@pytest.mark.ranks cannot run {item.nodeid}: {why}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -138,8 +138,8 @@ def _read(mark: pytest.Mark) -> tuple[Any, dict[str, Any]]:
     unknown = sorted(set(mark.kwargs) - _OPTIONS)
     if len(mark.args) != 1 or unknown:
         raise pytest.UsageError(
-            f"received @pytest.mark.ranks{mark.args} with the options {sorted(mark.kwargs)}; it takes one number of "
-            f"ranks, SPEC, Mesh or Plan, and the options {', '.join(sorted(_OPTIONS))}"
+            f"@pytest.mark.ranks{mark.args} with the options {sorted(mark.kwargs)} cannot be read; it takes one "
+            f"number of ranks, SPEC, Mesh or Plan, and the options {', '.join(sorted(_OPTIONS))}"
         )
     return mark.args[0], dict(mark.kwargs)
 
@@ -242,7 +242,7 @@ def _quiet_torch() -> Iterator[None]:
 def _orders(config: pytest.Config, options: dict[str, Any]) -> list[Any]:
     given = config.getoption("rankmesh_order")
     if given is not None and given != "deterministic" and not given.isdecimal():
-        raise pytest.UsageError(f"received --rankmesh-order={given}; it is a seed, or 'deterministic'")
+        raise pytest.UsageError(f"--rankmesh-order={given} is no order; give a seed, or 'deterministic'")
     if given is not None:
         return [int(given) if given.isdecimal() else given]
     first = options.get("order", "deterministic")

@@ -86,7 +86,7 @@ def run_function(
     name = function.__qualname__
     if "<" in name:
         raise pytest.UsageError(
-            f"received {name} to run on processes; another process finds functions of a module only; "
+            f"{name} cannot run on processes, which find functions of a module only; "
             "move it to the top of its file, or run it on simulated ranks"
         )
     with tempfile.TemporaryDirectory(prefix="rankmesh-test-") as folder:

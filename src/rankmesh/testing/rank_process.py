@@ -185,7 +185,7 @@ def _load(file: str, name: str) -> Callable[..., Any]:
     """A function of a file, which need not be a module that can be imported by name."""
     loaded = importlib.util.spec_from_file_location(f"rankmesh_test_{Path(file).stem}", file)
     if loaded is None or loaded.loader is None:
-        raise ImportError(f"received {file!r}, which is no Python file")
+        raise ImportError(f"{file!r} is no Python file; name one")
     module = importlib.util.module_from_spec(loaded)
     sys.modules[loaded.name] = module
     loaded.loader.exec_module(module)

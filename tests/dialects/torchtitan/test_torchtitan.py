@@ -105,7 +105,7 @@ def test_ranks_with_other_degrees_are_told(ranks):
 @pytest.mark.parametrize("degrees", [(1, 3, 1, 1, 1, 1, 8), (0, 1, 1, 1, 1, 1, 1), (1, -1, 1, 9, 1, 1, 8)])
 def test_degrees_that_do_not_give_the_world(degrees):
     """An AssertionError, as in torchtitan."""
-    with pytest.raises(SizesError, match="received"):
+    with pytest.raises(SizesError):
         ParallelDims(*degrees)
 
 

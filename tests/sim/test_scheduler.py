@@ -2,38 +2,38 @@ import threading
 
 import pytest
 
-from rankmesh.sim.baton import Abandoned, Baton, Chooser
+from rankmesh.sim.scheduler import Abandoned, Chooser, Scheduler
 
 
 def play(size, script, order="deterministic", stuck=None):
-    """Run ``script(baton, rank, log)`` on each rank; the log."""
+    """Run ``script(scheduler, rank, log)`` on each rank; the log."""
     log = []
-    baton = Baton(size, Chooser(order), stuck or (lambda waiting: pytest.fail("stuck")))
+    scheduler = Scheduler(size, Chooser(order), stuck or (lambda waiting: pytest.fail("stuck")))
 
     def body(rank):
-        baton.await_turn(rank)
+        scheduler.await_start(rank)
         try:
-            script(baton, rank, log)
+            script(scheduler, rank, log)
         except RuntimeError as error:
             log.append((rank, str(error)))
         finally:
-            baton.end(rank)
+            scheduler.end(rank)
 
     threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    baton.start()
-    assert baton.finished.wait(10)
+    scheduler.start()
+    assert scheduler.finished.wait(10)
     for thread in threads:
         thread.join(10)
     return log
 
 
-def turns(baton, rank, log):
+def turns(scheduler, rank, log):
     """Two turns for each rank."""
     for turn in range(2):
         log.append((turn, rank))
-        baton.pause(rank)
+        scheduler.pause(rank)
 
 
 def test_the_longest_ready_runs_next():
@@ -52,8 +52,8 @@ def test_a_seed_chooses():
 def test_time_passes_when_nobody_can_run():
     """3 ranks that wait for nothing: the limits pass in their order, without any waiting."""
 
-    def script(baton, rank, log):
-        log.append((rank, baton.block(rank, "nothing", limit=[3000, 1000, 2000][rank])))
+    def script(scheduler, rank, log):
+        log.append((rank, scheduler.block(rank, "nothing", limit=[3000, 1000, 2000][rank])))
 
     assert play(3, script) == [(1, False), (2, False), (0, False)]
 
@@ -61,11 +61,11 @@ def test_time_passes_when_nobody_can_run():
 def test_a_wake_comes_before_the_limit():
     """2 ranks: a rank that is woken goes on as soon as the other one waits or ends."""
 
-    def script(baton, rank, log):
+    def script(scheduler, rank, log):
         if rank == 0:
-            log.append(("in time", baton.block(rank, "rank 1", limit=1)))
+            log.append(("in time", scheduler.block(rank, "rank 1", limit=1)))
         else:
-            baton.wake(0)
+            scheduler.wake(0)
             log.append("woken")
 
     assert play(2, script) == ["woken", ("in time", True)]
@@ -75,20 +75,20 @@ def test_stuck_is_told_at_once():
     """3 ranks: when nobody can run, the owner hears of all that wait, and those that it fails go on with the error."""
     heard = []
 
-    def script(baton, rank, log):
+    def script(scheduler, rank, log):
         if rank:
-            baton.block(rank, f"what {rank} wants")
+            scheduler.block(rank, f"what {rank} wants")
 
     def stuck(waiting):
         heard.append({rank: wait.what for rank, wait in waiting.items()})
         for rank in waiting:
-            batons[0].wake(rank, RuntimeError(f"told {rank}"))
+            schedulers[0].wake(rank, RuntimeError(f"told {rank}"))
 
-    batons = []
+    schedulers = []
 
-    def first(baton, rank, log):
-        batons.append(baton)
-        script(baton, rank, log)
+    def first(scheduler, rank, log):
+        schedulers.append(scheduler)
+        script(scheduler, rank, log)
 
     assert sorted(play(3, first, stuck=stuck)) == [(1, "told 1"), (2, "told 2")]
     assert heard == [{1: "what 1 wants", 2: "what 2 wants"}]
@@ -98,27 +98,27 @@ def test_a_rank_that_was_given_up_does_nothing_more():
     """2 ranks: the rank that ran and was given up gets Abandoned at its next step, the other one the error."""
     running, go = threading.Event(), threading.Event()
     ended = {}
-    baton = Baton(2, Chooser("deterministic"), lambda waiting: pytest.fail("stuck"))
+    scheduler = Scheduler(2, Chooser("deterministic"), lambda waiting: pytest.fail("stuck"))
 
     def body(rank):
         try:
-            baton.await_turn(rank)
+            scheduler.await_start(rank)
             if rank == 1:
                 running.set()
                 go.wait(10)
-            baton.block(rank, "the other one")
+            scheduler.block(rank, "the other one")
         except (Abandoned, TimeoutError) as error:
             ended[rank] = type(error)
         finally:
-            baton.end(rank)
+            scheduler.end(rank)
 
     threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(2)]
     for thread in threads:
         thread.start()
-    baton.start()
+    scheduler.start()
     assert running.wait(10)
-    assert baton.abandon(lambda rank: TimeoutError()) == 1
-    assert baton.finished.wait(10)
+    assert scheduler.abandon(lambda rank: TimeoutError()) == 1
+    assert scheduler.finished.wait(10)
     go.set()
     for thread in threads:
         thread.join(10)

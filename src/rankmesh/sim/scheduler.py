@@ -1,4 +1,4 @@
-"""The baton: of all ranks of a simulation exactly one runs, until it waits, pauses or ends.
+"""The scheduler: of all ranks of a simulation exactly one runs, the one that has the token.
 
 ```
             ┌── pause ──┐
@@ -10,7 +10,7 @@
 
 So a run is deterministic, what ranks share needs no lock, and that *every* rank waits is known at once, without a
 timeout. Time is simulated: when nobody can run, the earliest deadline of a waiting rank passes. Where there is no
-deadline either, the ranks are stuck, and the owner of the baton is told who waits for what.
+deadline either, the ranks are stuck, and the owner of the scheduler gets who waits for what.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Abandoned", "Baton", "Chooser", "Order", "Waiting"]
+__all__ = ["Abandoned", "Chooser", "Order", "Scheduler", "Waiting"]
 
 Order = str | int
 
@@ -56,8 +56,8 @@ class Chooser:
         return 0 if self.random is None else self.random.randrange(len(choices))
 
 
-class Baton:
-    """Hands the right to run from rank to rank; ``stuck`` is told when nobody can take it.
+class Scheduler:
+    """Hands the token from rank to rank; calls ``stuck`` when nobody can take it.
 
     ``stuck`` gets the waits by rank and must ``fail`` at least one of them.
     """
@@ -77,18 +77,18 @@ class Baton:
         self._woken: dict[int, Waiting] = {}
         self.abandoned: set[int] = set()
         self._ready: list[int] = list(range(size))
-        self._turn = [threading.Lock() for _ in range(size)]
+        self._tokens = [threading.Lock() for _ in range(size)]
         self._chooser, self._stuck, self._changed = chooser, stuck, changed
         self._clock = 0.0
         self._state = threading.Lock()  # between the rank that runs and the one that watches
-        for turn in self._turn:
-            turn.acquire()
+        for token in self._tokens:
+            token.acquire()
 
     # -- for the ranks ------------------------------------------------------------------------------------------
 
-    def await_turn(self, rank: int) -> None:
-        """Wait to be handed the baton for the first time."""
-        self._turn[rank].acquire()
+    def await_start(self, rank: int) -> None:
+        """Wait to get the token for the first time."""
+        self._tokens[rank].acquire()
         self._resumed(rank)
 
     def block(self, rank: int, what: object, *, limit: float | None = None) -> bool:
@@ -117,7 +117,7 @@ class Baton:
         if rank in self.abandoned:
             raise Abandoned
 
-    # -- for the one that holds the baton -----------------------------------------------------------------------
+    # -- for the rank that has the token -----------------------------------------------------------------------------
 
     def wake(self, rank: int, error: BaseException | None = None) -> None:
         """A rank that waits can go on, or goes on with an error; nothing for a rank that does not wait."""
@@ -148,9 +148,9 @@ class Baton:
             if after is None:
                 self.finished.set()
             else:
-                self._turn[after].release()
+                self._tokens[after].release()
         if rank is not None and rank not in self.ended:
-            self._turn[rank].acquire()
+            self._tokens[rank].acquire()
 
     def _next(self) -> int | None:
         while not self._ready and self.waiting:
@@ -170,7 +170,7 @@ class Baton:
     # -- for the one that watches -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Hand the baton to the first rank; called by a thread that is no rank."""
+        """Give the token to the first rank; called by a thread that is no rank."""
         self._hand_over(None)
 
     def abandon(self, error: Callable[[int], BaseException]) -> int | None:

@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from rankmesh.sim.baton import Abandoned
 from rankmesh.sim.calls import call_site
 from rankmesh.sim.failures import HungRank
 from rankmesh.sim.hooks import hooks
+from rankmesh.sim.scheduler import Abandoned
 from rankmesh.sim.simulation import Simulation
 
 __all__ = ["watch"]
@@ -29,31 +29,31 @@ def watch(
     simulation: Simulation, threads: Sequence[threading.Thread], timeout: float, failures: dict[int, BaseException]
 ) -> None:
     """Run the ranks to their end; ``failures`` gets those that were given up."""
-    baton = simulation.baton
+    scheduler = simulation.scheduler
     for thread in threads:
         thread.start()
-    baton.progress = time.monotonic()
-    baton.start()
+    scheduler.progress = time.monotonic()
+    scheduler.start()
     try:
-        while not baton.finished.wait(min(_LOOK, timeout)):
-            if time.monotonic() - baton.progress > timeout:
+        while not scheduler.finished.wait(min(_LOOK, timeout)):
+            if time.monotonic() - scheduler.progress > timeout:
                 _give_up(simulation, threads, f"made no progress for {timeout:g} s", failures)
     except BaseException:
         # The caller was interrupted: no rank may go on.
         for _ in threads:
-            if not baton.finished.is_set():
+            if not scheduler.finished.is_set():
                 _give_up(simulation, threads, "was interrupted", failures)
         raise
     for rank, thread in enumerate(threads):
-        if rank not in baton.abandoned:
+        if rank not in scheduler.abandoned:
             thread.join()
 
 
 def _give_up(
     simulation: Simulation, threads: Sequence[threading.Thread], why: str, failures: dict[int, BaseException]
 ) -> None:
-    baton = simulation.baton
-    holder = baton.holder
+    scheduler = simulation.scheduler
+    holder = scheduler.holder
     frame = None if holder is None else sys._current_frames().get(threads[holder].ident or 0)
     site = "an unknown place" if frame is None else call_site(frame)
     place = None if frame is None else call_site(frame).place
@@ -67,7 +67,7 @@ def _give_up(
             site=place,
         )
 
-    hung = baton.abandon(error)
+    hung = scheduler.abandon(error)
     if hung is None:
         return
     failures[hung] = error(hung)
