@@ -77,7 +77,7 @@ class _Counted:
 
 def ours(store: Any, rank: int, own: LocalGroups, fields: Mapping[str, Any], world: int) -> None:
     """The meeting of ``connect``, and what its communicators ask of the store."""
-    from rankmesh.backend.gloo import connects_at_once
+    from rankmesh.backend.gloo import connects_eagerly
     from rankmesh.runtime.claim import Claim
     from rankmesh.runtime.meeting import agree
 
@@ -86,14 +86,14 @@ def ours(store: Any, rank: int, own: LocalGroups, fields: Mapping[str, Any], wor
     meeting = agree(store, Claim(rank, world, RankRange(0, world), fields), _LONG)
     for group in gloo:
         store.set(_key(group, rank), _PLACE)
-        if connects_at_once("gloo", group.size, None):
+        if connects_eagerly("gloo", group.size, None):
             store.multi_get([_key(group, member) for member in group.ranks])
     meeting.complete(_LONG.total_seconds(), _LONG.total_seconds())
     for group in made:
         if group.options.backend != "gloo":
             _identify(store, group)
     for group in gloo:  # an all-reduce talks to the neighbours of a ring
-        if not connects_at_once("gloo", group.size, None):
+        if not connects_eagerly("gloo", group.size, None):
             for neighbour in {group.ranks[group.rank - 1], group.ranks[(group.rank + 1) % group.size]}:
                 _find(store, _key(group, neighbour))
 

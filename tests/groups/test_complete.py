@@ -110,7 +110,7 @@ def test_ranks_may_leave_as_soon_as_they_are_connected(ranks):
 
 def _mixed_sizes(me):
     """Groups that connect at once, that connect late, and that have one rank, several of each."""
-    gloo.CONNECTED_AT_ONCE = 4
+    gloo.EAGER_SIZE = 4
     kinds = [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp"), rm.GroupSpec("pp")]
     kinds += [rm.GroupSpec(f"{spec.name}_own", spec.axes, share=False) for spec in kinds]
     sums = []
@@ -136,7 +136,7 @@ def test_what_connects_late_makes_no_shared_device(ranks, size):
 
 def _threads(me):
     """Threads that four groups of all ranks add: one a group, and one a device."""
-    gloo.CONNECTED_AT_ONCE = 4
+    gloo.EAGER_SIZE = 4
     kinds = [rm.GroupSpec(f"g{number}", "dp", share=False) for number in range(4)]
     before = me.resources()["threads"]
     with rm.connect(rm.Plan(rm.Mesh(dp=me.size), kinds), timeout=20):

@@ -1,8 +1,8 @@
 """Gloo's process groups, made by their members: devices, connections, addresses in the store, and the cut of an abort.
 
 ```
-connect at once   up to 16 members        one device for all such groups, all pairs connect when the group is made
-connect late      more, or a lazy group   a device each, pairs connect when they first talk
+eager connection   up to 16 members        one device for all such groups, all pairs connect when the group is made
+lazy connection    more, or a lazy group   a device each, pairs connect when they first talk
 ```
 
 A device is a socket that listens and a thread that polls it, with an epoll descriptor: in it the kernel lists the
@@ -28,10 +28,10 @@ from rankmesh.backend.options import config
 from rankmesh.backend.protocol import NotJoined
 from rankmesh.rendezvous.waiting import come
 
-__all__ = ["CONNECTED_AT_ONCE", "GlooDevices", "delete_address", "put_gloo_under"]
+__all__ = ["EAGER_SIZE", "GlooDevices", "delete_address", "put_gloo_under"]
 
 # Groups up to this size connect all pairs when they are made; docs/decisions.md has the figures.
-CONNECTED_AT_ONCE = 16
+EAGER_SIZE = 16
 
 # A pair waits this often for its peer before it gives up, each time as long as its group was given.
 _CONNECT_TRIES = 5
@@ -42,7 +42,7 @@ _DESCRIPTORS = Path("/proc/self/fd")
 class GlooDevices:
     """The devices of one world.
 
-    Groups that connect at once share a device. One that connects late needs its own: pairs then find each other by a
+    Groups that connect eagerly share a device. One that connects lazily needs its own: pairs then find each other by a
     number that counts inside one group, so two groups on one device would answer each other's calls.
     """
 
@@ -51,20 +51,20 @@ class GlooDevices:
         # What each epoll descriptor polled when its device was made: a socket that listens.
         self._polls: dict[int, frozenset[str]] = {}
 
-    def of(self, *, late: bool) -> list[Any]:
+    def of(self, *, lazily: bool) -> list[Any]:
         """The devices for one more group."""
-        if late:
-            return self._new(late=True)
+        if lazily:
+            return self._new(lazily=True)
         if not self._shared:
-            self._shared = self._new(late=False)
+            self._shared = self._new(lazily=False)
         return self._shared
 
-    def _new(self, *, late: bool) -> list[Any]:
+    def _new(self, *, lazily: bool) -> list[Any]:
         """On the interfaces that GLOO_SOCKET_IFNAME names, as for the world; else where the host's name points."""
         before = _open_descriptors()
         named = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-        made = [c10d.ProcessGroupGloo.create_device(interface=name, lazy_init=late) for name in named] or [
-            c10d.ProcessGroupGloo.create_default_device(lazy_init=late)
+        made = [c10d.ProcessGroupGloo.create_device(interface=name, lazy_init=lazily) for name in named] or [
+            c10d.ProcessGroupGloo.create_default_device(lazy_init=lazily)
         ]
         for descriptor in _open_descriptors() - before:
             if _target(descriptor).endswith("[eventpoll]"):
@@ -132,11 +132,11 @@ def put_gloo_under(
 
     ``within`` is how long members that connect now wait for each other. Raises ``NotJoined`` when one does not come.
     """
-    late = lazy or len(ranks) > CONNECTED_AT_ONCE
+    lazily = lazy or len(ranks) > EAGER_SIZE
     pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
-    options._devices, options._threads = devices.of(late=late), 1
-    options._timeout = timeout / _CONNECT_TRIES if late else within
+    options._devices, options._threads = devices.of(lazily=lazily), 1
+    options._timeout = timeout / _CONNECT_TRIES if lazily else within
     options.global_ranks_in_group = list(ranks)
     options.group_name = name
     addresses = _addresses(store)
@@ -182,9 +182,9 @@ def _seen(addresses: Any, ranks: Sequence[int]) -> tuple[int, ...]:
         return ()
 
 
-def connects_at_once(backend: str, size: int, lazy: bool | None) -> bool:
+def connects_eagerly(backend: str, size: int, lazy: bool | None) -> bool:
     """Whether a group of this backend and size is one whose pairs gloo connects when it is made."""
-    return not lazy and 1 < size <= CONNECTED_AT_ONCE and set(config(backend)[0].values()) == {"gloo"}
+    return not lazy and 1 < size <= EAGER_SIZE and set(config(backend)[0].values()) == {"gloo"}
 
 
 def delete_address(store: Any, position: int) -> None:
