@@ -15,7 +15,6 @@ import subprocess
 import sys
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -28,15 +27,13 @@ TRAIN = Path(__file__).with_name("train.py")
 def run(layout: str, options: list[str], ranks: int) -> dict[str, Any]:
     """What the command told about one training."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    with TemporaryDirectory() as folder:
-        command = [sys.executable, *launch, str(TRAIN), "--layout", layout, "--json", *options]
-        ended = subprocess.run(  # noqa: S603  - this file's own command
-            [*command, "--figure", f"{folder}/loss.png"],
-            env={"OMP_NUM_THREADS": "1", **os.environ},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+    ended = subprocess.run(  # noqa: S603  - this file's own command
+        [sys.executable, *launch, str(TRAIN), "--layout", layout, "--json", *options],
+        env={"OMP_NUM_THREADS": "1", **os.environ},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
     if ended.returncode:
         raise typer.Exit(ended.returncode)
     told: dict[str, Any] = json.loads(ended.stdout)

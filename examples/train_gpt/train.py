@@ -61,7 +61,9 @@ def train(
     sequence: Annotated[int, typer.Option(min=2, help="Bytes.", rich_help_panel=MODEL)] = Shape.sequence,
     batch: Annotated[int, typer.Option(min=1, help="Sequences of one step.", rich_help_panel=MODEL)] = Shape.batch,
     microbatches: Annotated[int, typer.Option(min=1, help="Of each replica.", rich_help_panel=MODEL)] = 2,
-    figure: Annotated[Path, typer.Option(help="The loss curve, a PNG.", rich_help_panel=FILES)] = Path("loss.png"),
+    figure: Annotated[
+        Path | None, typer.Option(help="The loss curve, a PNG: loss.png, with --json none.", rich_help_panel=FILES)
+    ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Save here at the end.", rich_help_panel=FILES)
     ] = None,
@@ -83,9 +85,10 @@ def train(
     * torchrun --nproc-per-node 4 train.py --layout tp=2 --groups megatron
     """
     shape = Shape(layers, hidden, heads, experts, top, sequence, batch, microbatches)
+    figure = Path("loss.png") if figure is None and not json else figure
     run = Run(shape, steps, seed, rate, clip, dtype)
     with refusals():
-        sizes = _checked(run, layout, groups, checkpoint, resume)
+        sizes = _checked(run, layout, groups, checkpoint, resume, draws=figure is not None)
         with world() as device, GROUPS[groups](sizes) as made:
             trainer = Trainer(run, made, device)
             start = trainer.resume(checkpoint) if resume and checkpoint else 0
@@ -96,14 +99,14 @@ def train(
         _tell(run, sizes, told, seconds, figure, json)
 
 
-def _checked(run: Run, layout: str, groups: str, checkpoint: Path | None, resume: bool) -> Sizes:
+def _checked(run: Run, layout: str, groups: str, checkpoint: Path | None, resume: bool, *, draws: bool) -> Sizes:
     """The sizes, once nothing speaks against the run."""
     for what, given, known in (("groups", groups, GROUPS), ("dtype", run.dtype, DTYPES)):
         if given not in known:
             raise Refused(f"received --{what} {given}; it is one of {', '.join(known)}")
     if resume and checkpoint is None:
         raise Refused("received --resume without --checkpoint; say which folder to resume from")
-    if find_spec("matplotlib") is None:
+    if draws and find_spec("matplotlib") is None:
         raise Refused("the loss curve needs matplotlib, which is not installed; pip install -e '.[examples]'")
     sizes = Sizes.parse(layout, WORLD_SIZE)
     run.shape.check(sizes)
@@ -159,10 +162,11 @@ def _steps(trainer: Trainer, start: int, sizes: Sizes) -> tuple[list[Step], floa
     return told, time.perf_counter() - began
 
 
-def _tell(run: Run, sizes: Sizes, told: list[Step], seconds: float, figure: Path, json: bool) -> None:
-    from gpt.figures import draw
+def _tell(run: Run, sizes: Sizes, told: list[Step], seconds: float, figure: Path | None, json: bool) -> None:
+    if figure is not None:
+        from gpt.figures import draw
 
-    draw(figure, told, f"{sizes}, {run.dtype}")
+        draw(figure, told, f"{sizes}, {run.dtype}")
     if json:
         losses, norms = [step.loss for step in told], [step.norm for step in told]
         values = {"layout": str(sizes), "dtype": run.dtype, "seconds": seconds, "losses": losses, "norms": norms}

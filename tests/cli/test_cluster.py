@@ -56,7 +56,7 @@ def test_cluster_of_a_file(rankmesh, tmp_path, monkeypatch) -> None:
 def test_no_cluster_is_refused(rankmesh) -> None:
     """Without a file and without a job there is no cluster to show; a file that is none says where it goes wrong."""
     assert "give a string (host=8,leaf=4)" in _refused(rankmesh, 3, "cluster")
-    assert "cannot read" in _refused(rankmesh, 3, "cluster", "none.yaml")
+    assert "cannot be read" in _refused(rankmesh, 3, "cluster", "none.yaml")
 
 
 def test_place(rankmesh, tmp_path) -> None:
@@ -83,7 +83,7 @@ def test_place(rankmesh, tmp_path) -> None:
         (("--within", "tp"), 2, "a kind and a level"),
         (("--within", "tp=rack"), 3, "this cluster has the levels"),
         (("--within", "dp=host"), 3, "would fit: 1, 2"),
-        (("--traffic", "none.json"), 3, "cannot read"),
+        (("--traffic", "none.json"), 3, "cannot be read"),
         (("--backend", "mpi"), 3, "nccl and gloo"),
     ],
 )

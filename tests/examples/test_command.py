@@ -64,6 +64,14 @@ def test_command_saves_and_resumes(ranks, tmp_path):
     assert told == pytest.approx([loss for loss, _ in ranks(1, train_one, 16, 2, 16, 3)[0]], abs=1e-9)
 
 
+def test_losses_need_no_drawing(typed, monkeypatch):
+    """With --json and no --figure no curve is drawn, so matplotlib may be absent."""
+    monkeypatch.setattr(typed.module, "find_spec", lambda name: None)
+    ended = typed(*TINY, "--json", "--steps", "1")
+    assert len(json.loads(ended.stdout)["losses"]) == 1
+    assert "needs matplotlib" in typed(*TINY, "--steps", "1").stderr
+
+
 def test_refusal_is_one_sentence(tmp_path):
     """What the command refuses is one line on stderr, without a traceback; nothing is written."""
     output, said = run(EXAMPLE / "train.py", "--layout", "tp=2", "--figure", tmp_path / "x.png", code=2)

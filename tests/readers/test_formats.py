@@ -208,7 +208,7 @@ REFUSED = [
     (TITAN + "mystery = 4\n", 8, r":3: .*the sizes that are read"),
     (TITAN + "data_parallel_shard_degree = -2\n", 8, r":3: .*at least 1"),
     (TITAN + "[fault_tolerance]\nenable = true\n", 8, r":4: received fault_tolerance.enable = true; replica groups"),
-    (TITAN, 9, r"must divide the world size.*line 2: parallelism.tensor_parallel_degree = 2"),
+    (TITAN, 9, r"does not divide it.*line 2: parallelism.tensor_parallel_degree = 2"),
     ("[parallelism]\ntensor_parallel_degree = 2\ntensor_parallel_degree = 4\n", 8, "received no training config"),
     (
         "tensor_model_paralel_size: 2\npipeline_model_parallel_size: 2\n",
@@ -217,7 +217,7 @@ REFUSED = [
     ),
     ("tensor_model_parallel_size: 2\nencoder_tensor_model_parallel_size: 2\n", 8, r":2: .*a second mesh"),
     ("tensor_model_parallel_size: ${oc.env:TP}\n", 8, r":1: received .*whole number"),
-    ('{"sequence_parallel_size": 4}', 8, "add data_parallel_size"),
+    ('{"train_batch_size": 8, "sequence_parallel_size": 4}', 8, "add data_parallel_size"),
     ('{"train_batch_size": 8,\n "autotuning": {"enabled": true, "mp_size": 2}}', 8, ":2: .*an axis of its own"),
     ('{"tensor_parallel": {"autotp_siz": 4}}', 8, "did you mean 'autotp_size'"),
     ('{\n"tensor_parallel": {\n"autotp_size": "auto"}}', 8, ":3: received .*whole number"),
@@ -237,7 +237,7 @@ REFUSED = [
     (
         ACCELERATE.format("FSDP") + "parallelism_config:\n  parallelism_config_tp_size: 2\n",
         None,
-        "must be the world size",
+        "leave dp out, or use dp=4",
     ),
     (
         "distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}",

@@ -157,7 +157,7 @@ REFUSED = [
     (TP + "2 --encoder-tensor-model-parallel-size 2", ":1: .*a second mesh in the world"),
     (TP + "2 --use-mp-args-from-checkpoint-args", ":1: .*come from the checkpoint"),
     (TP + "2 --yaml-cfg a.yaml", ":1: .*give its path"),
-    (TP + "3", "must divide the world size"),
+    (TP + "3", "does not divide it"),
     (
         "torchrun --nproc_per_node $N pretrain_gpt.py --tensor-model-parallel-size 2",
         ":1: .*--nproc_per_node is [$]N: the variable N has no value.*give --world-size",

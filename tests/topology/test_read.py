@@ -216,7 +216,7 @@ def test_files_that_are_none(read, text):
 
 def test_a_path_that_is_not_there(tmp_path):
     """A path that cannot be read says so, and that a string would do."""
-    with pytest.raises(ClusterError, match=r"cannot read .* axis string of the machine"):
+    with pytest.raises(ClusterError, match=r"cannot be read .* axis string of the machine"):
         Cluster.read(tmp_path / "none.yaml")
 
 

@@ -8,18 +8,20 @@ from typing import Any
 
 from rankmesh.core import recipes
 from rankmesh.core.documents import refused_as
+from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.errors import PlanError, RankmeshError
-from rankmesh.readers import accelerate, deepspeed, megatron, nanotron, torchtitan
+from rankmesh.readers import accelerate, deepspeed, gpt_neox, megatron, nanotron, nemo_rl, torchtitan
 from rankmesh.readers.documents import entries
+from rankmesh.readers.parents import with_parents
 from rankmesh.readers.reading import Entry, Reading, Settled
 from rankmesh.readers.run import Run, read_arguments, read_run
 
 __all__ = ["Config", "read_config"]
 
 _FORMS = (
-    "a config is a Megatron launch script, argument file or argument YAML, a nanotron YAML, a torchtitan TOML, "
-    "a DeepSpeed JSON, or an Accelerate YAML"
+    "a config is a Megatron launch script, argument file or argument YAML, a GPT-NeoX, NeMo-RL or nanotron "
+    "YAML, a torchtitan TOML, a DeepSpeed JSON, or an Accelerate YAML"
 )
 
 
@@ -72,6 +74,8 @@ class _Format:
 
 _FORMATS: Mapping[str, _Format] = {
     "megatron": _Format("a YAML of Megatron's arguments", megatron.matches, megatron.from_document),
+    "gpt_neox": _Format("a GPT-NeoX config", gpt_neox.matches, gpt_neox.from_document),
+    "nemo_rl": _Format("a NeMo-RL config", nemo_rl.matches, nemo_rl.from_document),
     "nanotron": _Format("a nanotron config", nanotron.matches, nanotron.from_document),
     "torchtitan": _Format("a torchtitan config", torchtitan.matches, torchtitan.from_document),
     "deepspeed": _Format("a DeepSpeed config", deepspeed.matches, deepspeed.from_document),
@@ -79,6 +83,7 @@ _FORMATS: Mapping[str, _Format] = {
 }
 _RECIPES: Mapping[str, Callable[..., Plan]] = {
     "megatron": recipes.megatron,
+    "gpt_neox": lambda world, tp=1, pp=1: recipes.axes(Mesh.parse(f"tp={tp},dp=*,pp={pp}", world_size=world)),
     "nanotron": recipes.nanotron,
     "torchtitan": recipes.torchtitan,
     "deepspeed": recipes.deepspeed,
@@ -86,7 +91,7 @@ _RECIPES: Mapping[str, Callable[..., Plan]] = {
     "replicas": lambda world: recipes.accelerate(world, dp_replicate=world, dp_shard=1),
 }
 # The argument without which a recipe needs the world size.
-_DATA = {"torchtitan": "dp_shard", "accelerate": "dp_shard"}
+_DATA = {"torchtitan": "dp_shard", "accelerate": "dp_shard", "gpt_neox": "world_size"}
 
 
 def read_config(
@@ -121,7 +126,11 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
             f"{path}: received variables ({', '.join(variables)}) for a file that is no script; leave --set out",
             path=path,
         )
+    found = with_parents(found, path)
     names = [name for name, form in _FORMATS.items() if form.matches(found)]
+    # A file that has these holds keys of the other beside its own.
+    for name, other in (("gpt_neox", "deepspeed"), ("nemo_rl", "megatron")):
+        names = [one for one in names if one != other or name not in names]
     if len(names) != 1:
         received = f"keys of {' and of '.join(names)}" if names else "no key of a training config"
         raise PlanError(f"{path}: received {received}; {_FORMS}; give one of them", path=path, formats=tuple(names))

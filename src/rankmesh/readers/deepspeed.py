@@ -13,15 +13,8 @@ from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, refus
 __all__ = ["TABLE", "from_document", "matches"]
 
 _SECTIONS = ("tensor_parallel", "zero_optimization", "expert_parallel")
-_MARKS = {
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "zero_optimization",
-    "tensor_parallel",
-    "sequence_parallel_size",
-    "expert_parallel",
-}
+# What no other system's file has at its top: gradient_accumulation_steps, say, is in everybody's.
+_MARKS = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"}
 
 
 def _unless(*off: int) -> Callable[[Entry, str], int | None]:
@@ -64,8 +57,8 @@ TABLE = Table(
 
 
 def matches(entries: Iterable[Entry]) -> bool:
-    """Whether the document has one of DeepSpeed's own sections or batch sizes at its top."""
-    return any(entry.path[0] in _MARKS for entry in entries)
+    """Whether the document has one of DeepSpeed's batch sizes or one of its own sections."""
+    return any(entry.path[0] in _MARKS or (entry.path[0] in _SECTIONS and len(entry.path) > 1) for entry in entries)
 
 
 def from_document(entries: list[Entry], path: str) -> Settled:

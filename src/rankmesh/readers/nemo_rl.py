@@ -1,0 +1,60 @@
+"""NeMo-RL: the policy of a YAML, by the engine that trains it; teachers, critics and generation are not its layout.
+
+```
+policy.megatron_cfg      enabled: the layout of Megatron
+policy.dtensor_cfg       enabled: shards of data, then cp, then tp, as torchtitan lays them out
+cluster                  num_nodes x gpus_per_node ranks, where training and generation share them
+```
+
+Source: ``examples/configs`` and ``nemo_rl.models.policy`` of NVIDIA NeMo-RL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from rankmesh.errors import PlanError
+from rankmesh.readers import megatron
+from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, settle, whole
+
+__all__ = ["from_document", "matches"]
+
+_ENGINES = ("megatron_cfg", "dtensor_cfg")
+_CLUSTER = (("num_nodes",), ("gpus_per_node",))
+_DTENSOR = Table(
+    reads={"tensor_parallel_size": Read("tp"), "context_parallel_size": Read("cp")},
+    refused={
+        "expert_parallel_size": Refused("its expert groups are none of this layout's"),
+        "data_parallel_size": Refused("it is what the world leaves", (None,)),
+    },
+    said={"sequence_parallel": "uses the tp groups; it makes none"},
+)
+
+
+def matches(entries: Iterable[Entry]) -> bool:
+    """Whether the document has a policy with one of its engines."""
+    return any(entry.path[0] == "policy" and entry.path[1:2] and entry.path[1] in _ENGINES for entry in entries)
+
+
+def from_document(entries: list[Entry], path: str) -> Settled:
+    """The arguments of the policy's engine, and the world of its cluster."""
+    engines = [name for name in _ENGINES if _value(entries, "policy", name, "enabled") is True]
+    if len(engines) != 1:
+        told = " and ".join(engines) if engines else "neither megatron_cfg nor dtensor_cfg"
+        raise PlanError(f"{path}: {told} of policy is enabled; enable one of them", path=path)
+    own = [entry for entry in entries if entry.path[:2] == ("policy", engines[0]) and len(entry.path) == 3]
+    settled = settle(megatron.TABLE if engines[0] == "megatron_cfg" else _DTENSOR, own, path)
+    settled.arguments["recipe"] = "megatron" if engines[0] == "megatron_cfg" else "torchtitan"
+    counts = [entry for entry in entries if entry.path[0] == "cluster" and entry.path[1:] in _CLUSTER]
+    shared = _value(entries, "policy", "generation", "colocated", "enabled") is not False
+    if shared and len(counts) == len(_CLUSTER):
+        key = " x ".join(f"{entry.key} {entry.value}" for entry in counts)
+        ranks = prod(whole(entry, path) or 1 for entry in counts)
+        also = tuple(entry.line for entry in counts[1:] if entry.line != counts[0].line)
+        settled.add("world_size", ranks, Entry((key,), ranks, counts[0].line, also), path)
+    return settled
+
+
+def _value(entries: Iterable[Entry], *path: str) -> object:
+    return next((entry.value for entry in entries if entry.path == path), None)

@@ -1,0 +1,83 @@
+"""The parents of a YAML: the files that its ``defaults:`` name, whose values count where the file says nothing else.
+
+```
+defaults: ../grpo.yaml                     NeMo-RL: a path, relative to the file
+defaults: [base, _self_, {model: llama}]   Hydra: base.yaml, this file, model/llama.yaml below the key model
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from rankmesh.core.documents import Budget, Unreadable, read_text
+from rankmesh.errors import quoted
+from rankmesh.readers.documents import entries
+from rankmesh.readers.reading import Entry
+
+__all__ = ["with_parents"]
+
+_FILES = 16
+_KEY, _SELF = "defaults", "_self_"
+
+
+def with_parents(found: list[Entry], path: str) -> list[Entry]:
+    """The entries of a file and of its parents, later ones over earlier ones; a parent's have the line that names it.
+
+    Raises ``Unreadable`` for a parent that cannot be read, which is named, and for more than 16 files.
+    """
+    return _merged(found, Path(path), Budget(_FILES), ())
+
+
+def _merged(found: list[Entry], path: Path, budget: Budget, below: tuple[Path, ...]) -> list[Entry]:
+    listed = next((entry for entry in found if entry.path == (_KEY,)), None)
+    if listed is None or not isinstance(listed.value, str | list):
+        return found
+    values: dict[tuple[str, ...], list[Entry]] = {}
+    own = [entry for entry in found if entry is not listed]
+    layers = [(name, key) for name, key in _names(listed)]
+    for name, key in layers if (_SELF, "") in layers else [*layers, (_SELF, "")]:
+        layer = own if name == _SELF else _parent(name, key, path, listed, budget, below)
+        # A value over a mapping, or a mapping over a value, replaces all of it.
+        for at in {entry.path for entry in layer}:
+            for other in [old for old in values if old[: len(at)] == at or at[: len(old)] == old]:
+                del values[other]
+        for entry in layer:
+            values.setdefault(entry.path, []).append(entry)
+    return [entry for same in values.values() for entry in same]
+
+
+def _names(listed: Entry) -> Iterator[tuple[str, str]]:
+    """Each file that is named, and the key that its values stand below."""
+    for item in listed.value if isinstance(listed.value, list) else [listed.value]:
+        if isinstance(item, str):
+            yield item, ""
+        elif (
+            isinstance(item, dict)
+            and len(item) == 1
+            and all(isinstance(part, str) for part in next(iter(item.items())))
+        ):
+            group, name = next(iter(item.items()))
+            group = group.removeprefix("override ").removeprefix("optional ").strip("/")
+            yield f"{group}/{name}", group.partition("@")[0]
+        else:
+            raise Unreadable(f"names a parent that is not known, {quoted(item)} (line {listed.line})")
+
+
+def _parent(name: str, key: str, path: Path, listed: Entry, budget: Budget, below: tuple[Path, ...]) -> list[Entry]:
+    budget.spend()
+    file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+    where = path.parent / file
+    if PurePosixPath(file).is_absolute() or where.resolve() in (*below, path.resolve()):
+        raise Unreadable(
+            f"names the parent {quoted(name)}, an absolute path or a file that names it (line {listed.line})"
+        )
+    try:
+        text = read_text(where)
+    except Unreadable as error:
+        raise Unreadable(f"needs its parent {quoted(file)} (line {listed.line}), which {error}") from error
+    found = _merged(entries(text, str(where)), where, budget, (*below, path.resolve()))
+    prefix = tuple(key.split("/")) if key else ()
+    return [replace(entry, path=(*prefix, *entry.path), line=listed.line, also=()) for entry in found]
