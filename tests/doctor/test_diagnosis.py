@@ -5,6 +5,7 @@ from tests.doctor.making import WORLD, call, document, recordings
 
 import rankmesh as rm
 from rankmesh.debug.doctor import diagnose
+from rankmesh.debug.doctor.report import report
 
 TP, DP = {}, {}
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])
@@ -262,3 +263,75 @@ def test_the_first_call_of_a_group_waits_for_its_communicator():
 
     assert [cause[:2] for cause in found(made({0: TP, 1: DP, 2: DP, 3: TP}))] == [("crosswise", (0, 1, 2, 3))]
     assert found(made({0: TP, 1: TP}))[0] == ("stuck", (0, 1), "tp@dp0", 1)
+
+
+# -- calls that are over -----------------------------------------------------------------------------------------------
+
+
+def _late(seconds, pause):
+    """Four ranks in a last reduction of 5 s; rank 3 comes so much later than the others, after such a pause."""
+    entries = {
+        rank: [
+            call(WORLD, 1, backend="gloo", time_created_ns=10**18 + int((seconds - pause) * 1e9) * (rank == 3)),
+            call(
+                WORLD,
+                2,
+                backend="gloo",
+                timeout_ms=5000,
+                time_created_ns=10**18 + 10**9 + int(seconds * 1e9) * (rank == 3),
+            ),
+        ]
+        for rank in range(4)
+    }
+    return found(job(entries.get))
+
+
+def test_a_rank_that_came_when_the_others_had_given_up_is_late():
+    """By its own pause and by all clocks; neither alone is enough, and within the limit nothing hangs."""
+    assert _late(9, 9) == [("late", (3,), "world", 2)]
+    assert _late(9, 1) == []  # its clock runs ahead by 8 s
+    assert _late(3, 3) == []
+
+
+def test_a_call_that_is_over_for_some_and_was_never_made_by_another_has_failed():
+    """Gloo marks it as over; of a broadcast, whose root need not wait, only a rank's last call counts."""
+    recorded = job(lambda rank: [call(WORLD, n, backend="gloo") for n in range(1, 3 if rank == 2 else 4)])
+    assert found(recorded) == [("late", (2,), "world", 3)]
+    assert diagnose(recorded).waiting == (0, 1, 3)
+    assert "ranks 0, 1, 3 made all_reduce, call 3 of world, which failed" in diagnose(recorded).verdict
+    ahead = job(
+        lambda rank: (
+            [call(WORLD, 1, "broadcast", backend="gloo")] * (rank != 2) + [call(TP[rank][0], 1, backend="gloo")]
+        )
+    )
+    assert found(ahead) == []
+
+
+def test_groups_of_one_label_are_told_apart():
+    """Two groups of the same ranks, made by torch: the sentence has torch's names of both."""
+    one, other = ("7", "undefined"), ("9", "undefined")
+    groups = {one: (0, 1), other: (0, 1)}
+    recorded = recordings(
+        {0: document([call(one, 1, done=False)], groups), 1: document([call(other, 1, done=False)], groups)}
+    )
+    verdict = diagnose(recorded).verdict
+    assert "group of [0, 1] (7)" in verdict
+    assert "group of [0, 1] (9)" in verdict
+
+
+def test_whose_process_runs_is_unresponsive_not_dead():
+    """What others saw of a rank decides the word; the cause stays what programs read."""
+    for alive, word in ((True, "unresponsive: rank 3 did not respond"), (False, "dead: rank 3 left no recording")):
+        recorded = job(lambda rank: [call(WORLD, 1, done=False)] if rank < 3 else None)
+        seen = {"state": "its process runs, at train.py:7 in save", "alive": alive}
+        recorded |= recordings({3: document([], {}, rank=3, **seen)})
+        result = diagnose(recorded)
+        assert result.verdict.startswith(f"{word} (its process runs, at train.py:7 in save)")
+        assert result.causes[0].cause == "dead"
+
+
+def test_a_rank_without_a_recording_is_listed():
+    """Also where nobody waits for it."""
+    recorded = job(lambda rank: [call(TP[rank][0], 1, done=False)] if rank != 3 else None)
+    lines = report(diagnose({rank: one for rank, one in recorded.items() if rank < 2}, PLAN)).splitlines()
+    assert "unknown    ranks 2, 3 left no recording" in lines

@@ -248,3 +248,21 @@ def test_odd_values(plan, fields, about, groups, tops):
     result = diagnose(found, plan)
     assert result.world_size <= 2**20
     json.dumps(result.to_dict())
+
+
+def test_the_line_of_a_call_is_the_innermost_outside_torch_and_the_standard_library():
+    """Frames of torch, rankmesh and Python's own modules are passed over; those of other packages are a program's."""
+    files = {
+        "/opt/python/lib/python3.12/selectors.py": "/home/me/train.py",
+        "/usr/lib64/python3.11/subprocess.py": "/home/me/train.py",
+        "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py": "/home/me/train.py",
+        "/venv/lib/python3.11/site-packages/rankmesh/runtime/groups.py": "/home/me/train.py",
+        "/site-packages/megatron/utils.py": "/site-packages/megatron/utils.py",
+        "/home/me/rankmesh/train.py": "/home/me/rankmesh/train.py",
+    }
+    for inner, shown in files.items():
+        frames = [
+            {"filename": name, "line": 7, "name": "f"} for name in (inner, "/home/me/train.py", "/home/me/main.py")
+        ]
+        one = recording_of(document([call(WORLD, 1, frames=frames)], {WORLD: (0,)}), 0)
+        assert one.sites == [f"{shown}:7 in f"]

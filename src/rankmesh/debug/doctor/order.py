@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import itemgetter
 
 import numpy as np
@@ -251,7 +252,8 @@ def departure(history: History, rank: int, peers: Sequence[int]) -> Departure | 
     if not _is_whole(history, rank):
         return None
     calls = _made(history, rank)
-    others = [_made(history, peer) for peer in peers if peer != rank and _is_whole(history, peer)][:_PEERS]
+    whole = (peer for peer in peers if peer != rank and _is_whole(history, peer))
+    others = [_made(history, peer) for peer in islice(whole, _PEERS)]
     longest, other = max(((_in_common(calls, other), other) for other in others), key=itemgetter(0), default=(0, calls))
     if not 0 < longest < min(len(calls), len(other)):
         return None

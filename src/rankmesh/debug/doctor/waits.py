@@ -162,18 +162,23 @@ def _made_otherwise(tracks: Mapping[int, Track]) -> int | None:
 
 
 def _too_late(history: History) -> Iterator[PendingCall]:
-    """Calls that some members came to when the others had given up, by the pause before it on the clock of each."""
+    """Calls that some members came to when the others had given up.
+
+    Two clocks must agree: the time of the call by all ranks' clocks, and the pause before it by the rank's own.
+    """
     for group, tracks in history.tracks.items():
         numbers = {track.last for track in tracks.values()}
         if len(numbers) != 1 or set(tracks) != set(group.members) or not all(map(history.is_last, tracks.values())):
             continue
-        pauses = {rank: _pause(history, rank) for rank in tracks}
+        number = numbers.pop()
         limit = min(history.recordings[rank].limit for rank in tracks)
-        late = {rank: pause - min(pauses.values()) for rank, pause in pauses.items()}
+        pauses = {rank: _pause(history, rank) for rank in tracks}
+        created = {rank: _created(history, group, rank, number) / 1e9 for rank in tracks}
+        first, shortest = min(created.values()), min(pauses.values())
+        late = {rank: min(created[rank] - first, pauses[rank] - shortest) for rank in tracks}
         missing = tuple(rank for rank in group.members if limit and late[rank] > limit)
         waiting = tuple(sorted(set(tracks) - set(missing)))
         if missing:
-            number = numbers.pop()
             operation = _operation(history, group, waiting[0], number)
             delay = min(late[rank] for rank in missing)
             yield PendingCall(group, number, operation, waiting, missing, failed=True, delay=delay)
