@@ -38,6 +38,41 @@ def test_experts_of_a_config(tmp_path):
     assert (model.experts, model.top, model.expert_units, model.shared_units) == (64, 6, 1408, 2816)
 
 
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
+    "num_key_value_heads": 128, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "moe_layer_freq": 1,
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+    "vocab_size": 129280, "hidden_act": "silu", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_latent_attention_and_dense_layers(tmp_path):
+    """DeepSeek-V3 has 671 billion parameters, of which a token uses 37."""
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
+    model, _ = read_model(str(tmp_path / "config.json"))
+    assert model.parameters / 1e9 == pytest.approx(671.0, rel=0.001)
+    assert model.active / 1e9 == pytest.approx(37.5, rel=0.02)
+    assert (model.expert_layers(0, 61), model.expert_layers(0, 3), model.expert_layers(2, 5)) == (58, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "mamba2"}, "the model type 'mamba2' is not known"),
+        ({"hidden_size": {}}, "hidden of the model is {}"),
+        ({"n_shared_experts": "x"}, "n_shared_experts of the model is 'x'"),
+        ({"kv_lora_rank": "512"}, "kv_lora_rank of the model is '512'"),
+        ({"qk_rope_head_dim": None}, "qk_rope_head_dim of the model is None"),
+    ],
+)
+def test_models_of_another_form(tmp_path, change, said):
+    """A type that is not known and a value that is no number are refused by name, not read as Llama's."""
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK | change))
+    with pytest.raises(PlacementError, match=said):
+        read_model(str(tmp_path / "config.json"))
+
+
 def test_published_sizes():
     """The models by name have the number of parameters that their names say."""
     billions = {

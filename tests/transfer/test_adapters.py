@@ -259,3 +259,10 @@ def test_stages_and_heads_of_vllm():
     ]
     with pytest.raises(LayoutError, match="tp divides the heads"):
         vllm.shardings(CONFIG, rm.Mesh(tp=3))
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "deepseek_v3", "mamba2"])
+def test_models_of_other_names_are_refused(kind):
+    """GPT-OSS fuses its experts: a model whose tensors are not Llama's is refused, not given Mixtral's names."""
+    with pytest.raises(rm.LayoutError, match=f"shapes of model type '{kind}' are not known here"):
+        huggingface.shapes(MIXTURE | {"model_type": kind, "num_local_experts": 4})

@@ -28,6 +28,8 @@ class Transformer:
     ``vocabulary``    rows of the embedding; ``tied``: the output uses the same table
     ``experts``       in each block that has some, of which a token uses ``top``, with ``expert_units`` (None: as units)
     ``shared_units``  of an expert that every token uses
+    ``dense_layers``  the first blocks, which have no experts
+    ``attention_weights``  parameters of one attention layer that is not four matrices, such as a latent one (MLA)
 
     Weights of norms count, biases do not: they are below a thousandth of the rest.
     """
@@ -46,6 +48,8 @@ class Transformer:
     expert_units: int | None = None
     expert_every: int = 1
     shared_units: int = 0
+    dense_layers: int = 0
+    attention_weights: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "units", "vocabulary", "expert_every"):
@@ -71,14 +75,17 @@ class Transformer:
         return 3 if self.gated else 2
 
     def expert_layers(self, start: float, stop: float) -> float:
-        """How many of the blocks from ``start`` to ``stop`` have experts: each last one of ``expert_every``."""
+        """How many of the blocks from ``start`` to ``stop`` have experts: each last of ``expert_every``, none dense."""
         if not self.experts:
             return 0
-        return stop // self.expert_every - start // self.expert_every
+        first, last = max(start, self.dense_layers), max(stop, self.dense_layers)
+        return last // self.expert_every - first // self.expert_every
 
     @property
     def attention(self) -> int:
         """Parameters of one attention layer."""
+        if self.attention_weights is not None:
+            return self.attention_weights
         return self.hidden * (2 * self.queries + 2 * self.keys)
 
     @property

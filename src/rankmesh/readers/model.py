@@ -72,7 +72,15 @@ _HUGGING_FACE: Mapping[str, tuple[str, ...]] = {
     "experts": ("num_local_experts", "n_routed_experts", "num_experts"),
     "top": ("num_experts_per_tok",),
     "expert_units": ("moe_intermediate_size",),
+    "expert_every": ("decoder_sparse_step", "moe_layer_freq"),
+    "dense_layers": ("first_k_dense_replace",),
+    "shared_units": ("shared_expert_intermediate_size",),
 }
+# Models whose blocks are those of Transformer: their numbers of parameters are those that were published.
+_TYPES = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt2", "gpt_oss", "phi3",
+    "deepseek_v2", "deepseek_v3",
+)  # fmt: skip
 _MEGATRON: Mapping[str, str] = {
     "--num-layers": "layers",
     "--hidden-size": "hidden",
@@ -136,6 +144,13 @@ def _values(content: str, path: str) -> dict[str, Any]:
 
 
 def _hugging_face(data: Mapping[str, Any]) -> dict[str, Any]:
+    kind = data.get("model_type", "llama")
+    if kind not in _TYPES:
+        raise PlacementError(
+            f"the model type {quoted(kind)} is not known, and its layers may be of another form; known are "
+            f"{', '.join(_TYPES)}; write a file of Transformer's fields",
+            received=kind,
+        )
     found = {
         field: next(data[name] for name in names if data.get(name) is not None)
         for field, names in _HUGGING_FACE.items()
@@ -144,10 +159,32 @@ def _hugging_face(data: Mapping[str, Any]) -> dict[str, Any]:
     activation = str(data.get("hidden_act", data.get("activation_function", "")))
     found["gated"] = "silu" in activation or "swiglu" in activation
     found.setdefault("tied", data.get("model_type") == "gpt2")
-    shared = data.get("n_shared_experts")
-    if shared and "expert_units" in found:
-        found["shared_units"] = shared * found["expert_units"]
+    if not all(isinstance(value, int) for value in found.values()):
+        wrong = next(name for name, value in found.items() if not isinstance(value, int))
+        raise PlacementError(f"{wrong} of the model is {quoted(found[wrong])}; give an integer", name=wrong)
+    if "shared_units" not in found and data.get("n_shared_experts") and "expert_units" in found:
+        found["shared_units"] = _whole(data, "n_shared_experts") * found["expert_units"]
+    if data.get("kv_lora_rank") is not None:
+        found |= _latent(data, found["hidden"], found["heads"])
     return found
+
+
+def _latent(data: Mapping[str, Any], hidden: int, heads: int) -> dict[str, int]:
+    """Latent attention (MLA): queries, and keys with values, through ranks of their own; one rotary key for all."""
+    rope, value = _whole(data, "qk_rope_head_dim"), _whole(data, "v_head_dim")
+    plain, rank = _whole(data, "qk_nope_head_dim"), _whole(data, "kv_lora_rank")
+    low = data.get("q_lora_rank")
+    wide = heads * (plain + rope)
+    queries = hidden * wide if low is None else (hidden + 1 + wide) * _whole(data, "q_lora_rank")
+    keys = hidden * (rank + rope) + rank + rank * heads * (plain + value)
+    return {"width": plain + rope, "attention_weights": queries + keys + heads * value * hidden}
+
+
+def _whole(data: Mapping[str, Any], name: str) -> int:
+    value = data.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+        raise PlacementError(f"{name} of the model is {quoted(value)}; give an integer of at least 1", name=name)
+    return value
 
 
 def _megatron(content: str, path: str) -> dict[str, Any]:

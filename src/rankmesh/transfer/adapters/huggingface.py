@@ -26,7 +26,7 @@ from typing import Any
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import LayoutError
+from rankmesh.errors import LayoutError, quoted
 
 __all__ = ["LLAMA", "cut_of", "shapes", "shardings"]
 
@@ -47,6 +47,8 @@ LLAMA = {
 _WORDS = {"colwise": 0, "rowwise": 1, "replicated": None, "sequence_parallel": None}
 
 Shape = tuple[int, ...]
+# Models whose tensors have Llama's names and forms; GPT-OSS, say, fuses and packs its experts.
+_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
@@ -65,6 +67,13 @@ def shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
+    kind = config.get("model_type", "llama")
+    if kind not in _TYPES:
+        raise LayoutError(
+            f"shapes of model type {quoted(kind)} are not known here, only those of {', '.join(_TYPES)}; read them "
+            "from the checkpoint: Checkpoint.open(folder).shapes",
+            received=kind,
+        )
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     made: dict[str, Shape] = {"model.embed_tokens.weight": (vocabulary, hidden)}
     for layer in range(config["num_hidden_layers"]):
