@@ -134,7 +134,7 @@ def _accelerate(me):
         try:
             plan = accelerate_dialect.plan(**sizes)
         except ValueError as error:
-            if refused is None and "sizes that are all 1" not in str(error):
+            if refused is None and "sizes are all 1" not in str(error):
                 wrong.append((sizes, str(error)))
             continue
         if refused is not None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from rankmesh.core import Options, Plan, recipes
 from rankmesh.core.axes import axis_size
 from rankmesh.core.recipes.accelerate import FLATTENED
-from rankmesh.errors import PlanError
+from rankmesh.errors import PlanError, quoted
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -53,7 +53,7 @@ def plan(config: object = None, *, options: Options | None = None, **sizes: int 
     all_sizes = _sizes(config, sizes)
     if max(all_sizes.values()) == 1:
         raise PlanError(
-            "received sizes that are all 1; accelerate makes no mesh then; "
+            "the sizes are all 1, for which accelerate makes no mesh; "
             "give dp_replicate_size, the number of processes, for plain data parallelism"
         )
     return recipes.accelerate(**all_sizes, options=options)
@@ -76,13 +76,13 @@ def _sizes(config: object, given: Mapping[str, int | None]) -> dict[str, int]:
     unknown = sorted(given.keys() - names.keys())
     if unknown:
         raise PlanError(
-            f"received {unknown[0]!r}; the sizes of a ParallelismConfig are {', '.join(names)}; use one of them",
+            f"{quoted(unknown[0])} is no size of a ParallelismConfig; they are {', '.join(names)}; use one of them",
             received=unknown[0],
         )
     if config is not None and (given or not any(hasattr(config, name) for name in names)):
         raise PlanError(
-            f"received {config!r} as config, and the sizes {dict(given)}; give a ParallelismConfig, or sizes such as "
-            "tp_size=2, not both",
+            f"config {quoted(config)} and the sizes {dict(given)} cannot be read together; give a "
+            "ParallelismConfig, or sizes such as tp_size=2, not both",
             received=config,
         )
     chosen = given if config is None else {name: getattr(config, name, None) for name in names}
@@ -97,7 +97,7 @@ def _size(name: str, size: int | None) -> int:
     text = os.environ.get(variable, "1")
     if not text.isdecimal():
         raise PlanError(
-            f"received {variable}={text!r} in the environment; it is a number of ranks; correct it, or unset it",
+            f"{variable}={quoted(text)} in the environment is no number of ranks; correct it, or unset it",
             received=text,
         )
     return int(text)

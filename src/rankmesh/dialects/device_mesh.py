@@ -22,7 +22,7 @@ from rankmesh.backend import meshes
 from rankmesh.core import GroupSpec, Mesh, Options, Plan
 from rankmesh.core.axes import axis_name, axis_names
 from rankmesh.core.local import LocalGroup
-from rankmesh.errors import ConnectError, LayoutError
+from rankmesh.errors import ConnectError, LayoutError, listed
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.world import World
 
@@ -44,7 +44,7 @@ def plan_of(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None, opti
     sizes = tuple(device_mesh.mesh.shape)
     if given is None or len(given) != len(sizes):
         raise LayoutError(
-            f"received a DeviceMesh of {len(sizes)} dimensions with the names {given}; each dimension is an axis with "
+            f"this DeviceMesh of {len(sizes)} dimensions has the names {given}; each dimension is an axis with "
             "a name; make it with mesh_dim_names, or pass names",
             names=given,
             shape=sizes,
@@ -52,7 +52,7 @@ def plan_of(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None, opti
     ranks = device_mesh.mesh.flatten().tolist()
     if len(ranks) != max(ranks) - min(ranks) + 1:
         raise LayoutError(
-            f"received a DeviceMesh of the ranks {ranks[:16]} along {tuple(given)}, which leave some out: a slice of a "
+            f"this DeviceMesh of the ranks {ranks[:16]} along {tuple(given)} leaves some out: a slice of a "
             f"larger mesh; a layout covers the ranks from its first to its last; give the root mesh that it was "
             "taken from",
             names=tuple(given),
@@ -76,7 +76,7 @@ class AdoptedGroups(LiveGroups):
         ranks = tuple(dist.get_process_group_ranks(pg))
         if ranks != own.ranks:
             raise ConnectError(
-                f"received a DeviceMesh whose process group along {own.name!r} has the ranks {list(ranks)}, in this "
+                f"this DeviceMesh's process group along {own.name!r} has the ranks {listed(ranks)}, in this "
                 f"order, where the mesh has {list(own.ranks)}; a rank's place in the group must be its place in the "
                 "mesh; make the groups with rankmesh.connect(plan_of(mesh)), which keeps the order",
                 axis=own.name,
@@ -136,13 +136,13 @@ def _group_over(groups: LiveGroups, name: str, axes: tuple[str, ...], view: str 
         return groups[name].pg
     if not found:
         raise ConnectError(
-            f"received {'-'.join(axes)} to flatten, but no group of the plan is along them; "
+            f"no group of the plan is along {'-'.join(axes)}, to flatten them; "
             f"add GroupSpec({name!r}, {'-'.join(axes)!r}) to the plan",
             axes=axes,
         )
     if len({groups[kind].own.canonical for kind in found}) > 1:
         raise ConnectError(
-            f"received {'-'.join(axes)} to flatten as {name!r}; the groups {', '.join(found)} are all along them, each "
+            f"{'-'.join(axes)} cannot be flattened as {name!r}; the groups {', '.join(found)} are all along them, each "
             "with a process group of its own, and none has that name; flatten under the name of one of them",
             axes=axes,
             found=tuple(found),

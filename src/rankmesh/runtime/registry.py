@@ -65,7 +65,7 @@ class Registry:
         """The groups; ``NotInitialized`` where there are none."""
         if self._groups is None:
             raise NotInitialized(
-                f"received a use of {self._dialect}'s groups, which are not initialized; they exist from "
+                f"{self._dialect}'s groups are not initialized; they exist from "
                 f"{self._initialiser}() to {self._destroyer}(); call {self._initialiser}() first"
             )
         return self._groups
@@ -74,7 +74,7 @@ class Registry:
         """``AlreadyInitialized`` where there are groups."""
         if self._groups is not None:
             raise AlreadyInitialized(
-                f"received a second {self._initialiser}() of one state, which is already initialized: its groups "
+                f"{self._initialiser}() is called on a state that is already initialized: its groups "
                 f"{' '.join(self._groups)} exist; call {self._destroyer}() first, or make another state"
             )
 
@@ -96,7 +96,7 @@ def world_size(what: str) -> int:
     """The size of the initialised world; ``NotInitialized`` where there is none."""
     if not (dist.is_available() and dist.is_initialized()):
         raise NotInitialized(
-            f"received {what} without an initialised torch.distributed world; its ranks make the groups together; "
+            f"{what} needs an initialised torch.distributed world, whose ranks make the groups together; "
             "call torch.distributed.init_process_group() first, or start the program with torchrun"
         )
     return dist.get_world_size()

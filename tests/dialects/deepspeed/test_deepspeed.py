@@ -99,7 +99,7 @@ def test_eight_ranks(ranks):
         _check(seen[1], rank, {"tp": 2, "sp": 1, "dp": 4, "pp": 1})
         _check(seen[2], rank, {"tp": 4, "sp": 1, "dp": 1, "pp": 2})
         assert "call Mpu.connect() first" in gone
-        assert "received groups without sp, sp_dp, mp" in partial
+        assert "the groups have no sp, sp_dp, mp" in partial
         assert (back, left) == (True, {})
 
 
@@ -173,6 +173,6 @@ def test_the_mpu_is_a_grid_of_pipelines(ranks):
 
 def test_a_topology_has_three_axes():
     """Sequences are none of them: such a mesh is refused."""
-    with pytest.raises(PlanError, match="its axes are pp, dp and tp"):
+    with pytest.raises(PlanError, match="whose axes are pp, dp and tp"):
         deepspeed.Topology(rm.Mesh(tp=2, sp=2, dp=2, pp=1))
     assert deepspeed.Topology(rm.Mesh(tp=2, sp=1, dp=2, pp=2)).get_rank_repr(5) == "model_01"

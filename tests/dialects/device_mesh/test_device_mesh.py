@@ -150,8 +150,8 @@ def _unusable(me):
 def test_meshes_that_are_no_plan(ranks):
     """4 ranks: without names, and a slice whose ranks are not contiguous, are refused; names can be given."""
     for rank, (unnamed, short, part, (total, names)) in enumerate(ranks(4, _unusable)):
-        assert "received a DeviceMesh of 2 dimensions with the names None" in unnamed
-        assert "with the names ('dp',)" in short
+        assert "this DeviceMesh of 2 dimensions has the names None" in unnamed
+        assert "has the names ('dp',)" in short
         assert "give the root mesh that it was taken from" in part
         assert (total, names) == (1 if rank < 2 else 5, ["tp", "dp"])
 

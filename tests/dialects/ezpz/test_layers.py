@@ -128,7 +128,7 @@ def _alone(me):
 def test_a_layer_of_another_size_is_refused(ranks):
     """2 ranks: a layer built before initialisation works alone; in the group it is refused, not wrong."""
     for message in ranks(2, _alone):
-        assert "built for tensor-parallel size 1 in a group of 2" in message
+        assert "built for tensor-parallel size 1, and is in a group of 2" in message
 
 
 # -- embeddings ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from rankmesh.dialects.ezpz.utils import VocabUtility
 def test_what_does_not_divide_asserts(numerator, denominator):
     """A remainder, or nothing to divide by, is an AssertionError and a ValueError."""
     for error in (AssertionError, ValueError):
-        with pytest.raises(error, match=f"received {numerator} to divide by {denominator}"):
+        with pytest.raises(error, match=f"{denominator} does not divide {numerator}"):
             ensure_divisibility(numerator, denominator)
         with pytest.raises(error):
             divide_and_check_no_remainder(numerator, denominator)
@@ -23,7 +23,7 @@ def test_pieces_of_the_last_dimension():
     assert [piece.is_contiguous() for piece in pieces] == [False] * 3
     assert pieces[1].untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
     assert [piece.is_contiguous() for piece in split_tensor_along_last_dim(tensor, 3, True)] == [True] * 3
-    with pytest.raises(AssertionError, match="received 12 to divide by 5"):
+    with pytest.raises(AssertionError, match="5 does not divide 12"):
         split_tensor_along_last_dim(tensor, 5)
 
 

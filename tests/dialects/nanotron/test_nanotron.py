@@ -266,12 +266,12 @@ def test_refusals(ranks):
     words = [
         "world_size is 4, but dp 1 x tp 2",
         "x ep 2 = 8; leave dp out, or use dp=1",
-        "received backend 'mpi' in a world of backend 'gloo'",
-        "received local_world_size = 3 for world_size = 4",
-        "received LOCAL_WORLD_SIZE='four'",
-        "received LOCAL_RANK=",
+        "backend 'mpi' is not that of the world, 'gloo'",
+        "local_world_size = 3 does not divide world_size = 4",
+        "LOCAL_WORLD_SIZE='four'",
+        "LOCAL_RANK=",
         "position 2 along axis 'dp' does not exist",
-        "received -1 as position along axis 'dp'",
+        "position along axis 'dp' is -1",
         "rank 4 is outside this mesh",
         "start the program with torchrun",
     ]

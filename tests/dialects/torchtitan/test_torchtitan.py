@@ -115,7 +115,7 @@ def test_what_it_knows_without_a_world():
     assert (dims.dp_shard, dims.seq_len_divisor, dims.non_data_parallel_size) == (2, 4, 2)
     assert [dims.dp_enabled, dims.fsdp_enabled, dims.tp_enabled, dims.pp_enabled] == [True, True, True, False]
     assert dims == ParallelDims(**EIGHT) != ParallelDims(**{**EIGHT, "tp": 1})
-    with pytest.raises(PlanError, match="received spmd_backend 'other'"):
+    with pytest.raises(PlanError, match="spmd_backend 'other' is unknown"):
         ParallelDims(**EIGHT, spmd_backend="other")
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rankmesh.core import Mesh
-from rankmesh.errors import ConnectError, PlanError
+from rankmesh.errors import ConnectError, PlanError, quoted
 from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["Grid", "Topology"]
@@ -38,8 +38,8 @@ class Topology:
         other = [name for name, size in mesh.axes.items() if name not in _AXES.values() and size > 1]
         if other or not set(_AXES.values()) <= mesh.axes.keys():
             raise PlanError(
-                f"received a mesh of {mesh.axes} as DeepSpeed's topology; its axes are pp, dp and tp, and every other "
-                "has one rank; connect rankmesh.dialects.deepspeed.plan(tp=..., pp=...)",
+                f"a mesh of {quoted(mesh.axes)} is no topology of DeepSpeed, whose axes are pp, dp and tp, where "
+                "every other has one rank; connect rankmesh.dialects.deepspeed.plan(tp=..., pp=...)",
                 axes=mesh.axes,
             )
         self._mesh = mesh
@@ -116,9 +116,7 @@ class Grid:
         try:
             from deepspeed.runtime.pipe import module  # type: ignore[import-not-found]
         except ImportError as error:
-            raise ConnectError(
-                f"received as_grid() where deepspeed cannot be imported ({error}); install it"
-            ) from error
+            raise ConnectError(f"as_grid() needs deepspeed, which cannot be imported ({error}); install it") from error
         theirs = module.PipelineParallelGrid
         module.PipelineParallelGrid = lambda topology=None, process_group=None: self
         try:

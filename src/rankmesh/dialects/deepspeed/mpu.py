@@ -64,7 +64,7 @@ class Mpu(Grid, Getters):
         missing = [kind for kind in ("tp", "sp", "dp", "pp", "sp_dp", "mp") if kind not in groups]
         if missing:
             raise PlanError(
-                f"received groups without {', '.join(missing)}; DeepSpeed asks for tp, sp, dp, pp, sp_dp and mp; "
+                f"the groups have no {', '.join(missing)}; DeepSpeed asks for tp, sp, dp, pp, sp_dp and mp; "
                 "connect the plan of rankmesh.dialects.deepspeed.plan(), or add these groups to yours",
                 missing=tuple(missing),
             )

@@ -109,7 +109,7 @@ class ParallelEmbedding(ParallelLayer):
         super().__init__(state)
         if max_norm is not None and self._built_for > 1:
             raise PlanError(
-                f"received max_norm {max_norm} for a ParallelEmbedding over {self._built_for} ranks; a row's norm "
+                f"max_norm {max_norm} cannot be kept by a ParallelEmbedding over {self._built_for} ranks; a row's norm "
                 "needs all its columns, and each rank holds some; use VocabParallelEmbedding, or leave max_norm out",
                 max_norm=max_norm,
             )
@@ -143,7 +143,7 @@ def _row(index: int | None, rows: int) -> int | None:
         return None
     if not -rows <= index < rows:
         raise SizesError(
-            f"received padding_idx {index} for a table of {rows} rows; it is from {-rows} to {rows - 1}",
+            f"padding_idx {index} is outside a table of {rows} rows; give one from {-rows} to {rows - 1}",
             padding_idx=index,
             rows=rows,
         )

@@ -41,8 +41,8 @@ class ParallelLayer(nn.Module):
         size = self._state.get_tensor_parallel_world_size()
         if size != self._built_for:
             raise SizesError(
-                f"received a {type(self).__name__} built for tensor-parallel size {self._built_for} in a group of "
-                f"{size}; its weight is cut for {self._built_for}; initialise first, then build the model",
+                f"this {type(self).__name__} was built for tensor-parallel size {self._built_for}, and is in a group "
+                f"of {size}; its weight is cut for {self._built_for}; initialise first, then build the model",
                 built_for=self._built_for,
                 size=size,
             )

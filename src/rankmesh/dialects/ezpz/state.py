@@ -33,7 +33,7 @@ class TensorParallel(Getters):
     def _group(self, kind: str) -> Told:
         return self.written.get(kind) or self._registry.groups[kind]
 
-    def held_group(self, kind: str) -> LiveGroup | None:
+    def made_group(self, kind: str) -> LiveGroup | None:
         """The group of a kind that was made here; None where there is none."""
         return self._registry.groups[kind] if self._registry.is_open else None
 
@@ -76,8 +76,8 @@ class TensorParallel(Getters):
         self._registry.check_free()
         if self.tensor_parallel_is_initialized():
             raise AlreadyInitialized(
-                "received initialize_tensor_parallel() where groups were written, so that the state is already "
-                "initialized; call destroy_tensor_parallel() first"
+                "initialize_tensor_parallel() finds groups that were written, so the state is already initialized; "
+                "call destroy_tensor_parallel() first"
             )
 
     def _ask_for_groups(self, plan: Plan, timeout: timedelta | None) -> None:

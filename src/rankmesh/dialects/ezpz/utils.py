@@ -20,11 +20,11 @@ def ensure_divisibility(numerator: int, denominator: int) -> None:
 
     >>> ensure_divisibility(10, 4)
     Traceback (most recent call last):
-    rankmesh.errors.SizesError: received 10 to divide by 4; it must leave no remainder; change one of them
+    rankmesh.errors.SizesError: 4 does not divide 10 without remainder; change one of them
     """
     if denominator == 0 or numerator % denominator:
         raise SizesError(
-            f"received {numerator} to divide by {denominator}; it must leave no remainder; change one of them",
+            f"{denominator} does not divide {numerator} without remainder; change one of them",
             numerator=numerator,
             denominator=denominator,
         )

@@ -66,7 +66,7 @@ class Written:
 
 def _there(value: Any, what: str) -> Any:
     if value is None:
-        raise NotInitialized(f"received a use of a {what} that is not initialized; the other was written; write both")
+        raise NotInitialized(f"the {what} is not initialized, only the other was written; write both")
     return value
 
 
@@ -83,13 +83,13 @@ def _global(state: TensorParallel, kind: str, field: str, told: str) -> property
     def read(_: object) -> Any:
         if kind in state.written:
             return getattr(state.written[kind], field)
-        group = state.held_group(kind)
+        group = state.made_group(kind)
         value = None if group is None else getattr(group, told)
         return list(value) if field == "members" and value is not None else value
 
     def write(_: object, value: Any) -> None:
         if kind not in state.written:
-            group = state.held_group(kind)
+            group = state.made_group(kind)
             state.written[kind] = Written() if group is None else Written(group.pg, list(group.ranks))
         setattr(state.written[kind], field, value)
 

@@ -29,7 +29,7 @@ from rankmesh.backend.default import DefaultGroup, default_group
 from rankmesh.backend.members import destroy
 from rankmesh.backend.single_rank import alone
 from rankmesh.core import Options, Plan, recipes
-from rankmesh.errors import ConnectError, NotInitialized, SizesError
+from rankmesh.errors import ConnectError, NotInitialized, SizesError, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import NOBODY
 from rankmesh.runtime.devices import pick
@@ -40,8 +40,6 @@ from rankmesh.runtime.registry import Registry, refusing_sizes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.distributed import ProcessGroup
-
-    Index = int | slice | Sequence[int] | NDArray[np.int64]
 
 __all__ = ["ParallelContext"]
 
@@ -177,11 +175,17 @@ class ParallelContext:
         return {axis: place[axis] for axis in self.parallel_order}
 
     def get_global_rank(
-        self, ep_rank: Index, pp_rank: Index, dp_rank: Index, cp_rank: Index, tp_rank: Index
-    ) -> np.int64 | NDArray[np.int64]:
-        """The global rank at a position; those of several, as numpy indexes, where slices or lists are given.
+        self,
+        ep_rank: int | slice | Sequence[int],
+        pp_rank: int | slice | Sequence[int],
+        dp_rank: int | slice | Sequence[int],
+        cp_rank: int | slice | Sequence[int],
+        tp_rank: int | slice | Sequence[int],
+    ) -> Any:
+        """The global rank at a position, ``numpy.int64``; an array of ranks where slices or lists are given.
 
-        ``LayoutError`` for a position outside (nanotron counts negative ones back).
+        They index ``world_rank_matrix`` as in numpy. ``LayoutError`` for a position outside (nanotron counts negative
+        ones back).
         """
         place = {"ep": ep_rank, "pp": pp_rank, "dp": dp_rank, "cp": cp_rank, "tp": tp_rank}
         single = {axis: int(at) for axis, at in place.items() if isinstance(at, int | np.integer)}
@@ -240,7 +244,7 @@ def _start_world(backend: str, timeout: timedelta) -> LiveRank | None:
     launch = started_by()
     if launch.launcher == NOBODY:
         raise NotInitialized(
-            "received ParallelContext() without a world, and without the variables RANK and WORLD_SIZE of a launcher; "
+            "ParallelContext() has no world, and no variables RANK and WORLD_SIZE of a launcher to make one; "
             "start the program with torchrun, or call torch.distributed.init_process_group() first"
         )
     return enter(launch, backend, timeout)
@@ -249,7 +253,7 @@ def _start_world(backend: str, timeout: timedelta) -> LiveRank | None:
 def _check_backend(asked: str, world: DefaultGroup) -> None:
     if asked != "nccl" and asked not in world.backend and not world.dry:
         raise ConnectError(
-            f"received backend {asked!r} in a world of backend {world.backend!r}; the groups use the world's; "
+            f"backend {quoted(asked)} is not that of the world, {world.backend!r}, which the groups use; "
             "leave backend out, or initialise the world with it",
             backend=asked,
             world_backend=world.backend,
@@ -265,7 +269,7 @@ def _local_world_size(world_size: int) -> int:
         return here or min(world_size, _USUAL_HOST)
     if not text.isdecimal():
         raise SizesError(
-            f"received LOCAL_WORLD_SIZE={text!r} in the environment; it is the number of ranks of each host; "
+            f"LOCAL_WORLD_SIZE={quoted(text)} in the environment is no number of ranks of each host; "
             "start the ranks with torchrun, or unset it",
             received=text,
         )
@@ -276,8 +280,8 @@ def _check_local_rank(position: int) -> None:
     text = os.environ.get("LOCAL_RANK")
     if text is not None and text != str(position):
         raise SizesError(
-            f"received LOCAL_RANK={text!r} on the rank at position {position} of its host; ranks are numbered host by "
-            "host, and every host has LOCAL_WORLD_SIZE of them; start the ranks with torchrun, or correct the two",
+            f"LOCAL_RANK={quoted(text)}, but this rank is at position {position} of its host; ranks are numbered host "
+            "by host, and every host has LOCAL_WORLD_SIZE of them; start the ranks with torchrun, or correct the two",
             received=text,
             position=position,
         )

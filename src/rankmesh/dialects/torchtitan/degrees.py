@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rankmesh.core import Plan, recipes
-from rankmesh.errors import PlanError, SizesError
+from rankmesh.errors import PlanError, SizesError, quoted
 from rankmesh.runtime.registry import refusing_sizes
 
 __all__ = ["Degrees"]
@@ -50,12 +50,12 @@ class Degrees:
             self.dp_shard = self.world_size // others
         if self.spmd_backend not in _BACKENDS:
             raise PlanError(
-                f"received spmd_backend {self.spmd_backend!r}; it is one of {', '.join(_BACKENDS)}; use one of them",
+                f"spmd_backend {quoted(self.spmd_backend)} is unknown; use one of {', '.join(_BACKENDS)}",
                 received=self.spmd_backend,
             )
         if self.dp_shard < 1:
             raise SizesError(
-                f"received dp_shard {self.dp_shard} in a world of {self.world_size}, of which the other degrees take "
+                f"dp_shard is {self.dp_shard} in a world of {self.world_size}, of which the other degrees take "
                 f"{others}; it is 1 or more, or -1 for what they leave; lower the others",
                 dp_shard=self.dp_shard,
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankmesh.dialects.torchtitan.degrees import Degrees
 from rankmesh.dialects.torchtitan.meshes import IN_BAND, SPARSE, SPMD, mesh_of_the_world, single_axes, whole_meshes
-from rankmesh.errors import PlanError, SizesError
+from rankmesh.errors import PlanError, SizesError, quoted
 from rankmesh.runtime.registry import Registry, register
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ParallelDims(Degrees):
         for name in names:
             if name not in single:
                 raise PlanError(
-                    f"Invalid mesh dim: received {name!r}; the axes with spmd_backend={self.spmd_backend!r} are "
+                    f"Invalid mesh dim: {quoted(name)}; the axes with spmd_backend={self.spmd_backend!r} are "
                     f"{', '.join(single)}; use these",
                     received=name,
                 )
@@ -81,7 +81,7 @@ class ParallelDims(Degrees):
             holding = [mesh for mesh in self._whole.values() if set(names) <= set(mesh.mesh_dim_names or ())]
             if not holding:
                 raise PlanError(
-                    f"Invalid mesh name combinations: received {list(names)}; no mesh has all of them; its meshes are "
+                    f"Invalid mesh name combinations: {list(names)}; no mesh has all of them; its meshes are "
                     f"{', '.join(str(mesh.mesh_dim_names) for mesh in self._whole.values())}; ask for axes of one",
                     received=names,
                 )
@@ -153,7 +153,7 @@ class ParallelDims(Degrees):
         named = [placement.axes() for placement in placements if placement is not None]
         if any(axes != named[0] for axes in named):
             raise SizesError(
-                f"Inconsistent mesh axes within a boundary: received {[tuple(map(str, axes)) for axes in named]}; "
+                f"Inconsistent mesh axes within a boundary: {[tuple(map(str, axes)) for axes in named]}; "
                 "the layouts of one boundary name the same axes; make them one",
                 received=tuple(named),
             )
@@ -184,5 +184,5 @@ def _concrete(names: Iterable[str]) -> Iterator[str]:
     """The axes of storage: dp is replicas and shards; what data loading and losses go over is none."""
     for name in names:
         if name in ("batch", "loss"):
-            raise PlanError(f"received {name!r} as an axis of a layout; no tensor is cut along it; name dp and cp")
+            raise PlanError(f"{name!r} is no axis of a layout, since no tensor is cut along it; name dp and cp")
         yield from ("dp_replicate", "dp_shard") if name == "dp" else (name,)
