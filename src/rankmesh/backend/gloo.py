@@ -37,6 +37,8 @@ EAGER_SIZE = 16
 _CONNECT_TRIES = 5
 
 _DESCRIPTORS = Path("/proc/self/fd")
+# Gloo asks for it whenever it connects a group.
+_TOGETHER = "GLOO_ENABLE_STORE_V2_API"
 
 
 class GlooDevices:
@@ -165,13 +167,16 @@ def _read_together(store: Any, within: timedelta) -> Iterator[None]:
 
     A store that is asked for many keys waits as long as it waits by default, so this is the limit meanwhile.
     """
-    os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
-    before = store.timeout
+    before, asks = store.timeout, _TOGETHER not in os.environ
+    if asks:
+        os.environ[_TOGETHER] = "1"
     store.set_timeout(within)
     try:
         yield
     finally:
         store.set_timeout(before)
+        if asks:
+            os.environ.pop(_TOGETHER, None)
 
 
 def _seen(addresses: Any, ranks: Sequence[int]) -> tuple[int, ...]:
