@@ -42,7 +42,7 @@ def sweep(cases, size=None, **how):
 
 def _blamed(words):
     """The ranks that are named by what the command says at last."""
-    named = re.search(r"^error: received no proof from ranks? ([\d, ]+):", words, re.MULTILINE)
+    named = re.search(r"^error: lost ranks? ([\d, ]+):", words, re.MULTILINE)
     if named is None:
         named = re.search(r"^error: rank \d+(?: of \d+)?: nothing was heard of rank (\d+)", words, re.MULTILINE)
     return named[1] if named else words

@@ -107,9 +107,9 @@ def test_inside_a_job_the_ranks_that_are_left_are_the_jobs():
 @pytest.mark.parametrize(
     ("how", "status", "words"),
     [
-        ("killed", 5, "received no proof from rank 3: it was ended by SIGKILL"),
-        ("exits", 5, "received no proof from rank 3: it ended with status 7"),
-        ("raises", 4, "received a failure on rank 3: ProofError: received nothing, by sabotage"),
+        ("killed", 5, "lost rank 3: it was ended by SIGKILL"),
+        ("exits", 5, "lost rank 3: it ended with status 7"),
+        ("raises", 4, "rank 3 failed: ProofError: received nothing, by sabotage"),
     ],
 )
 def test_a_failing_rank_is_named(how, status, words):

@@ -106,7 +106,7 @@ def test_search(rankmesh, tmp_path) -> None:
     assert all(each["tp"] * each["cp"] * each["pp"] * each["dp"] == 8 for each in found)
     assert "tp  cp  pp  dp" in rankmesh(*words, "--batch", 32, "--sequence", 1024).out
     assert "no layout of" in _refused(rankmesh, 3, *words, "--batch", 32, "--sequence", 1024, "--memory", 0.1)
-    assert "without batch and sequence" in _refused(rankmesh, 2, *words)
+    assert "no batch and no sequence is given" in _refused(rankmesh, 2, *words)
 
 
 def test_show_on_a_cluster(rankmesh) -> None:

@@ -90,7 +90,7 @@ def test_a_measurement_is_drawn_by_group(tmp_path):
     data = explored("tp=2,dp=4", measured=file)
     assert data["measured"]["kinds"][0]["groups"] == [1.0, 0.5]
     assert data["state"]["overlay"] == "measured"
-    with pytest.raises(PlacementError, match="measurement of 2 groups of dp; this plan has 4"):
+    with pytest.raises(PlacementError, match="the measurement has 2 groups of dp, but this plan has 4"):
         explored("tp=4,dp=4", measured=file)
     with pytest.raises(UnknownGroup):
         explored("tp=4,cp=2", measured=file)

@@ -4,6 +4,8 @@ import gc
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -225,3 +227,32 @@ def test_hosts_that_listen_at_a_loopback_address_are_named(ranks):
         assert "listens at 127.0.1.1" in error["message"]
         assert "set GLOO_SOCKET_IFNAME" in error["message"]
         assert error["seconds"] < limits.AT_ONCE
+
+
+ALONE = """
+import sys, rankmesh as rm
+sys.argv = ["/work/job.py"]
+with rm.init():
+    for plan in ("tp=2,dp=2,pp=2", "tp=2,dp=*", rm.Mesh(tp=8, dp=4), {"a": "dp=2", "b": rm.read("dp=6")}):
+        try:
+            rm.connect(plan)
+        except rm.ConnectError as error:
+            print(str(error).partition("start them all: ")[2])
+    with rm.connect("tp=1,dp=*") as groups:
+        print(groups["dp"].size)
+"""
+
+
+def test_a_job_that_is_started_alone_says_how_to_start_it():
+    """Plain python with a plan of several ranks names torchrun with their number; a plan of one rank connects."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.splitlines() == [
+        "torchrun --nproc-per-node 8 job.py",
+        "torchrun --nproc-per-node 2 job.py",
+        "torchrun --nnodes 4 --nproc-per-node 8 job.py",
+        "torchrun --nproc-per-node 6 job.py",
+        "1",
+    ], done.stderr

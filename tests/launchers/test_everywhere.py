@@ -142,6 +142,6 @@ def test_a_rank_that_is_killed(name, start):
     """A check in which rank 2 is killed ends torchrun in failure, and whoever speaks before names that rank alone."""
     ends = start[name]()("-m", "tests.check.phases", "use", "2", "SIGKILL", SPEC, "--timeout", "5")
     said = "".join(end.stderr for end in ends)
-    assert set(re.findall(r"error: received no proof from (.*?);", said)) == {LOST_IN_USE}, said
+    assert set(re.findall(r"error: lost (.*?);", said)) == {LOST_IN_USE}, said
     assert all(end.returncode for end in ends)
     assert "every group was proved" not in "".join(end.stdout for end in ends)

@@ -31,7 +31,7 @@ def test_a_place_that_nobody_tells(run, script):
 
 
 def _named(text):
-    return re.findall("error: received no proof from (.*?);", text)
+    return re.findall("error: lost (.*?);", text)
 
 
 def test_a_rank_that_is_stopped(run):

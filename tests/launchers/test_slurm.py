@@ -43,7 +43,7 @@ def test_a_rank_that_is_killed(slurm):
     phases = (sys.executable, "-m", "tests.check.phases", "use", "2", "SIGKILL")
     srun = ("srun", "-N4", "-n4", "--kill-on-bad-exit=0", "--chdir", "/", "--export=ALL")
     done = slurm.run(*srun, *phases, "tp=2,dp=2", "--timeout", "10", **PATH)
-    assert re.findall("error: received no proof from (.*?);", done.stderr) == [LOST_IN_USE], done.stderr
+    assert re.findall("error: lost (.*?);", done.stderr) == [LOST_IN_USE], done.stderr
     assert "every group was proved" not in done.stdout
     ended = dict(re.findall(r"srun: error: node(\d): task \d: (.*)", done.stderr))
     assert ended == {**dict.fromkeys("124", "Exited with exit code 5"), "3": "Killed"}, done.stderr

@@ -30,8 +30,7 @@ def run(words: list[str], checkout: Path | None = None) -> int:
     root = Path(rankmesh.__file__).parents[2] if checkout is None else checkout
     if not (root / "bench" / "__main__.py").is_file():
         raise Failed(
-            "received bench in an installed package; the benchmarks are a tool of the repository; in a clone of it: "
-            "make bench, or python -m bench",
+            "the installed package has no benchmarks; run make bench, or python -m bench, in a clone of the repository",
             ExitCode.USAGE,
         )
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))

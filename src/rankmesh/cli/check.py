@@ -58,7 +58,7 @@ def command(
 ) -> None:
     """Build every group on real processes and prove each one with collectives."""
     if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
-        raise typer.BadParameter(f"received {backend!r}; ranks are checked on gloo, nccl or cpu:gloo,cuda:nccl")
+        raise typer.BadParameter(f"--backend {backend!r} is unknown; use gloo, nccl or cpu:gloo,cuda:nccl")
     launch = started_by()
     source = source_in_job(spec, world_size, variables, launch)
     plan = source.plan
@@ -103,13 +103,13 @@ def _check() -> Callable[..., CheckResult]:
 @contextmanager
 def without_name_server(launch: Launch) -> Iterator[None]:
     """Ask no name server in this process either, where it starts all ranks on this machine itself."""
-    with extra("torch"):
-        from rankmesh.debug.verification.check import runs_alone
-        from rankmesh.debug.verification.ranks import NO_NAME_SERVER
+    from rankmesh.debug.verification.ranks import NO_NAME_SERVER
 
-    before = {name: os.environ.get(name) for name in NO_NAME_SERVER}
-    if runs_alone(launch):
-        os.environ.update(NO_NAME_SERVER)
+    # torch warns of each name that it did not find; it reads the level of its log when it is loaded, which is later.
+    given = {**NO_NAME_SERVER, "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
+    before = {name: os.environ.get(name) for name in given}
+    if launch.launcher == NOBODY:
+        os.environ.update(given)
     try:
         yield
     finally:
@@ -210,8 +210,8 @@ def _verdict(result: CheckResult) -> str:
     ranks = [failure.rank for failure in result.failures]
     it, first = "the first" if len(ranks) > 1 else "it", result.failures[0]
     if result.lost:
-        return f"received no proof from {in_words(ranks)}: {it} {first.message}; look for its last words in the logs"
-    return f"received a failure on {in_words(ranks)}: {first.kind}: {first.message}"
+        return f"lost {in_words(ranks)}: {it} {first.message}; look at the end of its log"
+    return f"{in_words(ranks)} failed: {first.kind}: {first.message}"
 
 
 def _count(number: int, word: str) -> str:

@@ -83,7 +83,7 @@ def command(
             return
     elif file is None and "SLURM_JOB_NODELIST" not in os.environ:
         raise ClusterError(
-            "received no cluster, and this process is in no job that says one; give a string (host=8,leaf=4) or a "
+            "no cluster is given, and this process is in no job that describes one; give a string (host=8,leaf=4) or a "
             "file, or run the command on the ranks of a job (srun, torchrun)"
         )
     else:

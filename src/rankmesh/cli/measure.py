@@ -21,7 +21,7 @@ from rankmesh.cli.shell import Failed
 from rankmesh.cli.shell import save as write_file
 from rankmesh.core.extras import extra
 from rankmesh.core.plan import Plan
-from rankmesh.errors import AgreementError, ConnectError
+from rankmesh.errors import AgreementError, ConnectError, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.placement import Cluster
 from rankmesh.placement.measured import Measurement, calibrated
@@ -49,7 +49,7 @@ def sizes_of(text: str) -> tuple[int, ...]:
     for item in filter(None, (part.strip() for part in text.split(","))):
         match = re.fullmatch(r"([0-9]{1,12})\s*([A-Za-z]*)", item)
         if match is None or match[2].upper() not in _UNITS or int(match[1]) == 0:
-            raise typer.BadParameter(f"received --sizes {item!r}; a size is 4096, 4KiB or 1MB")
+            raise typer.BadParameter(f"--sizes {quoted(item)} is no number of bytes; write 4096, 4KiB or 1MB")
         found.append(int(match[1]) * _UNITS[match[2].upper()])
     return tuple(found)
 

@@ -13,7 +13,7 @@ from rankmesh import placement as topology
 from rankmesh.cli.complete import group_names, preset_names, spec_names
 from rankmesh.cli.console import note
 from rankmesh.cli.shell import DEBUG
-from rankmesh.errors import LayoutError
+from rankmesh.errors import LayoutError, quoted
 from rankmesh.readers.source import Source, read
 
 __all__ = [
@@ -105,8 +105,8 @@ def source_of(spec: str | Source, world_size: int | None = None, variables: Iter
     source = spec if isinstance(spec, Source) else read(spec, world_size=world_size, variables=given)
     if source.plan.world_size > LIMIT:
         raise LayoutError(
-            f"received a world of {source.plan.world_size} ranks; the command lists worlds of up to {LIMIT}; "
-            "use the library for one rank of a larger one: plan.of(rank)",
+            f"the world has {source.plan.world_size:,} ranks, but the command lists up to {LIMIT:,}; ask the library "
+            "for one rank: plan.of(rank)",
             world_size=source.plan.world_size,
             limit=LIMIT,
         )
@@ -130,7 +130,7 @@ def cluster_of(
 def _variable(word: str) -> tuple[str, str]:
     name, equals, value = word.partition("=")
     if not equals or not name.isidentifier():
-        raise typer.BadParameter(f"received {word!r} in --set; a variable is written NAME=VALUE, such as TP=8")
+        raise typer.BadParameter(f"--set {quoted(word)} is no variable; write NAME=VALUE, such as TP=8")
     return name, value
 
 

@@ -39,7 +39,7 @@ class Output:
         if Path(self.path).suffix.lower() not in ("", *self.endings):
             kind = self.endings[0].removeprefix(".").upper()
             raise Failed(
-                f"received {self.option} {self.path}; what it writes is {kind}; name the file "
+                f"{self.option} writes {kind}, but {self.path} does not end in {self.endings[0]}; name the file "
                 f"{Path(self.path).with_suffix(self.endings[0])}",
                 ExitCode.USAGE,
             )
@@ -50,7 +50,7 @@ def check_stdout(outputs: Sequence[Output], *, json: bool) -> bool:
     """Whether stdout is taken by a file's text; it can hold one."""
     taken = [output.option for output in outputs if output.path == "-"] + (["--json"] if json else [])
     if len(taken) > 1:
-        raise typer.BadParameter(f"received {' and '.join(taken)} for stdout; it holds one of them; name a file")
+        raise typer.BadParameter(f"{' and '.join(taken)} would both go to stdout; name a file for one of them")
     return bool(taken) and not json
 
 

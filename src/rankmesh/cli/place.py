@@ -12,6 +12,7 @@ from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write, write_json
 from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, source_of, tell
 from rankmesh.cli.shell import save as write_file
+from rankmesh.errors import quoted
 from rankmesh.placement import Placed, Traffic, place
 from rankmesh.placement.words import HOSTS, by_host, duration, saving, searched
 from rankmesh.readers.source import Source
@@ -57,7 +58,9 @@ def within_of(text: str) -> dict[str, str]:
     for item in filter(None, (part.strip() for part in text.split(","))):
         kind, equals, level = (part.strip() for part in item.partition("="))
         if not equals or not kind or not level:
-            raise typer.BadParameter(f"received --within {item!r}; it is a kind and a level, such as tp=host")
+            raise typer.BadParameter(
+                f"--within {quoted(item)} is no KIND=LEVEL; write a kind and a level, such as tp=host"
+            )
         found[kind] = level
     return found
 

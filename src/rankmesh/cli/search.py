@@ -33,7 +33,7 @@ def searched(
     chosen = {**said, **{name: value for name, value in training.items() if value is not None}}
     missing = [name for name in ("batch", "sequence") if name not in chosen]
     if missing:
-        raise typer.BadParameter(f"received a model without {' and '.join(missing)}; give --{' and --'.join(missing)}")
+        raise typer.BadParameter(f"no {' and no '.join(missing)} is given; add --{' and --'.join(missing)}")
     known = {field.name for field in fields(Training)}
     how = Training(**{name: value for name, value in chosen.items() if name in known})
     machine = described(cluster, world_size=world)

@@ -61,8 +61,7 @@ def planned(
 def _shifted(mesh: Mesh, offset: int) -> Mesh:
     if mesh.offset:
         raise LayoutError(
-            f"received --offset {offset} for a target that begins at rank {mesh.offset}; its plan says where it is; "
-            "leave --offset out"
+            f"--offset {offset} contradicts the target's plan, which begins at rank {mesh.offset}; leave --offset out"
         )
     data = mesh.to_dict()
     moved = {"rank_map": [rank + offset for rank in mesh.rank_map]} if mesh.rank_map else {}

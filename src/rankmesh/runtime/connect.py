@@ -8,16 +8,20 @@ plans  ->  check the world  ->  agree  ->  make own groups, in one order  ->  co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, overload
 
 from rankmesh.core import recipes
 from rankmesh.core.limits import time_limit
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
-from rankmesh.errors import PlanError, UnknownAxis
+from rankmesh.errors import ConnectError, LayoutError, PlanError, UnknownAxis
+from rankmesh.launch.started import started_by
+from rankmesh.launch.table import NOBODY
 from rankmesh.readers.source import read
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.told import with_verdict
@@ -108,7 +112,40 @@ def _connected(given: Mapping[str, PlanLike], limit: timedelta) -> dict[str, Liv
     for one in given.values():
         _check_form(one)
     world = World.current()
+    if world.default.size == 1 and not world.default.dry and started_by().launcher == NOBODY:
+        _check_started(given.values())
     return world.connect({key: _plan(one, world.default.size) for key, one in given.items()}, limit)
+
+
+def _check_started(given: Iterable[PlanLike]) -> None:
+    """Refuse plans of several ranks in a process that no launcher started."""
+    needed = max(map(_ranks, given))
+    if needed > 1:
+        per_node = 8 if needed % 8 == 0 else needed
+        nodes = f"--nnodes {needed // per_node} " if needed > per_node else ""
+        script = Path(sys.argv[0]).name or "job.py"
+        raise ConnectError(
+            f"this process was started alone, but the plan has {needed} ranks; start them all: "
+            f"torchrun {nodes}--nproc-per-node {per_node} {script}",
+            world_size=1,
+            plan_world_size=needed,
+        )
+
+
+def _ranks(given: PlanLike) -> int:
+    """How many ranks a plan needs; of a SPEC with ``*`` the product of the other sizes."""
+    if not isinstance(given, str):
+        plan = _plan(given, 1)
+        return max(plan.world_size, plan.mesh.rank_range.stop)
+    try:
+        return read(given).plan.world_size
+    except (PlanError, LayoutError):
+        pass
+    try:
+        return read(given, world_size=1).plan.world_size
+    except (PlanError, LayoutError) as error:
+        product = error.values.get("product")
+        return product if isinstance(product, int) else 1
 
 
 def _check_form(given: object) -> None:

@@ -137,15 +137,15 @@ def _checked(measured: Mapping[str, Any], source: Source) -> dict[str, Any]:
     rows = measured.get("kinds")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= set(_MEASURED) for row in rows):
         raise PlacementError(
-            f"received a document that is no measurement; it has kinds with {', '.join(_MEASURED)}; write it with "
+            f"the document is no measurement: it has no kinds with {', '.join(_MEASURED)}; write one with "
             "rankmesh measure SPEC --json"
         )
     for row in rows:
         count = len(source.plan.groups(row["name"]))
         if len(row.get("groups", ())) not in (0, count):
             raise PlacementError(
-                f"received a measurement of {len(row['groups'])} groups of {row['name']}; this plan has {count}; "
-                "measure this layout, or show the one that was measured",
+                f"the measurement has {len(row['groups'])} groups of {row['name']}, but this plan has {count}; measure "
+                "this layout, or show the one that was measured",
                 kind=row["name"],
                 groups=count,
             )

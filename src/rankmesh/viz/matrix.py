@@ -37,8 +37,8 @@ def matrix(moved: IntArray, title: str) -> str:
     rows, columns = moved.shape
     if max(rows, columns) > LIMIT:
         raise LayoutError(
-            f"received a picture of {max(rows, columns)} ranks; pictures of transfers go up to {LIMIT}; draw a smaller "
-            "world of the same axes, such as fewer data-parallel ranks",
+            f"the transfer has {max(rows, columns)} ranks, but a picture shows up to {LIMIT}; draw a smaller world of "
+            "the same axes, such as fewer data-parallel ranks",
             size=max(rows, columns),
             limit=LIMIT,
         )
