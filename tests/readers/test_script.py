@@ -475,3 +475,33 @@ def test_words_become_what_bash_makes_of_them(statements, words):
     done = subprocess.run(shell, capture_output=True, text=True, check=False, timeout=20)
     if None not in read:
         assert "".join(f"{word}\0" for word in read) == done.stdout, program
+
+
+APPENDED = """\
+ARGS=(--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2)
+if [ -n "$X" ]; then ARGS+=(%s); fi
+torchrun --nproc_per_node 8 pretrain_gpt.py ${ARGS[@]} --num-layers 2
+"""
+
+
+def test_what_a_branch_appends(tmp_path):
+    """The unconditional words of an array stay; what a branch appends is unknown, and refused if it has a size."""
+    config = read_config(APPENDED % "--recompute-activations", "run.sh")
+    assert (config.arguments["tp"], config.arguments["pp"]) == (4, 2)
+    with pytest.raises(PlanError, match=r"^run.sh:2: .*ARGS is set in a branch \(line 2\)"):
+        read_config(APPENDED % "--context-parallel-size 2", "run.sh")
+    flag = APPENDED.replace("2)", "2 --swiglu)", 1)
+    with pytest.raises(PlanError, match="ARGS is set in a branch"):
+        read_config(flag % "--context-parallel-size 2", "run.sh")
+
+
+def test_the_environment_does_not_beat_the_scripts_own_value():
+    """--set of a variable that the script assigns itself is refused, unless it is one of the script's values."""
+    text = APPENDED % "--recompute-activations"
+    with pytest.raises(PlanError, match=r"sets ARGS itself, .* \(line 2 in a branch\), so --set ARGS does not reach"):
+        read_config(text, "run.sh", variables={"ARGS": "--recompute-activations"})
+    branch = "if [ $X ]; then TP=2; else TP=4; fi\ntorchrun --nproc_per_node 8 pretrain_gpt.py "
+    branch += "--tensor-model-parallel-size $TP"
+    assert read_config(branch, "run.sh", variables={"TP": "4"}).arguments["tp"] == 4
+    with pytest.raises(PlanError, match="sets TP itself, to '2' or '4'"):
+        read_config(branch, "run.sh", variables={"TP": "8"})

@@ -101,7 +101,7 @@ def from_document(entries: list[Entry], path: str) -> Settled:
 
 def from_run(run: Run, path: str) -> Settled:
     """The arguments of a launch script's run."""
-    for word in run.strays:
+    for word in (*run.strays, *run.command.words):
         for part in word:
             _check_branch(part, path)
     arguments = [_switched(entry) for entry in run.arguments if entry.key.startswith("--")]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from rankmesh.core.documents import Budget, Unreadable
 from rankmesh.core.extras import extra
+from rankmesh.errors import quoted as quoted_value
 from rankmesh.readers.effects import assigned_by, assigned_in, chosen_branch, kept, may_set_any
 from rankmesh.readers.expand import Expander, Variable
 from rankmesh.readers.tokens import Part, Word, joined, lines_of, quoted, shown, text_of, unbroken
@@ -275,11 +276,28 @@ class _Reader:
             if len(values) == len(every) and all(value.same(values[0]) for value in values):
                 self.script.variables[name] = values[0]
             else:
+                same = _shared(values) if len(values) == len(every) else ()
                 changed = [value for value in values if name not in before or not value.same(before[name])]
-                where = ", ".join(str(line) for value in changed for line in value.lines[:1])
-                why = f"{name} is set in a branch (line {where}), which may run or not"
-                maybe = tuple(word for value in values for word in value.words)
+                lines = [line for value in changed for line in _lines_after(value, same)[:1]]
+                why = f"{name} is set in a branch (line {', '.join(map(str, lines))}), which may run or not"
+                maybe = tuple(word for value in values for word in value.words[len(same) :])
+                if name in self.script.given:
+                    self.check_given(name, values, lines)
                 self.expander.leave_open(name, node, why, maybe)
+                if same and name not in self.script.given:
+                    rest = self.script.variables[name]
+                    self.script.variables[name] = Variable((*same, *rest.words), True, values[0].lines)
+
+    def check_given(self, name: str, values: list[Variable], lines: list[int]) -> None:
+        """What the environment is said to hold must be a value that the script leaves to it."""
+        texts = [[text_of(word) for word in value.words] for value in values]
+        said = [text_of(word) for word in self.script.given[name].words]
+        if all(None not in text for text in texts) and said not in texts:
+            known = " or ".join(quoted_value(" ".join(filter(None, text))) for text in texts[:3])
+            raise Unreadable(
+                f"sets {name} itself, to {known} (line {', '.join(map(str, lines))} in a branch), so --set {name} does "
+                "not reach the run; say one of these values"
+            )
 
     def command(self, node: Node) -> None:
         words = tuple(self.expander.words(child for child in node.named_children if _is_word(child)))
@@ -358,6 +376,22 @@ class _Reader:
 
     def at(self, node: Node) -> int:
         return self.lines(node.start_byte)[0]
+
+
+def _shared(values: list[Variable]) -> tuple[Word, ...]:
+    """The words with which all arrays begin: what a branch appends leaves them as they are."""
+    same: list[Word] = []
+    if all(value.array for value in values):
+        for words in zip(*(value.words for value in values), strict=False):
+            if text_of(words[0]) is None or any(text_of(word) != text_of(words[0]) for word in words):
+                break
+            same.append(words[0])
+    return tuple(same)
+
+
+def _lines_after(value: Variable, same: tuple[Word, ...]) -> tuple[int, ...]:
+    """Where a value was set, or what it has beyond these words."""
+    return next((lines_of(word) for word in value.words[len(same) :]), value.lines) if same else value.lines
 
 
 def _broken(node: Node) -> Iterator[Node]:
