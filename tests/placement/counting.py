@@ -23,7 +23,7 @@ def counted(monkeypatch):
     def call(self, operation, given, *rest):
         if self.owner in counting and self.size() > 1 and operation in COLLECTIVE:
             size = sum(tensor.numel() * tensor.element_size() for tensor in given)
-            calls[self.owner, self.room.ranks, COLLECTIVE[operation], size] += 1
+            calls[self.owner, self.channel.ranks, COLLECTIVE[operation], size] += 1
         return original(self, operation, given, *rest)
 
     with monkeypatch.context() as patch:

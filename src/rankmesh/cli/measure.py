@@ -122,9 +122,9 @@ def _machine(text: str | None, found: Measurement, plan: Plan) -> Cluster:
     """The cluster to calibrate: as it is given, else the hosts as the ranks call them."""
     if text is not None:
         return described(text, world_size=plan.world_size)
-    from rankmesh.placement.met import Witness, met
+    from rankmesh.placement.discovered import Witness, discovered
 
-    return met([Witness(rank, host, "", rank) for rank, host in enumerate(found.hosts)])
+    return discovered([Witness(rank, host, "", rank) for rank, host in enumerate(found.hosts)])
 
 
 def _print(found: Measurement) -> None:

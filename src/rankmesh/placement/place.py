@@ -34,8 +34,8 @@ from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.cost import FloatArray, Lay, Machine, seconds
 from rankmesh.placement.orders import Factor, Filler, labelings, mesh_factors, primes, words
+from rankmesh.placement.steps import default_traffic
 from rankmesh.placement.traffic import Traffic
-from rankmesh.placement.usual import usual
 from rankmesh.placement.within import Bound, bounds, check_room, packing
 
 __all__ = ["Costing", "KindCost", "Placed", "place"]
@@ -240,7 +240,7 @@ def _traffic(
     plan: Plan, known: Mapping[str, IntArray], traffic: Traffic | Mapping[str, Any] | None
 ) -> tuple[Traffic, tuple[str, ...]]:
     if traffic is None:
-        return usual(plan)
+        return default_traffic(plan)
     sent = traffic if isinstance(traffic, Traffic) else Traffic(traffic)
     for name in sent:
         if name not in known:

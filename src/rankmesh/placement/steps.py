@@ -35,7 +35,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.placement.model import Training, Transformer
 from rankmesh.placement.traffic import Message, Traffic
 
-__all__ = ["Roles", "parameters", "stage_traffic", "step_traffic"]
+__all__ = ["Roles", "default_traffic", "parameters", "stage_traffic", "step_traffic"]
 
 # Which kind of a plan has a role: the first of these names that the plan has.
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -199,3 +199,23 @@ def step_traffic(plan: Plan, model: Transformer, training: Training) -> Traffic:
 
 def _bytes(messages: tuple[Message, ...]) -> float:
     return sum(message.bytes * message.times for message in messages)
+
+
+def default_traffic(plan: Plan) -> tuple[Traffic, tuple[str, ...]]:
+    """Traffic of blocks of 8192 hidden units, four a stage, in bfloat16; of kinds with other names 1 MiB each.
+
+    The second value says so in words.
+    """
+    roles = Roles.of(plan)
+    experts = 8 * roles.sizes["ep"] if roles.sizes["ep"] > 1 else 0
+    model = Transformer(
+        layers=4 * roles.sizes["pp"], hidden=8192, heads=64, kv_heads=8, units=28672, vocabulary=131072, gated=True,
+        tied=False, experts=experts, top=2, expert_units=4096,
+    )  # fmt: skip
+    passes = 4 * roles.sizes["pp"]
+    training = Training(batch=passes * roles.replicas, sequence=8192, sequence_parallel=True)
+    found = step_traffic(plan, model, training)
+    if found:
+        return found, ("the traffic is that of a usual transformer; say yours with a traffic file or a model",)
+    known = {name: [Message("all-reduce", 2**20)] for name, groups in plan.kinds.items() if groups.size > 1}
+    return Traffic(known), ("the traffic is an all-reduce of 1 MiB for each kind; say yours with a traffic file",)

@@ -23,7 +23,7 @@ from rankmesh.errors import ConnectError
 from rankmesh.launch.started import host_name
 from rankmesh.launch.table import LAUNCHERS
 from rankmesh.placement.cluster import Cluster
-from rankmesh.placement.met import Witness, met
+from rankmesh.placement.discovered import Witness, discovered
 from rankmesh.runtime.say import say
 from rankmesh.runtime.world import World
 
@@ -55,7 +55,7 @@ def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
 
 
 def _concluded(said: list[Any]) -> dict[str, Any]:
-    found = met([Witness(**{**each, "switches": tuple(each["switches"])}) for each in said])
+    found = discovered([Witness(**{**each, "switches": tuple(each["switches"])}) for each in said])
     return {**found.to_dict(), "notes": found.notes}
 
 

@@ -11,7 +11,7 @@ A host is a name, a boot and a set of shared memory: two hosts with one name are
 machine; what was found of either is in the notes.
 
 >>> said = [Witness(0, "node10", "5e", 0), Witness(1, "node10", "5e", 1), Witness(2, "node2", "a1", 0)]
->>> cluster = met(said)
+>>> cluster = discovered(said)
 >>> [(host.name, host.devices) for host in cluster.hosts], cluster.rank_map
 ([('node2', 1), ('node10', 2)], (2, 0, 1))
 """
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from rankmesh.placement.cluster import Cluster, Host, Level
 from rankmesh.placement.machine import NETWORK
 
-__all__ = ["Witness", "met"]
+__all__ = ["Witness", "discovered"]
 
 _Identity = tuple[str, str, str]
 
@@ -51,7 +51,7 @@ class Witness:
         return self.host, self.boot, self.memory
 
 
-def met(said: Sequence[Witness]) -> Cluster:
+def discovered(said: Sequence[Witness]) -> Cluster:
     """The cluster of all ranks of a world, whoever says it first."""
     ordered = sorted(said, key=lambda each: each.rank)
     hosts: dict[_Identity, list[Witness]] = {}
