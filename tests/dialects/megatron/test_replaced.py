@@ -124,7 +124,7 @@ def test_replaced_functions_of_the_state(ranks):
 @pytest.mark.parametrize("name", ["new_group", "new_subgroups_by_enumeration"])
 def test_torchs_own_functions_are_known(monkeypatch, name):
     """A function that is assigned to torch.distributed is not torch's own, and is again when it is put back."""
-    from rankmesh.dialects.megatron.making import is_torchs_own
+    from rankmesh.backend.default import is_torchs_own
 
     assert is_torchs_own(name)
     with monkeypatch.context() as patch:

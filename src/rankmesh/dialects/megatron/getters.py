@@ -6,9 +6,9 @@ get_tensor_model_parallel_rank = rank("tp")           gives _tp_rank, or asks
 set_tensor_model_parallel_rank = set_rank("_MPU_TENSOR_MODEL_PARALLEL_RANK")
 ```
 
-A rule is a function over stand-ins such as ``_GROUP``. A row gives its code the names of globals in their place, so
-that a getter which a rule made costs what one costs that is written out. Each runs over the globals of a parallel state
-(``state.py``), where ``rankmesh_state`` is the state itself.
+A rule is a function over stand-ins: globals such as ``_GROUP``, and words such as ``"_KIND"``. A row gives its code the
+names of its own in their place, so that a getter which a rule made costs what one costs that is written out. Each runs
+over the globals of a parallel state (``state.py``), where ``rankmesh_state`` is the state itself.
 """
 
 # mypy: allow-untyped-defs
@@ -34,15 +34,11 @@ rankmesh_state: Any = None
 
 
 def named(rule: Function, doc: str, **names: str) -> Function:
-    """A function of a rule, with other names for the globals that it reads."""
+    """A function of a rule, with other names for the globals that it reads, and other words."""
     code = cast(FunctionType, rule).__code__
-    made = FunctionType(
-        code.replace(co_names=tuple(names.get(name, name) for name in code.co_names)),
-        rule.__globals__,
-        rule.__name__,
-        cast(FunctionType, rule).__defaults__,
-        cast(FunctionType, rule).__closure__,
-    )
+    own = tuple(names.get(word, word) if isinstance(word, str) else word for word in code.co_consts)
+    code = code.replace(co_names=tuple(names.get(name, name) for name in code.co_names), co_consts=own)
+    made = FunctionType(code, rule.__globals__, rule.__name__, cast(FunctionType, rule).__defaults__)
     made.__doc__ = doc
     return made
 
@@ -52,10 +48,10 @@ def group(kind: str, what: str) -> Function:
 
     def getter(check_initialized=True):
         if _GROUP is None and check_initialized:
-            raise rankmesh_state.absent(kind)
+            raise rankmesh_state.absent("_KIND")
         return _GROUP
 
-    return named(getter, f"{what}; None if absent and not checked.", _GROUP=BY_KIND[kind].group)
+    return named(getter, f"{what}; None if absent and not checked.", _GROUP=BY_KIND[kind].group, _KIND=kind)
 
 
 def group_if_made(kind: str, what: str) -> Function:
@@ -63,10 +59,10 @@ def group_if_made(kind: str, what: str) -> Function:
 
     def getter():
         if _GROUP is None:
-            raise rankmesh_state.absent(kind)
+            raise rankmesh_state.absent("_KIND")
         return _GROUP
 
-    return named(getter, f"{what}.", _GROUP=BY_KIND[kind].group)
+    return named(getter, f"{what}.", _GROUP=BY_KIND[kind].group, _KIND=kind)
 
 
 def ranks(kind: str) -> Function:
@@ -74,10 +70,10 @@ def ranks(kind: str) -> Function:
 
     def getter(check_initialized=True):
         if _RANKS is None and check_initialized:
-            raise rankmesh_state.absent(kind)
+            raise rankmesh_state.absent("_KIND")
         return _RANKS
 
-    return named(getter, f"The global ranks of the {BY_KIND[kind].what}.", _RANKS=str(BY_KIND[kind].ranks))
+    return named(getter, f"The global ranks of the {BY_KIND[kind].what}.", _RANKS=str(BY_KIND[kind].ranks), _KIND=kind)
 
 
 def first_rank(kind: str) -> Function:
@@ -85,10 +81,12 @@ def first_rank(kind: str) -> Function:
 
     def getter():
         if _RANKS is None:
-            raise rankmesh_state.absent(kind)
+            raise rankmesh_state.absent("_KIND")
         return _RANKS[0]
 
-    return named(getter, f"The first global rank of the {BY_KIND[kind].what}.", _RANKS=str(BY_KIND[kind].ranks))
+    return named(
+        getter, f"The first global rank of the {BY_KIND[kind].what}.", _RANKS=str(BY_KIND[kind].ranks), _KIND=kind
+    )
 
 
 def rank(kind: str) -> Function:
@@ -105,9 +103,9 @@ def _number(kind: str, method: str, doc: str) -> Function:
     def getter():
         if _ANSWER is not None:
             return _ANSWER
-        return rankmesh_state.ask(kind, method)
+        return rankmesh_state.ask("_KIND", "_METHOD")
 
-    return named(getter, doc, _ANSWER=NUMBERS[kind].kept_as(method))
+    return named(getter, doc, _ANSWER=NUMBERS[kind].kept_as(method), _KIND=kind, _METHOD=method)
 
 
 def value(name: str, doc: str) -> Function:
@@ -123,15 +121,15 @@ def set_rank(name: str) -> Function:
     """The setter of a rank that stands for a group's own."""
 
     def setter(rank):
-        rankmesh_state.write(name, rank)
+        rankmesh_state.write("_NAME", rank)
 
-    return named(setter, "Set the rank that the getter returns; None: the group's own again.")
+    return named(setter, "Set the rank that the getter returns; None: the group's own again.", _NAME=name)
 
 
 def set_size(name: str) -> Function:
     """The setter of a size that stands for a group's own."""
 
     def setter(world_size):
-        rankmesh_state.write(name, world_size)
+        rankmesh_state.write("_NAME", world_size)
 
-    return named(setter, "Set the world size that the getter returns; None: the group's own again.")
+    return named(setter, "Set the world size that the getter returns; None: the group's own again.", _NAME=name)

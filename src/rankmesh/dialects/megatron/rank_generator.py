@@ -137,7 +137,7 @@ def _complete(order: str, sizes: dict[str, int]) -> list[str]:
     for name in missing:
         if sizes[name] != 1:
             raise Refused(
-                f"order {order!r} lacks {name!r}, whose size is {sizes[name]}; name every axis of more than one rank",
+                f"order {order!r} leaves out {name!r}, whose size is {sizes[name]}; name all axes of several ranks",
                 order=order,
             )
     return tokens + missing
