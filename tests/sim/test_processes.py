@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch.distributed as dist
@@ -314,3 +315,29 @@ def test_a_module_that_a_rank_imports_first_is_each_ranks_own():
         cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
+
+
+def _as_grid():
+    from deepspeed.runtime.pipe import module
+
+    mpu = import_module("rankmesh.dialects.deepspeed").Mpu.connect(tp=2)
+    with mpu.as_grid():
+        dist.barrier()
+        mine = module.PipelineParallelGrid() is mpu
+    dist.barrier()
+    mpu.close()
+    return mine, module.PipelineParallelGrid
+
+
+@pytest.mark.parametrize("order", ["deterministic", 1, 2, 3])
+def test_the_grid_in_deepspeeds_module_is_each_ranks_own(monkeypatch, order):
+    """4 ranks, each with its mpu as DeepSpeed's grid at the same time: its own inside, DeepSpeed's afterwards."""
+    names = ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.pipe", "deepspeed.runtime.pipe.module")
+    modules = [ModuleType(name) for name in names]
+    for name, module, inside in zip(names, modules, [*modules[1:], None], strict=True):
+        monkeypatch.setitem(sys.modules, name, module)
+        if inside is not None:
+            setattr(module, inside.__name__.rpartition(".")[2], inside)
+    modules[-1].PipelineParallelGrid = "theirs"
+    assert sim.run(_as_grid, 4, order=order) == [(True, "theirs")] * 4
+    assert modules[-1].PipelineParallelGrid == "theirs"
