@@ -294,3 +294,10 @@ def test_a_config_that_is_absent(ending):
     """A name with the ending of a config is taken for a path."""
     with pytest.raises(PlanError, match="cannot be read"):
         source.read(f"absent.{ending}")
+
+
+def test_messages_quote_the_start_of_a_long_key():
+    """A key of thousands of characters is shown by its first ones."""
+    with pytest.raises(PlanError) as caught:
+        read_config(f"[parallelism]\ntensor_parallel_degree = 2\n{'x' * 5000} = 2\n", "run.toml", world_size=8)
+    assert len(str(caught.value)) < 1000

@@ -139,7 +139,9 @@ def _values(content: str, path: str) -> dict[str, Any]:
     known = {field.name for kind in (Transformer, Training) for field in fields(kind)}
     for name in data:
         if name not in known:
-            raise PlacementError(f"{path}: received {name!r}; known are {', '.join(sorted(known))}", received=name)
+            raise PlacementError(
+                f"{path}: received {quoted(name)}; known are {', '.join(sorted(known))}", received=name
+            )
     return dict(data)
 
 

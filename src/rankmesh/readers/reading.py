@@ -33,6 +33,8 @@ __all__ = ["Entry", "Missing", "Read", "Reading", "Refused", "Settled", "Table",
 
 _SIZE = re.compile(r"parallel\w*_(sizes?|degrees?|shards)$|_(degree|tp_size|pp_size|dp_size|cp_size|ep_size)$")
 _NEAR = 0.75
+# Characters of a setting that a message quotes: of a key and of a value.
+_LONG = 160
 # Numbers under unknown keys that are compared with the known ones, which takes half a millisecond each.
 _SUSPECTS = 2_000
 _OPEN = "write the number there, give the variable one value in this file, or say it: --set NAME=VALUE"
@@ -230,8 +232,10 @@ def flag(value: Any) -> Callable[[Entry, str], Any]:
 
 def refused(path: str, entry: Entry, rule: str, remedy: str) -> PlanError:
     """The error for one entry: file and line, what was received, the rule, the remedy."""
+    written = str(entry)
+    written = written if len(written) <= _LONG else f"{written[:_LONG]}..."
     return PlanError(
-        f"{path}:{entry.line}: received {entry}; {rule}; {remedy}",
+        f"{path}:{entry.line}: received {written}; {rule}; {remedy}",
         path=path,
         line=entry.line,
         key=entry.key,
