@@ -200,7 +200,7 @@ def test_refusals_say_what_was_received_and_leave_nothing(ranks):
         "hierarchy": r"(2, 3)",
         "high priority": "'dpp'",
         "embedding": "the same positions in every group",
-        "remat": "optimizer_instances",
+        "remat": "optimizer_instances is 2",
         "sharp": "without use_sharp",
         "backend": "'mpi'",
         "second": "second initialisation",
