@@ -76,19 +76,19 @@ class _Counted:
 
 
 def ours(store: Any, rank: int, own: LocalGroups, fields: Mapping[str, Any], world: int) -> None:
-    """The meeting of ``connect``, and what its communicators ask of the store."""
+    """The agreement of ``connect``, and what its communicators ask of the store."""
     from rankmesh.backend.gloo import connects_eagerly
-    from rankmesh.runtime.claim import Claim
-    from rankmesh.runtime.meeting import agree
+    from rankmesh.runtime.agreement import PlanProposal, agree
 
     made = own.communicators
     gloo = [group for group in made if group.options.backend == "gloo"]
-    meeting = agree(store, Claim(rank, world, RankRange(0, world), fields), _LONG)
+    seconds = _LONG.total_seconds()
+    agreement = agree(store, PlanProposal(rank, world, RankRange(0, world), fields), seconds)
     for group in gloo:
         store.set(_key(group, rank), _PLACE)
         if connects_eagerly("gloo", group.size, None):
             store.multi_get([_key(group, member) for member in group.ranks])
-    meeting.complete(_LONG.total_seconds(), _LONG.total_seconds())
+    agreement.complete(seconds, seconds)
     for group in made:
         if group.options.backend != "gloo":
             _identify(store, group)

@@ -4,7 +4,6 @@ from contextlib import suppress
 from datetime import timedelta
 
 import pytest
-import torch.distributed as dist
 from tests import limits
 from tests.counting import Counting
 
@@ -12,14 +11,11 @@ import rankmesh as rm
 from rankmesh.backend.registries import registries
 from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import AgreementError, ConnectError
-from rankmesh.rendezvous.store import JobStore
-from rankmesh.runtime.claim import Claim
-from rankmesh.runtime.disagreement import Disagreement
-from rankmesh.runtime.meeting import agree
-from rankmesh.runtime.roll import Roll
+from rankmesh.rendezvous import StoreChannel
+from rankmesh.runtime.agreement import PlanProposal, agree
 
-SOON = timedelta(seconds=2)
-LONG = timedelta(seconds=limits.LONG)
+SOON = 2.0
+LONG = limits.LONG
 BASE = [rm.GroupSpec("tp"), rm.GroupSpec("dp", timeout=60)]
 GOOD = rm.Plan(rm.Mesh(tp=2, dp=2), BASE)
 
@@ -40,8 +36,8 @@ ODD = {
 }
 
 
-def _claim(rank, size, span=None, **fields):
-    return Claim(rank, size, RankRange.of(*(span or (0, size)), None), fields)
+def _proposal(rank, size, span=None, **fields):
+    return PlanProposal(rank, size, RankRange.of(*(span or (0, size)), None), fields)
 
 
 # -- the good path ---------------------------------------------------------------------------------
@@ -49,7 +45,7 @@ def _claim(rank, size, span=None, **fields):
 
 def _operations(me):
     store = Counting(me.store)
-    generations = [agree(store, _claim(me.rank, me.size, plan="same"), LONG).turn for _ in range(2)]
+    generations = [agree(store, _proposal(me.rank, me.size, plan="same"), LONG).epoch for _ in range(2)]
     return {"generations": generations, "operations": sum(store.calls.values()), "calls": dict(store.calls)}
 
 
@@ -172,20 +168,24 @@ def test_a_mismatch_does_not_wait_for_ranks_outside_the_mesh(ranks):
 @pytest.mark.parametrize("fields", [{"version": "9.9"}, {"live_world_size": 5}, {"live_world_size": 3}])
 def test_another_version_or_world_view_is_named(ranks, fields, come):
     """4 ranks, the claims as connect makes them: another version, another number of ranks in the world."""
-    for rank in ranks(4, _odd_claim, fields, come, world=None):
+    for rank in ranks(4, _odd_proposal, fields, come, world=None):
         assert (rank["ranks"], rank["fields"]) == ([1], list(fields)), rank
 
 
-def _odd_claim(me, odd, come):
+def _waiting(me):
+    return StoreChannel(me.store).tick("waiting", 0)
+
+
+def _odd_proposal(me, odd, come):
     """Rank 1 claims something else, and comes before all others or after them."""
-    while (me.rank == 1) == (come == "last") and JobStore(me.store).count("waiting", 0) < (1 if come == "first" else 3):
+    while (me.rank == 1) == (come == "last") and _waiting(me) < (1 if come == "first" else 3):
         time.sleep(0.01)
     fields = {"plan": {}, "version": "0.1", "live_world_size": 4} | (odd if me.rank == 1 else {})
-    claim = Claim(me.rank, fields["live_world_size"], RankRange.of(0, 4, None), fields)
-    return me.error(AgreementError, agree, me.store, claim, LONG)
+    proposal = PlanProposal(me.rank, fields["live_world_size"], RankRange.of(0, 4, None), fields)
+    return me.error(AgreementError, agree, me.store, proposal, LONG)
 
 
-def test_the_version_and_the_live_world_are_part_of_the_claim(ranks):
+def test_the_version_and_the_live_world_are_part_of_the_proposal(ranks):
     """4 ranks, one that runs another version of rankmesh: named, with the field."""
     for rank in ranks(4, _other_version):
         assert (rank["ranks"], rank["fields"]) == ([0], ["version"])
@@ -225,7 +225,7 @@ def test_a_rank_that_never_arrives_is_named_at_the_timeout(ranks, late):
 def _late_ranks_come_first_to_the_retry(me):
     """Those that gave up come back after the late one has been waiting for them."""
     if me.rank == 3:
-        me.store.wait(["gave up"], LONG)
+        me.store.wait(["gave up"], timedelta(seconds=LONG))
     else:
         assert _connect(GOOD, timeout=1)["missing"] == [3]
         me.store.set("gave up", "yes")
@@ -266,10 +266,10 @@ def _interrupted(me):
     store = me.store
     if me.rank == 0:
         with suppress(KeyboardInterrupt):
-            agree(Interrupting(store), _claim(0, 2), LONG)
+            agree(Interrupting(store), _proposal(0, 2), LONG)
     me.meet("interrupted")
     if me.rank == 0:
-        return me.error(AgreementError, agree, store, _claim(0, 2), timedelta(seconds=1))["missing"]
+        return me.error(AgreementError, agree, store, _proposal(0, 2), 1.0)["missing"]
     return [1]
 
 
@@ -291,7 +291,7 @@ def _unequal_counts(me):
         time.sleep(0.5 * me.rank)
         return [*generations, *(_connect(left).get("generation") for _ in range(2))]
     right = rm.Plan(rm.Mesh(tp=2, offset=2), [rm.GroupSpec("tp")], name="right")
-    me.store.wait(["once"], LONG)
+    me.store.wait(["once"], timedelta(seconds=LONG))
     time.sleep(0.2 * me.rank)
     return [_connect(right).get("generation")]
 
@@ -329,12 +329,12 @@ def _two_jobs(me):
     """Two jobs on one store, told apart by the launcher's run id; each of two ranks, numbered from zero."""
     job = me.rank % 2
     os.environ["TORCHELASTIC_RUN_ID"] = f"job{job}"
-    claim = _claim(me.rank // 2, 2, job=0)
-    first = agree(me.store, claim, LONG).turn
+    proposal = _proposal(me.rank // 2, 2, job=0)
+    first = agree(me.store, proposal, LONG).epoch
     if job == 0:
-        agree(me.store, claim, LONG)
+        agree(me.store, proposal, LONG)
     me.meet("end")
-    return [first, agree(me.store, claim, LONG).turn]
+    return [first, agree(me.store, proposal, LONG).epoch]
 
 
 def test_two_jobs_on_one_store_do_not_meet(ranks):
@@ -342,47 +342,12 @@ def test_two_jobs_on_one_store_do_not_meet(ranks):
     assert ranks(4, _two_jobs, world=None) == [[0, 2], [0, 1], [0, 2], [0, 1]]
 
 
-# -- what others write -----------------------------------------------------------------------------
-
-GARBAGE = {
-    "pickle": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x05exit 1\x85R.",
-    "text": b"hello",
-    "a number": b"7",
-    "a list": b"[1, 2]",
-    "an object without a verdict": b"{}",
-    "a verdict of another kind": b'{"go": "yes"}',
-    "deep nesting": b"[" * 100_000,
-    "a refusal without a message": b'{"go": false}',
-}
-
-
-def _garbage(me, content):
-    """A verdict that another program has written before the rank reads it."""
-    claim = _claim(0, 2)
-    key = "rankmesh/job/0-2/0/agree/verdict"
-    me.store.set(key, content)
-    return me.error(AgreementError, agree, me.store, claim, LONG)
-
-
-@pytest.mark.parametrize("what", GARBAGE)
-def test_garbage_in_the_store_is_refused(ranks, what):
-    """1 rank: what is no verdict is an error that says whose keys they are; nothing is unpickled."""
-    (error,) = ranks(1, _garbage, GARBAGE[what], world=None)
-    assert "another program writes under rankmesh's keys" in error["message"]
-    assert error["seconds"] < limits.AT_ONCE
-
-
-def test_oversized_content_is_refused():
-    """No process: more than 8 MiB under a key is not read as JSON."""
-    store, claim = dist.HashStore(), _claim(0, 2)
-    store.set("rankmesh/job/0-2/0/agree/verdict", b'{"go": true, "x": "' + b"a" * 2**23 + b'"}')
-    with pytest.raises(AgreementError, match=f"at most {2**23} are read"):
-        agree(store, claim, SOON)
+# -- what does not fit into the store --------------------------------------------------------------
 
 
 def _huge(me):
-    claim = _claim(me.rank, 2, plan="a" * 2**23, own=me.rank)
-    return me.error(AgreementError, agree, me.store, claim, LONG)
+    proposal = _proposal(me.rank, 2, plan="a" * 2**23, own=me.rank)
+    return me.error(AgreementError, agree, me.store, proposal, LONG)
 
 
 def test_a_claim_too_large_for_the_store_is_compared_by_its_hash(ranks):
@@ -390,29 +355,6 @@ def test_a_claim_too_large_for_the_store_is_compared_by_its_hash(ranks):
     for error in ranks(2, _huge, world=None):
         assert error["ranks"] == [1]
         assert "too large to be shown" in error["message"]
-
-
-def _garbage_told(me, content):
-    """What a rank that differs is said to have told is not what a rank of ours would write."""
-    if me.rank == 1:
-        Disagreement._tell = lambda self: me.store.set("rankmesh/job/told/1", content)
-    return me.error(AgreementError, agree, me.store, _claim(me.rank, 2, own=me.rank), SOON)
-
-
-@pytest.mark.parametrize("content", ["[]", "{}", '{"claim": 3}'])
-def test_a_garbage_claim_is_refused(ranks, content):
-    """2 ranks: what no rank has told is not taken for a claim; the other hears that nobody judged."""
-    messages = [error["message"] for error in ranks(2, _garbage_told, content, world=None)]
-    assert any("another program writes under rankmesh's keys" in message for message in messages)
-
-
-@pytest.mark.parametrize("content", ["-1", "4", "99"])
-def test_a_garbage_roll_is_refused(content):
-    """No process: a number that is no set of two ranks is not read as one."""
-    store = dist.HashStore()
-    store.set("rankmesh/job/roll/0", content)
-    with pytest.raises(AgreementError, match="no set of ranks"):
-        Roll(JobStore(store), "roll", RankRange(0, 2)).absent()
 
 
 # -- a store that goes away ------------------------------------------------------------------------
@@ -423,7 +365,7 @@ def _store_dies(me):
     if me.rank == 0:
         time.sleep(0.5)
         os._exit(0)
-    return [me.error(ConnectError, agree, me.store, _claim(me.rank, 3), LONG) for _ in range(2)]
+    return [me.error(ConnectError, agree, me.store, _proposal(me.rank, 3), LONG) for _ in range(2)]
 
 
 def test_a_store_that_goes_away_is_a_named_error(outcomes):

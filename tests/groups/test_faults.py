@@ -12,9 +12,8 @@ import rankmesh as rm
 from rankmesh.backend.members import MemberBackend
 from rankmesh.backend.registries import registries
 from rankmesh.errors import AgreementError, ConnectError, PlanError
-from rankmesh.rendezvous.store import JobStore
-from rankmesh.runtime.meeting import Meeting
-from rankmesh.runtime.phase import Phase
+from rankmesh.rendezvous import Round, StoreChannel
+from rankmesh.runtime.agreement import Agreement
 
 TWO = rm.Plan(rm.Mesh(dp=2), [rm.GroupSpec("dp")])
 
@@ -88,21 +87,21 @@ def test_groups_close_soon_after_a_warm_up_in_vain(ranks):
 
 
 def _dies_before_it_has_decided(me):
-    """The last rank is counted, and is gone before it can give the verdict."""
+    """The last rank arrives, and is gone before it can give the outcome."""
 
-    def judge_only(phase, _):
+    def coordinate_only(*_):
         raise KeyboardInterrupt
 
     if me.rank == 1:
-        Phase.announce = judge_only
-        Meeting.give_up = lambda *_: None
-        while not any("agree/roll" in key for key in me.store.list_keys()):
+        Round.announce = coordinate_only
+        Agreement.give_up = lambda *_: None
+        while not any("agree/arrived" in key for key in me.store.list_keys()):
             time.sleep(0.01)
         return me.error(KeyboardInterrupt, rm.connect, TWO, timeout=1)
     return me.error(AgreementError, rm.connect, TWO, timeout=1)
 
 
-def test_a_rank_that_dies_as_it_gives_the_verdict_is_named(ranks):
+def test_a_rank_that_dies_as_it_gives_the_outcome_is_named(ranks):
     """2 ranks: the store itself would wait for a minute; the other names it within its own 1 s and the patience."""
     error = ranks(2, _dies_before_it_has_decided)[0]
     assert error["missing"] == [1]
@@ -116,7 +115,7 @@ def _interrupted(me, phase):
         def interrupt(*_):
             raise KeyboardInterrupt
 
-        JobStore.wait = interrupt
+        StoreChannel.wait = interrupt
         me.error(KeyboardInterrupt, rm.connect, _plan(3), timeout=2 if phase == "agree" else 15)
         me.store.set("interrupted", "yes")
         return None
@@ -138,7 +137,7 @@ def _interrupted_at_the_end(me):
         def interrupt(*_):
             raise KeyboardInterrupt
 
-        Meeting.complete = interrupt
+        Agreement.complete = interrupt
         me.error(KeyboardInterrupt, rm.connect, TWO, timeout=limits.LONG)
         return None
     return me.error(ConnectError, rm.connect, TWO, timeout=limits.LONG)
@@ -147,7 +146,7 @@ def _interrupted_at_the_end(me):
 def test_a_rank_that_is_interrupted_as_ranks_complete_tells_the_others(ranks):
     """2 ranks, rank 1 is interrupted when its groups are made: rank 0 hears so long before its time limit."""
     error = ranks(2, _interrupted_at_the_end)[0]
-    assert "rank 1 could not make its own: KeyboardInterrupt" in error["message"]
+    assert "rank 1 could not make its own groups: KeyboardInterrupt" in error["message"]
     assert error["seconds"] < limits.AT_ONCE
 
 

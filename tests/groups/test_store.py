@@ -1,7 +1,5 @@
 """What meetings leave in the store, and what they find out in a large world."""
 
-from datetime import timedelta
-
 import pytest
 import torch.distributed as dist
 from tests.counting import Counting
@@ -9,10 +7,8 @@ from tests.counting import Counting
 import rankmesh as rm
 from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import AgreementError
-from rankmesh.rendezvous.store import JobStore
-from rankmesh.runtime.claim import Claim
-from rankmesh.runtime.meeting import agree
-from rankmesh.runtime.roll import Roll
+from rankmesh.rendezvous import StoreChannel
+from rankmesh.runtime.agreement import PlanProposal, agree
 
 STORES = ("tcp", "tcp without libuv", "file")
 
@@ -42,9 +38,9 @@ def test_nothing_stays_in_the_store(ranks):
 def _thousand(me):
     store, before = dist.PrefixStore("own", me.store), None
     for number in range(1000):
-        claim = Claim(me.rank, me.size, RankRange(0, me.size), {"plan": number})
-        meeting = agree(store, claim, timedelta(seconds=20))
-        meeting.complete(20, 20)
+        proposal = PlanProposal(me.rank, me.size, RankRange(0, me.size), {"plan": number})
+        agreement = agree(store, proposal, 20)
+        agreement.complete(20, 20)
         if number == 9:
             me.meet("ten")
             before = [key for key in me.store.list_keys() if "own/" in key]
@@ -56,23 +52,23 @@ def _thousand(me):
 def test_a_thousand_meetings_leave_what_ten_leave(ranks):
     """2 ranks, 1,000 meetings of different plans: one key, the number of the next meeting."""
     for ten, thousand in ranks(2, _thousand, world=None):
-        assert ten == thousand == ["own/rankmesh/job/0-2/turn"]
+        assert ten == thousand == ["own/rankmesh/job/0-2/epoch"]
 
 
 def _after_failures(me):
     store = dist.PrefixStore("own", me.store)
     for number in range(3):
-        claim = Claim(me.rank, me.size, RankRange(0, me.size), {"plan": number, "own": me.rank})
-        me.error(AgreementError, agree, store, claim, timedelta(seconds=20))
-    claim = Claim(me.rank, me.size, RankRange(0, me.size), {"plan": "same"})
-    agree(store, claim, timedelta(seconds=20)).complete(20, 20)
+        proposal = PlanProposal(me.rank, me.size, RankRange(0, me.size), {"plan": number, "own": me.rank})
+        me.error(AgreementError, agree, store, proposal, 20)
+    proposal = PlanProposal(me.rank, me.size, RankRange(0, me.size), {"plan": "same"})
+    agree(store, proposal, 20).complete(20, 20)
     me.meet("end")
     return [key for key in me.store.list_keys() if "own/" in key]
 
 
 def test_what_failed_is_deleted_with_the_next_that_succeeds(ranks):
     """3 ranks, three meetings at which all differ, then one at which they agree: nothing of the three stays."""
-    assert ranks(3, _after_failures, world=None) == [["own/rankmesh/job/0-3/turn"]] * 3
+    assert ranks(3, _after_failures, world=None) == [["own/rankmesh/job/0-3/epoch"]] * 3
 
 
 def _store(kind, folder):
@@ -82,45 +78,33 @@ def _store(kind, folder):
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_roll_is_the_set_of_those_that_came(tmp_path, kind):
-    """No process, 200 ranks from 5 on: exactly one rank completes the roll, and who is absent is told."""
-    span = RankRange(5, 200)
-    roll = Roll(JobStore(_store(kind, tmp_path)), "roll", span)
-    order = sorted(range(5, 205), key=lambda rank: (rank * 7919) % 200)
-    assert not any(roll.come(rank) for rank in order[:-1])
-    assert roll.absent() == [order[-1]]
-    roll.go(order[0])
-    assert not roll.come(order[-1])
-    assert roll.absent() == [order[0]]
-    assert roll.come(order[0])
-    assert roll.absent() == []
-
-
-@pytest.mark.parametrize("kind", STORES)
-def test_values_that_are_there_are_read_together(tmp_path, kind):
-    """No process: the values of those keys that are there, whichever these are."""
-    store = JobStore(_store(kind, tmp_path))
-    for rank in (0, 3, 4, 9):
-        store.write(f"told/{rank}", {"rank": rank})
-    found = store.read_all([f"told/{rank}" for rank in range(10)])
-    assert found == {f"told/{rank}": {"rank": rank} for rank in (0, 3, 4, 9)}
-    assert store.read_all(["told/1"]) == {}
+def test_a_set_has_those_that_arrived(tmp_path, kind):
+    """No process, 200 ranks from 5 on: exactly one rank completes the set, and who is absent is known."""
+    everyone = range(5, 205)
+    channel = StoreChannel(_store(kind, tmp_path))
+    order = sorted(everyone, key=lambda rank: (rank * 7919) % 200)
+    assert not any(channel.arrive("set", everyone, rank) for rank in order[:-1])
+    assert channel.absent("set", everyone) == [order[-1]]
+    channel.withdraw("set", everyone, order[:2])
+    assert not channel.arrive("set", everyone, order[-1])
+    assert sorted(channel.absent("set", everyone)) == sorted(order[:2])
+    assert not channel.arrive("set", everyone, order[1])
+    assert channel.arrive("set", everyone, order[0])
+    assert channel.absent("set", everyone) == []
 
 
 def test_who_is_missing_in_a_large_world_is_found_in_few_words(tmp_path):
     """No process, 16,384 ranks of which three did not come: one rank finds them in the store, by name."""
     size, missing = 16_384, [7, 8_000, 16_000]
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    claim = Claim(0, size, RankRange(0, size), {"plan": "same"})
-    roll = Roll(JobStore(store), f"0-{size}/0/agree/roll", claim.span)
+    proposal = PlanProposal(0, size, RankRange(0, size), {"plan": "same"})
     for block in range(-(-size // 62)):
-        came = sum(
+        here = sum(
             1 << rank % 62 for rank in range(block * 62, min(size, block * 62 + 62)) if rank not in [0, *missing]
         )
-        roll.store.count(f"{roll.key}/{block}", came)
-    roll.store.count(f"0-{size}/0/claim/{claim.digest}", size - 4)
+        store.add(f"rankmesh/job/0-{size}/0/agree/arrived/{block}", here)
     counting = Counting(store)
     with pytest.raises(AgreementError) as caught:
-        agree(counting, claim, timedelta(seconds=0.2))
+        agree(counting, proposal, 0.2)
     assert caught.value.values["missing"] == missing
     assert counting.calls.total() < 1_000, "some words for each 62 ranks, not for each"

@@ -56,5 +56,7 @@ def test_what_is_no_timeout_is_not_taken_for_one():
         def wait(self, *_):
             raise RuntimeError("connection reset")
 
+        check = wait
+
     with pytest.raises(RuntimeError, match="connection reset"):
         come(Broken(), ["key"], 1)

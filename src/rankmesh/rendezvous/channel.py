@@ -58,7 +58,7 @@ class Channel(Protocol):
         """Raise it by one from ``number``: once, whoever asks for it."""
 
     def tick(self, key: str, amount: int) -> int:
-        """Add 0 or 1 to a counter; its new value."""
+        """Add to a counter; its new value."""
 
     def first(self, key: str, text: str) -> str:
         """Write a text if none is there; the text that is there then."""

@@ -117,9 +117,11 @@ class FolderChannel:
         self._create(self._path(key) / str(number), "")
 
     def tick(self, key: str, amount: int) -> int:
-        """Add 0 or 1 to a counter; its new value."""
-        if amount:
+        """Add to a counter, a file for each one; its new value."""
+        for _ in range(amount):
             self._create(self._path(key) / f"{os.getpid()}-{time.monotonic_ns()}", "")
+        for name in self._names(key)[: max(-amount, 0)]:
+            (self._path(key) / name).unlink(missing_ok=True)
         return self.number(key)
 
     # -- files --------------------------------------------------------------------------------------------------

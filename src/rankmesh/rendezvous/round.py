@@ -126,7 +126,7 @@ class Round:
 
     def __post_init__(self) -> None:
         if self.epoch < 0:
-            self.epoch = self._ask(lambda: self.channel.number(self._epoch))
+            self.epoch = self.ask(lambda: self.channel.number(self.epoch_key))
 
     @property
     def moment(self) -> float:
@@ -134,7 +134,8 @@ class Round:
         return _MOMENT + _EACH * len(self.participants)
 
     @property
-    def _epoch(self) -> str:
+    def epoch_key(self) -> str:
+        """Where the channel keeps the number of the next round of this name."""
         return f"{self.name}/epoch"
 
     @property
@@ -159,7 +160,7 @@ class Round:
         """
         step = self._begin(name, proposal, extends=patience.extends)
         try:
-            complete = self._ask(lambda: self._arrive(step))
+            complete = self.ask(lambda: self._arrive(step))
             if self._twice is not None:
                 return self._coordinate(step, lambda _: twice(self.rank, self._twice, self.identity), complete=False)
             heard = None if complete else self._hear(step, patience)
@@ -170,9 +171,17 @@ class Round:
             self._withdraw(step, error)
             raise
 
+    def listen(self, name: str) -> Outcome | None:
+        """The outcome of a step in which this rank has not arrived yet, if there is one; a probe is answered."""
+        return self._hear_once(self._begin(name, Proposal()), 0.0)
+
     def conclude(self, name: str, conclude: Conclude) -> Outcome:
         """End a step in which this rank cannot arrive, if nobody else does; the outcome of it."""
         return self._coordinate(self._begin(name, Proposal()), conclude, complete=False)
+
+    def arrivals(self, name: str) -> Arrivals:
+        """A step as somebody sees it who has not arrived in it."""
+        return Arrivals(self, self._begin(name, Proposal()))
 
     def _begin(self, name: str, proposal: Proposal, *, extends: bool = False) -> _Step:
         base = f"{self.name}/{self.epoch}/{name}"
@@ -199,7 +208,7 @@ class Round:
 
     def advance(self) -> None:
         """Say that this rank makes progress, at the latest step for which others may wait."""
-        self._ask(lambda: self.channel.tick(f"{self.name}/{self.epoch}/progress", 1))
+        self.ask(lambda: self.channel.tick(f"{self.name}/{self.epoch}/progress", 1))
 
     def _hear(self, step: _Step, patience: Patience) -> Outcome | None:
         seconds = min(patience.seconds, patience.if_odd) if step.odd and patience.if_odd else patience.seconds
@@ -210,7 +219,7 @@ class Round:
             call()
         seen = -1
         while (heard := self._hear_once(step, seconds)) is None and patience.extends:
-            ticks = self._ask(lambda: self.channel.tick(f"{self.name}/{self.epoch}/progress", 0))
+            ticks = self.ask(lambda: self.channel.tick(f"{self.name}/{self.epoch}/progress", 0))
             if ticks == seen:
                 return None
             seen = ticks
@@ -218,7 +227,7 @@ class Round:
 
     def _hear_once(self, step: _Step, seconds: float) -> Outcome | None:
         key = step.key("outcome")
-        text = self._ask(lambda: self.channel.read(key) if self.channel.wait(key, seconds) else None, seconds)
+        text = self.ask(lambda: self.channel.read(key) if self.channel.wait(key, seconds) else None, seconds)
         if text is None:
             return None
         data = parsed(text, key)
@@ -230,10 +239,10 @@ class Round:
         """Answer a probe, and hear what comes of it."""
         if not isinstance(coordinator, int) or not isinstance(seconds, int | float):
             raise foreign(step.key("outcome"), f"a probe by {coordinator!r:.60} for {seconds!r:.60} seconds")
-        self._ask(lambda: self._respond(step))
+        self.ask(lambda: self._respond(step))
         key, limit = step.key("after"), min(float(seconds), 1e6) + self.moment
-        text = self._ask(lambda: self.channel.read(key) if self.channel.wait(key, limit) else None, limit)
-        return Outcome.read(text, key) if text else self._announce(step, lost([coordinator], "coordinated the round"))
+        text = self.ask(lambda: self.channel.read(key) if self.channel.wait(key, limit) else None, limit)
+        return Outcome.read(text, key) if text else self.announce(step, lost([coordinator], "coordinated the round"))
 
     def _respond(self, step: _Step) -> None:
         step.probed = True
@@ -246,38 +255,38 @@ class Round:
     # -- the coordinator ----------------------------------------------------------------------------------------
 
     def _coordinate(self, step: _Step, conclude: Conclude, *, complete: bool) -> Outcome:
-        coordinator = self._coordinator(step)
+        coordinator = self.coordinator(step)
         if coordinator != self.rank:
             heard = self._hear_once(step, self.moment)
-            return heard or self._announce(step, lost([coordinator], "coordinated the round"))
-        return self._announce(step, conclude(Arrivals(self, step, complete=complete)))
+            return heard or self.announce(step, lost([coordinator], "coordinated the round"))
+        return self.announce(step, conclude(Arrivals(self, step, complete=complete)))
 
-    def _coordinator(self, step: _Step) -> int:
+    def coordinator(self, step: _Step) -> int:
         """The rank that concludes: the first that asked."""
         key = step.key("coordinator")
-        text = self._ask(lambda: self.channel.first(key, str(self.rank)))
+        text = self.ask(lambda: self.channel.first(key, str(self.rank)))
         if not text.isdecimal() or len(text) > 9:
             raise foreign(key, f"{text[:60]!r}, which is no rank")
         return int(text)
 
-    def _announce(self, step: _Step, outcome: Outcome) -> Outcome:
+    def announce(self, step: _Step, outcome: Outcome) -> Outcome:
         """Give the outcome of a step, if none is given; the one that all hear."""
         key = step.key("after" if step.probed else "outcome")
 
         def announce() -> str:
             if step is self.steps[0]:
-                self.channel.advance(self._epoch, self.epoch)
+                self.channel.advance(self.epoch_key, self.epoch)
             if not outcome.agreed:
                 self.channel.post(self._failed, self.rank, str(self.epoch))
             return self.channel.first(key, outcome.text)
 
-        return Outcome.read(self._ask(announce), key)
+        return Outcome.read(self.ask(announce), key)
 
     def _withdraw(self, step: _Step, error: BaseException) -> None:
         why = f"{in_words([self.rank])} stopped waiting ({first_line(error) or type(error).__name__})"
         with suppress(ConnectError):
-            if self._coordinator(step) == self.rank:
-                outcome = self._announce(step, Outcome("withdrawn", (self.rank,), message=why))
+            if self.coordinator(step) == self.rank:
+                outcome = self.announce(step, Outcome("withdrawn", (self.rank,), message=why))
                 self.leave(outcome)
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -291,10 +300,10 @@ class Round:
         if self._twice is not None:
             return
         with suppress(ConnectError, AgreementError):
-            if self._ask(self._is_last):
-                self._ask(lambda: self._forget(outcome))
+            if self.ask(self._is_last):
+                self.ask(lambda: self._forget(outcome))
             elif self.serves and (stay or not outcome.agreed):
-                self._ask(lambda: self._stay(outcome), self.moment)
+                self.ask(lambda: self._stay(outcome), self.moment)
 
     def _is_last(self) -> bool:
         if self.identity:
@@ -334,7 +343,7 @@ class Round:
 
     # -- calls of the channel -----------------------------------------------------------------------------------
 
-    def _ask(self, call: Callable[[], _Result], seconds: float = 0.0) -> _Result:
+    def ask(self, call: Callable[[], _Result], seconds: float = 0.0) -> _Result:
         """What a call of the channel gives; ``StoreLost`` where it fails, or is not back in time."""
         try:
             if not self.channel.remote:
@@ -412,6 +421,23 @@ class Arrivals:
         text = self._ask(lambda: self.round.channel.read(key))
         return parsed(text, key) if text else {}
 
+    @property
+    def concluded(self) -> bool:
+        """Whether the step has an outcome, or is about to have one."""
+        return self._ask(lambda: self.round.channel.wait(self.step.key("outcome"), 0))
+
+    def coordinated_here(self) -> bool:
+        """Whether this rank is the one that concludes the step, by asking for it first."""
+        return self.round.coordinator(self.step) == self.round.rank
+
+    def supersede(self) -> None:
+        """Move the round's name to its next epoch already."""
+        self._ask(lambda: self.round.channel.advance(self.round.epoch_key, self.round.epoch))
+
+    def announce(self, outcome: Outcome) -> Outcome:
+        """Give the outcome of the step, if none is given; the one that all hear."""
+        return self.round.announce(self.step, outcome)
+
     def probe(self, seconds: float = 0.0) -> None:
         """Ask who is responsive; for so long, and a moment more, participants may take to answer."""
         key = self.step.key("outcome")
@@ -435,7 +461,7 @@ class Arrivals:
         return self._ask(lambda: self.round.channel.absent(self.step.key(name), self.round.participants))
 
     def _ask(self, call: Callable[[], _Result]) -> _Result:
-        return self.round._ask(call)
+        return self.round.ask(call)
 
 
 def twice(rank: int, first: str | None, second: str) -> Outcome:

@@ -14,16 +14,15 @@ makes its calls on a thread that it can leave behind.
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from typing import Any, TypeVar
 
-from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.errors import first_line
 from rankmesh.rendezvous.channel import LARGEST, ChannelLost, foreign
+from rankmesh.rendezvous.waiting import come, underlying
 
 __all__ = ["StoreChannel"]
 
@@ -33,11 +32,6 @@ _Result = TypeVar("_Result")
 _BITS = 62
 # Nobody writes this: asking a store to change it into itself reads in one message, where `get` waits first.
 _NEVER = "?"
-# When a wait of a TCPStore ends in vain, torch asks DNS for the names of both ends of the connection to log them, which
-# can take longer than the wait. So the last half a minute of a wait is spent asking instead.
-_ASKED = 30.0
-# Seconds between two questions: a twentieth of the time spent asking so far, within these.
-_SHARE, _SHORTEST, _LONGEST = 20, 0.001, 0.2
 
 
 class StoreChannel:
@@ -46,10 +40,7 @@ class StoreChannel:
     def __init__(self, store: Any, prefix: str | None = None) -> None:
         self._store = store
         self._prefix = f"rankmesh/{os.environ.get('TORCHELASTIC_RUN_ID', 'job')}" if prefix is None else prefix
-        while isinstance(store, PrefixStore):
-            store = store.underlying_store
-        self._base = store
-        self.remote = isinstance(store, TCPStore)
+        self.remote = isinstance(underlying(store), TCPStore)
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}"
@@ -138,37 +129,14 @@ class StoreChannel:
         _answered(lambda: self._store.compare_set(self._key(key), str(number), str(number + 1)))
 
     def tick(self, key: str, amount: int) -> int:
-        """Add 0 or 1 to a counter; its new value."""
+        """Add to a counter; its new value."""
         return self._add(key, amount)
 
     # -- the rest -----------------------------------------------------------------------------------------------
 
     def wait(self, key: str, seconds: float) -> bool:
         """Wait until there is a text under a key; whether there is one within so many seconds."""
-        end, asked = time.monotonic() + seconds, _asked_at_the_end(self._base, seconds)
-        if asked < seconds:
-            there = _answered(lambda: self._woken(key, seconds - asked))
-            if there or not asked:
-                return there
-        return self._asked(key, end)
-
-    def _woken(self, key: str, seconds: float) -> bool:
-        try:
-            # A store takes no time at all for no limit.
-            self._store.wait([self._key(key)], timedelta(seconds=max(seconds, _SHORTEST)))
-        except RuntimeError:
-            # Each kind of store has an error of its own for the end of the time; one that has failed fails again here.
-            return bool(self._store.check([self._key(key)]))
-        return True
-
-    def _asked(self, key: str, end: float) -> bool:
-        started = time.monotonic()
-        while not _answered(lambda: self._store.check([self._key(key)])):
-            now = time.monotonic()
-            if now >= end:
-                return False
-            time.sleep(min(max((now - started) / _SHARE, _SHORTEST), _LONGEST, end - now))
-        return True
+        return _answered(lambda: come(self._store, [self._key(key)], seconds))
 
     def delete(self, keys: Iterable[str], *, sets: Iterable[str] = (), participants: Sequence[int] = ()) -> None:
         """Remove keys, and sets of participants, whether they are there or not."""
@@ -184,13 +152,6 @@ def _answered(call: Callable[[], _Result]) -> _Result:
         return call()
     except (RuntimeError, ConnectionError) as error:
         raise ChannelLost(first_line(error)) from error
-
-
-def _asked_at_the_end(store: Any, seconds: float) -> float:
-    """For how long of a wait a rank asks again and again, instead of being woken by the store."""
-    if isinstance(store, FileStore):
-        return seconds  # which looks once a second
-    return min(seconds, _ASKED) if isinstance(store, TCPStore) else 0.0
 
 
 def _blocks(participants: Sequence[int]) -> int:

@@ -1,12 +1,12 @@
-"""Waiting for keys of a store, no longer than was said.
+"""Waiting for keys of a torch store, no longer than was said.
 
 ```
 0 ───────────── the store wakes this rank ───────────── 30 s before the end ── this rank asks ── end
 ```
 
-When a wait of torch's ``TCPStore`` is over in vain, it asks DNS for the names of both ends of its connection, to write
-them in the log: where DNS does not answer this takes longer than many a limit, and a rank that stands there answers
-nobody. So the end of a wait is never left to it.
+When a wait of torch's ``TCPStore`` ends in vain, it asks DNS for the names of both ends of its connection, to write
+them in the log. Where DNS does not answer this takes longer than many a limit, and a rank that stands there answers no
+probe. So the end of a wait is never left to it. A ``FileStore`` looks once a second, so a rank asks it all the time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
+from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
-__all__ = ["come"]
+__all__ = ["come", "underlying"]
 
 # Longer than a resolver takes that tries two servers twice, for 5 s each.
 _LAST = 30.0
@@ -28,16 +28,26 @@ _SHARE, _LEAST, _MOST = 20, 0.001, 0.2
 
 def come(store: Any, keys: Sequence[str], seconds: float) -> bool:
     """Whether all these keys are in the store within so many seconds; waits until they are."""
-    if not _asks_for_names(store):
-        return _woken(store, keys, seconds)
-    end = time.monotonic() + seconds
-    return (seconds > _LAST and _woken(store, keys, seconds - _LAST)) or _asked(store, keys, end)
+    end, asked = time.monotonic() + seconds, _asked_for(underlying(store), seconds)
+    if asked < seconds:
+        there = _woken(store, keys, seconds - asked)
+        if there or not asked:
+            return there
+    return _asked(store, keys, end)
 
 
-def _asks_for_names(store: Any) -> bool:
+def underlying(store: Any) -> Any:
+    """The store in which those that only add a prefix keep their keys."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return isinstance(store, TCPStore)
+    return store
+
+
+def _asked_for(store: Any, seconds: float) -> float:
+    """How much of a wait is spent asking instead of waiting to be woken."""
+    if isinstance(store, FileStore):
+        return seconds
+    return min(seconds, _LAST) if isinstance(store, TCPStore) else 0.0
 
 
 def _woken(store: Any, keys: Sequence[str], seconds: float) -> bool:
@@ -46,10 +56,8 @@ def _woken(store: Any, keys: Sequence[str], seconds: float) -> bool:
         # A store takes no time at all for no limit.
         store.wait(list(keys), timedelta(seconds=max(seconds, _LEAST)))
     except RuntimeError:
-        # Stores count milliseconds, and have no error of their own for a wait that is over.
-        if time.monotonic() < end - _LEAST:
-            raise
-        return False
+        # Each kind of store has an error of its own for the end of the time; one that has failed fails again here.
+        return bool(store.check(list(keys)))
     return True
 
 

@@ -24,7 +24,7 @@ from rankmesh.launch.started import host_name
 from rankmesh.launch.table import LAUNCHERS
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.discovered import Witness, discovered
-from rankmesh.runtime.say import say
+from rankmesh.rendezvous import gather
 from rankmesh.runtime.world import World
 
 __all__ = ["discover", "witness"]
@@ -44,9 +44,9 @@ def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
     here = default_group()
     if here.store is None:
         raise ConnectError("received a world without a store; ranks tell each other through it; use gloo or NCCL")
-    limit, meeting = time_limit(timeout), World.current().meeting("discover")
-    mine = asdict(witness(here.rank))
-    data = say(here.store, meeting, here.rank, here.size, mine, _concluded, limit, "discover their cluster")
+    limit, world = time_limit(timeout), World.current()
+    among = world.round("discover", range(here.size))
+    data = gather(among, asdict(witness(here.rank)), _concluded, limit.total_seconds(), "discover()")
     notes = tuple(data.pop("notes"))
     if here.rank == 0:
         for note in notes:

@@ -12,6 +12,7 @@ Each rank times its own calls; a group takes as long as its slowest member (`ran
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -22,14 +23,15 @@ import torch
 import torch.distributed as dist
 
 from rankmesh.core.spec import GroupSpec
-from rankmesh.errors import PlanError
+from rankmesh.errors import ConnectError, PlanError, first_line
 from rankmesh.launch.started import host_name
 from rankmesh.placement.measured import HOP, Measurement, measurement
+from rankmesh.rendezvous import Arrivals, Outcome, Round, gather, lost
 from rankmesh.runtime.handles import LiveGroup
-from rankmesh.runtime.say import say
 
 if TYPE_CHECKING:
     from rankmesh.runtime.live import LiveGroups
+    from rankmesh.runtime.world import World
 
 __all__ = ["SIZES", "collectives_of", "measure"]
 
@@ -37,12 +39,16 @@ SIZES = (4 * 2**10, 256 * 2**10, 4 * 2**20)
 # Groups of one kind that are also taken alone: the time that this takes grows with them.
 _ALONE = 8
 _ROUNDS, _CALLS = 3, 4
+# Seconds between two looks at whether a rank was lost.
+_LOOK = 0.5
 
 # torch 2.13 gave these two their names; it warns of the ones before.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 Progress = Callable[[int, int], None]
+# Kind, collective, bytes, seconds with all groups of the kind, seconds of this one alone.
+Rows = list[tuple[str, str, int, float, float | None]]
 
 
 def collectives_of(spec: GroupSpec) -> tuple[str, ...]:
@@ -67,19 +73,66 @@ def measure(
     given = tuple(sizes)
     if not given or min(given) < 1:
         raise PlanError(f"received sizes {given}; they are bytes that a rank holds, such as (4096, 1048576)")
-    meeting = groups.world.meeting(f"measure/{plan.digest[:16]}/{groups.generation}")
-    rows = list(_rows(groups, chosen, given, progress, meeting, limit))
-    span = plan.mesh.rank_range
+    world, ranks = groups.world, range(plan.mesh.rank_range.offset, plan.mesh.rank_range.stop)
+    among = world.round(f"measure/{plan.digest[:16]}/{groups.generation}", ranks)
+    wait = _Barrier(world, f"{among.name}/barrier", ranks, limit)
+    rows = _watched(among, lambda: list(_rows(groups, chosen, given, progress, wait)), limit.total_seconds())
     said = {"rank": groups.rank, "host": host_name(), "rows": rows}
-    world = groups.world.default
-    told = say(world.store, meeting, groups.rank, span.size, said, _sorted, limit, "tell what they measured")
+    told = gather(among, said, _sorted, limit.total_seconds(), "measure()")
     hosts = {each["rank"]: each["host"] for each in told}
     return measurement(
         plan,
-        [hosts.get(rank, "") for rank in range(span.stop)],
-        world.backend,
+        [hosts.get(rank, "") for rank in range(ranks.stop)],
+        world.default.backend,
         {each["rank"]: each["rows"] for each in told},
     )
+
+
+def _watched(among: Round, work: Callable[[], Rows], seconds: float) -> Rows:
+    """The rows that a thread measures; a rank that is lost meanwhile is a ``ConnectError`` on every other rank.
+
+    A collective does not come back when a member is stopped, so the thread is left behind then.
+    """
+    done: list[Rows] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="rankmesh-measure")
+    thread.start()
+    end = time.monotonic() + seconds
+    outcome: Outcome | None = None
+    while thread.is_alive() and outcome is None and time.monotonic() < end:
+        thread.join(min(_LOOK, max(end - time.monotonic(), 0.0)))
+        outcome = among.listen("gather") if thread.is_alive() else None
+    if done:
+        return done[0]
+    if errors and not isinstance(errors[0], RuntimeError):
+        raise errors[0]
+    cause = errors[0] if errors else None
+    outcome = outcome or among.conclude("gather", lambda arrivals: _blamed(arrivals, seconds, cause))
+    among.leave(outcome)
+    raise ConnectError(
+        f"rank {among.rank}: measure() stopped, as {outcome.message}",
+        rank=among.rank,
+        ranks=list(outcome.ranks),
+        missing=list(outcome.missing),
+    ) from cause
+
+
+def _blamed(arrivals: Arrivals, seconds: float, cause: BaseException | None) -> Outcome:
+    """Who does not respond; else the rank whose call failed, or that was still measuring when the time was over."""
+    arrivals.probe()
+    silent = arrivals.unresponsive()
+    if silent:
+        return lost(silent, "took part in measure()")
+    rank = arrivals.round.rank
+    why = f"a collective failed ({first_line(cause)})" if cause else f"it was not through within {seconds:g} s"
+    return Outcome("failed", (rank,), message=f"{why} on rank {rank}; look at its log, or give a longer timeout")
 
 
 def _sorted(said: list[Any]) -> list[Any]:
@@ -91,14 +144,12 @@ def _rows(
     kinds: tuple[str, ...],
     sizes: tuple[int, ...],
     progress: Progress | None,
-    meeting: str,
-    limit: timedelta,
+    wait: Callable[[], None],
 ) -> Iterator[tuple[str, str, int, float, float | None]]:
     """This rank's own times, kind by kind; ranks without a group of a kind wait at its barriers."""
     plan, world = groups.plan, groups.world.default
     named = [name for name in kinds if plan.groups(name).size > 1]
     cases = [(name, what, size) for name in named for what in (*collectives_of(plan.spec(name)), HOP) for size in sizes]
-    wait = _Barrier(world, meeting, plan.mesh.size, limit)
     device = f"cuda:{torch.cuda.current_device()}" if "nccl" in world.backend and torch.cuda.is_available() else "cpu"
     for number, (name, what, size) in enumerate(cases):
         group = groups.get(name, None)
@@ -139,18 +190,16 @@ def _alone(groups: LiveGroups, name: str, run: _Call | None, wait: Callable[[], 
 class _Barrier:
     """All ranks of the plan start together: the world's own barrier, or the store's where it has more ranks."""
 
-    def __init__(self, world: Any, meeting: str, size: int, limit: timedelta) -> None:
-        self._world, self._meeting, self._size, self._limit, self._number = world, meeting, size, limit, 0
+    def __init__(self, world: World, name: str, ranks: range, limit: timedelta) -> None:
+        self._world, self._name, self._ranks, self._limit = world, name, ranks, limit
         # Torch guesses a GPU where none is said, and warns.
-        self._devices = [torch.cuda.current_device()] if world.backend == "nccl" else None
+        self._devices = [torch.cuda.current_device()] if world.default.backend == "nccl" else None
 
     def __call__(self) -> None:
-        if self._size == self._world.size:
+        if len(self._ranks) == self._world.default.size:
             dist.barrier(device_ids=self._devices)
             return
-        self._number += 1
-        meeting = f"{self._meeting}/{self._number}"
-        say(self._world.store, meeting, self._world.rank, self._size, 0, len, self._limit, "measure")
+        gather(self._world.round(self._name, self._ranks), 0, len, self._limit.total_seconds(), "measure()")
 
 
 class _Call:

@@ -1,8 +1,8 @@
 """The world: what all plans of this process share, and who owns it.
 
 ```
-                 ┌─ store        the keys of its meetings, deleted when a meeting is over
-World ───────────┼─ turns        one order of meetings, the same on every rank; names of process groups carry the turn
+                 ┌─ store        the keys of its rounds, deleted when a round is over
+World ───────────┼─ epochs       counted in the store, the same on every rank; names of process groups carry the epoch
 (one a process)  ├─ schedule     one order of what all ranks do together: making and declining splits
                  ├─ devices      gloo's sockets, shared by the groups that connect at once
                  └─ live groups  of every plan that is connected; LiveGroups is a view of one of them
@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TypeVar
@@ -31,12 +30,13 @@ from rankmesh.core.plan import Plan
 from rankmesh.core.rank_range import RankRange
 from rankmesh.core.saved import contents
 from rankmesh.errors import AgreementError, ConnectError, RankmeshError
-from rankmesh.runtime.claim import Claim
+from rankmesh.rendezvous import Round, StoreChannel
+from rankmesh.runtime.agreement import Agreement, PlanProposal, agree
 from rankmesh.runtime.fitting import check_lazy, check_options, check_world, circle
 from rankmesh.runtime.identify import Identity, identified
 from rankmesh.runtime.live import LiveGroups
-from rankmesh.runtime.meeting import Meeting, agree
 from rankmesh.runtime.schedule import Decline, schedule
+from rankmesh.runtime.served_store import is_served
 
 __all__ = ["World", "close_all"]
 
@@ -55,7 +55,6 @@ class World:
         self.default = default
         self.backend = backend_of(default)
         self._live: list[LiveGroups] = []
-        self._held: Counter[str] = Counter()
         self._connecting = threading.Lock()
 
     @classmethod
@@ -69,34 +68,38 @@ class World:
         """The live groups of every plan that is connected, in the order in which they were made."""
         return tuple(self._live)
 
-    def meeting(self, name: str) -> str:
-        """The key of the next meeting of this name: ranks hold those of one name in the same order."""
-        number, self._held[name] = self._held[name], self._held[name] + 1
-        return f"rankmesh/{name}/{number}"
+    def round(self, name: str, ranks: Sequence[int]) -> Round:
+        """A round of these ranks of the world, through its store."""
+        return Round(StoreChannel(self.default.store), name, ranks, self.default.rank, self.serves)
+
+    @property
+    def serves(self) -> bool:
+        """Whether the store lives in this process, as far as that can be known: it is rank 0's, or the launcher's."""
+        return self.default.rank == 0 and not is_served()
 
     # -- connect ------------------------------------------------------------------------------------------------
 
     def connect(self, plans: Mapping[str, Plan], limit: timedelta) -> dict[str, LiveGroups]:
-        """One meeting for all these plans, then one schedule: the live groups of each, by its key."""
-        with self._alone():
+        """One agreement on all these plans, then one schedule: the live groups of each, by its key."""
+        with self._one_at_a_time():
             started = time.perf_counter()
             phases: dict[str, float] = {}
             refusal = self._refusal(plans)
             phases["check"] = time.perf_counter() - started
             try:
                 own = {} if refusal else {key: plan.of(self.default.rank) for key, plan in plans.items()}
-                meeting = self._agree(plans, refusal, limit, phases)
+                agreement = self._agree(plans, refusal, limit, phases)
             except AgreementError as error:
                 raise refusal or error from None
             if refusal is not None:
-                if meeting is not None:  # all ranks refuse alike
-                    meeting.leave()
+                if agreement is not None:  # all ranks refuse alike
+                    agreement.leave()
                 raise refusal
-            return self._make(plans, own, meeting, limit, phases, started)
+            return self._make(plans, own, agreement, limit, phases, started)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One connect at a time: two threads would meet in another order on another rank."""
+    def _one_at_a_time(self) -> Iterator[None]:
+        """Two threads would connect in another order on another rank."""
         if not self._connecting.acquire(blocking=False):
             raise ConnectError(
                 f"rank {self.default.rank}: received a second connect while one is under way on another thread; all "
@@ -109,7 +112,7 @@ class World:
             self._connecting.release()
 
     def _refusal(self, plans: Mapping[str, Plan]) -> RankmeshError | None:
-        """Why this rank cannot serve the plans. It says so at the meeting, where the others would wait for it."""
+        """Why this rank cannot serve the plans. It says so when the ranks agree: the others would wait for it."""
         try:
             for plan in plans.values():
                 check_world(plan, self.default)
@@ -125,8 +128,8 @@ class World:
         refusal: RankmeshError | None,
         limit: timedelta,
         phases: dict[str, float],
-    ) -> Meeting | None:
-        """The meeting of all ranks that the plans concern; None in a dry run, in which nobody is there to agree."""
+    ) -> Agreement | None:
+        """The agreement of all ranks that the plans concern; None in a dry run, in which nobody is there to agree."""
         span = circle(plans.values(), self.default)
         if self.default.dry or (refusal is not None and self.default.rank not in span):
             return None
@@ -137,10 +140,11 @@ class World:
                 "they need it",
                 backend=self.default.backend,
             )
-        claim = self._claim(plans, refusal, span)
-        return _timed(phases, "agree", lambda: agree(self.default.store, claim, limit))
+        proposal = self._proposal(plans, refusal, span)
+        seconds = limit.total_seconds()
+        return _timed(phases, "agree", lambda: agree(self.default.store, proposal, seconds, serves=self.serves))
 
-    def _claim(self, plans: Mapping[str, Plan], refusal: RankmeshError | None, span: RankRange) -> Claim:
+    def _proposal(self, plans: Mapping[str, Plan], refusal: RankmeshError | None, span: RankRange) -> PlanProposal:
         from rankmesh import __version__
 
         rank, size = self.default.rank, self.default.size
@@ -148,7 +152,7 @@ class World:
         if self.backend.collective:
             common["groups"] = "made through torch's public API"
         if refusal is not None:
-            return Claim(rank, size, span, common | {"refused": str(refusal)})
+            return PlanProposal(rank, size, span, common | {"refused": str(refusal)})
         said = (
             contents(plans[""])
             if list(plans) == [""]
@@ -156,7 +160,7 @@ class World:
         )
         # A plan has its digest already, for the names of its groups.
         stands = repr((common, [(key, plan.digest) for key, plan in plans.items()]))
-        return Claim(rank, size, span, {**said, **common}, stands)
+        return PlanProposal(rank, size, span, {**said, **common}, stands)
 
     # -- make ---------------------------------------------------------------------------------------------------
 
@@ -164,7 +168,7 @@ class World:
         self,
         plans: Mapping[str, Plan],
         own: Mapping[str, LocalGroups],
-        meeting: Meeting | None,
+        agreement: Agreement | None,
         limit: timedelta,
         phases: dict[str, float],
         started: float,
@@ -172,21 +176,21 @@ class World:
         """The groups of this rank, in the one order of all ranks; then wait until every rank has its own."""
         within = limit.total_seconds()
         deadline = time.monotonic() + within
-        turn = meeting.turn if meeting else 0
+        epoch = agreement.epoch if agreement else 0
         made = {
-            key: LiveGroups(plan, self, turn, phases, key=key, own=own[key], deadline=deadline)
+            key: LiveGroups(plan, self, epoch, phases, key=key, own=own[key], deadline=deadline)
             for key, plan in plans.items()
         }
         self._live += made.values()
         try:
             _timed(phases, "create", lambda: self._create(made, phases))
-            if meeting:
-                _timed(phases, "complete", lambda: meeting.complete(deadline - time.monotonic(), within))
+            if agreement:
+                _timed(phases, "complete", lambda: agreement.complete(deadline - time.monotonic(), within))
         except BaseException as error:
             self._undo(made)
-            if meeting:
+            if agreement:
                 # The others need not wait for a rank that goes away.
-                meeting.give_up(error, deadline - time.monotonic(), within)
+                agreement.give_up(error, deadline - time.monotonic(), within)
             raise
         phases["all"] = time.perf_counter() - started
         return made

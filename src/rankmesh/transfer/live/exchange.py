@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankmesh.errors import first_line
-from rankmesh.transfer.live.meeting import Fault, told
+from rankmesh.transfer.live.agreement import Fault, in_one_line
 from rankmesh.transfer.live.shards import same_place
 from rankmesh.transfer.live.stream import Message, Slices
 
@@ -87,7 +87,7 @@ class Exchange:
         try:
             work(*given)
         except Exception as error:  # noqa: BLE001  - whatever it is, the others hear of it
-            self._error = told(error)
+            self._error = in_one_line(error)
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from itertools import groupby, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch.distributed as dist
@@ -33,8 +33,10 @@ from rankmesh.backend.default import default_group
 from rankmesh.core.axes import integer
 from rankmesh.core.limits import time_limit
 from rankmesh.errors import PlanError, TransferError
+from rankmesh.rendezvous import Outcome
+from rankmesh.runtime.served_store import is_served
+from rankmesh.transfer.live.agreement import Fault, TransferAgreement, in_one_line
 from rankmesh.transfer.live.exchange import Exchange
-from rankmesh.transfer.live.meeting import Fault, TransferMeeting, told
 from rankmesh.transfer.live.shards import Shards, apart, local, problem_of
 from rankmesh.transfer.live.stream import Message, Slices, messages, where
 
@@ -97,17 +99,21 @@ def run(
     ranks = dist.get_process_group_ranks(group)
     side = _Side(moves, tensors, into, world.rank)
     itinerary = itinerary_of(moves, world.rank, longest)
-    meeting = None
+    agreement = None
     if not world.dry and len(ranks) > 1:
-        meeting = TransferMeeting(world.store, group.group_name, world.rank, ranks, limit)  # type: ignore[union-attr]
-        meeting.begin({"digest": moves.digest, "budget": int(budget)}, side.problem or _outside(moves, ranks))
+        serves, name = world.rank == 0 and not is_served(), group.group_name  # type: ignore[union-attr]
+        agreement = TransferAgreement(world.store, name, world.rank, ranks, limit, serves=serves)
+        agreement.start({"digest": moves.digest, "budget": int(budget)}, side.problem or _outside(moves, ranks))
     elif side.problem:
         raise TransferError(f"rank {world.rank}: {side.problem}", rank=world.rank, ranks=(world.rank,))
-    exchange = Exchange(group, side.tensors, side.into, limit, meeting.beat if meeting else None, progress)
-    fault = _moved(side, exchange, itinerary, meeting)
-    verdict = meeting.end(fault) if meeting else ({"ranks": [world.rank], "message": str(fault)} if fault else None)
-    if verdict is not None:
-        raise side.failed(exchange, itinerary, verdict)
+    exchange = Exchange(group, side.tensors, side.into, limit, agreement.advance if agreement else None, progress)
+    fault = _moved(side, exchange, itinerary, agreement)
+    if agreement is not None:
+        outcome = agreement.end(fault)
+    else:
+        outcome = Outcome("failed", (world.rank,), message=str(fault)) if fault else Outcome()
+    if not outcome.agreed:
+        raise side.failed(exchange, itinerary, outcome)
     side.finish(())
     own = moves.of(world.rank)
     seconds = time.perf_counter() - started
@@ -116,7 +122,7 @@ def run(
     )
 
 
-def _moved(side: _Side, exchange: Exchange, itinerary: Itinerary, meeting: TransferMeeting | None) -> Fault | None:
+def _moved(side: _Side, exchange: Exchange, itinerary: Itinerary, agreement: TransferAgreement | None) -> Fault | None:
     """Exchange everything; what went wrong."""
     try:
         exchange.attempt(side.prepare)
@@ -125,8 +131,8 @@ def _moved(side: _Side, exchange: Exchange, itinerary: Itinerary, meeting: Trans
         return fault
     except BaseException as error:
         # Whoever interrupts this rank does not wait for the others; they learn why it went.
-        if meeting is not None:
-            meeting.end(Fault(told(error)))
+        if agreement is not None:
+            agreement.end(Fault(in_one_line(error)))
         raise
     return None
 
@@ -164,9 +170,9 @@ class _Side:
         if isinstance(self.given, Shards):
             self.given.incomplete = incomplete
 
-    def failed(self, exchange: Exchange, itinerary: Itinerary, verdict: Mapping[str, Any]) -> TransferError:
+    def failed(self, exchange: Exchange, itinerary: Itinerary, outcome: Outcome) -> TransferError:
         """The error of a transfer that did not end well: what is missing came from ranks that failed, or not at all."""
-        ranks = tuple(verdict["ranks"])
+        ranks = outcome.ranks
         missing = {
             piece.name
             for row in itinerary.receives
@@ -179,7 +185,7 @@ class _Side:
         incomplete = tuple(sorted(missing))
         self.finish(incomplete)
         return TransferError(
-            f"rank {self.rank}: the transfer did not complete, since {verdict['message']}; {len(incomplete)} of "
+            f"rank {self.rank}: the transfer did not complete, since {outcome.message}; {len(incomplete)} of "
             f"{len(self.into)} target tensors of this rank are incomplete; do not use them before another run",
             rank=self.rank,
             ranks=ranks,

@@ -1,0 +1,247 @@
+"""Agreement: ranks make sure that they hold the same plans before anything is made, and go on together after it.
+
+```
+                    agree                            make groups           make
+rank 0  ── arrive ────────────────────┐ wait    ──────────────────  ── arrive ────────┐ wait
+rank 1  ── arrive ────────────────────┤ wait    ──────────────────  ── arrive ────────┤ wait
+rank 2  ── arrive, all one digest ── agreed     ──────────────────  ── arrive ── agreed
+```
+
+Two steps of one round of the ranks that the plans concern, which is a fixed number of store operations a rank. Where
+ranks differ, are missing or are lost, the coordinator finds out which, and every rank raises that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rankmesh.core.rank_range import RankRange
+from rankmesh.errors import AgreementError, ConnectError, in_words
+from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel, lost
+from rankmesh.rendezvous.channel import LARGEST
+from rankmesh.runtime.deadlock import Waiting
+from rankmesh.runtime.differences import differences
+
+__all__ = ["Agreement", "PlanProposal", "agree"]
+
+# Seconds after which a rank that is the last of its world to wait looks whether anybody waits in vain.
+_EARLY = 0.2
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class PlanProposal:
+    """What one rank brings: its fields as plain data, and the ranks that have to bring the same.
+
+    ``stands`` is a text that is equal exactly where the fields are: digests that are known need not be made again.
+
+    >>> one, other = (PlanProposal(rank, 8, RankRange(0, 8), {"plan": "same"}) for rank in (0, 5))
+    >>> one.digest == other.digest, one.name, PlanProposal(4, 8, RankRange(4, 4), {}).name
+    (True, '0-8', '4-8')
+    """
+
+    rank: int
+    world_size: int
+    ranks: RankRange
+    fields: Mapping[str, Any]
+    stands: str = ""
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of the fields: equal proposals have equal digests."""
+        return hashlib.sha256((self.stands or self._document).encode()).hexdigest()[:32]
+
+    @property
+    def document(self) -> str:
+        """The fields as JSON; none where the store would not take them: whether ranks agree, the digest says."""
+        return self._document if len(self._document) < LARGEST else "{}"
+
+    @cached_property
+    def _document(self) -> str:
+        return json.dumps(self.fields, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def name(self) -> str:
+        """The ranks that agree, as the name of their round: ``4-8`` for 4 to 7, whatever each takes for the world."""
+        return f"{self.ranks.offset}-{self.ranks.stop}"
+
+
+def agree(store: Any, proposal: PlanProposal, seconds: float, *, serves: bool = False) -> Agreement:
+    """Wait until every rank of the proposal's range has made the same proposal; the agreement, which goes on.
+
+    ``serves`` is set where the store lives in this process. Raises ``AgreementError`` on every waiting rank when the
+    ranks differ, when one has not arrived within ``seconds``, and when one that has arrived is lost.
+    """
+    agreement = Agreement(StoreChannel(store), proposal, serves=serves)
+    agreement.agree(seconds)
+    return agreement
+
+
+class Agreement:
+    """The agreement of the ranks of one range, for the ``epoch``-th time that these ranks agree."""
+
+    def __init__(self, channel: StoreChannel, proposal: PlanProposal, *, serves: bool = False) -> None:
+        self._proposal = proposal
+        ranks = range(proposal.ranks.offset, proposal.ranks.stop)
+        self._round = Round(channel, proposal.name, ranks, proposal.rank, serves)
+        self._waiting = Waiting(self._round, proposal.world_size, _differ)
+        self._failed = False
+
+    @property
+    def epoch(self) -> int:
+        """How often these ranks have agreed, or tried to, before."""
+        return self._round.epoch
+
+    # -- agree --------------------------------------------------------------------------------------------------
+
+    def agree(self, seconds: float) -> None:
+        """Wait for the others; ``AgreementError`` when they do not hold the same, or do not come."""
+
+        def conclude(arrivals: Arrivals) -> Outcome:
+            outcome = self._conclude(arrivals, seconds)
+            if outcome.agreed:
+                self._waiting.all_go_on()
+            return outcome
+
+        proposal, rank = self._proposal, self._proposal.rank
+        offered = Proposal(proposal.digest, lambda: proposal.document)
+        last_of_the_world = self._waiting.begin()
+        patience = Patience(seconds, meanwhile=(_EARLY, self._waiting.end_those_in_vain) if last_of_the_world else None)
+        try:
+            outcome = self._round.step("agree", offered, conclude, patience)
+        except BaseException:
+            self._waiting.stop()
+            raise
+        if not outcome.agreed:
+            self._waiting.stop()
+            self._round.leave(outcome)
+            raise AgreementError(
+                f"rank {rank}: {outcome.message}",
+                rank=rank,
+                ranks=list(outcome.ranks),
+                missing=list(outcome.missing),
+                fields=list(outcome.fields),
+            )
+
+    def _conclude(self, arrivals: Arrivals, seconds: float) -> Outcome:
+        """Agreed where all arrived with one digest; else who is missing, who differs, or who was lost."""
+        absent, differ = arrivals.absent, arrivals.differ
+        if absent and not differ:
+            return self._missing(absent, seconds)
+        if arrivals.complete and not differ:
+            return Outcome()
+        arrivals.probe()
+        silent = arrivals.unresponsive(besides=absent)
+        if silent:
+            return lost(silent, "had arrived")
+        if not differ:
+            return Outcome()
+        outcome = _differ([arrivals])
+        missing = self._missing(absent, seconds) if absent else Outcome()
+        words = "; ".join(message for message in (outcome.message, missing.message) if message)
+        return Outcome("different", outcome.ranks, missing.missing, outcome.fields, words)
+
+    def _missing(self, absent: Sequence[int], seconds: float) -> Outcome:
+        size, elsewhere = self._proposal.ranks.size, self._waiting.elsewhere(absent)
+        message = (
+            f"waited {seconds:g} s for {in_words(absent)}, which did not arrive ({size - len(absent)} of {size} did)"
+            f"{elsewhere}; look at the logs of the missing ranks, or give connect() a longer timeout"
+        )
+        return Outcome("missing", tuple(absent), tuple(absent), message=message)
+
+    # -- make ---------------------------------------------------------------------------------------------------
+
+    def complete(self, seconds: float, within: float) -> None:
+        """Wait until every rank has made its groups; ``seconds`` are left of the ``within`` that each rank had.
+
+        Raises ``ConnectError`` on every rank when one of them gave up, was lost, or is not through in time.
+        """
+
+        def conclude(arrivals: Arrivals) -> Outcome:
+            return Outcome() if arrivals.complete else self._not_through(arrivals, within, 0.0, None)
+
+        outcome = self._round.step("make", Proposal(), conclude, Patience(seconds))
+        self._failed = not outcome.agreed
+        self._round.leave(outcome)
+        self._raise_unless_agreed(outcome)
+
+    def give_up(self, error: BaseException, seconds: float, within: float) -> None:
+        """Tell the others that this rank could not make its groups; as far as the store answers.
+
+        ``seconds`` are left for ranks that are still making theirs. Raises ``ConnectError`` where others are the cause:
+        this rank waited for members in vain, and the others know which rank was lost, or gave up before it.
+        """
+        if self._failed:  # what ends this rank is what all ranks heard
+            return
+        rank, in_vain = self._proposal.rank, bool(getattr(error, "in_vain", False))
+
+        def conclude(arrivals: Arrivals) -> Outcome:
+            if in_vain:
+                return self._not_through(arrivals, within, max(seconds, 0.0), error)
+            message = f"{in_words([rank])} could not make its own groups: {str(error) or type(error).__name__}"
+            return Outcome("failed", (rank,), message=message)
+
+        try:
+            outcome = self._round.conclude("make", conclude)
+        except ConnectError:
+            return
+        self._round.leave(outcome)
+        if in_vain and outcome.ranks != (rank,):
+            self._raise_unless_agreed(outcome, error)
+
+    def _not_through(self, arrivals: Arrivals, within: float, seconds: float, error: BaseException | None) -> Outcome:
+        arrivals.probe(seconds)
+        gone = arrivals.unresponsive(seconds)  # those that still make groups answer when they are through
+        if gone or error is None:
+            late = tuple(gone or arrivals.absent)
+            message = f"{in_words(late)} did not finish creating their groups within {within:g} s; check their logs"
+            if len(late) == 1:
+                message = f"{in_words(late)} did not finish creating its groups within {within:g} s; check its log"
+            return Outcome("failed", late, tuple(gone), message=message)
+        rank = self._proposal.rank
+        return Outcome("failed", (rank,), message=f"rank {rank} could not make its own groups: {error}")
+
+    def _raise_unless_agreed(self, outcome: Outcome, cause: BaseException | None = None) -> None:
+        if not outcome.agreed:
+            rank = self._proposal.rank
+            raise ConnectError(
+                f"rank {rank}: the groups were destroyed again, as {outcome.message}",
+                rank=rank,
+                ranks=list(outcome.ranks),
+                missing=list(outcome.missing),
+            ) from cause
+
+    def leave(self) -> None:
+        """Go away where nothing is to be made: all ranks refuse alike."""
+        self._round.leave(Outcome())
+
+
+def _differ(several: Sequence[Arrivals]) -> Outcome:
+    """Name the ranks that differ from the majority, and the fields with both values."""
+    ranks: dict[str, list[int]] = {}
+    documents: dict[str, dict[str, Any]] = {}
+    for arrivals in several:
+        for digest, proposing in arrivals.proposals.items():
+            ranks.setdefault(digest, []).extend(proposing)
+            documents[digest] = documents.get(digest) or arrivals.document(digest)
+    majority = max(ranks, key=lambda digest: (len(ranks[digest]), -min(ranks[digest])))
+    lines: list[str] = []
+    fields: list[str] = []
+    for digest in (digest for digest in ranks if digest != majority):
+        changes = differences(documents[majority], documents[digest])
+        # Of a rank that cannot serve its plan only why, as that is all it says.
+        changes = [change for change in changes if change[0] == "refused"] or changes
+        fields += [field for field, _, _ in changes if field not in fields]
+        shown = "; ".join(f"{field} is {theirs}, not {ours}" for field, ours, theirs in changes[:_SHOWN])
+        lines.append(f"{in_words(ranks[digest])}: {shown or 'a plan too large to be shown'}")
+    message = (
+        f"the ranks do not hold the same plan, so no group was created; {' | '.join(lines)} "
+        f"(as on {in_words(ranks[majority])}); give every rank the same plan"
+    )
+    odd = sorted(rank for digest in ranks if digest != majority for rank in ranks[digest])
+    return Outcome("different", tuple(odd), fields=tuple(fields), message=message)

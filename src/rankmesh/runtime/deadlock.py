@@ -1,0 +1,134 @@
+"""Ranks that wait for each other in several rounds: each round waits for a rank that waits in another one.
+
+```
+ranks 0-3  wait for rank 2, which waits in 2-4     neither can become complete any more: all hear at once
+ranks 2-4  wait for rank 3, which waits in 0-4     what differs between their plans
+```
+
+How many ranks of the world wait is counted in the store. The last of them looks at the rounds that have no outcome yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+from rankmesh.errors import ConnectError
+from rankmesh.rendezvous import Arrivals, Outcome, Round, lost
+
+__all__ = ["Waiting"]
+
+_WAITING, _KNOWN = "waiting", "rounds"
+_STEP = "agree"
+# Times the moment in which a rank answers: nobody is in a hurry where all wait in vain.
+_PATIENT = 2
+_POLL = 0.05
+
+
+class Waiting:
+    """The ranks of a world that wait in some round, and this rank, which waits in ``own``."""
+
+    def __init__(self, own: Round, world_size: int, differ: Callable[[Sequence[Arrivals]], Outcome]) -> None:
+        self._own, self._size, self._differ = own, world_size, differ
+        self._of_the_world = len(own.participants) == world_size
+
+    # -- who waits ----------------------------------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """This rank waits from now on; whether every rank of the world does by that."""
+        own = self._own
+
+        def begin() -> bool:
+            me, new = str(own.rank), not self._of_the_world and own.epoch == 0
+            if new and own.channel.first(f"{own.name}/known", me) == me:
+                # Whoever asks where ranks wait looks there too.
+                own.channel.post(_KNOWN, own.rank, own.name)
+            return own.channel.tick(_WAITING, 1) >= self._size
+
+        return own.ask(begin)
+
+    def stop(self) -> None:
+        """This rank waits no longer."""
+        with suppress(ConnectError):
+            self._own.ask(lambda: self._own.channel.tick(_WAITING, -1))
+
+    def all_go_on(self) -> None:
+        """No participant of this round waits any longer."""
+        channel, ranks = self._own.channel, self._own.participants
+        if self._of_the_world:
+            self._own.ask(lambda: channel.delete([_WAITING]))
+        else:
+            self._own.ask(lambda: channel.tick(_WAITING, -len(ranks)))
+
+    def elsewhere(self, absent: Iterable[int]) -> str:
+        """Where the first of these ranks waits instead, in words."""
+        away = set(absent)
+        found = {rank: other.round for other in self._open() for rank in away.intersection(_here(other))}
+        if not found:
+            return ""
+        ranks = found[min(found)].participants
+        return f"; rank {min(found)} waits to connect a plan of the ranks {ranks[0]} to {ranks[-1]}"
+
+    # -- rounds in vain -----------------------------------------------------------------------------------------
+
+    def end_those_in_vain(self) -> None:
+        """End the rounds of which none can become complete any more, those that no other rank ends."""
+        mine = [arrivals for arrivals in _in_vain(self._all_arrived()) if arrivals.coordinated_here()]
+        # First all of them get a next epoch: who hears an outcome meets nobody who is still to hear one.
+        for arrivals in mine:
+            arrivals.supersede()
+        for arrivals in mine:
+            arrivals.probe(_PATIENT * arrivals.round.moment)
+        silent = {id(arrivals): arrivals.unresponsive(_PATIENT, besides=arrivals.absent) for arrivals in mine}
+        # All outcomes, and only then the first of them: who hears one takes away what it said.
+        outcomes = []
+        for arrivals in mine:
+            rivals = [other for other in mine if set(_here(other)).intersection(arrivals.round.participants)]
+            gone = [rank for other in rivals for rank in silent[id(other)]]
+            outcomes.append(lost(gone, "had arrived") if gone else self._differ(rivals))
+        for arrivals, outcome in zip(mine, outcomes, strict=True):
+            arrivals.announce(outcome)
+
+    def _all_arrived(self) -> list[Arrivals]:
+        """The same once every rank of the world is in one of them: a rank waits before it arrives."""
+        end = time.monotonic() + self._own.moment
+        while True:
+            rounds = self._open()
+            if sum(len(_here(arrivals)) for arrivals in rounds) >= self._size or time.monotonic() >= end:
+                return rounds
+            time.sleep(_POLL)
+
+    def _open(self) -> list[Arrivals]:
+        """The rounds without an outcome in which ranks wait."""
+        own, everyone = self._own, f"0-{self._size}"
+        known = own.ask(lambda: own.channel.posted(_KNOWN))
+        names = dict.fromkeys([everyone, *(name for listed in known.values() for name in listed)])
+        rounds = [Round(own.channel, name, _ranks(name), own.rank) for name in names]
+        found = [other.arrivals(_STEP) for other in rounds]
+        return [arrivals for arrivals in found if not arrivals.concluded and _here(arrivals)]
+
+
+def _ranks(name: str) -> range:
+    start, stop = map(int, name.split("-"))
+    return range(start, stop)
+
+
+def _here(arrivals: Arrivals) -> list[int]:
+    away = set(arrivals.absent)
+    return [rank for rank in arrivals.round.participants if rank not in away]
+
+
+def _in_vain(rounds: Iterable[Arrivals]) -> list[Arrivals]:
+    """The rounds that cannot become complete: each waits for a rank that waits in another one of them.
+
+    A rank that waits nowhere may still come; one that waits in a round that can become complete may come then.
+    """
+    vain = {arrivals.round.name: arrivals for arrivals in rounds}
+    place = {rank: name for name, arrivals in vain.items() for rank in _here(arrivals)}
+    while True:
+        hopeful = [name for name, arrivals in vain.items() if not any(place.get(r) in vain for r in arrivals.absent)]
+        if not hopeful:
+            return list(vain.values())
+        for name in hopeful:
+            del vain[name]

@@ -1,0 +1,146 @@
+"""Before and after a transfer its ranks agree, through the store of the world, on how things stand.
+
+```
+start   rank 0  ── digest, arrive ─────────┐ wait          agreed: one transfer, and the tensors of it on all
+        rank 1  ── digest, arrive: complete ── conclude
+end     rank 0  ── arrive ─────────────────┐ wait          agreed: all have sent and received everything
+        rank 1  ── fault: conclude at once ┘               failed: who, and why; the same on every rank
+```
+
+A rank that waits at the end gives up when no other makes progress for the timeout. Of ranks that accuse each other, the
+one that says nothing has failed: who noticed it only lost it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from rankmesh.errors import AgreementError, TransferError, first_line, in_words
+from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel, lost
+
+__all__ = ["Fault", "TransferAgreement", "in_one_line"]
+
+# How long a rank that lost another waits for what others have to say of it, seconds; less where the timeout is short.
+_SETTLE = 1.0
+_SHOWN = 4
+
+
+class Fault(Exception):
+    """Why a rank could not do its part: by its own failure, or since it ``lost`` other ranks."""
+
+    def __init__(self, message: str, lost: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.message, self.lost = message, tuple(lost)
+
+
+class TransferAgreement:
+    """One transfer's round of the ``ranks`` of one group; ``rank`` is this one, ``serves`` where the store lives."""
+
+    def __init__(
+        self, store: Any, name: str, rank: int, ranks: Sequence[int], timeout: timedelta, *, serves: bool = False
+    ) -> None:
+        self._rank, self._seconds = rank, timeout.total_seconds()
+        self._round = Round(StoreChannel(store), f"transfer/{name}", tuple(ranks), rank, serves)
+        self._advanced = time.monotonic()
+
+    # -- start --------------------------------------------------------------------------------------------------
+
+    def start(self, what: Mapping[str, Any], problem: str) -> None:
+        """Wait until all ranks are there for one transfer, and none has a problem.
+
+        Raises ``AgreementError`` on every rank when they differ or some stay away, ``TransferError`` on every rank when
+        one has a problem.
+        """
+        document = json.dumps(what, sort_keys=True)
+        digest = hashlib.sha256(document.encode()).hexdigest()[:16]
+        proposal = Proposal(digest, lambda: document, json.dumps(problem) if problem else "")
+        outcome = self._round.step("start", proposal, self._start, Patience(self._seconds))
+        if not outcome.agreed:
+            self._round.leave(outcome)
+            kind = TransferError if outcome.reason == "failed" else AgreementError
+            raise kind(
+                f"rank {self._rank}: nothing was moved, since {outcome.message}", rank=self._rank, ranks=outcome.ranks
+            )
+
+    def _start(self, arrivals: Arrivals) -> Outcome:
+        """A problem of one, another transfer, or ranks that are missing."""
+        problems = {rank: json.loads(texts[-1]) for rank, texts in arrivals.texts.items()}
+        if problems:
+            said = "; ".join(f"{in_words([rank])}: {problems[rank]}" for rank in list(problems)[:_SHOWN])
+            return Outcome("failed", tuple(problems), message=said)
+        if arrivals.complete and not arrivals.differ:
+            return Outcome()
+        absent = arrivals.absent
+        if absent and not arrivals.differ:
+            message = (
+                f"{in_words(absent)} did not come within {self._seconds:g} s; every rank of the group calls run(), "
+                "those without a part too; look at the logs of the missing ranks"
+            )
+            return Outcome("missing", tuple(absent), tuple(absent), message=message)
+        arrivals.probe()
+        silent = arrivals.unresponsive(besides=absent)
+        if silent:
+            return lost(silent, "had arrived")
+        return self._difference(arrivals) if arrivals.differ else Outcome()
+
+    def _difference(self, arrivals: Arrivals) -> Outcome:
+        proposals = sorted(arrivals.proposals.items(), key=lambda item: -len(item[1]))
+        usual, other = (arrivals.document(digest) for digest, _ in proposals[:2])
+        odd = sorted(rank for _, ranks in proposals[1:] for rank in ranks)
+        fields = tuple(name for name, value in usual.items() if other.get(name) != value)
+        message = (
+            f"{in_words(odd)} came with another {' and '.join(fields)} than the other ranks; every rank plans one "
+            "transfer, from the same shardings, cluster and budget"
+        )
+        return Outcome("different", tuple(odd), fields=fields, message=message)
+
+    # -- between ------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Say that this rank makes progress, now and then."""
+        now = time.monotonic()
+        if now - self._advanced > self._seconds / 4:
+            self._advanced = now
+            self._round.advance()
+
+    # -- end ----------------------------------------------------------------------------------------------------
+
+    def end(self, fault: Fault | None) -> Outcome:
+        """Wait until all ranks are through, or one has failed."""
+        if fault is None:
+            proposal, patience = Proposal(), Patience(self._seconds, extends=True)
+        else:
+            proposal = Proposal(text=json.dumps({"message": fault.message, "lost": list(fault.lost)}))
+            patience = Patience(min(_SETTLE, self._seconds / 4) if fault.lost else 0.0)
+        outcome = self._round.step("end", proposal, self._end, patience)
+        self._round.leave(outcome)
+        return outcome
+
+    def _end(self, arrivals: Arrivals) -> Outcome:
+        """Who failed: those who say so of themselves, else those who were lost and say nothing, else who is absent."""
+        faults = {rank: json.loads(texts[-1]) for rank, texts in arrivals.texts.items()}
+        if not faults and arrivals.complete:
+            return Outcome()
+        own = {rank: fault["message"] for rank, fault in faults.items() if not fault["lost"]}
+        away = {other: (rank, fault) for rank, fault in faults.items() for other in fault["lost"]}
+        silent = {other: by for other, by in away.items() if other not in faults} or away
+        if own:
+            said = "; ".join(f"{in_words([rank])}: {own[rank]}" for rank in list(own)[:_SHOWN])
+            return Outcome("failed", tuple(own), message=said)
+        if silent:
+            by, fault = next(iter(silent.values()))
+            said = f"{in_words(silent)} was lost ({in_words([by])}: {fault['message']})"
+            return Outcome("failed", tuple(silent), tuple(silent), message=said)
+        absent = arrivals.absent
+        said = f"{in_words(absent)} made no progress for {self._seconds:g} s"
+        return Outcome("missing", tuple(absent), tuple(absent), message=said)
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error in one line, with its kind."""
+    return f"{type(error).__name__}: {first_line(error)}"
