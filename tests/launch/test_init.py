@@ -18,8 +18,8 @@ from torch.distributed import TCPStore
 import rankmesh as rm
 from rankmesh.backend.registries import registries
 from rankmesh.launch.table import torchrun_variables
+from rankmesh.rendezvous import Round
 from rankmesh.runtime import devices
-from rankmesh.runtime import init as world
 
 
 def _as_rank(me, port, **more):
@@ -128,7 +128,7 @@ def _differ(me, port, what):
     ("what", "words"),
     [
         ("nccl", "backend 'nccl' needs a GPU for each rank"),
-        ("absent", "waited 2 s for rank 2, which did not come (2 of 3 did)"),
+        ("absent", "waited 2 s for rank 2, which did not call init() (2 of 3 did)"),
     ],
 )
 def test_ranks_that_do_not_go_together(ranks, what, words):
@@ -142,7 +142,9 @@ def test_ranks_that_do_not_go_together(ranks, what, words):
             assert told[2] is False
 
 
-def _dies(*_):
+def _dies(self, _):
+    """Rank 0 has said who it is, and is killed while the others wait."""
+    self.channel.first(self.seat(0), self.identity)
     time.sleep(2)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -150,7 +152,7 @@ def _dies(*_):
 def _loses_the_first(me, port):
     _as_rank(me, port)
     if me.rank == 0:
-        world.muster = _dies
+        Round._arrive = _dies
     error = me.error(rm.ConnectError, rm.init, timeout=limits.LONG)
     return error["message"], error["missing"], error["seconds"], error["rank"]
 

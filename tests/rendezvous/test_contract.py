@@ -136,10 +136,10 @@ def test_one_dies_at_each_operation(real, victim, monkeypatch):
             time.sleep(0.05 * ((rank == 1) == (victim == "last")))
             started = time.monotonic()
             found = Round(channel, name, THREE, rank)
-            outcome = found.step("agree", Proposal("same", text=f"old {rank}"), alike, Patience(0.3))
+            outcome = found.step("agree", Proposal("same", text=f"old {rank}"), alike, Patience(0.6))
             if outcome.agreed:
-                every = or_missing(lambda _: Outcome(), 0.3, "meet")
-                outcome = found.step("make", Proposal(), every, Patience(0.3))
+                every = or_missing(lambda _: Outcome(), 0.6, "meet")
+                outcome = found.step("make", Proposal(), every, Patience(0.6))
             found.leave(outcome)
             if rank == 1:
                 done.append(counted.calls)
@@ -284,7 +284,7 @@ def test_a_number_that_is_no_set_is_refused(tmp_path, number):
     """A counter that no set of two participants adds up to is not read as one."""
     store = Place("hash", tmp_path)._store()
     store.add("rankmesh/job/set/0", number)
-    with pytest.raises(AgreementError, match="no set of ranks"):
+    with pytest.raises(AgreementError, match="which is no set of ranks"):
         StoreChannel(store).absent("set", range(2))
 
 

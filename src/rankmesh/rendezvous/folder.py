@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from rankmesh.rendezvous.channel import LARGEST, ChannelLost, foreign
 __all__ = ["FolderChannel"]
 
 _SHORTEST, _LONGEST = 0.001, 0.2
+_ATTEMPTS = 20
 
 
 class FolderChannel:
@@ -85,12 +86,7 @@ class FolderChannel:
 
     def write(self, key: str, text: str) -> None:
         """Write a text; it wakes those that wait for the key."""
-        path = self._path(key)
-        draft = self._draft(path, text)
-        try:
-            draft.replace(path)
-        except OSError as error:
-            raise ChannelLost(f"{path}: {error.strerror}") from error
+        self._place(self._path(key), text, os.replace)
 
     def read(self, key: str) -> str | None:
         """The text under a key, None where there is none."""
@@ -138,8 +134,10 @@ class FolderChannel:
             self._folder.rmdir()
 
     def _names(self, key: str) -> list[str]:
-        path = self._path(key)
-        return [entry.name for entry in path.iterdir() if not entry.name.startswith(".")] if path.is_dir() else []
+        try:
+            return [entry.name for entry in self._path(key).iterdir() if not entry.name.startswith(".")]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def _text(self, path: Path) -> str | None:
         try:
@@ -152,22 +150,26 @@ class FolderChannel:
 
     def _create(self, path: Path, text: str) -> bool:
         """Make a file with this text, whole or not at all; whether there was none."""
-        draft = self._draft(path, text)
         try:
-            os.link(draft, path)
+            self._place(path, text, os.link)
         except FileExistsError:
             return False
-        except OSError as error:
-            raise ChannelLost(f"{path}: {error.strerror}") from error
-        finally:
-            draft.unlink(missing_ok=True)
         return True
 
-    def _draft(self, path: Path, text: str) -> Path:
-        draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-        try:
-            draft.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ChannelLost(f"{path}: {error.strerror}") from error
-        return draft
+    def _place(self, path: Path, text: str, move: Callable[[Path, Path], object]) -> None:
+        for attempt in range(_ATTEMPTS):
+            draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+            try:
+                draft.parent.mkdir(parents=True, exist_ok=True)
+                draft.write_text(text, encoding="utf-8")
+                move(draft, path)
+            except FileExistsError:
+                raise
+            except OSError as error:
+                # Another rank may have removed the folder, which was empty between two of these calls.
+                if not isinstance(error, FileNotFoundError) or attempt == _ATTEMPTS - 1:
+                    raise ChannelLost(f"{path}: {error.strerror}") from error
+            else:
+                return
+            finally:
+                draft.unlink(missing_ok=True)

@@ -146,9 +146,9 @@ class Round:
     def _left(self) -> str:
         return f"{self.name}/{self.epoch}/left"
 
-    @property
-    def _seat(self) -> str:
-        return f"{self.name}/{self.epoch}/identity/{self.rank}"
+    def seat(self, rank: int) -> str:
+        """Where a rank says which process it is, as soon as it arrives."""
+        return f"{self.name}/{self.epoch}/identity/{rank}"
 
     # -- one step -----------------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Round:
     def _arrive(self, step: _Step) -> bool:
         proposal = step.proposal
         if self.identity:
-            first = self.channel.first(self._seat, self.identity)
+            first = self.channel.first(self.seat(self.rank), self.identity)
             if first != self.identity:
                 self._twice = first
                 return False
@@ -302,18 +302,22 @@ class Round:
         with suppress(ConnectError, AgreementError):
             if self.ask(self._is_last):
                 self.ask(lambda: self._forget(outcome))
-            elif self.serves and (stay or not outcome.agreed):
+            elif self.serves and self.channel.remote and (stay or not outcome.agreed):
                 self.ask(lambda: self._stay(outcome), self.moment)
 
     def _is_last(self) -> bool:
         if self.identity:
-            self.channel.delete([self._seat])
+            self.channel.delete([self.seat(self.rank)])
         return self.channel.arrive(self._left, self.participants, self.rank)
 
     def _stay(self, outcome: Outcome) -> None:
         away = {*outcome.missing, *self.channel.absent(self.steps[-1].key("arrived"), self.participants)}
         end = time.monotonic() + self.moment
-        while time.monotonic() < end and not away.issuperset(self.channel.absent(self._left, self.participants)):
+        while time.monotonic() < end:
+            staying = set(self.channel.absent(self._left, self.participants))
+            # Without this rank the set is that of nobody: the last to leave has deleted it.
+            if self.rank in staying or staying <= away:
+                return
             self.channel.wait(f"{self._left}/never", _POLL)
 
     def _forget(self, outcome: Outcome) -> None:

@@ -29,7 +29,7 @@ __all__ = ["StoreChannel"]
 _Result = TypeVar("_Result")
 
 # Counters are signed, and a bit is left unused.
-_BITS = 62
+_BITS, _DIGITS = 62, 20
 # Nobody writes this: asking a store to change it into itself reads in one message, where `get` waits first.
 _NEVER = "?"
 
@@ -74,9 +74,10 @@ class StoreChannel:
         """The participants that are not in a set."""
         found: list[int] = []
         for block in range(_blocks(participants)):
-            here = self._add(f"{key}/{block}", 0)
+            text = self.read(f"{key}/{block}") or "0"
+            here = int(text) if text.isdecimal() and len(text) < _DIGITS else -1
             if not 0 <= here <= _whole(participants, block):
-                raise foreign(self._key(f"{key}/{block}"), f"the number {here}, which is no set of ranks")
+                raise foreign(self._key(f"{key}/{block}"), f"{text[:60]!r}, which is no set of ranks")
             members = participants[block * _BITS : (block + 1) * _BITS]
             found += [rank for position, rank in enumerate(members) if not here >> position & 1]
         return found

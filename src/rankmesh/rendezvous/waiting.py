@@ -51,7 +51,6 @@ def _asked_for(store: Any, seconds: float) -> float:
 
 
 def _woken(store: Any, keys: Sequence[str], seconds: float) -> bool:
-    end = time.monotonic() + seconds
     try:
         # A store takes no time at all for no limit.
         store.wait(list(keys), timedelta(seconds=max(seconds, _LEAST)))

@@ -39,7 +39,8 @@ def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
     ``pip install nvidia-ml-py``), and Slurm's address of its host in the network. What people should know, such as two
     hosts with one name, is in ``notes``, and a warning on rank 0.
 
-    Raises ``ConnectError`` outside of an initialised world, or when ranks do not come within ``timeout`` seconds.
+    Raises ``ConnectError`` outside of an initialised world, ``AgreementError`` naming the ranks that do not call it
+    within ``timeout`` seconds.
     """
     here = default_group()
     if here.store is None:

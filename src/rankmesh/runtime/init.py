@@ -1,7 +1,7 @@
 """The world of this process: from its launcher to ranks that can talk, and back to nothing.
 
 ```
-started_by()  ->  open_store()  ->  muster()            ->  init_process_group()  ->  LiveRank
+started_by()  ->  open_store()  ->  decide()            ->  init_process_group()  ->  LiveRank
 who am I          where we meet     all here, one device     the default group         close() undoes it
                                     for each, one backend
 ```
@@ -24,8 +24,9 @@ from rankmesh.core.limits import time_limit
 from rankmesh.errors import ConnectError, first_line
 from rankmesh.launch.started import Launch, host_name, started_by
 from rankmesh.launch.table import NOBODY
+from rankmesh.rendezvous import StoreLost
 from rankmesh.runtime.devices import Choice, Offer, choose, offer
-from rankmesh.runtime.muster import StoreGone, entrance, muster
+from rankmesh.runtime.muster import decide
 from rankmesh.runtime.served_store import is_served, open_store
 
 __all__ = ["LiveRank", "enter", "init"]
@@ -58,6 +59,7 @@ class LiveRank:
     before_leaving: list[Callable[[], None]] = field(default_factory=list, repr=False)
     _store: Store | None = field(default=None, repr=False)
     _farewell: str = field(default="", repr=False)
+    _failed: bool = field(default=False, repr=False)
 
     def close(self) -> None:
         """Leave the world: the default group is destroyed where ``init`` made it; calling it again is nothing."""
@@ -69,15 +71,13 @@ class LiveRank:
         if dist.is_initialized():
             dist.destroy_process_group()
         if self._farewell:
-            _take_leave(store, self._farewell, self.rank, self.world_size)
+            _take_leave(store, self._farewell, self.rank, self.world_size, failed=self._failed)
 
     def __enter__(self) -> LiveRank:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is not None:
-            # The others may never come: nobody waits for them.
-            self._farewell = ""
+        self._failed = kind is not None
         self.close()
 
 
@@ -124,19 +124,20 @@ def _together(launch: Launch, own: Offer, limit: timedelta) -> tuple[Launch, Sto
     """
     end = time.monotonic() + limit.total_seconds()
     while True:
-        left = timedelta(seconds=max(1.0, end - time.monotonic()))
-        found, store = open_store(launch, left)
-        met = False
+        left = max(1.0, end - time.monotonic())
+        found, store = open_store(launch, timedelta(seconds=left))
+        prefix = f"{_KEYS}/{launch.attempt}"
+        if found.alone:
+            return found, store, prefix, _alone(own)
         try:
-            prefix, met = entrance(store, f"{_KEYS}/{launch.attempt}", own)
-            if found.alone:
-                return found, store, prefix, _alone(own)
-            return found, store, prefix, muster(store, prefix, own, left, found.rank == 0 and not is_served())
-        except StoreGone as error:
+            choice, prefix = decide(store, prefix, own, left, serves=found.rank == 0 and not is_served())
+        except StoreLost as error:
             if found.rank == 0 or is_served() or time.monotonic() > end:
                 raise
-            if met:
+            if error.met:
                 raise _gone(found) from error
+        else:
+            return found, store, prefix, choice
 
 
 def _gone(launch: Launch) -> ConnectError:
@@ -221,12 +222,12 @@ def _initialise(launch: Launch, backend: str, store: Store, limit: timedelta | N
         ) from error
 
 
-def _take_leave(store: Store, key: str, rank: int, size: int) -> None:
-    """Rank 0 serves the store: it stays until the others have left, as far as they come."""
+def _take_leave(store: Store, key: str, rank: int, size: int, *, failed: bool) -> None:
+    """Rank 0 serves the store: it stays until the others have left, as far as they come; not where it has failed."""
     end = time.monotonic() + _FAREWELL
     with suppress(RuntimeError):
         if rank:
             store.add(key, 1)
             return
-        while store.add(key, 0) < size - 1 and time.monotonic() < end:
+        while not failed and store.add(key, 0) < size - 1 and time.monotonic() < end:
             time.sleep(_LOOK)
