@@ -99,6 +99,11 @@ def _count(node: Mapping[str, Any]) -> int:
 
 def read_aws(data: Mapping[str, Any]) -> Machine:
     """The machine of ``describe-instance-topology``; hosts are instance ids."""
+    if data.get("NextToken"):
+        raise ClusterError(
+            f"the listing has {len(data['Instances'])} instances and a NextToken: more follow; list them all, without "
+            "--max-items and --no-paginate"
+        )
     rows = {str(row["InstanceId"]): row for row in data["Instances"]}
     chains = {name: tuple(reversed(row.get("NetworkNodes") or ())) for name, row in rows.items()}
     levels = outward(chains)

@@ -37,6 +37,9 @@ _FORMS = (
 )
 
 
+_LINKS = re.compile(r"^GPU0\s+X\s", re.MULTILINE)
+
+
 def read(path: Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node: int | None = None) -> Cluster:
     """The cluster of a file; see ``Cluster.read``."""
     hosts = None if hosts is None else host_list(hosts)
@@ -65,7 +68,7 @@ def _document(path: Path) -> tuple[str, Any]:
     """The text of a file, and its data; None of a ``topology.conf``."""
     with refused_as(ClusterError, str(path), _instead(str(path)), path=str(path)):
         text = read_text(path, INDEX.size)
-        return text, None if is_conf(text) else parse(text)
+        return text, None if is_conf(text) or _LINKS.search(text) else parse(text)
 
 
 def _instead(path: str) -> str:
@@ -81,6 +84,11 @@ def _machine(text: str, data: Any) -> Machine:
     if is_conf(text):
         return read_conf(text)
     machine = _structured(text, data)
+    if machine is None and _LINKS.search(text):
+        raise ClusterError(
+            "the file is what nvidia-smi topo -m prints: the links inside one host; describe the machine as "
+            "host=8,leaf=4"
+        )
     if machine is None or not machine.sites:
         raise ClusterError(f"the file describes no hosts; {_FORMS}")
     return machine
