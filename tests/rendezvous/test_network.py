@@ -1,0 +1,128 @@
+"""Rounds over a network that is cut, and over a store whose server goes away as soon as it may."""
+
+import os
+import selectors
+import socket
+import threading
+import time
+
+import pytest
+from tests import limits
+from torch.distributed import TCPStore
+
+from rankmesh.rendezvous import Outcome, Patience, Proposal, Round, StoreChannel, StoreLost
+from rankmesh.rendezvous import round as rounds
+from rankmesh.rendezvous.gather import or_missing
+
+
+class Link:
+    """A way to a port of this machine that can be cut: then nothing comes through, and nothing is closed."""
+
+    def __init__(self, port):
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._to, self._cut, self.port = port, False, self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self):
+        """From now on nothing comes through."""
+        self._cut = True
+
+    def _accept(self):
+        while True:
+            near, _ = self._server.accept()
+            far = socket.create_connection(("127.0.0.1", self._to))
+            threading.Thread(target=self._forward, args=(near, far), daemon=True).start()
+
+    def _forward(self, near, far):
+        waiting = selectors.DefaultSelector()
+        for one, other in ((near, far), (far, near)):
+            waiting.register(one, selectors.EVENT_READ, other)
+        while True:
+            for key, _ in waiting.select():
+                data = key.fileobj.recv(65536)
+                if self._cut or not data:
+                    time.sleep(limits.LONG)
+                    return
+                key.data.sendall(data)
+
+
+@pytest.mark.parametrize("moment", ["before it arrives", "while it waits"])
+def test_a_cut_network_ends_the_wait_on_both_sides(monkeypatch, moment):
+    """3 participants with 2 s of patience, the way of rank 1 to the store is cut: each hears so within its limit."""
+    monkeypatch.setattr(rounds, "_PATIENCE", 1.0)
+    monkeypatch.setattr(rounds, "_MOMENT", 0.5)
+    served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    link = Link(served.port)
+    answers = {}
+
+    def participant(rank):
+        port = link.port if rank == 1 else served.port
+        channel = StoreChannel(TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
+        found = Round(channel, "meet", range(4 if moment == "while it waits" else 3), rank)
+        if rank == 1 and moment == "before it arrives":
+            link.cut()
+        started = time.monotonic()
+        try:
+            every = or_missing(lambda _: Outcome(), 2, "meet")
+            answers[rank] = found.step("agree", Proposal("same"), every, Patience(2))
+        except StoreLost as error:
+            answers[rank] = error
+        answers[rank] = answers[rank], time.monotonic() - started
+
+    threads = [threading.Thread(target=participant, args=(rank,), daemon=True) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    link.cut()
+    for thread in threads:
+        thread.join(limits.LONG)
+    assert isinstance(answers[1][0], StoreLost), answers
+    assert "does not answer" in str(answers[1][0])
+    for rank in (0, 2):
+        assert answers[rank][0].missing == ((3,) if moment == "while it waits" else (1,)), answers
+    assert all(seconds < 2 + 4 * 1.5 for _, seconds in answers.values()), answers
+
+
+def _server_hears_first(me, serves):
+    """Rank 2 fails; rank 0, which serves the store, ends as soon as it may; rank 1 is slow to read why."""
+    found = Round(StoreChannel(me.store), "meet", range(3), me.rank, serves=serves and me.rank == 0)
+    if me.rank == 1:
+        read = StoreChannel.read
+        StoreChannel.read = lambda self, key: time.sleep(0.7) or read(self, key)
+    if me.rank == 2:
+        time.sleep(0.5)
+        outcome = found.conclude("agree", lambda _: Outcome("failed", (2,), message="no more sockets"))
+    else:
+        outcome = found.step("agree", Proposal(), or_missing(lambda _: Outcome(), 20, "meet"), Patience(20))
+    found.leave(outcome)
+    if me.rank == 0:
+        os._exit(0)
+    return outcome.message
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_who_serves_the_store_leaves_last(outcomes, serves):
+    """3 ranks, one of which fails: nobody who was to hear so loses the store instead, if its server is known."""
+    _, slow, _ = outcomes(3, _server_hears_first, serves, world=None)
+    assert (slow.value == "no more sockets") is serves, slow
+
+
+def _counted(me):
+    """The store operations of one round of two steps, on this rank."""
+    from tests.counting import Counting
+
+    store = Counting(me.store)
+    found = Round(StoreChannel(store), "meet", range(me.size), me.rank)
+    for name in ("agree", "make"):
+        every = or_missing(lambda _: Outcome(), limits.LONG, "meet")
+        outcome = found.step(name, Proposal("same" if name == "agree" else ""), every, Patience(limits.LONG))
+    found.leave(outcome)
+    return store.calls.total()
+
+
+def test_store_operations_are_flat(ranks):
+    """8 and 62 processes, two steps: nine operations a rank; at most 40 for who coordinates or leaves last."""
+    for size in (8, 62):
+        counted = sorted(ranks(size, _counted, world=None))
+        assert counted[: size - 3] == [9] * (size - 3)
+        assert counted[-1] <= 40
