@@ -54,3 +54,11 @@ def test_every_preset_starts_the_playground():
     for name in presets.names():
         link = f'"explorer.html#spec={name}&amp;cluster={presets.get(name).gpus_per_node}"'
         assert link in _page("playground")
+
+
+def test_the_house_is_that_of_the_import_contract():
+    """The page of the inside lists the layers as the contract of the imports has them, from the bottom up."""
+    contract = re.search(r"^layers = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M | re.S)
+    layers = re.findall(r'"\(?(\w+)\)?"', contract[1])
+    listed = re.search(r"```text\n(errors .*?)```", _page("inside"), re.DOTALL)[1]
+    assert [line.split()[0] for line in listed.splitlines()] == layers[::-1]

@@ -4,12 +4,13 @@
 connect         plans -> LiveGroups, a view of the world
 world           what all plans of this process share: store, order, devices, names
 fitting         whether the world can serve a plan
-meeting         ranks agree before anything is made, and go on together
-  claim, roll, waiting, verdicts, store    what a rank brings, who came, who waits in vain, what all are told
+agreement       ranks agree before anything is made, and go on together
+deadlock        ranks that wait for each other in several rounds
+init, muster    from a launcher to an initialised world
 schedule        what this rank does to make its groups, in the one order of all ranks; the backend package does it
 live, handles   the groups of this rank; who made them destroys them
 naming, identify   names as pure functions, and back
-limits          how long a call may wait
+discover, measure   the cluster of the ranks, and what their collectives take
 report          what exists, what is shared, what it cost
 ```
 """
