@@ -12,6 +12,7 @@ RankmeshError
 │   └── SizesError(AssertionError)          sizes that do not fit the world, where peers assert it
 ├── AgreementError(RuntimeError)            ranks that do not hold the same plan, or never arrived
 ├── ConnectError(RuntimeError)              a live world that cannot serve the plan
+│   ├── StoreLost(ConnectionError)          the store through which the ranks agree does not answer
 │   ├── NotInitialized(AssertionError)      groups that a dialect's state does not hold yet, or any more
 │   └── AlreadyInitialized(AssertionError)  a second initialisation of a dialect's state
 ├── RecordingError(ValueError)           a file or folder that holds no recording of a flight recorder
@@ -52,6 +53,7 @@ __all__ = [
     "RankmeshError",
     "RecordingError",
     "SizesError",
+    "StoreLost",
     "TransferError",
     "UnknownArgument",
     "UnknownAxis",
@@ -138,6 +140,10 @@ class AgreementError(RankmeshError, RuntimeError):
 
 class ConnectError(RankmeshError, RuntimeError):
     """The live world cannot serve the plan: absent, of another size, already closed."""
+
+
+class StoreLost(ConnectError, ConnectionError):
+    """The store through which the ranks agree does not answer: its process is gone, or the way to it is cut."""
 
 
 class NotInitialized(ConnectError, AssertionError):

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from rankmesh.errors import AgreementError, ConnectError, first_line, in_words
+from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_line, in_words
 from rankmesh.rendezvous.channel import Channel, ChannelLost, foreign
 from rankmesh.rendezvous.outcome import Outcome, parsed
 
@@ -41,10 +41,6 @@ _POLL = 0.02
 _MOMENT, _EACH = 2.0, 0.001
 # Seconds that a store which stands still may take besides, before it counts as gone.
 _PATIENCE = 5.0
-
-
-class StoreLost(ConnectError):
-    """The store through which the ranks agree does not answer."""
 
 
 @dataclass(frozen=True)
