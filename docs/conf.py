@@ -13,7 +13,7 @@ release = version = rankmesh.__version__
 language = "en"
 html_title = f"rankmesh {release}"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings"]
+extensions = ["myst_parser", "sphinx_design", "sphinx.ext.autodoc", "docstrings"]
 exclude_patterns = ["conf.py", "docstrings.py"]
 html_theme = "furo"
 # The explorer, beside the pages: they embed it, and links to it are layouts.
@@ -23,6 +23,8 @@ html_show_copyright = False
 
 # Headings of up to this depth can be linked to, between pages too, as on GitHub.
 myst_heading_anchors = 3
+# The cards of the first page, so written that GitHub shows their text and links.
+myst_enable_extensions = ["colon_fence"]
 
 # -- the reference ------------------------------------------------------------------------------------------------
 
@@ -46,4 +48,6 @@ nitpick_ignore_regex = [
     (r"py:class", r"rankmesh\.dialects\.torchtitan\.degrees\._Degrees"),
     # Values of the inside that a public one holds.
     (r"py:class", r"rankmesh\.debug\.doctor\.(history\.History|waits\.Waits)"),
+    (r"py:class", r"rankmesh\.(core\.options\.GivenOptions|rendezvous\.round\.Round|runtime\.schedule\.\w+)"),
+    (r"py:class", r"rankmesh\.sim\.channel\.(Collective|Failure|PendingOperation)"),
 ]
