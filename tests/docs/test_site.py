@@ -82,8 +82,8 @@ def test_every_public_name_has_its_entry(site):
 def test_drawings_and_examples_are_literal_blocks(site):
     """Each drawing and each example of the main docstrings stands on the site, line by line, as in the source."""
     shown = _literal_blocks(site)
-    modules = ["errors", "layout.mesh", "layout.groups", "layout.job", "plan.plan", "plan.spec", "plan.options"]
-    modules += ["plan.own", "plan.recipes.megatron", "groups.connect", "topology.crossings", "viz.grid", "sim.run"]
+    modules = ["errors", *(f"core.{name}" for name in ("mesh", "groups", "job", "plan", "spec", "options", "local"))]
+    modules += ["core.recipes.megatron", "runtime.connect", "placement.crossings", "viz.grid", "sim.run"]
     for name in modules:
         text = inspect.getdoc(importlib.import_module(f"rankmesh.{name}"))
         drawings = re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
