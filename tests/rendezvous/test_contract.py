@@ -192,6 +192,29 @@ def test_one_withdraws(real):
         assert again == answers[2][2] == Outcome(value=texts("new"))
 
 
+@pytest.mark.parametrize("probes", [False, True])
+def test_a_slow_coordinator_is_not_two(real, monkeypatch, probes):
+    """3 participants, the coordinator stands still for longer than the others wait: all hear one outcome."""
+    monkeypatch.setattr(rounds, "_MOMENT", 0.3)
+
+    def slow(arrivals):
+        time.sleep(1.5)
+        if probes:
+            arrivals.probe()
+        return Outcome(value="what I think")
+
+    def program(rank, channel):
+        found = Round(channel, "meet", THREE, rank)
+        time.sleep(0.2 * (rank == 2))
+        outcome = found.step("agree", Proposal("same"), slow if rank == 2 else alike, Patience(0.4))
+        found.leave(outcome)
+        return outcome, _again(channel, "meet", rank)
+
+    answers = real.run(program, THREE)
+    assert answers == [answers[0]] * 3
+    assert (answers[0][0].reason, answers[0][0].missing) == ("lost", (2,))
+
+
 # -- some differ -------------------------------------------------------------------------------------------------
 
 

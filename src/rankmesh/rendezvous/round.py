@@ -32,7 +32,7 @@ from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_line,
 from rankmesh.rendezvous.channel import Channel, ChannelLost, foreign
 from rankmesh.rendezvous.outcome import Outcome, parsed
 
-__all__ = ["Arrivals", "Conclude", "Patience", "Proposal", "Round", "StoreLost", "lost"]
+__all__ = ["AlreadyConcluded", "Arrivals", "Conclude", "Patience", "Proposal", "Round", "StoreLost", "lost"]
 
 _Result = TypeVar("_Result")
 
@@ -72,6 +72,14 @@ class Patience:
 
 
 Conclude = Callable[["Arrivals"], Outcome]
+
+
+class AlreadyConcluded(Exception):
+    """A step has the ``outcome`` already that a coordinator was about to conclude."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.message)
+        self.outcome = outcome
 
 
 @dataclass
@@ -255,7 +263,10 @@ class Round:
         if coordinator != self.rank:
             heard = self._hear_once(step, self.moment)
             return heard or self.announce(step, lost([coordinator], "coordinated the round"))
-        return self.announce(step, conclude(Arrivals(self, step, complete=complete)))
+        try:
+            return self.announce(step, conclude(Arrivals(self, step, complete=complete)))
+        except AlreadyConcluded as given:
+            return given.outcome
 
     def coordinator(self, step: _Step) -> int:
         """The rank that concludes: the first that asked."""
@@ -276,7 +287,10 @@ class Round:
                 self.channel.post(self._failed, self.rank, str(self.epoch))
             return self.channel.first(key, outcome.text)
 
-        return Outcome.read(self.ask(announce), key)
+        text = self.ask(announce)
+        data = parsed(text, key)
+        # Its coordinator was only slow, and probes now.
+        return self._answer(step, data["probe"], data.get("seconds")) if "probe" in data else Outcome.read(text, key)
 
     def _withdraw(self, step: _Step, error: BaseException) -> None:
         why = f"{in_words([self.rank])} stopped waiting ({first_line(error) or type(error).__name__})"
@@ -439,11 +453,15 @@ class Arrivals:
         return self.round.announce(self.step, outcome)
 
     def probe(self, seconds: float = 0.0) -> None:
-        """Ask who is responsive; for so long, and a moment more, participants may take to answer."""
+        """Ask who is responsive; for so long, and a moment more, participants may take to answer.
+
+        Raises ``AlreadyConcluded`` where others have given an outcome meanwhile: this rank was too slow.
+        """
         key = self.step.key("outcome")
-        self.step.probed = True
-        text = json.dumps({"probe": self.round.rank, "seconds": seconds + self.round.moment})
-        self._ask(lambda: self.round.channel.write(key, text))
+        probe = json.dumps({"probe": self.round.rank, "seconds": seconds + self.round.moment})
+        there = self._ask(lambda: self.round.channel.first(key, probe))
+        if there != probe:
+            raise AlreadyConcluded(Outcome.read(there, key))
         self._ask(lambda: self.round._respond(self.step))
 
     def unresponsive(self, seconds: float = 0.0, *, besides: Iterable[int] = ()) -> list[int]:

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from rankmesh.errors import ConnectError
 from rankmesh.rendezvous import Arrivals, Outcome, Round, lost
+from rankmesh.rendezvous.round import AlreadyConcluded
 
 __all__ = ["Waiting"]
 
@@ -78,8 +79,7 @@ class Waiting:
         # First all of them get a next epoch: who hears an outcome meets nobody who is still to hear one.
         for arrivals in mine:
             arrivals.supersede()
-        for arrivals in mine:
-            arrivals.probe(_PATIENT * arrivals.round.moment)
+        mine = [arrivals for arrivals in mine if _probed(arrivals)]
         silent = {id(arrivals): arrivals.unresponsive(_PATIENT, besides=arrivals.absent) for arrivals in mine}
         # All outcomes, and only then the first of them: who hears one takes away what it said.
         outcomes = []
@@ -107,6 +107,15 @@ class Waiting:
         rounds = [Round(own.channel, name, _ranks(name), own.rank) for name in names]
         found = [other.arrivals(_STEP) for other in rounds]
         return [arrivals for arrivals in found if not arrivals.concluded and _here(arrivals)]
+
+
+def _probed(arrivals: Arrivals) -> bool:
+    """Probe a round, if nobody else has ended it meanwhile."""
+    try:
+        arrivals.probe(_PATIENT * arrivals.round.moment)
+    except AlreadyConcluded:
+        return False
+    return True
 
 
 def _ranks(name: str) -> range:
