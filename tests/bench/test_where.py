@@ -14,6 +14,6 @@ def test_the_command_runs_them_in_a_checkout(capfd):
 
 def test_an_installed_package_says_where_they_are(tmp_path):
     """Without the repository around it the command names what to clone and to run."""
-    with pytest.raises(Failed, match="a tool of the repository; in a clone of it: make bench") as caught:
+    with pytest.raises(Failed, match="the installed package has no benchmarks; run make bench") as caught:
         run(["--quick"], checkout=tmp_path)
     assert caught.value.code == 2

@@ -131,5 +131,5 @@ def test_a_large_world_is_drawn_in_part(rankmesh, tmp_path: Path) -> None:
 
 def test_worlds_beyond_the_limit_are_refused() -> None:
     """A world that would not fit in memory is refused before anything is listed."""
-    with pytest.raises(LayoutError, match="up to 4194304"):
+    with pytest.raises(LayoutError, match="up to 4,194,304"):
         shown("dp=99999999999")

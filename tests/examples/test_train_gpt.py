@@ -147,7 +147,7 @@ def test_state_moves_between_layouts_in_memory(ranks, alone):
 
 REFUSED = {
     "foo=2": "axis 'foo'",
-    "tp=3": "divide the world size",
+    "tp=3": "does not divide it",
     "tp=2,dp=2": "torchrun --nproc-per-node N",
     "tp=8": "received heads = 2 and tp = 8",
     "cp=16": "received sequence = 16 and 2 · cp = 32",

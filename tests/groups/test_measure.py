@@ -1,7 +1,13 @@
+import os
+import signal
+
 import pytest
 import torch.distributed as dist
+from tests import limits
 
 import rankmesh as rm
+from rankmesh.errors import ConnectError
+from rankmesh.runtime import measure as measuring
 from rankmesh.sim import RanksFailed, run
 
 
@@ -42,3 +48,36 @@ def test_sizes_that_are_none():
     for sizes in ((), (0,)):
         with pytest.raises(RanksFailed, match="bytes that a rank holds"):
             run(_sized, "tp=2", sizes, timeout=60)
+
+
+def _loses_one(me, number):
+    """Rank 2 is killed or stopped in the middle of measuring; what the others hear, and how soon."""
+    with rm.connect("tp=2,dp=2", timeout=20) as groups:
+        if me.rank == 2:
+            timed, calls = measuring._timed, iter(range(100))
+            measuring._timed = lambda *a: os.kill(os.getpid(), number) if next(calls) == 2 else timed(*a)
+        error = me.error(ConnectError, groups.measure, (64,), timeout=4)
+        os.write(1, f"rank {me.rank}: {error['message']}\n".encode())
+        me.store.set(f"heard/{me.rank}", f"{error['missing']} {error['seconds']}")
+        if me.rank == 3 and number == signal.SIGSTOP:
+            me.store.wait(["heard/0", "heard/1"])
+            os.kill(int(me.store.get("stopped")), signal.SIGKILL)
+        os._exit(0 if error["missing"] == [2] and error["seconds"] < 4 + limits.AT_ONCE else 9)
+
+
+def _killed(me):
+    _loses_one(me, signal.SIGKILL)
+
+
+def _stopped(me):
+    if me.rank == 2:
+        me.store.set("stopped", str(os.getpid()))
+    _loses_one(me, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("lost", [_killed, _stopped])
+def test_a_rank_that_is_lost_is_named_within_the_limit(outcomes, lost):
+    """4 ranks, one is killed or stopped while it measures: the others name it, soon after their limit of 4 s."""
+    ended = outcomes(4, lost)
+    assert [ended[rank].code for rank in (0, 1, 3)] == [0, 0, 0], ended
+    assert ended[2].code == -signal.SIGKILL

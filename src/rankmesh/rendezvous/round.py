@@ -87,7 +87,7 @@ class _Step:
     """One step of a round: its keys, and which of them this rank knows to be in use."""
 
     base: str
-    proposal: Proposal
+    proposal: Proposal = Proposal()
     progress: bool = False
     probed: bool = False
     odd: bool = False
@@ -162,7 +162,8 @@ class Round:
         Raises ``StoreLost`` when the channel does not answer in time, ``AgreementError`` for what no rank has written
         under the keys of the round. A participant whose wait ends in any other way withdraws: the others hear so.
         """
-        step = self._begin(name, proposal, extends=patience.extends)
+        step = self._begin(name)
+        step.proposal, step.progress = proposal, patience.extends
         try:
             complete = self.ask(lambda: self._arrive(step))
             if self._twice is not None:
@@ -177,21 +178,21 @@ class Round:
 
     def listen(self, name: str) -> Outcome | None:
         """The outcome of a step in which this rank has not arrived yet, if there is one; a probe is answered."""
-        return self._hear_once(self._begin(name, Proposal()), 0.0)
+        return self._hear_once(self._begin(name), 0.0)
 
     def conclude(self, name: str, conclude: Conclude) -> Outcome:
         """End a step in which this rank cannot arrive, if nobody else does; the outcome of it."""
-        return self._coordinate(self._begin(name, Proposal()), conclude, complete=False)
+        return self._coordinate(self._begin(name), conclude, complete=False)
 
     def arrivals(self, name: str) -> Arrivals:
         """A step as somebody sees it who has not arrived in it."""
-        return Arrivals(self, self._begin(name, Proposal()))
+        return Arrivals(self, self._begin(name))
 
-    def _begin(self, name: str, proposal: Proposal, *, extends: bool = False) -> _Step:
+    def _begin(self, name: str) -> _Step:
         base = f"{self.name}/{self.epoch}/{name}"
         found = next((step for step in self.steps if step.base == base), None)
         if found is None:
-            self.steps.append(found := _Step(base, proposal, extends))
+            self.steps.append(found := _Step(base))
         return found
 
     def _arrive(self, step: _Step) -> bool:

@@ -104,7 +104,8 @@ class Waiting:
         own, everyone = self._own, f"0-{self._size}"
         known = own.ask(lambda: own.channel.posted(_KNOWN))
         names = dict.fromkeys([everyone, *(name for listed in known.values() for name in listed)])
-        rounds = [Round(own.channel, name, _ranks(name), own.rank) for name in names]
+        # Its own one has what this rank proposes there.
+        rounds = [own if name == own.name else Round(own.channel, name, _ranks(name), own.rank) for name in names]
         found = [other.arrivals(_STEP) for other in rounds]
         return [arrivals for arrivals in found if not arrivals.concluded and _here(arrivals)]
 
