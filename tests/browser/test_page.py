@@ -363,7 +363,7 @@ def test_search_finds_a_rank_a_coordinate_and_a_host(shown):
     assert shown.app("app.found") == [rank for rank in range(32) if rank % 2 == 1 and rank // 4 % 4 == 3]
     assert find("edp 1") == "edp=1: 16 ranks"
     assert find("node3") == "host node3: 8 ranks"
-    assert find("99") == "received rank 99; ranks go from 0 to 31"
+    assert find("99") == "there is no rank 99; ranks go from 0 to 31"
     assert "positions go from 0 to 1" in find("tp=7")
     assert "the axes are tp, cp, dp, pp" in find("xp=1")
 
@@ -446,7 +446,7 @@ def test_copies_make_the_same_plan(shown, spec, tmp_path):
     assert names["plan"] == plan
     script, words = copied("Copy as Megatron arguments")
     if spec.startswith("nanotron"):
-        assert words == "received a layout of nanotron, whose groups are not Megatron's; write it as megatron:world=..."
+        assert words == "the groups of a nanotron layout are not Megatron's; write it as megatron:world=..."
     else:
         (tmp_path / "train.sh").write_text(f"#!/bin/bash\n{script}\n")
         mesh = read(tmp_path / "train.sh").plan.mesh

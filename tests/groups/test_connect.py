@@ -244,7 +244,7 @@ def _two_threads(me):
 def test_a_second_connect_at_the_same_time_is_refused(ranks):
     """2 ranks, two threads on one: the second is told at once, the first goes on."""
     error = ranks(2, _two_threads)[0]
-    assert "while one is under way on another thread" in error["message"]
+    assert "connects on two threads at the same time" in error["message"]
     assert error["seconds"] < limits.AT_ONCE
 
 

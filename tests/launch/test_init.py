@@ -200,13 +200,13 @@ def _nowhere(_, variables):
     [
         (
             {"MASTER_ADDR": "no-such-host.invalid"},
-            "received MASTER_ADDR=no-such-host.invalid on rank 1, which does not",
+            "MASTER_ADDR=no-such-host.invalid on rank 1 does not",
         ),
         (
             {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
             "no store could be reached at 127.0.0.1:1 (Connection refused)",
         ),
-        ({}, "received a job of 2 ranks by environment without MASTER_ADDR"),
+        ({}, "MASTER_ADDR is not set in a job of 2 ranks (launcher: environment)"),
     ],
 )
 def test_no_meeting_place(ranks, variables, words):

@@ -133,7 +133,7 @@ def test_a_wrong_size(ran):
     """A plan for another number of ranks is refused by each of them, with both numbers, status 3, and no traceback."""
     start, found = ran
     for rank in found["wrong"]:
-        assert f"received a plan for 16 ranks in a job of {start.size}; they must be equal" in rank["err"]
+        assert f"the plan is for 16 ranks, but the job has {start.size};" in rank["err"]
         assert (rank["status"], "Traceback" in rank["err"]) == (3, False)
 
 

@@ -79,7 +79,7 @@ def test_a_refused_config_is_one_line_and_exit_3(tmp_path):
     path.write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size $TP\n")
     result = run("show", path)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (3, "", 1)
-    assert result.stderr.startswith(f"error: {path}:1: received --tensor-model-parallel-size = $TP; ")
+    assert result.stderr.startswith(f"error: {path}:1: --tensor-model-parallel-size = $TP; ")
 
 
 def test_the_help_names_configs():

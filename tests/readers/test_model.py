@@ -92,8 +92,8 @@ def test_published_sizes():
     [
         ("[1]", "a mapping of names"),
         ("a: [", "is not valid YAML"),
-        ("layers: 2", "without hidden, heads, vocabulary"),
-        ("layer: 2", "received 'layer'; known are"),
+        ("layers: 2", "the model has no hidden, heads, vocabulary"),
+        ("layer: 2", "unknown field 'layer'; known are"),
         ("#!/bin/bash\necho\n", "starts no training"),
     ],
 )

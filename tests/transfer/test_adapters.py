@@ -80,10 +80,10 @@ def _fully_sharded_here(me):
 
 def test_partial_dtensors_and_meshes_with_holes_are_refused():
     """Elements that are sums are nowhere; a mesh of ranks 0 and 2 is part of another."""
-    with pytest.raises(LayoutError, match="received placement"):
+    with pytest.raises(LayoutError, match=r"placement .* does not say where"):
         dtensors._dim(SimpleNamespace(), 2)
     holes = SimpleNamespace(mesh=torch.tensor([0, 2]), mesh_dim_names=("dp",), ndim=1)
-    with pytest.raises(LayoutError, match=r"ranks \[0, 2\]; a mesh covers ranks that follow each other"):
+    with pytest.raises(LayoutError, match=r"gaps between its ranks \[0, 2\]"):
         dtensors.mesh_of(holes)
 
 
@@ -134,7 +134,7 @@ def test_a_plan_of_transformers():
     made = huggingface.shardings(huggingface.shapes(CONFIG), rm.Mesh(tp=2), other)
     assert made["lm_head.weight"].cut == ("tp", None)
     assert made["model.layers.1.self_attn.q_proj.weight"].cut == (None, None)
-    with pytest.raises(LayoutError, match="received style 'diagonal'"):
+    with pytest.raises(LayoutError, match="unknown style 'diagonal'"):
         huggingface.shardings(huggingface.shapes(CONFIG), rm.Mesh(tp=2), {"lm_head": "diagonal"})
 
 
@@ -245,7 +245,7 @@ def test_mixtures_of_hugging_face():
     assert made["model.layers.2.block_sparse_moe.gate.weight"].cut == (None, None)
     with pytest.raises(LayoutError, match="shared experts"):
         huggingface.shapes(MIXTURE | {"shared_expert_intermediate_size": 8})
-    with pytest.raises(LayoutError, match="experts of width 8 for dp x pcp x tp = 16"):
+    with pytest.raises(LayoutError, match="experts of width 8 cannot be divided by dp x pcp x tp = 16"):
         vllm.shardings(MIXTURE, rm.recipes.vllm(tp=4, dp=4).mesh)
 
 
@@ -257,7 +257,7 @@ def test_stages_and_heads_of_vllm():
         [2, 3, 3, 2],
         [3, 3, 3, 2],
     ]
-    with pytest.raises(LayoutError, match="tp divides the heads"):
+    with pytest.raises(LayoutError, match="tp that divides the heads"):
         vllm.shardings(CONFIG, rm.Mesh(tp=3))
 
 

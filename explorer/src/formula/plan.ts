@@ -6,7 +6,7 @@
 import { integer } from "./axes";
 import type { Groups } from "./groups";
 import { Mesh, type MeshData } from "./mesh";
-import { planError, repr, unknownGroup } from "./words";
+import { planError, quoted, unknownGroup } from "./words";
 
 export type Options = Readonly<Record<string, unknown>>;
 
@@ -171,8 +171,8 @@ export function pickText(pick: readonly number[]): string {
 export function fitting(plan: Plan, shown: string, worldSize: number | null): Plan {
   if (worldSize !== null && plan.worldSize !== worldSize)
     throw planError(
-      `received ${repr(shown)} for a world of ${plan.worldSize} ranks, with world size ${worldSize}; ` +
-        "they must be equal; change the spec or the world size",
+      `${quoted(shown)} is a layout of ${plan.worldSize} ranks, but the world size is ${worldSize}; ` +
+        `change the layout, or use world size ${plan.worldSize}`,
     );
   return plan;
 }

@@ -12,7 +12,7 @@ import { fitting, type Plan } from "./plan";
 import { megatron } from "./recipes/megatron";
 import { sglang, vllm } from "./recipes/serving";
 import { accelerate, axes, deepspeed, ezpz, nanotron, threeD, torchtitan, type Arguments } from "./recipes/training";
-import { layoutError, nearest, planError, repr } from "./words";
+import { layoutError, nearest, planError, quoted, repr } from "./words";
 
 export interface Preset {
   title: string;
@@ -79,8 +79,8 @@ export function read(text: string, worldSize: number | null = null): Plan {
   const plan = fitting(planOf(text.trim(), worldSize), text, worldSize);
   if (plan.worldSize > LIMIT)
     throw layoutError(
-      `received a world of ${plan.worldSize} ranks; the command lists worlds of up to ${LIMIT}; ` +
-        "use the library for one rank of a larger one: plan.of(rank)",
+      `the world has ${plan.worldSize.toLocaleString("en")} ranks, but the command lists up to ` +
+        `${LIMIT.toLocaleString("en")}; ask the library for one rank: plan.of(rank)`,
     );
   return plan;
 }
@@ -96,7 +96,9 @@ function planOf(text: string, worldSize: number | null): Plan {
   const first = text.split("/")[0];
   if (first.includes("=") && !first.includes(":")) return ofAxes(text, worldSize);
   const near = nearest(colon ? name : text, [...Object.keys(RECIPES), ...Object.keys(PRESETS)], 0.6);
-  throw planError(`received ${repr(text)}; ${near === undefined ? "" : `did you mean ${repr(near)}? `}${FORMS}`);
+  throw planError(
+    `unknown layout ${quoted(text)}; ${near === undefined ? "" : `did you mean ${repr(near)}? `}${FORMS}`,
+  );
 }
 
 function ofAxes(text: string, worldSize: number | null): Plan {
@@ -104,8 +106,7 @@ function ofAxes(text: string, worldSize: number | null): Plan {
   let mesh = Mesh.parse(sizes, worldSize);
   for (const view of views) {
     const colon = view.indexOf(":");
-    if (colon < 0)
-      throw planError(`received view ${repr(view)}; a view is written name:axes, such as expert:ep=4,edp=2`);
+    if (colon < 0) throw planError(`view ${quoted(view)} has no colon; write name:axes, such as expert:ep=4,edp=2`);
     mesh = mesh.withView(view.slice(0, colon).trim(), Mesh.parse(view.slice(colon + 1), mesh.size).sizes);
   }
   return axes(mesh);
@@ -120,11 +121,11 @@ function recipe(name: string, text: string, worldSize: number | null): Plan {
     const typed = key === "world_size" ? "world" : key;
     if (!equals || !(typed in parameters))
       throw planError(
-        `received ${repr(item)} for recipe ${repr(name)}; its arguments are ${Object.keys(parameters).join(", ")}, ` +
-          "each written name=value",
+        `${quoted(item)} is not an argument of recipe ${repr(name)}; write name=value, where name is one of ` +
+          Object.keys(parameters).join(", "),
       );
     const argument = typed === "world" ? "world_size" : key;
-    if (argument in given) throw planError(`received ${repr(key)} twice for recipe ${repr(name)}; give it once`);
+    if (argument in given) throw planError(`recipe ${repr(name)} has ${quoted(key)} twice; give it once`);
     given[argument] = converted(name, key, value, parameters[typed]);
   }
   if (worldSize !== null && !("world_size" in given)) given.world_size = worldSize;
@@ -161,5 +162,5 @@ const CONVERT: Record<Kind, (text: string) => Value | undefined> = {
 function converted(name: string, key: string, text: string, kind: Kind): Value {
   const value = CONVERT[kind](text);
   if (value !== undefined) return value;
-  throw planError(`received ${key}=${text} for recipe ${repr(name)}; ${key} is ${WORDS[kind]}`);
+  throw planError(`${key} is ${quoted(text)} in recipe ${repr(name)}; write ${WORDS[kind]}`);
 }

@@ -3,7 +3,7 @@ import { GIVEN, type Given } from "./given";
 import { formOf, type RecipeForm } from "./form";
 import type { Plan } from "../formula/plan";
 import { RECIPES, resolved } from "../formula/source";
-import { planError, repr } from "../formula/words";
+import { planError, quoted, repr } from "../formula/words";
 
 export const specText = (spec: string, world: number | null): string =>
   spec.includes("*") && world !== null ? `'${spec}' --world-size ${world}` : resolved(spec);
@@ -55,7 +55,7 @@ const FLAGS: Record<string, string> = {
 export function megatronOf(spec: string, plan: Plan, devices: number): string {
   const form = formOf(spec);
   const values = form?.type === "recipe" ? ofRecipe(form) : form ? ofAxes(plan) : null;
-  if (!values) throw planError("received a saved plan; Megatron's arguments say sizes; write it as megatron:world=...");
+  if (!values) throw planError("a saved plan has no Megatron arguments; write the layout as megatron:world=...");
   const order = values.order ?? "tp-cp-ep-dp-pp";
   const flags = Object.entries(FLAGS).flatMap(([name, flag]) =>
     values[name] && (values[name] !== "1" || name === "etp") ? [`${flag} ${values[name]}`] : [],
@@ -63,15 +63,15 @@ export function megatronOf(spec: string, plan: Plan, devices: number): string {
   if (order === "tp-cp-ep-pp-dp") flags.push("--use-tp-pp-dp-mapping");
   else if (order !== "tp-cp-ep-dp-pp")
     throw planError(
-      `received order ${repr(order)}; Megatron's arguments know tp-cp-ep-dp-pp, and tp-cp-ep-pp-dp with --use-tp-pp-dp-mapping; ` +
-        "use one of them",
+      `Megatron has no argument for order ${quoted(order)}; use tp-cp-ep-dp-pp, or tp-cp-ep-pp-dp ` +
+        "with --use-tp-pp-dp-mapping",
     );
   if (values.hierarchical_cp)
     flags.push(`--hierarchical-context-parallel-sizes ${values.hierarchical_cp.replaceAll("x", " ")}`);
   if (["true", "yes", "1"].includes(values.hybrid_cp?.toLowerCase() ?? "")) flags.push("--hybrid-context-parallel");
   const stranger = Object.keys(values).find((name) => !KNOWN.has(name) && values[name]);
   if (stranger !== undefined)
-    throw planError(`received ${stranger}=${values[stranger]}; Megatron has no argument for it; leave it out`);
+    throw planError(`Megatron has no argument for ${stranger}=${values[stranger]}; leave it out`);
   return [`torchrun ${launch(plan.worldSize, devices)} pretrain_gpt.py`, ...flags].join(" \\\n    ");
 }
 
@@ -84,7 +84,7 @@ const launch = (world: number, devices: number): string =>
 
 function ofRecipe({ recipe, values }: RecipeForm): Values {
   if (recipe !== "megatron")
-    throw planError(`received a layout of ${recipe}, whose groups are not Megatron's; write it as megatron:world=...`);
+    throw planError(`the groups of a ${recipe} layout are not Megatron's; write it as megatron:world=...`);
   return values;
 }
 
@@ -93,7 +93,7 @@ function ofAxes(plan: Plan): Values {
   const { mesh } = plan;
   const stranger = mesh.names.find((name) => !["tp", "cp", "dp", "pp"].includes(name));
   if (stranger !== undefined)
-    throw planError(`received axis ${repr(stranger)}; Megatron's mesh has tp, cp, dp, pp; rename the axis`);
+    throw planError(`axis ${quoted(stranger)} is not of Megatron's mesh; rename it to one of tp, cp, dp, pp`);
   const sized = mesh.names.filter((name) => mesh.sizes.get(name)! > 1);
   const order = ["tp-cp-dp-pp", "tp-cp-pp-dp"].find(
     (text) =>
@@ -103,22 +103,19 @@ function ofAxes(plan: Plan): Values {
         .filter((name) => sized.includes(name))
         .join("-"),
   );
-  if (!order)
-    throw planError(
-      `received order ${repr(mesh.names.join("-"))}; Megatron's is tp-cp-dp-pp, or tp-cp-pp-dp; change the order`,
-    );
+  if (!order) throw planError(`Megatron has no order ${quoted(mesh.names.join("-"))}; use tp-cp-dp-pp, or tp-cp-pp-dp`);
   const values: Values = Object.fromEntries(
     [...mesh.sizes].filter(([name]) => name !== "dp").map(([name, size]) => [name, `${size}`]),
   );
   if (mesh.views.size > 1)
     throw planError(
-      `received the views ${repr([...mesh.views.keys()])}; Megatron has one, of the experts; leave the others out`,
+      `the mesh has the views ${repr([...mesh.views.keys()])}; Megatron has one, of the experts; leave the others out`,
     );
   const [name] = mesh.views.keys();
   const view = mesh.views.get(name);
   if (view && !view.names.every((axis) => ["etp", "ep", "edp", "pp"].includes(axis)))
     throw planError(
-      `received view ${repr(name)} of ${view.toString()}; Megatron's experts have etp, ep, edp, pp; rename the axes`,
+      `the axes of view ${quoted(name)} are ${view.toString()}; rename them to Megatron's etp, ep, edp, pp`,
     );
   if (view) {
     values.ep = `${view.sizes.get("ep") ?? 1}`;

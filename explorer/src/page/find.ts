@@ -4,6 +4,7 @@
  *     13      rank 13      tp=1,dp=3      tp 1 dp 3      node3
  */
 import { int } from "../formula/axes";
+import { quoted } from "../formula/words";
 import type { Model } from "./model";
 
 export interface Found {
@@ -22,7 +23,7 @@ export function search(model: Model, text: string): Found {
       ? { ranks: [number], words: `rank ${number}` }
       : {
           ranks: [],
-          words: `received rank ${number}; ranks go from 0 to ${model.plan.worldSize - 1}`,
+          words: `there is no rank ${number}; ranks go from 0 to ${model.plan.worldSize - 1}`,
         };
   }
   const host = model.cluster?.names[0].indexOf(text.trim()) ?? -1;
@@ -35,14 +36,14 @@ export function search(model: Model, text: string): Found {
   if (!wanted.length)
     return {
       ranks: [],
-      words: `received ${text}; write a rank (13), a coordinate (tp=1,dp=3) or a host (node3)`,
+      words: `cannot find ${quoted(text)}; write a rank (13), a coordinate (tp=1,dp=3) or a host (node3)`,
     };
   const view = [null, ...mesh.views.keys()].find((name) => wanted.every(([axis]) => mesh.view(name).sizes.has(axis)));
   if (view === undefined) {
     const known = [...new Set([...mesh.names, ...[...mesh.views.values()].flatMap((each) => each.names)])];
     return {
       ranks: [],
-      words: `received ${text}; the axes are ${known.join(", ")}`,
+      words: `no coordinate ${quoted(text)}; the axes are ${known.join(", ")}`,
     };
   }
   const axes = mesh.view(view);
@@ -51,7 +52,7 @@ export function search(model: Model, text: string): Found {
     const size = axes.sizes.get(outside[0])!;
     return {
       ranks: [],
-      words: `received position ${outside[1]} along axis '${outside[0]}'; its size is ${size}, so positions go from 0 to ${size - 1}`,
+      words: `position ${outside[1]} is outside axis '${outside[0]}'; its size is ${size}, so positions go from 0 to ${size - 1}`,
     };
   }
   const steps = wanted.map(([axis, at]) => [axes.strideOf(axis), axes.sizes.get(axis)!, at] as const);

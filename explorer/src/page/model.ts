@@ -92,7 +92,7 @@ function newCluster(text: string, world: number, given: Given): Cluster | null {
   if (/^\d+$/.test(text)) return Cluster.ofNodes(Number(text), world);
   if (!text.includes("="))
     throw clusterError(
-      `received cluster '${text}'; a cluster is devices a host (8), or levels from the inside (host=8,nvlink=9,leaf=*)`,
+      `cannot read cluster '${text}'; write devices a host (8), or levels from the inside (host=8,nvlink=9,leaf=*)`,
     );
   return Cluster.parse(text, world).check(world);
 }

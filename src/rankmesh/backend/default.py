@@ -45,8 +45,8 @@ def default_pg() -> Any:
     """The process group of the initialised world; ``ConnectError`` where there is none."""
     if not dist.is_available() or not dist.is_initialized():
         raise ConnectError(
-            "received no initialised torch.distributed world; groups are made inside one; "
-            "call torch.distributed.init_process_group() first, or start the program with torchrun"
+            "torch.distributed is not initialised, and groups are made in its world; "
+            "call rankmesh.init() or torch.distributed.init_process_group() first"
         )
     return c10d._get_default_group()
 

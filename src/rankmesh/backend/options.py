@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.core.options import Options
-from rankmesh.errors import ConnectError, PlanError
+from rankmesh.errors import ConnectError, PlanError, quoted
 
 __all__ = ["check_backend", "config", "kinds_of", "nccl_options", "options_of"]
 
@@ -34,14 +34,14 @@ def check_backend(backend: str) -> None:
         known = [word for word in dist.Backend.backend_list if word != dist.Backend.UNDEFINED]
         if name not in known and name != "fake":
             raise PlanError(
-                f"received backend {backend!r}; this torch knows {', '.join(known)}; use one of them, or a pair such "
-                "as 'cpu:gloo,cuda:nccl'",
+                f"unknown backend {quoted(backend)}; this torch knows {', '.join(known)}; use one of them, or a pair "
+                "such as 'cpu:gloo,cuda:nccl'",
                 backend=backend,
             )
         if not _BUILT.get(name, dist.is_available)():
             raise ConnectError(
-                f"received backend {backend!r}; this torch was built without {name}; use another backend, or install "
-                "a torch that has it",
+                f"backend {quoted(backend)} is not available, as this torch was built without {name}; use another "
+                "backend, or install a torch that has it",
                 backend=backend,
             )
 
@@ -64,7 +64,7 @@ def nccl_options(wanted: Options, backend: str) -> Any:
         return None
     if "nccl" not in backend:
         raise PlanError(
-            f"received NCCL options ({wanted}) for a group of backend {backend!r}; they mean nothing there; "
+            f"NCCL options ({wanted}) have no effect on a group of backend {backend!r}; "
             "remove them, or give the group backend='nccl'",
             backend=backend,
         )
@@ -76,7 +76,7 @@ def nccl_options(wanted: Options, backend: str) -> Any:
     for name, value in asked.items():
         if name not in known:
             raise PlanError(
-                f"received NCCL option {name!r}; this torch knows {', '.join(known)}; use one of them",
+                f"unknown NCCL option {quoted(name)}; this torch knows {', '.join(known)}; use one of them",
                 option=name,
                 known=known,
             )
@@ -84,7 +84,7 @@ def nccl_options(wanted: Options, backend: str) -> Any:
             setattr(options.config, name, value)
         except TypeError as error:
             raise PlanError(
-                f"received {value!r} for NCCL option {name!r}; this torch takes another type there; {error}",
+                f"NCCL option {name!r} is {quoted(value)}; give a value of the type that this torch takes: {error}",
                 option=name,
                 received=value,
             ) from error
@@ -96,7 +96,7 @@ def options_of(given: Any) -> Options:
     check_backend("nccl")
     plain = c10d.ProcessGroupNCCL.Options()
     if not isinstance(given, type(plain)):
-        raise PlanError(f"received pg_options {given!r}; give ProcessGroupNCCL.Options, or none", received=given)
+        raise PlanError(f"pg_options is {quoted(given)}; give ProcessGroupNCCL.Options, or none", received=given)
     fields = [name for name in dir(plain.config) if not name.startswith("_")]
     changed = {
         name: getattr(given.config, name)

@@ -93,16 +93,16 @@ class Alone(dist.ProcessGroup):
     def _copied(self, output: torch.Tensor, given: torch.Tensor, *_: Any, **__: Any) -> dist.Work:
         if output.numel() != given.numel():
             raise ValueError(
-                f"received {given.numel()} elements for an output of {output.numel()} in group {self.group_name!r}; "
-                "in a group of one rank they are equally many; make the output as large as the input"
+                f"the output has {output.numel()} elements and the input {given.numel()} in group "
+                f"{self.group_name!r}, which has one rank; make the output as large as the input"
             )
         output.detach().copy_(given.detach().reshape(output.shape))
         return self._done([output])
 
     def _no_peer(self, *_: Any, **__: Any) -> NoReturn:
         raise ValueError(
-            f"received a send or receive in group {self.group_name!r}, which has one rank; there is nobody to talk "
-            "to; test group.size > 1 first"
+            f"group {self.group_name!r} has one rank, so it has no peer to send to or receive from; "
+            "test group.size > 1 first"
         )
 
     broadcast = _in_place

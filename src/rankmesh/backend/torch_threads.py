@@ -204,7 +204,7 @@ def _maker(original: Any) -> Any:
         if not is_rank():
             return original(size, rank, members, backend, store, name, *rest, **more)
         if name in c10d._world.pg_names.values():
-            raise ValueError(f"received the group name {name!r} again; each group has a name of its own")
+            raise ValueError(f"the group name {name!r} is in use; give each group a name of its own")
         if members and dist.get_rank() not in members:
             return c10d.GroupMember.NON_GROUP_MEMBER, None
         desc = more.get("group_desc") or "undefined"

@@ -98,7 +98,7 @@ def from_document(entries: list[Entry], path: str) -> Settled:
         found["recipe"] = "replicas"
     elif engine in _REPLICAS:
         rule = "neither distributed_type nor a size of parallelism_config says how ranks share the work"
-        raise PlanError(f"{path}: received an Accelerate config; {rule}; add distributed_type", path=path)
+        raise PlanError(f"{path}: {rule}; add distributed_type", path=path)
     else:
         raise refused(path, _entry(settled, "engine"), "no recipe has the layout of this type", "describe it with axes")
     used = {"engine", *found, *(_SIZES if sizes else ()), *(_used_by(engine, strategy))}

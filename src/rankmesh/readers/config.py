@@ -115,15 +115,15 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
     if not found:
         run = read_run(text, path, megatron.FLAGS, variables)
         if run is None:
-            received = "a script that starts no training" if _is_script(text, path) else "no training config"
-            raise PlanError(f"{path}: received {received}; {_FORMS}; give one of them", path=path)
+            problem = "this script starts no training" if _is_script(text, path) else "this is no training config"
+            raise PlanError(f"{path}: {problem}; {_FORMS}; give one of them", path=path)
         settled = megatron.from_run(run, path)
         said = " ".join(f"{name}={value}" for name, value in variables.items())
         title = "a Megatron launch script" + (f" with {said}" if said else "")
         return _made("megatron", title, settled, path, world_size, run)
     if variables:
         raise PlanError(
-            f"{path}: received variables ({', '.join(variables)}) for a file that is no script; leave --set out",
+            f"{path}: variables ({', '.join(variables)}) are set for a file that is no script; leave --set out",
             path=path,
         )
     found = with_parents(found, path)
@@ -132,8 +132,8 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
     for name, other in (("gpt_neox", "deepspeed"), ("nemo_rl", "megatron")):
         names = [one for one in names if one != other or name not in names]
     if len(names) != 1:
-        received = f"keys of {' and of '.join(names)}" if names else "no key of a training config"
-        raise PlanError(f"{path}: received {received}; {_FORMS}; give one of them", path=path, formats=tuple(names))
+        keys = f"keys of {' and of '.join(names)}" if names else "no key of a training config"
+        raise PlanError(f"{path}: this file has {keys}; {_FORMS}; give one of them", path=path, formats=tuple(names))
     form = _FORMATS[names[0]]
     return _made(names[0], form.title, form.read(found, path), path, world_size, None)
 
@@ -153,8 +153,8 @@ def _made(name: str, title: str, settled: Settled, path: str, world_size: int | 
     if stated is not None and world_size not in (None, stated):
         where = next(reading for reading in settled.readings if reading.argument == "world_size")
         raise PlanError(
-            f"{path}:{where.line}: received {where}, a world of {stated} ranks, with world size {world_size}; they "
-            "must be equal; leave --world-size out, or change one of them",
+            f"{path}:{where.line}: {where} makes a world of {stated} ranks, but the world size is {world_size}; "
+            "leave --world-size out, or change one of them",
             path=path,
             line=where.line,
             received=stated,
@@ -187,8 +187,7 @@ def _check_world(
         line = None if run is None else run.command.line
         where = path if line is None else f"{path}:{line}"
         raise PlanError(
-            f"{where}: received {title} that does not state the world size; {why}the layout needs it; "
-            "give --world-size",
+            f"{where}: {title} does not state the world size, which the layout needs; {why}give --world-size",
             path=path,
             line=line,
         )

@@ -124,15 +124,15 @@ def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
     line = run.command.line
     if "pretrain_" not in str(run.command):
         raise PlanError(
-            f"{path}:{line}: received a run without an argument of Megatron ({_config(arguments)}); a launch script is "
-            "read for Megatron's arguments; give the config file of the run, with --world-size",
+            f"{path}:{line}: the run has no argument of Megatron ({_config(arguments)}); a launch script is read "
+            "for Megatron's arguments; give the config file of the run, with --world-size",
             path=path,
             line=line,
         )
     for word in run.strays:
         written, gap = _written(word), gap_of(word)
         raise PlanError(
-            f"{path}:{word[0].lines[0]}: received a run without a parallel size, and with the arguments {written}; "
+            f"{path}:{word[0].lines[0]}: the run has no parallel size, but the arguments {written}; "
             f"{gap.why if gap else 'they are unknown'}, so they may state sizes; write the sizes into this file, such "
             "as --tensor-model-parallel-size 1",
             path=path,

@@ -119,7 +119,7 @@ def _model(content: str, text: str) -> tuple[Transformer, dict[str, Any]]:
     missing = [name for name in ("layers", "hidden", "heads", "vocabulary") if name not in values]
     if missing:
         raise PlacementError(
-            f"{text}: received a model without {', '.join(missing)}; these numbers make its traffic; add them",
+            f"{text}: the model has no {', '.join(missing)}, which make its traffic; add them",
             missing=tuple(missing),
         )
     values.setdefault("units", 4 * values["hidden"])
@@ -140,7 +140,7 @@ def _values(content: str, path: str) -> dict[str, Any]:
     for name in data:
         if name not in known:
             raise PlacementError(
-                f"{path}: received {quoted(name)}; known are {', '.join(sorted(known))}", received=name
+                f"{path}: unknown field {quoted(name)}; known are {', '.join(sorted(known))}", received=name
             )
     return dict(data)
 
@@ -192,7 +192,7 @@ def _whole(data: Mapping[str, Any], name: str) -> int:
 def _megatron(content: str, path: str) -> dict[str, Any]:
     run = read_run(content, path, FLAGS)
     if run is None:
-        raise PlacementError(f"{path}: received a script that starts no training; give the one that runs torchrun")
+        raise PlacementError(f"{path}: the script starts no training; give the one that runs torchrun")
     found: dict[str, Any] = {"tied": True, "data": "all-reduce"}
     switches = {str(entry.path[-1]) for entry in run.arguments}
     for entry in run.arguments:

@@ -14,7 +14,7 @@ it looks like a parallel size.
 ({'tp': 4}, Reading(line=7, key='tp_degree', value=4, argument='tp', also=()))
 >>> settle(table, [Entry(("tp_degre",), 4, 7)], "run.toml")
 Traceback (most recent call last):
-rankmesh.errors.PlanError: run.toml:7: received tp_degre = 4; this looks like a parallel size, and is none that is \
+rankmesh.errors.PlanError: run.toml:7: tp_degre = 4; this looks like a parallel size, and is none that is \
 read here; did you mean 'tp_degree'?
 """
 
@@ -231,11 +231,11 @@ def flag(value: Any) -> Callable[[Entry, str], Any]:
 
 
 def refused(path: str, entry: Entry, rule: str, remedy: str) -> PlanError:
-    """The error for one entry: file and line, what was received, the rule, the remedy."""
+    """The error for one entry: file and line, what is written there, the rule, the remedy."""
     written = str(entry)
     written = written if len(written) <= _LONG else f"{written[:_LONG]}..."
     return PlanError(
-        f"{path}:{entry.line}: received {written}; {rule}; {remedy}",
+        f"{path}:{entry.line}: {written}; {rule}; {remedy}",
         path=path,
         line=entry.line,
         key=entry.key,

@@ -90,7 +90,7 @@ def read_run(
     if len(runs) > 1:
         listed = "; ".join(f"line {command.line}: {_short(str(command))}" for command in runs[:8])
         raise PlanError(
-            f"{path}:{runs[1].line}: received {len(runs)} runs in one script ({listed}); which one is meant is "
+            f"{path}:{runs[1].line}: the script has {len(runs)} runs ({listed}), so which one is meant is "
             "ambiguous; give a script with one of them",
             path=path,
             line=runs[1].line,
@@ -125,7 +125,7 @@ def _check_given(script: Script, path: str) -> None:
             near = get_close_matches(name, script.asked, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it asks for {', '.join(sorted(script.asked)) or 'none'}"
             raise PlanError(
-                f"{path}: received --set {name}, and this script does not ask for a variable {name}; {hint}",
+                f"{path}: the script does not ask for a variable {name}, which --set gives; {hint}",
                 path=path,
                 name=name,
             )
@@ -137,7 +137,7 @@ def _check_broken(script: Script, path: str, marks: frozenset[str]) -> None:
         words = set(re.findall(r"[\w-]+", text))
         if words & (marks | set(_LAUNCHERS)):
             raise PlanError(
-                f"{path}:{line}: received {_short(' '.join(text.split()))}; this cannot be read as shell; check the "
+                f"{path}:{line}: {_short(' '.join(text.split()))} cannot be read as shell; check the "
                 "quotes and brackets around this line",
                 path=path,
                 line=line,

@@ -30,7 +30,7 @@ from rankmesh.core import presets, recipes
 from rankmesh.core.documents import INDEX, Invalid, Unreadable, parse_json, read_text, refused_as
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
-from rankmesh.errors import PlanError, RankmeshError
+from rankmesh.errors import PlanError, RankmeshError, quoted
 
 if TYPE_CHECKING:
     from rankmesh.readers import Config
@@ -82,8 +82,8 @@ def read_plan(spec: SpecLike, *, world_size: int | None = None) -> Plan:
         return read(spec, world_size=world_size).plan
     plan = recipes.axes(spec) if isinstance(spec, Mesh) else spec
     if not isinstance(plan, Plan):
-        raise PlanError(f"received {spec!r}; give a plan, a mesh, or a SPEC: {_FORMS}", received=spec)
-    return _fitting(plan, repr(spec), world_size)
+        raise PlanError(f"{quoted(spec)} is not a plan, a mesh or a SPEC; {_FORMS}", received=spec)
+    return _fitting(plan, spec, world_size)
 
 
 def read(
@@ -94,23 +94,24 @@ def read(
     ``variables`` are those of the environment in which a launch script runs.
     """
     if not isinstance(text, str | os.PathLike):
-        raise PlanError(f"received {text!r} as a SPEC; {_FORMS}", received=text)
+        raise PlanError(f"{quoted(text)} is not a SPEC; {_FORMS}", received=text)
     given = dict(variables or {})
     source = _read(text.strip(), world_size, given) if isinstance(text, str) else _file(Path(text), world_size, given)
     if given and source.config is None:
         raise PlanError(
-            f"received variables ({', '.join(given)}) for {str(text)!r}, which is no launch script; leave --set out",
+            f"variables ({', '.join(given)}) are set for {quoted(str(text))}, which is no launch script; "
+            "leave --set out",
             received=str(text),
         )
-    _fitting(source.plan, repr(str(text)), world_size)
+    _fitting(source.plan, str(text), world_size)
     return source
 
 
-def _fitting(plan: Plan, shown: str, world_size: int | None) -> Plan:
+def _fitting(plan: Plan, shown: object, world_size: int | None) -> Plan:
     if world_size is not None and plan.world_size != world_size:
         raise PlanError(
-            f"received {shown} for a world of {plan.world_size} ranks, with world size {world_size}; "
-            "they must be equal; change the spec or the world size",
+            f"{quoted(shown)} is a layout of {plan.world_size} ranks, but the world size is {world_size}; "
+            f"change the layout, or use world size {plan.world_size}",
             world_size=world_size,
             plan_world_size=plan.world_size,
         )
@@ -128,7 +129,7 @@ def _read(text: str, world_size: int | None, variables: Mapping[str, str]) -> So
         return _file(Path(text), world_size, variables)
     if "=" in text.partition("/")[0] and ":" not in text.partition("/")[0]:
         return Source(_axes(text, world_size), "axes", text)
-    raise PlanError(f"received {text!r}; {_near(name, text)}{_FORMS}", received=text)
+    raise PlanError(f"unknown layout {quoted(text)}; {_near(name, text)}{_FORMS}", received=text)
 
 
 def _is_file(text: str) -> bool:
@@ -149,7 +150,7 @@ def _axes(text: str, world_size: int | None) -> Plan:
     for view in views:
         name, colon, factors = view.partition(":")
         if not colon:
-            raise PlanError(f"received view {view!r}; a view is written name:axes, such as expert:ep=4,edp=2")
+            raise PlanError(f"view {quoted(view)} has no colon; write name:axes, such as expert:ep=4,edp=2")
         mesh = mesh.with_view(name.strip(), shared=None, **Mesh.parse(factors, world_size=mesh.size).axes)
     return recipes.axes(mesh)
 
@@ -203,12 +204,12 @@ def _recipe(name: str, text: str, world_size: int | None) -> Plan:
         if not equals or argument not in parameters:
             known = ", ".join(recipe_arguments(name))
             raise PlanError(
-                f"received {item!r} for recipe {name!r}; its arguments are {known}, each written name=value",
+                f"{quoted(item)} is not an argument of recipe {name!r}; write name=value, where name is one of {known}",
                 recipe=name,
                 received=item,
             )
         if argument in arguments:
-            raise PlanError(f"received {key!r} twice for recipe {name!r}; give it once", recipe=name, received=item)
+            raise PlanError(f"recipe {name!r} has {quoted(key)} twice; give it once", recipe=name, received=item)
         arguments[argument] = _value(name, key, value, str(parameters[argument].annotation))
     if world_size is not None:
         arguments.setdefault("world_size", world_size)
@@ -221,7 +222,7 @@ def _value(recipe: str, key: str, text: str, annotation: str) -> Any:
         return convert(text)
     except (ValueError, KeyError):
         raise PlanError(
-            f"received {key}={text} for recipe {recipe!r}; {key} is {_WORDS[convert]}", recipe=recipe, received=text
+            f"{key} is {quoted(text)} in recipe {recipe!r}; write {_WORDS[convert]}", recipe=recipe, received=text
         ) from None
 
 

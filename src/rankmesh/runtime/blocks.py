@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh.core.plan import Plan
-from rankmesh.errors import ConnectError, RankmeshError
+from rankmesh.errors import ConnectError, RankmeshError, quoted
 
 __all__ = ["block", "kind_along"]
 
@@ -34,14 +34,14 @@ def kind_along(plan: Plan, axis: str, view: str | None, own: Container[str]) -> 
     found = [name for name in plan.kinds if name in own and _along(plan, name, axis, view)]
     if not found:
         raise ConnectError(
-            f"received axis {axis!r} for a device mesh, but no group of the plan is along {axis!r} alone; "
+            f"no group of the plan is along axis {axis!r} alone, as a device mesh needs; "
             f"add GroupSpec({axis!r}) to the plan",
             axis=axis,
         )
     if len([name for name in found if name in leaders]) > 1:
         raise ConnectError(
-            f"received axis {axis!r} for a device mesh; the groups {', '.join(found)} are all along it, each with a "
-            f"process group of its own, and none is named {axis!r}; name one of them instead",
+            f"axis {axis!r} of a device mesh is ambiguous: the groups {', '.join(found)} are along it, each with a "
+            "process group of its own; name one of them instead",
             axis=axis,
             found=tuple(found),
         )
@@ -61,8 +61,8 @@ def block(plan: Plan, kinds: Sequence[str], rank: int, axes: Sequence[str]) -> A
     ranks = np.array(_nested(plan, kinds, rank)) if kinds else np.empty(0)
     if not kinds or len(set(axes)) < len(axes) or len(np.unique(ranks)) < ranks.size:
         raise ConnectError(
-            f"received the axes {tuple(axes)} for a device mesh; it has one axis or more, each once, and none inside "
-            "another; name them, such as device_mesh('dp', 'tp')",
+            f"a device mesh cannot have the axes {quoted(tuple(axes))}; name one axis or more, each once, and none "
+            "inside another, such as device_mesh('dp', 'tp')",
             axes=tuple(axes),
         )
     return ranks

@@ -19,7 +19,7 @@ from rankmesh.core import recipes
 from rankmesh.core.limits import time_limit
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
-from rankmesh.errors import ConnectError, LayoutError, PlanError, UnknownAxis
+from rankmesh.errors import ConnectError, LayoutError, PlanError, UnknownAxis, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import NOBODY
 from rankmesh.readers.source import read
@@ -102,8 +102,8 @@ def connect(
 def _check_keys(given: Mapping[Any, object]) -> None:
     if not given or not all(isinstance(key, str) and key for key in given):
         raise PlanError(
-            f"received the keys {list(given)} for the plans of a job; it has one plan or more, each under a word; "
-            "name them, such as connect({'encoder': plan, 'llm': other})",
+            f"the plans of a job have the keys {quoted(list(given))}; give one plan or more, each under a name, such "
+            "as connect({'encoder': plan, 'llm': other})",
             received=tuple(given),
         )
 
@@ -151,8 +151,8 @@ def _ranks(given: PlanLike) -> int:
 def _check_form(given: object) -> None:
     if not isinstance(given, Plan | Mesh | str):
         raise PlanError(
-            f"received {type(given).__name__} to connect; it must be a plan, which says which groups are wanted, a "
-            "SPEC or a mesh; use Plan(mesh, [GroupSpec('tp'), ...]), one of rankmesh.recipes, or 'tp=2,dp=*'",
+            f"cannot connect {quoted(given)}, which is not a plan, a SPEC or a mesh; "
+            "use Plan(mesh, [GroupSpec('tp'), ...]), one of rankmesh.recipes, or 'tp=2,dp=*'",
             received=given,
         )
 

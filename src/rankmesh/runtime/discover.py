@@ -44,7 +44,7 @@ def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
     """
     here = default_group()
     if here.store is None:
-        raise ConnectError("received a world without a store; ranks tell each other through it; use gloo or NCCL")
+        raise ConnectError("the world has no store, through which ranks exchange their hosts; use gloo or nccl")
     limit, world = time_limit(timeout), World.current()
     among = world.round("discover", range(here.size))
     data = gather(among, asdict(witness(here.rank)), _concluded, limit.total_seconds(), "discover()")

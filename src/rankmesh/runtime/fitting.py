@@ -30,7 +30,7 @@ def check_world(plan: Plan, world: DefaultGroup) -> None:
     span = plan.mesh.rank_range
     if plan.fixed_world and plan.world_size != world.size:
         raise ConnectError(
-            f"received a plan for a world of {plan.world_size} ranks in a world of {world.size}; they must be equal; "
+            f"the plan is for {plan.world_size} ranks, but the world has {world.size}; "
             f"start {plan.world_size} ranks, or make the plan with world_size={world.size}",
             plan_world_size=plan.world_size,
             world_size=world.size,
@@ -58,9 +58,8 @@ def check_lazy(plan: Plan, world: DefaultGroup) -> None:
     lazy = next((spec for spec in plan.specs if spec.options.lazy and world.splits_for(spec.options.backend)), None)
     if lazy is not None:
         raise ConnectError(
-            f"received lazy group {lazy.name!r} in a world that is bound to {world.bound_device}; its NCCL groups are "
-            "split from the world by all ranks together, so none can be made at its members' first use; remove lazy, "
-            "or call init_process_group() without device_id",
+            f"group {lazy.name!r} is lazy, but the world is bound to {world.bound_device}: all ranks together split "
+            "its NCCL groups from the world; remove lazy, or call init_process_group() without device_id",
             group=lazy.name,
         )
 

@@ -122,7 +122,7 @@ class LiveGroup:
         }
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise ConnectError(f"received group {self.name!r} to pickle; a live group stays in its process; use describe()")
+        raise ConnectError(f"live group {self.name!r} cannot be pickled, as it belongs to its process; use describe()")
 
     def __repr__(self) -> str:
         return f"LiveGroup({self.own}, ranks={self.own.group!r}, rank={self.rank})"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rankmesh.core.local import LocalGroup
 from rankmesh.core.plan import Plan
-from rankmesh.errors import ConnectError
+from rankmesh.errors import ConnectError, quoted
 from rankmesh.runtime.naming import process_group_name
 
 __all__ = ["Identity", "described", "identified"]
@@ -44,8 +44,9 @@ def identified(text: str, plans: Mapping[tuple[str, int], Plan]) -> Identity:
             if text in (named, described(plan, key, own)):
                 return Identity(plan, key, own.name, dict(own.coordinate), own.ranks)
     raise ConnectError(
-        f"received {text[:80]!r}, which is the name or description of no process group of the plans that are connected "
-        f"here ({', '.join(key or plan.name or 'one plan' for (key, _), plan in plans.items()) or 'none'})",
+        f"{quoted(text)} is not the name or description of a process group of the plans that are connected here "
+        f"({', '.join(key or plan.name or 'one plan' for (key, _), plan in plans.items()) or 'none'}); "
+        "connect its plan first",
         received=text,
     )
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.core.limits import time_limit
-from rankmesh.errors import ConnectError, first_line
+from rankmesh.errors import ConnectError, first_line, quoted
 from rankmesh.launch.started import Launch, host_name, started_by
 from rankmesh.launch.table import NOBODY
 from rankmesh.rendezvous import StoreLost
@@ -161,8 +161,8 @@ def _joined(launch: Launch, backend: str | None) -> LiveRank:
     there, rank, size = dist.get_backend(), dist.get_rank(), dist.get_world_size()
     if backend not in (None, there):
         raise ConnectError(
-            f"received backend {backend!r} in a world of {there!r} that is initialised already; it stays as it is; "
-            "call init() without a backend, or leave the other world first: torch.distributed.destroy_process_group()",
+            f"the world is initialised already, with backend {there!r} and not {quoted(backend)}; "
+            "call init() without a backend, or leave that world first: torch.distributed.destroy_process_group()",
             backend=backend,
             world_backend=there,
         )
@@ -193,7 +193,7 @@ def _live(launch: Launch, device: torch.device, backend: str, why: str, store: S
 def _check_backend(backend: object) -> None:
     if backend is not None and not isinstance(backend, str):
         raise ConnectError(
-            f"received backend {backend!r}; it is the name of a torch backend; "
+            f"backend is {quoted(backend)}, which is no name of a torch backend; "
             "ask for 'gloo' or 'nccl', or leave it out",
             received=backend,
         )

@@ -130,9 +130,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ConnectError(
-                "received a use of groups that are closed; their process groups are destroyed; connect again"
-            )
+            raise ConnectError("these groups are closed; use them inside the `with` block, or connect again")
 
     # -- process groups -----------------------------------------------------------------------------------------
 
@@ -282,7 +280,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
         self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise ConnectError("received live groups to pickle; they stay in their process; send the plan, or report()")
+        raise ConnectError("live groups cannot be pickled, as they belong to their process; send the plan, or report()")
 
     def _repr_html_(self) -> str:
         """For notebooks: this rank's groups, what they share, and what each phase cost."""

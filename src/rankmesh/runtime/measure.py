@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from rankmesh.core.spec import GroupSpec
-from rankmesh.errors import ConnectError, PlanError, first_line
+from rankmesh.errors import ConnectError, PlanError, first_line, quoted
 from rankmesh.launch.started import host_name
 from rankmesh.placement.measured import HOP, Measurement, measurement
 from rankmesh.rendezvous import Arrivals, Outcome, Round, gather, lost
@@ -72,7 +72,9 @@ def measure(
     chosen = tuple(kinds) if kinds is not None else tuple(names[0] for names in plan.sharing)
     given = tuple(sizes)
     if not given or min(given) < 1:
-        raise PlanError(f"received sizes {given}; they are bytes that a rank holds, such as (4096, 1048576)")
+        raise PlanError(
+            f"sizes {quoted(given)} cannot be measured; give bytes that a rank holds, such as (4096, 1048576)"
+        )
     world, ranks = groups.world, range(plan.mesh.rank_range.offset, plan.mesh.rank_range.stop)
     among = world.round(f"measure/{plan.digest[:16]}/{groups.generation}", ranks)
     wait = _Barrier(world, f"{among.name}/barrier", ranks, limit)

@@ -123,9 +123,9 @@ def _resolve(launch: Launch, end: float) -> None:
                 continue
             name = next((name for name in ("MASTER_ADDR", "PET_MASTER_ADDR") if name in launch.evidence), "the host")
             raise ConnectError(
-                f"received {name}={launch.address} on rank {launch.rank}, which does not resolve "
-                f"({getattr(error, 'strerror', None) or error}); the ranks meet at the host of rank 0; set MASTER_ADDR "
-                "to a name or an address by which all of them reach it",
+                f"{name}={launch.address} on rank {launch.rank} does not resolve "
+                f"({getattr(error, 'strerror', None) or error}); set MASTER_ADDR to a name or an address by which "
+                "every rank reaches the host of rank 0",
                 address=launch.address,
                 rank=launch.rank,
             ) from error
@@ -203,9 +203,9 @@ def _mpi_world(launch: Launch) -> Any:
     size, rank = COMM_WORLD.Get_size(), COMM_WORLD.Get_rank()
     if (rank, size) != (launch.rank, launch.world_size):
         raise ConnectError(
-            f"received rank {launch.rank} of {launch.world_size} from {launch.launcher}, and {rank} of {size} from "
-            "mpi4py, which was built for another MPI; set MASTER_ADDR and MASTER_PORT, or start the ranks with the "
-            "mpirun of mpi4py's MPI",
+            f"this process is rank {launch.rank} of {launch.world_size} for {launch.launcher}, but {rank} of {size} "
+            "for mpi4py, which was built for another MPI; set MASTER_ADDR and MASTER_PORT, or start the ranks with "
+            "the mpirun of mpi4py's MPI",
             rank=launch.rank,
             world_size=launch.world_size,
             received=(rank, size),
@@ -215,7 +215,7 @@ def _mpi_world(launch: Launch) -> Any:
 
 def _placeless(launch: Launch, rule: str) -> ConnectError:
     return ConnectError(
-        f"received a job of {launch.world_size} ranks by {launch.launcher} without MASTER_ADDR; {rule}; set "
+        f"MASTER_ADDR is not set in a job of {launch.world_size} ranks (launcher: {launch.launcher}); {rule}; set "
         "MASTER_ADDR (and MASTER_PORT) for all ranks, install mpi4py under MPI, or start the ranks with torchrun",
         launcher=launch.launcher,
         world_size=launch.world_size,

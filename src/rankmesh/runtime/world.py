@@ -102,8 +102,8 @@ class World:
         """Two threads would connect in another order on another rank."""
         if not self._connecting.acquire(blocking=False):
             raise ConnectError(
-                f"rank {self.default.rank}: received a second connect while one is under way on another thread; all "
-                "ranks connect in one order; connect on one thread, or several plans together, in one mapping",
+                f"rank {self.default.rank} connects on two threads at the same time, and so in an order of its own; "
+                "connect on one thread, or several plans together, in one mapping",
                 rank=self.default.rank,
             )
         try:
@@ -135,9 +135,8 @@ class World:
             return None
         if self.default.store is None:
             raise ConnectError(
-                f"received a world of backend {self.default.backend!r}, which keeps no store; the ranks agree through "
-                "the store; initialise the world with a store (gloo or nccl), and give groups backend='mpi' where "
-                "they need it",
+                f"the world's backend {self.default.backend!r} has no store, which the ranks need to agree; "
+                "initialise the world with gloo or nccl, and give groups backend='mpi' where they need it",
                 backend=self.default.backend,
             )
         proposal = self._proposal(plans, refusal, span)

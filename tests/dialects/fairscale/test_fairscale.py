@@ -141,7 +141,7 @@ def test_refusals(ranks):
         assert "world_size is 4, but tp 8" in clamped
         assert "world_size is 4, but tp 3" in odd
         assert "= 8 does not divide it" in product
-        assert "received backend 'gluu'" in backend
+        assert "unknown backend 'gluu'" in backend
         assert state == [False, 1]
         assert "init_process_group" in absent
 

@@ -8,7 +8,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.debug.verification.here import check_here
 from rankmesh.debug.verification.in_job import check_in_job
 from rankmesh.debug.verification.results import CheckResult
-from rankmesh.errors import PlanError
+from rankmesh.errors import PlanError, quoted
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NOBODY
 
@@ -36,7 +36,7 @@ def check(
     """
     if not isinstance(plan, Plan):
         raise PlanError(
-            f"received {type(plan).__name__} to check; it must be a plan; use rankmesh.read('tp=2,dp=4') or "
+            f"cannot check {quoted(plan)}, which is not a plan; use rankmesh.read('tp=2,dp=4') or "
             "Plan(mesh, [GroupSpec('tp'), ...])",
             received=plan,
         )

@@ -60,7 +60,7 @@ def check_in_job(
     """
     if plan.world_size != launch.world_size:
         raise PlanError(
-            f"received a plan for {plan.world_size} ranks in a job of {launch.world_size}; they must be equal; "
+            f"the plan is for {plan.world_size} ranks, but the job has {launch.world_size}; "
             f"start {plan.world_size} ranks, or check a layout of {launch.world_size}",
             plan_world_size=plan.world_size,
             world_size=launch.world_size,

@@ -76,7 +76,7 @@ def _here(
         if stopped or not (place / "found").exists():
             said = [path.read_text(encoding="utf-8") for path in sorted(place.glob("failed-*"))]
             why = said[0] if said else next(iter(stopped.values()), "said nothing")
-            raise ConnectError(f"received no measurement: a rank {why}; look at what it says", ranks=tuple(stopped))
+            raise ConnectError(f"nothing was measured: a rank {why}; look at what it says", ranks=tuple(stopped))
         found: Measurement = pickle.loads((place / "found").read_bytes())  # noqa: S301  - written by our own rank
     return found
 

@@ -48,7 +48,7 @@ def check_size(plan: Plan) -> int:
     size = plan.world_size
     if size > LIMIT:
         raise PlanError(
-            f"received a plan for {size} ranks to start on this machine; at most {LIMIT} are started; "
+            f"the plan is for {size} ranks, and at most {LIMIT} can be started on this machine; "
             "run the same command inside a job of that size (torchrun or srun), or take a smaller layout",
             world_size=size,
             limit=LIMIT,

@@ -86,7 +86,7 @@ class GlobalSymmetricMemoryBuffer:
         if found["tensor"] is None:
             held = 0 if self.symm_buffer is None else self.symm_buffer.numel()
             raise ConnectError(
-                f"received a request for {prod(tensor_shape) * dtype.itemsize} bytes of symmetric memory; "
+                f"cannot give {prod(tensor_shape) * dtype.itemsize} bytes of symmetric memory; "
                 f"{self.unavailable or f'there are {held}; ask for less'}",
                 held=held,
             )

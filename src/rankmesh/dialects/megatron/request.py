@@ -20,6 +20,7 @@ from rankmesh.core.recipes.megatron import DEFAULT_ORDER, megatron
 from rankmesh.core.spec import GroupSpec
 from rankmesh.dialects.megatron.nccl import read_config, section_of, sharp_kind
 from rankmesh.dialects.megatron.refusals import Refused, UnknownName, refusals
+from rankmesh.errors import quoted
 
 __all__ = ["Request"]
 
@@ -94,21 +95,21 @@ class Request:
         stages, backend = self.pipeline_model_parallel_size, self.pipeline_model_parallel_comm_backend
         if self.virtual_pipeline_model_parallel_size is not None and stages < 2:
             raise Refused(
-                f"received virtual_pipeline_model_parallel_size {self.virtual_pipeline_model_parallel_size} with "
-                f"pipeline_model_parallel_size {stages}; stages interleave from 2 on; make it larger, or leave the "
-                "virtual size out",
+                f"virtual_pipeline_model_parallel_size is {self.virtual_pipeline_model_parallel_size}, but "
+                f"pipeline_model_parallel_size is {stages}; use 2 stages or more, or leave the virtual size out",
                 received=stages,
             )
         if backend not in (None, "nccl", "ucc"):
             raise Refused(
-                f"received pipeline_model_parallel_comm_backend {backend!r}; it is 'nccl', 'ucc' or None, the world's "
-                "own; use one of them",
+                f"unknown pipeline_model_parallel_comm_backend {quoted(backend)}; use 'nccl' or 'ucc', or None for "
+                "the world's",
                 received=backend,
             )
         for name in self.order.lower().split("-"):
             if name not in _AXES:
                 raise UnknownName(
-                    f"received order {self.order!r} with {name!r}; an order is made of {', '.join(_AXES)}; remove it",
+                    f"order {quoted(self.order)} has the unknown axis {quoted(name)}; known are {', '.join(_AXES)}; "
+                    "remove it",
                     name=name,
                     known=_AXES,
                 )
@@ -118,15 +119,16 @@ class Request:
         group = self.sharp_enabled_group
         if group is not None and not self.use_sharp:
             raise Refused(
-                f"received sharp_enabled_group {group!r} without use_sharp; set use_sharp=True, or leave it out",
+                f"sharp_enabled_group is {quoted(group)} without use_sharp; set use_sharp=True, or leave it out",
                 received=group,
             )
         if group is not None:
             sharp_kind(group)
         if group == "dp_replica" and self.num_distributed_optimizer_instances < 2:
             raise Refused(
-                f"received sharp_enabled_group 'dp_replica' with {self.num_distributed_optimizer_instances} optimizer "
-                "instance; replicas are between instances; use 'dp', or more instances",
+                "sharp_enabled_group is 'dp_replica', which is between optimizer instances, but "
+                f"num_distributed_optimizer_instances is {self.num_distributed_optimizer_instances}; use 'dp', or more "
+                "instances",
                 received=group,
             )
 
@@ -136,8 +138,8 @@ class Request:
         size = plan.mesh.groups("edp", view="expert").size
         if not self.order.endswith("pp") and dense["pp"] > 1 and dense["dp"] != size:
             raise Refused(
-                f"received order {self.order!r} with data-parallel sizes {dense['dp']} for dense layers and {size} for "
-                f"experts ({expert}); unless they are equal, pp comes last; move pp to the end of the order",
+                f"order {self.order!r} does not end with pp, but the data-parallel size is {dense['dp']} for dense "
+                f"layers and {size} for experts ({expert}); move pp to the end of the order",
                 order=self.order,
             )
 

@@ -52,8 +52,8 @@ def mesh_of(device_mesh: DeviceMesh) -> Mesh:
     offset = min(ranks)
     if sorted(ranks) != list(range(offset, offset + len(ranks))):
         raise LayoutError(
-            f"received a DeviceMesh of ranks {ranks[:8]}; a mesh covers ranks that follow each other; state the "
-            "sharding on a mesh of all of them, and say where on it this one is: Sharding(mesh, ..., at={'pp': 1})",
+            f"the DeviceMesh has gaps between its ranks {ranks[:8]}; state the sharding on a mesh without gaps, and "
+            "say where on it this one is: Sharding(mesh, ..., at={'pp': 1})",
             ranks=tuple(ranks),
         )
     sizes = dict(zip(_names(device_mesh)[::-1], device_mesh.mesh.shape[::-1], strict=True))
@@ -68,8 +68,8 @@ def _dim(placement: Any, dimensions: int) -> int:
     dim = getattr(placement, "dim", None)
     if not isinstance(dim, int) or (not isinstance(placement, Shard) and not hasattr(placement, "split_factor")):
         raise LayoutError(
-            f"received placement {placement}; a sharding says where each element is: Shard or Replicate; "
-            "redistribute the DTensor first",
+            f"placement {placement} does not say where each element is; redistribute the DTensor to Shard or "
+            "Replicate first",
             placement=placement,
         )
     return dim % dimensions
@@ -83,7 +83,7 @@ def _place(axes: Sequence[str], mesh: Mesh, placement: Any) -> int:
             return place
         passed *= mesh.axes[axes[place]] if place < len(axes) else 1
     raise LayoutError(
-        f"received placement {placement}, whose split factor is no product of the axes behind it ({', '.join(axes)}); "
+        f"the split factor of placement {placement} is no product of the axes behind it ({', '.join(axes)}); "
         "redistribute the DTensor to plain shards first",
         placement=placement,
     )

@@ -60,7 +60,7 @@ def shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
         return _shapes(config)
     except KeyError as error:
         raise LayoutError(
-            f"received a configuration without {error}; it is one of the Llama family; give shapes of another model "
+            f"the configuration has no {error}, as those of the Llama family have; give shapes of another model "
             "yourself: Checkpoint.open(folder).shapes",
             missing=str(error),
         ) from error
@@ -123,7 +123,7 @@ def _experts_of(config: Mapping[str, Any], layer: int) -> int:
     """How many experts a layer of Qwen has: every ``decoder_sparse_step``-th layer, but for those said to have none."""
     if config.get("shared_expert_intermediate_size") or config.get("n_shared_experts"):
         raise LayoutError(
-            "received a configuration with shared experts; their shapes are not known here; give shapes yourself: "
+            "the configuration has shared experts, whose shapes are not known here; give shapes yourself: "
             "Checkpoint.open(folder).shapes"
         )
     sparse = (layer + 1) % (config.get("decoder_sparse_step") or 1) == 0
@@ -162,8 +162,8 @@ def cut_of(name: str, dimensions: int, styles: Mapping[str, str], axis: str) -> 
     word = style.removesuffix("_rep").removesuffix("_gather_output").removeprefix("local_")
     if word not in _WORDS:
         raise LayoutError(
-            f"received style {style!r} for {name!r}; known are {', '.join(_WORDS)}, with _rep, _gather_output, local_; "
-            "state the sharding of this tensor yourself",
+            f"unknown style {quoted(style)} of {name!r}; known are {', '.join(_WORDS)}, with _rep, _gather_output, "
+            "local_; state the sharding of this tensor yourself",
             style=style,
             name=name,
         )

@@ -89,8 +89,8 @@ def _agree(name: str, known: Mapping[str, Any], entry: Mapping[str, Any]) -> Non
     for what in ("shape", "dtype", "dim", "stride", "expert"):
         if known[what] != entry[what]:
             raise LayoutError(
-                f"received {name!r} with {what} {known[what]} on one rank and {entry[what]} on another; one name is "
-                "one tensor; give global names: rename=",
+                f"{name!r} has {what} {known[what]} on one rank and {entry[what]} on another, but one name is one "
+                "tensor; give global names: rename=",
                 name=name,
             )
 
@@ -108,5 +108,5 @@ def _sharding(entry: Mapping[str, Any], mesh: Mesh) -> Sharding:
     at = {axis: tuple(sorted(places)) for axis, places in entry["at"].items()}
     kept = {axis: places for axis, places in at.items() if len(places) < mesh.view(view).axes[axis]}
     if prod(len(places) for places in kept.values()) > 1 and sum(len(places) > 1 for places in kept.values()) > 1:
-        raise LayoutError(f"received a parameter at {kept}; its copies lie along one axis; give global names: rename=")
+        raise LayoutError(f"a parameter at {kept} has copies along more than one axis; give global names: rename=")
     return Sharding(mesh, cut, tuple(shape), entry["dtype"], kept, view, parts, padded)

@@ -65,8 +65,8 @@ def shardings(
     groups, tp = config.get("num_key_value_heads") or heads, mesh.axes.get("tp", 1)
     if heads % tp or (groups % tp and tp % groups):
         raise LayoutError(
-            f"received {heads} heads and {groups} key-value heads for tp {tp}; tp divides the heads, and divides the "
-            "key-value heads or is a multiple of them; change tp",
+            f"{heads} heads and {groups} key-value heads cannot be sharded over tp {tp}; use a tp that divides the "
+            "heads, and divides the key-value heads or is a multiple of them",
             heads=heads,
             groups=groups,
             tp=tp,
@@ -106,8 +106,8 @@ class _Experts:
         width = next(length for axes, length in zip(cut, shape, strict=True) if axes)
         if width % self._ranks:
             raise LayoutError(
-                f"received experts of width {width} for {' x '.join(self._axes)} = {self._ranks}; these cut every "
-                "expert; change a size, or place whole experts: expert_parallel=True",
+                f"experts of width {width} cannot be divided by {' x '.join(self._axes)} = {self._ranks}; change a "
+                "size, or place whole experts: expert_parallel=True",
                 width=width,
                 ranks=self._ranks,
             )
@@ -161,7 +161,7 @@ def views(parameters: Mapping[str, Tensor], held: Mapping[str, Sharding], rank: 
         fused, rows, expert = _fused(name), sharding.of(rank).shape[0], _expert(name)
         if fused not in parameters:
             raise LayoutError(
-                f"received parameters without {fused!r}, which has {name!r}; give those of vLLM's model, "
+                f"{fused!r}, which holds {name!r}, is not among the parameters; give those of vLLM's model: "
                 "dict(model.named_parameters())",
                 name=name,
             )

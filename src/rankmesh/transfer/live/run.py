@@ -199,7 +199,7 @@ def _outside(moves: Transfer, ranks: list[int]) -> str:
     absent = sorted(set(np.unique(np.concatenate([flows.source, flows.target])).tolist()) - set(ranks))
     if not absent:
         return ""
-    return f"received a group without rank {absent[0]}, which has a part in the transfer; give a group of all of them"
+    return f"rank {absent[0]} has a part in the transfer, but is not in the group; give a group of all its ranks"
 
 
 def _longest(moves: Transfer, budget: int) -> int:
@@ -210,8 +210,8 @@ def _longest(moves: Transfer, budget: int) -> int:
     longest = min(integer(budget, "budget", least=1) // (2 * peers), _LONGEST)
     if longest < _SHORTEST:
         raise PlanError(
-            f"received a budget of {budget} bytes for a rank with {peers} peers; it holds two messages of {_SHORTEST} "
-            f"bytes for each; give at least {2 * peers * _SHORTEST}",
+            f"the budget is {budget} bytes, and a rank with {peers} peers needs two messages of {_SHORTEST} bytes for "
+            f"each; give at least {2 * peers * _SHORTEST}",
             budget=budget,
             peers=peers,
         )

@@ -53,14 +53,14 @@ def problem_of(
     for name, shard in shards.items():
         dtype = getattr(torch, shardings[name].dtype)
         if name not in tensors:
-            return f"received no {what} {name!r}; the rank holds {list(shard.shape)} of it; give every shard"
+            return f"{what} {name!r} is missing, of which the rank holds {list(shard.shape)}; give every shard"
         own = tensors[name]
         if not isinstance(own, Tensor):
-            return f"received {type(own).__name__} as {what} {name!r}; give a tensor"
+            return f"{what} {name!r} is of type {type(own).__name__}; give a tensor"
         if own.dtype != dtype or tuple(own.shape) != shard.shape:
             return (
-                f"received {what} {name!r} of {own.dtype} {list(own.shape)}; its shard is {dtype} {list(shard.shape)}; "
-                "give the shard that the sharding says"
+                f"{what} {name!r} is {own.dtype} {list(own.shape)}, but its shard is {dtype} {list(shard.shape)}; "
+                "give the shard that the sharding describes"
             )
     return ""
 
