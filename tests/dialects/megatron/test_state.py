@@ -196,7 +196,7 @@ def test_refusals_say_what_was_received_and_leave_nothing(ranks):
         "twice": "twice",
         "unknown": "'zz'",
         "missing": "leaves out 'tp'",
-        "virtual": "virtual_pipeline_model_parallel_size 2",
+        "virtual": "virtual_pipeline_model_parallel_size is 2, but pipeline",
         "hierarchy": r"(2, 3)",
         "high priority": "'dpp'",
         "embedding": "the same positions in every group",
