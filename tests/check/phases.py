@@ -22,7 +22,7 @@ from rankmesh.launch.table import torchrun_variables
 # The function of which file, called for the nth time, begins a phase.
 PHASES = {
     "start": ("enter", "runtime/init.py", 1),
-    "muster": ("decide", "runtime/muster.py", 1),
+    "muster": ("decide", "runtime/backend_decision.py", 1),
     "agree": ("agree", "/groups/", 1),
     "create": ("create", "backend/members.py", 1),
     "complete": ("complete", "/groups/", 1),

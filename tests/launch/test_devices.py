@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh.runtime.devices import Offer, choose, loopback_address, offer, pick
+from rankmesh.runtime.devices import Capabilities, choose, loopback_address, offer, pick
 
 
 def _offers(devices, asked=None):
     """Ranks with these devices, two on each host; None is none."""
     return [
-        Offer(
+        Capabilities(
             rank, len(devices), f"host{rank // 2}", 100 + rank, asked, None if device is None else 0, device, "no GPU"
         )
         for rank, device in enumerate(devices)

@@ -144,7 +144,7 @@ def test_ranks_that_do_not_go_together(ranks, what, words):
 
 def _dies(self, _):
     """Rank 0 has said who it is, and is killed while the others wait."""
-    self.channel.first(self.seat(0), self.identity)
+    self.channel.first(self.identity_key(0), self.identity)
     time.sleep(2)
     os.kill(os.getpid(), signal.SIGKILL)
 

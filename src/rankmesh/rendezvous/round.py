@@ -150,7 +150,7 @@ class Round:
     def _left(self) -> str:
         return f"{self.name}/{self.epoch}/left"
 
-    def seat(self, rank: int) -> str:
+    def identity_key(self, rank: int) -> str:
         """Where a rank says which process it is, as soon as it arrives."""
         return f"{self.name}/{self.epoch}/identity/{rank}"
 
@@ -198,7 +198,7 @@ class Round:
     def _arrive(self, step: _Step) -> bool:
         proposal = step.proposal
         if self.identity:
-            first = self.channel.first(self.seat(self.rank), self.identity)
+            first = self.channel.first(self.identity_key(self.rank), self.identity)
             if first != self.identity:
                 self._twice = first
                 return False
@@ -318,7 +318,7 @@ class Round:
 
     def _is_last(self) -> bool:
         if self.identity:
-            self.channel.delete([self.seat(self.rank)])
+            self.channel.delete([self.identity_key(self.rank)])
         return self.channel.arrive(self._left, self.participants, self.rank)
 
     def _stay(self, outcome: Outcome) -> None:

@@ -22,11 +22,11 @@ import torch.distributed as dist
 
 from rankmesh.errors import in_words
 
-__all__ = ["Choice", "Offer", "choose", "offer", "pick", "ranks_share"]
+__all__ = ["BackendDecision", "Capabilities", "choose", "offer", "pick", "ranks_share"]
 
 
 @dataclass(frozen=True)
-class Offer:
+class Capabilities:
     """What one rank has: the device that it would use, as its index and its identity, or why it has none.
 
     ``loopback`` is the address at which gloo would listen, where only ranks of the same ``network`` can reach it.
@@ -45,7 +45,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Choice:
+class BackendDecision:
     """What all ranks do: the backend, and the reason; without a backend, why they cannot go on."""
 
     backend: str | None
@@ -53,14 +53,14 @@ class Choice:
     ranks: tuple[int, ...] = ()
 
 
-def offer(rank: int, size: int, host: str, process: int, asked: str | None, local_rank: int | None) -> Offer:
+def offer(rank: int, size: int, host: str, process: int, asked: str | None, local_rank: int | None) -> Capabilities:
     """What this process has."""
     shared = ranks_share()
     index, why = _own_index(local_rank, shared)
     device = None if index is None else str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
     # A share of a device is a device of its own.
     own = f"{device}/{rank}" if device and shared else device
-    return Offer(rank, size, host, process, asked, index, own, why, loopback_address(), _network())
+    return Capabilities(rank, size, host, process, asked, index, own, why, loopback_address(), _network())
 
 
 def loopback_address() -> str:
@@ -132,12 +132,12 @@ def pick(seen: int, local_rank: int | None, *, shared: bool = False) -> tuple[in
     return local_rank, ""
 
 
-def choose(offers: Sequence[Offer]) -> Choice:
+def choose(offers: Sequence[Capabilities]) -> BackendDecision:
     """What ranks with these offers do together.
 
-    >>> a, b = Offer(0, 2, "h", 1, None, 0, "x", ""), Offer(1, 2, "h", 2, None, None, None, "it sees no GPU")
-    >>> choose([a, b])
-    Choice(backend='gloo', why='rank 1 on h has no GPU of its own: it sees no GPU', ranks=(1,))
+    >>> one = Capabilities(0, 2, "h", 1, None, 0, "x", "")
+    >>> choose([one, Capabilities(1, 2, "h", 2, None, None, None, "it sees no GPU")])
+    BackendDecision(backend='gloo', why='rank 1 on h has no GPU of its own: it sees no GPU', ranks=(1,))
     """
     for name in ("size", "asked"):
         odd = _differing(offers, name)
@@ -146,24 +146,26 @@ def choose(offers: Sequence[Offer]) -> Choice:
     asked = offers[0].asked
     ranks, why = _without(offers)
     if asked is not None and "nccl" in asked and ranks:
-        return Choice(
+        return BackendDecision(
             None, f"backend {asked!r} needs a GPU for each rank; {why}; ask for gloo, or for no backend", ranks
         )
     if asked is not None:
-        chosen = Choice(asked, "asked for")
+        chosen = BackendDecision(asked, "asked for")
     else:
-        chosen = Choice("gloo", why, ranks) if ranks else Choice("nccl", "every rank has a GPU of its own")
+        chosen = (
+            BackendDecision("gloo", why, ranks) if ranks else BackendDecision("nccl", "every rank has a GPU of its own")
+        )
     return (_unreachable(offers) if "gloo" in str(chosen.backend) else None) or chosen
 
 
-def _unreachable(offers: Sequence[Offer]) -> Choice | None:
+def _unreachable(offers: Sequence[Capabilities]) -> BackendDecision | None:
     """Ranks on several hosts, one of which gloo would make listen where no other host can reach it."""
     found = [one for one in offers if one.loopback]
     if not found or len({one.network for one in offers}) < 2:
         return None
     hosts = list(dict.fromkeys(f"{one.host} listens at {one.loopback}" for one in found))
     shown = ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
-    return Choice(
+    return BackendDecision(
         None,
         f"{shown}, where no other host can reach gloo; set GLOO_SOCKET_IFNAME to the network interface between the "
         "hosts, on every rank",
@@ -171,14 +173,14 @@ def _unreachable(offers: Sequence[Offer]) -> Choice | None:
     )
 
 
-def _differing(offers: Sequence[Offer], name: str) -> Choice | None:
+def _differing(offers: Sequence[Capabilities], name: str) -> BackendDecision | None:
     first = offers[0]
     odd = [other for other in offers if getattr(other, name) != getattr(first, name)]
     if not odd:
         return None
     what = {"size": "a world of {} ranks", "asked": "backend {}"}[name]
     ours, theirs = (what.format(getattr(one, name)) for one in (first, odd[0]))
-    return Choice(
+    return BackendDecision(
         None,
         f"rank {first.rank} on {first.host} says {ours}, {in_words([one.rank for one in odd])} on {odd[0].host} "
         f"{theirs}; they must say the same; start all ranks with one launcher and the same arguments",
@@ -186,7 +188,7 @@ def _differing(offers: Sequence[Offer], name: str) -> Choice | None:
     )
 
 
-def _without(offers: Sequence[Offer]) -> tuple[tuple[int, ...], str]:
+def _without(offers: Sequence[Capabilities]) -> tuple[tuple[int, ...], str]:
     """The ranks that have no device of their own, and why the first of them has none."""
     taken: dict[tuple[str, str], int] = {}
     found: Mapping[int, str] = {}

@@ -25,8 +25,8 @@ from rankmesh.errors import ConnectError, first_line, quoted
 from rankmesh.launch.started import Launch, host_name, started_by
 from rankmesh.launch.table import NOBODY
 from rankmesh.rendezvous import StoreLost
-from rankmesh.runtime.devices import Choice, Offer, choose, offer
-from rankmesh.runtime.muster import decide
+from rankmesh.runtime.backend_decision import decide
+from rankmesh.runtime.devices import BackendDecision, Capabilities, choose, offer
 from rankmesh.runtime.served_store import is_served, open_store
 
 __all__ = ["LiveRank", "enter", "init"]
@@ -117,7 +117,7 @@ def enter(launch: Launch, backend: str | None = None, timeout: float | timedelta
     return _live(launch, device, backend, choice.why, store, farewell)
 
 
-def _together(launch: Launch, own: Offer, limit: timedelta) -> tuple[Launch, Store, str, Choice]:
+def _together(launch: Launch, own: Capabilities, limit: timedelta) -> tuple[Launch, Store, str, BackendDecision]:
     """Where the ranks met, under which keys, and the choice of all of them.
 
     A rank that is early may find the store of the world before, which rank 0 is about to close: it tries again.
@@ -149,7 +149,7 @@ def _gone(launch: Launch) -> ConnectError:
     )
 
 
-def _alone(own: Offer) -> Choice:
+def _alone(own: Capabilities) -> BackendDecision:
     choice = choose([own])
     if choice.backend is None:
         raise ConnectError(f"rank 0 of 1: {choice.why}", rank=0, ranks=choice.ranks)
@@ -199,7 +199,7 @@ def _check_backend(backend: object) -> None:
         )
 
 
-def _device(backend: str, own: Offer) -> torch.device:
+def _device(backend: str, own: Capabilities) -> torch.device:
     if "nccl" not in backend or own.index is None:
         return torch.device("cpu")
     torch.cuda.set_device(own.index)

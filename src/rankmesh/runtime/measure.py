@@ -80,13 +80,13 @@ def measure(
     wait = _Barrier(world, f"{among.name}/barrier", ranks, limit)
     rows = _watched(among, lambda: list(_rows(groups, chosen, given, progress, wait)), limit.total_seconds())
     said = {"rank": groups.rank, "host": host_name(), "rows": rows}
-    told = gather(among, said, _sorted, limit.total_seconds(), "measure()")
-    hosts = {each["rank"]: each["host"] for each in told}
+    rows_of_all = gather(among, said, _sorted, limit.total_seconds(), "measure()")
+    hosts = {each["rank"]: each["host"] for each in rows_of_all}
     return measurement(
         plan,
         [hosts.get(rank, "") for rank in range(ranks.stop)],
         world.default.backend,
-        {each["rank"]: each["rows"] for each in told},
+        {each["rank"]: each["rows"] for each in rows_of_all},
     )
 
 

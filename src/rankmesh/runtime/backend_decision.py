@@ -18,7 +18,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # absent from
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel, StoreLost
 from rankmesh.rendezvous.gather import or_missing
-from rankmesh.runtime.devices import Choice, Offer, choose
+from rankmesh.runtime.devices import BackendDecision, Capabilities, choose
 
 __all__ = ["decide"]
 
@@ -28,7 +28,9 @@ _ODD = 1.0
 _LOOK = 0.5
 
 
-def decide(store: Store, prefix: str, own: Offer, seconds: float, *, serves: bool) -> tuple[Choice, str]:
+def decide(
+    store: Store, prefix: str, own: Capabilities, seconds: float, *, serves: bool
+) -> tuple[BackendDecision, str]:
     """What all ranks do, once all have arrived; and a prefix for the keys of what they do.
 
     Raises ``ConnectError`` on every rank where what they have does not go together, ``AgreementError`` naming the
@@ -42,7 +44,7 @@ def decide(store: Store, prefix: str, own: Offer, seconds: float, *, serves: boo
 
         def look() -> None:
             nonlocal met
-            met = met or found.ask(lambda: found.channel.wait(found.seat(0), 0))
+            met = met or found.ask(lambda: found.channel.wait(found.identity_key(0), 0))
 
         look()
         return _decided(found, own, seconds, look), f"{prefix}/{found.epoch}"
@@ -50,24 +52,24 @@ def decide(store: Store, prefix: str, own: Offer, seconds: float, *, serves: boo
         raise StoreLost(error.message, rank=own.rank, missing=(0,), met=met) from error
 
 
-def _decided(found: Round, own: Offer, seconds: float, look: Callable[[], None]) -> Choice:
+def _decided(found: Round, own: Capabilities, seconds: float, look: Callable[[], None]) -> BackendDecision:
     def conclude(arrivals: Arrivals) -> Outcome:
-        offers = [Offer(**json.loads(texts[-1])) for _, texts in sorted(arrivals.texts.items())]
+        offers = [Capabilities(**json.loads(texts[-1])) for _, texts in sorted(arrivals.texts.items())]
         if len({offer.size for offer in offers}) == 1 and not arrivals.complete:
             return or_missing(lambda _: _decision(offers), seconds, "init()")(arrivals)
         return _decision(offers)
 
     proposal = Proposal(f"{own.size} {own.asked}", text=json.dumps(asdict(own)))
-    outcome = found.step("muster", proposal, conclude, Patience(seconds, if_odd=_ODD, meanwhile=(_LOOK, look)))
+    outcome = found.step("capabilities", proposal, conclude, Patience(seconds, if_odd=_ODD, meanwhile=(_LOOK, look)))
     found.leave(outcome)
     if not outcome.agreed:
         kind = AgreementError if outcome.missing else ConnectError
         values = {"missing": outcome.missing} if outcome.missing else {}
         raise kind(f"rank {own.rank} of {own.size}: {outcome.message}", rank=own.rank, ranks=outcome.ranks, **values)
-    return Choice(outcome.value["backend"], outcome.value["why"], tuple(outcome.value["ranks"]))
+    return BackendDecision(outcome.value["backend"], outcome.value["why"], tuple(outcome.value["ranks"]))
 
 
-def _decision(offers: list[Offer]) -> Outcome:
+def _decision(offers: list[Capabilities]) -> Outcome:
     choice = choose(offers)
     if choice.backend is None:
         return Outcome("failed", choice.ranks, message=choice.why)

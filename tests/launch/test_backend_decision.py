@@ -1,4 +1,4 @@
-"""The muster of ranks, here threads of one process over one store: who differs, who comes twice, who is missing."""
+"""Ranks decide on a backend, here threads of one process over a store: who differs, comes twice, or is missing."""
 
 import socket
 import time
@@ -12,13 +12,13 @@ from torch.distributed import HashStore
 
 from rankmesh import AgreementError, ConnectError
 from rankmesh.launch.started import Launch
-from rankmesh.runtime.devices import Offer
-from rankmesh.runtime.muster import decide
+from rankmesh.runtime.backend_decision import decide
+from rankmesh.runtime.devices import Capabilities
 from rankmesh.runtime.served_store import open_store
 
 
 def _offer(rank, size=3, **more):
-    return replace(Offer(rank, size, f"host{rank}", 100 + rank, None, 0, "gpu", ""), **more)
+    return replace(Capabilities(rank, size, f"host{rank}", 100 + rank, None, 0, "gpu", ""), **more)
 
 
 def _all(offers, seconds=1.0):
