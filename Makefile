@@ -57,7 +57,8 @@ test-gpu: $(VENV)/.installed-test  ## live groups, transfers and hangs on NCCL, 
 
 test-sweeps: $(VENV)/.installed-test  ## kill a rank at every store operation of connect, in the dialects, in every phase of a check; hostile files
 	@RANKMESH_TEST_SWEEP=$(SWEEP) $(BIN)/python -m pytest -n 0 tests/groups/test_kill_sweep.py \
-		tests/dialects/test_kill_sweep.py tests/check/test_blame.py $(ARGS)
+		tests/dialects/test_kill_sweep.py tests/check/test_blame.py \
+		tests/rendezvous/test_contract.py::test_one_dies_at_each_operation $(ARGS)
 	@RANKMESH_TEST_SWEEP=$(SWEEP) $(BIN)/python -m pytest -n 0 --timeout 3000 tests/readers/test_hostile.py $(ARGS)
 
 test-cluster: $(VENV)/.installed-test  ## emulate clusters, and predict, measure and move on them (root)

@@ -67,6 +67,7 @@ class Rank:
     @staticmethod
     def resources():
         """Open descriptors, threads, and resident memory in KiB."""
+        time.sleep(0.1)  # a thread that has ended is in the process for a moment
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         values = dict(line.split(":", 1) for line in status.splitlines())
         return {

@@ -138,5 +138,4 @@ def _threads(me):
     kinds = [rm.GroupSpec(f"g{number}", "dp", share=False) for number in range(4)]
     before = me.resources()["threads"]
     with rm.connect(rm.Plan(rm.Mesh(dp=me.size), kinds), timeout=20):
-        time.sleep(0.1)  # a thread that has ended is in the process for a moment
         return me.resources()["threads"] - before

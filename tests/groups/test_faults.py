@@ -160,7 +160,7 @@ def test_a_time_limit_that_is_none_is_refused(timeout):
 @pytest.mark.parametrize("given", [3, None, ["tp=2"], TWO.mesh.groups("dp")])
 def test_what_is_no_plan_is_refused(given):
     """Neither plan, mesh nor SPEC: the message says what makes one."""
-    with pytest.raises(PlanError, match=r"to connect.*GroupSpec"):
+    with pytest.raises(PlanError, match=r"cannot connect.*GroupSpec"):
         rm.connect(given)
 
 
@@ -180,7 +180,7 @@ def test_odd_requests_are_refused_in_words(ranks):
         assert "each once" in none
         assert "('dp', 'dp')" in twice
         assert "timeout is 0" in warm
-        assert "stay in their process" in pickled
+        assert "belong to their process" in pickled
 
 
 DRY = [

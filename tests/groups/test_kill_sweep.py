@@ -28,9 +28,10 @@ class Killing:
         method = getattr(self._store, name)
 
         def counted(*args):
-            self._left -= 1
+            # A rank that waits asks again and again: how often is a matter of the machine.
+            self._left -= name != "check"
             result = method(*args)
-            if self._left == 0:
+            if self._left == 0 and name != "check":
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
@@ -92,11 +93,11 @@ def test_the_rank_that_was_killed_is_named(outcomes, tmp_path, kind, late):
     if (kind, late) != ("tcp", True) and not whole:
         pytest.skip("one sweep of four, in longer steps; RANKMESH_TEST_SWEEP=1 (make test-sweeps) makes them all")
     bad = {}
-    for at in ("create", *range(1, 90, 1 if whole else 5)):
+    for at in ("create", *range(1, 60, 1 if whole else 5)):
         wrong, done = _heard(outcomes, at, late=late, kind=kind, folder=str(tmp_path / f"store-{at}"))
         if wrong:
             bad[at] = wrong
         if done:
             break
     assert not bad, bad
-    assert 8 < at < 80
+    assert 8 < at < 55

@@ -176,7 +176,7 @@ def test_a_world_that_shrinks_and_grows(ranks):
 def test_a_plan_for_another_world_is_refused(ranks):
     """4 ranks: a plan for 8, and one that leaves the last two ranks out without saying so."""
     for rank, (larger, smaller) in enumerate(ranks(4, _wrong_world)):
-        assert "a plan for a world of 8 ranks in a world of 4" in larger
+        assert "the plan is for 8 ranks, but the world has 4" in larger
         assert ("leaves out others" in smaller) == (rank >= 2)
 
 

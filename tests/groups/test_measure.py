@@ -59,8 +59,8 @@ def _loses_one(me, number):
         error = me.error(ConnectError, groups.measure, (64,), timeout=4)
         os.write(1, f"rank {me.rank}: {error['message']}\n".encode())
         me.store.set(f"heard/{me.rank}", f"{error['missing']} {error['seconds']}")
-        if me.rank == 3 and number == signal.SIGSTOP:
-            me.store.wait(["heard/0", "heard/1"])
+        if me.rank == 0 and number == signal.SIGSTOP:  # which serves the store, so it stays until all have said so
+            me.store.wait(["heard/1", "heard/3"])
             os.kill(int(me.store.get("stopped")), signal.SIGKILL)
         os._exit(0 if error["missing"] == [2] and error["seconds"] < 4 + limits.AT_ONCE else 9)
 

@@ -111,7 +111,7 @@ def test_a_world_that_is_not_bound_splits_nothing(monkeypatch):
 def test_lazy_groups_are_refused_where_all_ranks_split():
     """A lazy NCCL group in a bound world is refused by name; a lazy gloo group there, or NCCL elsewhere, is not."""
     lazy = rm.Plan(rm.Mesh(tp=2), [rm.GroupSpec("tp", lazy=True)])
-    with pytest.raises(ConnectError, match="lazy group 'tp' in a world that is bound to cuda:0"):
+    with pytest.raises(ConnectError, match="group 'tp' is lazy, but the world is bound to cuda:0"):
         check_lazy(lazy, _world(0, 2))
     check_lazy(lazy, _world(0, 2, bound=False))
     check_lazy(rm.Plan(rm.Mesh(tp=2), [rm.GroupSpec("tp", lazy=True, backend="gloo")]), _world(0, 2))

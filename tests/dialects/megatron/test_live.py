@@ -291,7 +291,7 @@ def test_wrong_grids(ranks):
         "shared twice": "duplicate shared_dims",
         "dimension": "'dp'",
         "view": "'expert'",
-        "other world": "a world of 16 ranks in a world of 4",
+        "other world": "the plan is for 16 ranks, but the world has 4",
     }
     for found in ranks(4, _wrong_grids):
         assert found["planned"] == [14, 15]
