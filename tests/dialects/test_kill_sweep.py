@@ -95,7 +95,7 @@ def _survive(me, dialect, where, nth):
     dist.barrier()
     if me.rank == VICTIM and where == "store":
         agree = world.agree
-        world.agree = lambda store, claim, limit: agree(Killing(store, nth), claim, limit)
+        world.agree = lambda store, *rest, **more: agree(Killing(store, nth), *rest, **more)
     if me.rank == VICTIM and where == "create":
         _kill_at("create", nth)
     close, heard = _begin(initialise)
