@@ -150,7 +150,10 @@ def installed_departure() -> str | None:
 
     Sources of torchtitan may carry an older version than the release that they follow, so their text counts, too.
     """
-    found = find_spec("torchtitan")
+    try:
+        found = find_spec("torchtitan")
+    except ValueError:  # a module that a program has put together itself has no spec
+        return None
     if found is None or not found.submodule_search_locations:
         return None
     try:
