@@ -22,10 +22,10 @@ from rankmesh.launch.table import torchrun_variables
 # The function of which file, called for the nth time, begins a phase.
 PHASES = {
     "start": ("enter", "runtime/init.py", 1),
-    "muster": ("decide", "runtime/backend_decision.py", 1),
-    "agree": ("agree", "/groups/", 1),
+    "decide": ("decide", "runtime/backend_decision.py", 1),
+    "agree": ("agree", "runtime/agreement.py", 1),
     "create": ("create", "backend/members.py", 1),
-    "complete": ("complete", "/groups/", 1),
+    "complete": ("complete", "runtime/agreement.py", 1),
     "use": ("prove_group", "debug/verification/prove.py", 2),
     "close": ("close", "runtime/live.py", 1),
 }
