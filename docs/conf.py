@@ -42,6 +42,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(typing|collections|datetime|os|pathlib|types|dataclasses|enum|argparse|pytest|unittest)\..*"),
     (r"py:.*", r"(torch|numpy|np|npt|dist|st|hypothesis)\..*"),
     (r"py:.*", r"(ProcessGroup|Tensor|DeviceMesh|Path|timedelta|ellipsis|ModuleType|IntArray)"),
+    # Named by signatures whose hints cannot be resolved at run time: `Unpack` is in typing from Python 3.11 on.
+    (r"py:class", r"(AxesLike|PickLike|GivenOptions)"),
     # The type of a default that is given back as it is.
     (r"py:class", r"rankmesh\..*\._Default"),
     # The class, or one derived from it, of which a class method makes an object.

@@ -83,8 +83,13 @@ class Place:
             size = max(participants) + 1
             answers = sim.run(lambda: _simulated(program, participants, self), size, timeout=60)
             return [answers[rank] for rank in participants]
+        # All connections first: the server of a TCPStore may ask DNS for the name of each, for seconds.
+        channels = [self.channel() for _ in participants]
         with ThreadPoolExecutor(len(participants)) as threads:
-            waits = [threads.submit(_answer, program, rank, self.channel()) for rank in participants]
+            waits = [
+                threads.submit(_answer, program, rank, channel)
+                for rank, channel in zip(participants, channels, strict=True)
+            ]
             return [wait.result(timeout=60) for wait in waits]
 
     def left(self):

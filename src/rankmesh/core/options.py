@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from math import isfinite
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from rankmesh.errors import PlanError, UnknownArgument, quoted
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 __all__ = ["GivenOptions", "NcclConfig", "Options", "flag"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from rankmesh.core.axes import AxesLike, axis_names, integer
 from rankmesh.core.groups import Groups
@@ -22,6 +22,9 @@ from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import GivenOptions, Options, flag
 from rankmesh.core.picks import Pick, PickLike
 from rankmesh.errors import PlanError, listed, quoted
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 __all__ = ["GroupSpec", "check_specs"]
 
