@@ -1,4 +1,4 @@
-"""How ranks agree: one primitive, the round, over torch stores, a folder, or both.
+"""How ranks agree: one primitive, the round, over torch stores or a folder.
 
 ```
 round      participants arrive with proposals, one of them coordinates, all hear one outcome

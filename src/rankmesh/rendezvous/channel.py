@@ -3,7 +3,6 @@
 ```
 StoreChannel     a torch store: TCP (both servers), File, Hash, the store of simulated ranks; a PrefixStore of any
 FolderChannel    a folder that the ranks share
-FirstOf          several of them as one: written to all, read from the first that answers
 ```
 
 A channel holds no state of a round: every method names the key that it works on.

@@ -100,7 +100,6 @@ class _Step:
         names = ["coordinator", "outcome"]
         names += ["reference"] if self.proposal.digest else []
         names += ["texts"] if self.proposal.text else []
-        names += ["progress"] if self.progress else []
         names += ["after", "odd", *(f"document/{digest}" for digest in digests)] if self.probed else []
         return [self.key(name) for name in names]
 
@@ -149,6 +148,10 @@ class Round:
     @property
     def _left(self) -> str:
         return f"{self.name}/{self.epoch}/left"
+
+    def _progress(self, epoch: int) -> str:
+        """What participants raise while they make progress, whichever step others wait for."""
+        return f"{self.name}/{epoch}/progress"
 
     def identity_key(self, rank: int) -> str:
         """Where a rank says which process it is, as soon as it arrives."""
@@ -213,7 +216,7 @@ class Round:
 
     def advance(self) -> None:
         """Say that this rank makes progress, at the latest step for which others may wait."""
-        self.ask(lambda: self.channel.tick(f"{self.name}/{self.epoch}/progress", 1))
+        self.ask(lambda: self.channel.tick(self._progress(self.epoch), 1))
 
     def _hear(self, step: _Step, patience: Patience) -> Outcome | None:
         seconds = min(patience.seconds, patience.if_odd) if step.odd and patience.if_odd else patience.seconds
@@ -224,7 +227,7 @@ class Round:
             call()
         seen = -1
         while (heard := self._hear_once(step, seconds)) is None and patience.extends:
-            ticks = self.ask(lambda: self.channel.tick(f"{self.name}/{self.epoch}/progress", 0))
+            ticks = self.ask(lambda: self.channel.tick(self._progress(self.epoch), 0))
             if ticks == seen:
                 return None
             seen = ticks
@@ -344,7 +347,7 @@ class Round:
 
     def _delete(self, epoch: int) -> None:
         progress = any(step.progress for step in self.steps)
-        keys, sets = [f"{self.name}/{epoch}/progress"] if progress else [], [f"{self.name}/{epoch}/left"]
+        keys, sets = [self._progress(epoch)] if progress else [], [f"{self.name}/{epoch}/left"]
         for step in self.steps:
             step = replace(step, base=f"{self.name}/{epoch}/{step.base.rpartition('/')[2]}")
             keys += step.keys(self._digests(step) if step.probed else ())
