@@ -24,7 +24,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-torch test-browser screenshots test-gpu test-hangs test-sweeps test-cluster test-launchers test-wheel \
+.PHONY: help demo test test-all test-torch test-browser screenshots test-gpu test-hangs test-sweeps test-cluster test-launchers test-wheel \
 	test-peers lint lint-page page bench bench-transfers bench-cluster docs clean
 
 help:  ## list the targets
@@ -34,7 +34,10 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and pr
 	$(BIN)/rankmesh show '$(SPEC)'
 	$(BIN)/rankmesh check '$(SPEC)'
 
-test: $(VENV)/.installed-test  ## run the tests and the docstring examples (ARGS='-k mesh', JOBS=0)
+test: $(VENV)/.installed-test  ## run the tests and the docstring examples, but for the long ones (ARGS='-k mesh', JOBS=0)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not long' $(ARGS)
+
+test-all: $(VENV)/.installed-test  ## the same with the long ones: repetitions, deaths at each moment, training, the plugin, watches
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-torch: $(VENV)/torch-$(TORCH)/.installed  ## run the tests of live and simulated ranks on another torch (TORCH=2.15.0: downloads up to 3 GB)
@@ -75,10 +78,8 @@ lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@$(BIN)/ruff check
 	@echo '== formatting: ruff format --check'
 	@$(BIN)/ruff format --check
-	@echo '== types: mypy'
+	@echo '== types, as the oldest Python: mypy'
 	@$(BIN)/mypy
-	@echo '== types, as Python 3.10: mypy'
-	@$(BIN)/mypy --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores
 	@echo '== layers: lint-imports'
 	@$(BIN)/lint-imports
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory lint-page; else echo '== the explorer: no npm here, see make lint-page'; fi
