@@ -1,8 +1,8 @@
 """Contests: the same groups made twice, by rankmesh and by a peer, from the same sizes.
 
 ```
-all Megatron groups            20 kinds     megatron-core, without its gloo twins
-… and gloo twins               25 kinds     megatron-core as it is by default
+all Megatron groups            20 kinds     megatron-core, without its gloo counterparts
+… and gloo counterparts               25 kinds     megatron-core as it is by default
 5 axes and their data axis      6 kinds     DeviceMesh: pp, dp_replicate, dp_shard, cp, tp, and the flattened data axes
 7 kinds                         7 kinds     HyperCommGrid
 ```
@@ -195,7 +195,7 @@ MEGATRON = Contest(
 CONTESTS = (
     MEGATRON,
     Contest(
-        "all Megatron groups and gloo twins",
+        "all Megatron groups and gloo counterparts",
         "megatron-core, default",
         "megatron.core.parallel_state",
         lambda sizes: _megatron_plan(sizes, gloo=True),

@@ -12,15 +12,14 @@ __all__ = ["gloo_section"]
 def gloo_section(found: Mapping[str, Any]) -> Iterator[str]:
     """The lines of the section."""
     rounds = len(found["contests"][0]["steps"])
-    yield from ("", "## What gloo itself takes", "")
+    yield from ("", "## The share of gloo itself", "")
     yield (
-        "Milliseconds of processor time a rank, of all its threads, from the sizes to groups that have all been used "
-        f"once; medians of {rounds} rounds in turn, with the lowest and the highest. Gloo alone: each group of the "
-        "plan once, by `ProcessGroupGloo` itself, without agreement, names or registries, and used as often "
-        "as kinds have it. At most: how many times faster than the peer anyone could be who makes these groups one by "
-        "one, in no time of his own. Steps: "
-        "processor time of the rank's own thread in rankmesh, of which gloo's part is in connect and in first use. "
-        f"{found['cores']} cores, torch {found['torch']}, load {found['load']:.1f} after. `python -m bench.gloo`"
+        "Milliseconds of processor time of a rank, all its threads, from the sizes to groups that have all been used "
+        f"once; medians of {rounds} alternating rounds, with the lowest and the highest. Gloo alone: "
+        "`ProcessGroupGloo` creates each group of the plan once, without agreement, names or registries, and each "
+        "kind uses it once. At most: how many times faster than the peer any library can be that creates these groups "
+        "one by one. Steps: processor time of the rank's main thread in rankmesh; gloo's part is in connect and first "
+        f"use. {found['cores']} cores, torch {found['torch']}, load {found['load']:.1f} after. `python -m bench.gloo`"
     )
     head = ("ranks", "groups", "gloo alone", "rankmesh", "peer", "times faster", "at most", "plan, connect, first use")
     yield from ("", f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |")

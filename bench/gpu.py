@@ -67,7 +67,7 @@ def measured(ranks: int, rounds: int, limit: float) -> Iterator[dict[str, Any]]:
 def _comparisons(ranks: int, rounds: int, limit: float) -> Iterator[Comparison]:
     yield contest_on_gpus(MEGATRON, 1, rounds, limit, bound=False)
     for contest in CONTESTS:
-        if "twins" not in contest.what:
+        if "counterparts" not in contest.what:
             for bound in (False, True):
                 yield contest_on_gpus(contest, ranks, rounds, limit, bound=bound)
 

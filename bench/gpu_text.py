@@ -13,11 +13,12 @@ def gpu_section(found: Mapping[str, Any]) -> Iterator[str]:
     machine = found["machine"]
     yield from ("", "## On a GPU", "")
     yield (
-        "From an initialised world of NCCL to groups that have all been used once, by ranks that share "
+        "From an initialised NCCL world to groups that have all been used once, with ranks that share "
         f"{machine['gpus']} {machine['gpu']}; NCCL {machine['nccl']}, torch {machine['torch']}, {found['cores']} "
-        f"cores. Medians of {found['rounds']} rounds in turn, with the lowest and the highest. Ranks that share a GPU "
-        "take turns on it, so the times say little of a job with a GPU for each rank; memory is what all ranks took "
-        "together. A world bound to its device splits its groups from its own communicator. `python -m bench.gpu`"
+        f"cores. Medians of {found['rounds']} alternating rounds, with the lowest and the highest. Ranks that share a "
+        "GPU use it one after the other, so these times do not predict those of a job with a GPU for each rank. "
+        "Memory is that of all ranks together. In a world bound to its device, groups are splits of its communicator. "
+        "`python -m bench.gpu`"
     )
     head = "| groups | ranks | by | built | used | device memory |"
     yield from ("", head, "| --- | ---: | --- | ---: | ---: | ---: |")
@@ -29,8 +30,8 @@ def gpu_section(found: Mapping[str, Any]) -> Iterator[str]:
 def _cells(item: Mapping[str, Any], side: str) -> tuple[str, str, str]:
     if side in item["failures"]:
         # Of an error of NCCL what is between the place in torch's source and the version.
-        told = item["failures"][side]
-        return told.partition(".cpp:")[2].partition(", ")[2].partition(" (")[0] or told, "-", "-"
+        failure = item["failures"][side]
+        return failure.partition(".cpp:")[2].partition(", ")[2].partition(" (")[0] or failure, "-", "-"
     stats = item["both"][side]
     memory = f"{stats['device_bytes']['median'] / 2**20:,.0f} MiB"
     return _time(stats["built"]), _time(stats["used"]), memory

@@ -10,27 +10,26 @@ __all__ = ["page"]
 _WHO = """\
 # Who names what
 
-The {count} hangs of `tests/hangs`, each recorded by real gloo processes, as `rankmesh doctor` tells them and as torch's
-own `torch.distributed.flight_recorder.fr_trace` does. Torch's reader takes pickles of NCCL's form: it was given these
-calls as such, with the members of the groups filled in, which gloo's recordings lack; a rank without calls has no file.
-The first two telling lines of its output are shown. `python -m bench.hangs table` makes the table.
+The {count} hangs of `tests/hangs`, recorded by gloo processes: what `rankmesh doctor` says, and the first two
+informative lines of torch's own `torch.distributed.flight_recorder.fr_trace`. That reader takes pickles in NCCL's form,
+so the recordings were converted for it, and the members of the groups, which gloo does not record, were added. A rank
+without calls has no file. `python -m bench.hangs table` makes the table.
 
 | hang | doctor | `fr_trace` |
 | --- | --- | --- |"""
 
 _AFTER = """
-Torch's reader needs a file of every rank, and lists missing ranks group by group, causes and consequences alike: of a
-ring of four it names two, of a skipped call the rank that waits too. Roots, sends and receives, and monitored barriers
-are in no recording of gloo; the watch has them from the stacks.
+torch's reader needs a file of every rank. It lists missing ranks group by group, causes and consequences alike: for a
+ring of four it names two, and for a skipped call also the rank that waits. Gloo records no roots, sends, receives or
+monitored barriers; the watch reads them from the stacks.
 """
 
 _SCALE = """\
 ## A large job
 
-`python -m bench.hangs scale` writes the recordings of {ranks:,} ranks with {calls:,} calls each, in the forms that
-torch publishes (frames in the pickles), the last rank one call behind; and has `rankmesh doctor DIR --json` read them,
-which must name that rank. Time is of the whole command; memory is that of all its processes at the most. No such job
-was run.
+`python -m bench.hangs scale` writes recordings of {ranks:,} ranks with {calls:,} calls each, in the forms that torch
+writes (pickles have frames). The last rank is one call behind, and `rankmesh doctor DIR --json` must name it. Time and
+memory are of all its processes. No job of that size was run.
 
 | files | size | time | processor | memory | load before |
 | --- | --- | --- | --- | --- | --- |"""
@@ -39,9 +38,9 @@ _STEP = """
 ## What recording costs
 
 `python -m bench.hangs step`: two gloo ranks, a step of eight matrix products and eight reductions of 512 KiB,
-{step:.1f} ms. Blocks of two seconds without and with a watch take turns, {blocks} of each, in the same processes. Torch
-2.13 has its recorder on by itself, so the watch is what `record=True` adds. The recorder by itself: the processor time
-of a small reduction ({without:.1f} µs without, {with_it:.1f} µs with), in processes that take turns. Load {load:.1f}.
+{step:.1f} ms. Blocks of two seconds without and with a watch alternate, {blocks} of each, in the same processes. In
+torch 2.13 the recorder is on by default, so the watch is what `record=True` adds. The recorder alone: processor time of
+a small reduction ({without:.1f} µs without, {with_it:.1f} µs with), in alternating processes. Load {load:.1f}.
 
 | with / without | lowest | quartile | median | quartile | highest |
 | --- | --- | --- | --- | --- | --- |"""
@@ -83,8 +82,8 @@ def _step(step: Mapping[str, Any]) -> Iterator[str]:
     if "alone" in step:
         without, with_it = (step["alone"][what][1] * 1e3 for what in ("without", "with"))
         yield (
-            "\nThese scatter by more than a watch costs. By itself, while the program sleeps and with a recorder "
-            f"that is full, it adds {with_it - without:.1f} ms of processor time a second ({with_it:.1f} with a watch, "
+            "\nThe ratios scatter by more than a watch costs. While the program sleeps, with a full recorder, "
+            f"it adds {with_it - without:.1f} ms of processor time a second ({with_it:.1f} with a watch, "
             f"{without:.1f} without), {(with_it - without) / 10:.2f} % of one core."
         )
 

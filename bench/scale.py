@@ -7,9 +7,10 @@ ours       the meeting of `connect` itself, then what its communicators ask of t
 theirs     for each group of Megatron-Core, in its order:     NCCL: one identifier     gloo: each member's address
 ```
 
-A job as Megatron-Core has it by default: NCCL groups, and gloo twins of the data-parallel ones. NCCL and gloo are not
-there; what they would read and write is. The time is from a gate, which opens when all clients are connected, until the
-last one is through. Who is not through at the limit is stopped: then the operations done by then are the result.
+A job as Megatron-Core has it by default: NCCL groups, and gloo counterparts of the data-parallel ones. NCCL and gloo
+are not there; what they would read and write is. The time is from a gate, which opens when all clients are connected,
+until the last one is through. A side that has not finished by the limit is stopped: the operations done by then are the
+result.
 
 Torch's server asks for the name of every client's host. Where ::ffff:127.0.0.1 has none and DNS does not answer, each
 connection takes a tenth of a second: give it a line in the hosts file before ten thousand of them.
@@ -285,7 +286,7 @@ def _main(words: list[str]) -> None:
     for world, runs in found["clients"].items():
         for side, done in runs.items():
             seconds = [run["seconds"] for run in done if run["seconds"] is not None]
-            shown = f"{statistics.median(seconds):.2f} s" if seconds else f"not through after {given.limit:g} s"
+            shown = f"{statistics.median(seconds):.2f} s" if seconds else f"not finished after {given.limit:g} s"
             print(f"{int(world):,} clients, {side}: {shown}, {done[0]['operations']:,} operations")  # noqa: T201
 
 

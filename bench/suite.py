@@ -70,7 +70,9 @@ def _comparisons(settings: Settings) -> Iterator[Comparison]:
             yield from (live(contest, ranks, rounds, limit) for contest in CONTESTS)
     if "dry" in wanted:
         for world in settings.worlds:
-            yield from (dry(contest, world, rounds, limit) for contest in CONTESTS if "twins" not in contest.what)
+            yield from (
+                dry(contest, world, rounds, limit) for contest in CONTESTS if "counterparts" not in contest.what
+            )
     if "planning" in wanted:
         for world in settings.worlds:
             yield from planning(world, rounds, limit)

@@ -31,9 +31,9 @@ _SAYS = {
     "live": (
         "Live groups",
         (
-            "Real gloo ranks, tp 2, cp 2, pp 2, ep 2, the rest data parallel. From an initialised world until every "
-            "group exists (built) and has done one all-reduce (used), on the slowest rank; descriptors, threads and "
-            "store operations of the rank with most."
+            "Gloo ranks with tp 2, cp 2, pp 2, ep 2 and the rest data parallel. Time on the slowest rank from an "
+            "initialised world until every group exists (built), and until each has done one all-reduce (used). "
+            "Descriptors, threads and store operations of the rank with the most."
         ),
     ),
     "dry": (
@@ -41,7 +41,7 @@ _SAYS = {
         'One rank on the backend "fake", tp 8, cp 2, pp 8, ep 8, etp 1: from the sizes to its process groups.',
     ),
     "planning": ("Planning", "The same layouts without process groups and without torch."),
-    "getters": ("Getters", "One question to a group that exists, on a rank of a world of 64."),
+    "getters": ("Getters", "One attribute or function of an existing group, in a world of 64 ranks."),
 }
 
 

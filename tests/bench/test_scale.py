@@ -49,5 +49,5 @@ def test_who_is_not_through_is_told_as_such():
     }
     text = "\n".join(scale_section(found))
     assert "| 1,024 | rankmesh | 3.00 (2.00 – 4.00) |" in text
-    assert "not through after 60; about 600 at that rate" in text
+    assert "not finished after 60; about 600 at that rate" in text
     assert "10 times as many, rankmesh takes 2.0 times as long" in text
