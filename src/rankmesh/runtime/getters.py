@@ -1,4 +1,4 @@
-"""Getters: the methods by which a dialect's state tells of one kind of its groups.
+"""Getters: the methods by which a dialect's state answers for one kind of its groups.
 
 ```
 class ModelParallel(Getters):                                of this rank's group of the kind cp
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Getters", "Told", "first_of", "group_of", "rank_in", "ranks_of", "size_of"]
+__all__ = ["Getters", "GroupLike", "first_of", "group_of", "rank_in", "ranks_of", "size_of"]
 
 _Answer = TypeVar("_Answer")
 
 
-class Told(Protocol):
-    """What getters tell of one group; a ``LiveGroup`` has all of it."""
+class GroupLike(Protocol):
+    """What getters read of one group; a ``LiveGroup`` has all of it."""
 
     @property
     def pg(self) -> ProcessGroup:
@@ -50,8 +50,8 @@ class Told(Protocol):
 class Getters:
     """A state with getters; each has the name that it is given in the class."""
 
-    def _group(self, kind: str) -> Told:
-        """The group that the getters of a kind tell of."""
+    def _group(self, kind: str) -> GroupLike:
+        """The group that the getters of a kind read."""
         raise NotImplementedError
 
     def __init_subclass__(cls) -> None:
@@ -91,7 +91,7 @@ def first_of(kind: str) -> Callable[[Any], int]:
     )
 
 
-def _getter(kind: str, answer: Callable[[Told], _Answer], form: str, meaning: str) -> Callable[[Any], _Answer]:
+def _getter(kind: str, answer: Callable[[GroupLike], _Answer], form: str, meaning: str) -> Callable[[Any], _Answer]:
     def getter(self):  # type: ignore[no-untyped-def]
         return answer(self._group(kind))
 

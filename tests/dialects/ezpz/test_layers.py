@@ -8,8 +8,8 @@ from torch import nn
 
 import rankmesh.dialects.ezpz as tp
 from rankmesh.dialects.ezpz import layers, mappings
+from rankmesh.dialects.ezpz.layers import whole_of
 from rankmesh.dialects.ezpz.state import default
-from rankmesh.dialects.ezpz.weights import whole_of
 from rankmesh.errors import PlanError, SizesError
 
 ROWS, COLUMNS = 12, 8

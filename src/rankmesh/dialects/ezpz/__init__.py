@@ -1,4 +1,4 @@
-"""``ezpz.tp``: tensor, context, pipeline and data parallel groups of this process, and layers cut along them.
+"""``ezpz.tp``: tensor, context, pipeline and data parallel groups of this process, and layers sharded along them.
 
     rank = tp_rank + tp · (cp_rank + cp · (pp_rank + pp · dp_rank))
 
@@ -22,13 +22,12 @@ from __future__ import annotations
 
 import sys
 
-from rankmesh.dialects.ezpz.state import TensorParallel, default
+from rankmesh.dialects.ezpz.state import TensorParallel, TensorParallelModule, default
 from rankmesh.dialects.ezpz.utils import (
     divide_and_check_no_remainder,
     ensure_divisibility,
     split_tensor_along_last_dim,
 )
-from rankmesh.dialects.ezpz.written import globals_of
 
 __all__ = [
     "TensorParallel",
@@ -78,5 +77,4 @@ get_data_parallel_ranks = default.get_data_parallel_ranks
 get_data_parallel_world_size = default.get_data_parallel_world_size
 get_data_parallel_rank = default.get_data_parallel_rank
 
-# Tests read and write ezpz's globals, _TENSOR_PARALLEL_GROUP and its like: they are those of the default state.
-sys.modules[__name__].__class__ = globals_of(default)
+sys.modules[__name__].__class__ = TensorParallelModule

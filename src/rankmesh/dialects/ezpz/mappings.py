@@ -4,8 +4,8 @@
                  forward                      backward
 copy_to          as it is                     sum over the group
 reduce_from      sum over the group           as it is
-scatter_to       own piece of the last dim    pieces gathered along it
-gather_from      pieces gathered along it     own piece of the last dim
+scatter_to       piece of the last dim        pieces gathered along it
+gather_from      pieces gathered along it     piece of the last dim
 ```
 
 The way back of each is another one of them, so gradients of gradients are right too.
@@ -67,7 +67,7 @@ def _sum(tensor: torch.Tensor, state: TensorParallel) -> torch.Tensor:
     return total
 
 
-def _own_piece(tensor: torch.Tensor, state: TensorParallel) -> torch.Tensor:
+def _piece_of(tensor: torch.Tensor, state: TensorParallel) -> torch.Tensor:
     pieces = split_tensor_along_last_dim(tensor, state.get_tensor_parallel_world_size())
     return pieces[state.get_tensor_parallel_rank()].contiguous()
 
@@ -105,7 +105,7 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input_: torch.Tensor, state: TensorParallel) -> torch.Tensor:
         ctx.state = state
-        return _own_piece(input_, state)
+        return _piece_of(input_, state)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:

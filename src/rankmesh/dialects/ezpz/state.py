@@ -1,19 +1,70 @@
-"""The state behind ``ezpz.tp``: no groups yet, or the four kinds of group of this rank."""
+"""The state behind ``ezpz.tp``: no groups yet, or the four kinds of group of this rank, made here or assigned.
+
+```
+tp._TENSOR_PARALLEL_GROUP = mock        get_tensor_parallel_group() gives it, until destroy_tensor_parallel()
+tp._TENSOR_PARALLEL_RANKS = [0, 1]      get_tensor_parallel_ranks()
+```
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from types import ModuleType
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from rankmesh.core import Options, Plan, recipes
-from rankmesh.dialects.ezpz.written import GROUPS, Written
-from rankmesh.errors import AlreadyInitialized
-from rankmesh.runtime.getters import Getters, Told, group_of, rank_in, ranks_of, size_of
-from rankmesh.runtime.handles import LiveGroup
+from rankmesh.errors import AlreadyInitialized, NotInitialized
+from rankmesh.runtime.getters import Getters, GroupLike, group_of, rank_in, ranks_of, size_of
 from rankmesh.runtime.registry import Registry, refusing_sizes, register, world_size
 
-__all__ = ["TensorParallel", "default"]
+__all__ = ["TensorParallel", "TensorParallelModule", "default"]
+
+_Value = TypeVar("_Value")
+
+_KINDS = ("tp", "cp", "pp", "dp")
+
+
+@dataclass
+class AssignedGroup:
+    """One kind's group that a program assigned to ezpz's globals; torch answers for its size and rank."""
+
+    group: Any = None
+    members: Sequence[int] | None = None
+
+    @property
+    def pg(self) -> Any:
+        """The group."""
+        return _there(self.group, "group")
+
+    @property
+    def ranks(self) -> Iterable[int]:
+        """The members."""
+        return _there(self.members, "list of ranks")
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return dist.get_world_size(self.pg)
+
+    @property
+    def rank(self) -> int:
+        """The position of this rank among them."""
+        return dist.get_rank(self.pg)
+
+    @property
+    def first(self) -> int:
+        """The first of them."""
+        return next(iter(self.ranks))
+
+
+def _there(value: _Value | None, what: str) -> _Value:
+    if value is None:
+        raise NotInitialized(f"the {what} is not initialized, only the other was assigned; assign both")
+    return value
 
 
 class TensorParallel(Getters):
@@ -22,20 +73,23 @@ class TensorParallel(Getters):
     Without groups the tensor-parallel size is 1 and the rank 0, so that a model can be built without parallelism;
     everything else raises ``NotInitialized``, which is an ``AssertionError`` too.
 
-    ``written`` has the groups that a program put in place itself, by kind; they come before those that were made.
+    ``assigned`` has the groups that a program assigned to the globals, by kind; they come before those made here.
     """
 
     def __init__(self) -> None:
         self._registry = Registry("ezpz", "initialize_tensor_parallel", "destroy_tensor_parallel")
-        self.written: dict[str, Written] = {}
+        self.assigned: dict[str, AssignedGroup] = {}
         register(self)
 
-    def _group(self, kind: str) -> Told:
-        return self.written.get(kind) or self._registry.groups[kind]
+    def _group(self, kind: str) -> GroupLike:
+        return self.assigned.get(kind) or self._registry.groups[kind]
 
-    def made_group(self, kind: str) -> LiveGroup | None:
-        """The group of a kind that was made here; None where there is none."""
-        return self._registry.groups[kind] if self._registry.is_open else None
+    def in_globals(self, kind: str) -> AssignedGroup:
+        """The group of a kind as the globals have it: assigned, made here, or neither."""
+        if kind in self.assigned or not self._registry.is_open:
+            return self.assigned.get(kind, AssignedGroup())
+        made = self._registry.groups[kind]
+        return AssignedGroup(made.pg, list(made.ranks))
 
     def initialize_tensor_parallel(
         self,
@@ -76,7 +130,7 @@ class TensorParallel(Getters):
         self._registry.check_free()
         if self.tensor_parallel_is_initialized():
             raise AlreadyInitialized(
-                "initialize_tensor_parallel() finds groups that were written, so the state is already initialized; "
+                "initialize_tensor_parallel() finds groups that were assigned, so the state is already initialized; "
                 "call destroy_tensor_parallel() first"
             )
 
@@ -85,19 +139,19 @@ class TensorParallel(Getters):
             for ranks in plan.groups(spec.name).tolist():
                 group = dist.new_group(ranks, backend=spec.options.backend, timeout=timeout)
                 if dist.get_rank() in ranks:
-                    self.written[spec.name] = Written(group, ranks)
+                    self.assigned[spec.name] = AssignedGroup(group, ranks)
 
     def tensor_parallel_is_initialized(self) -> bool:
         """Whether there are groups."""
-        return self._registry.is_open or all(kind in self.written and self.written[kind].group for kind in GROUPS)
+        return self._registry.is_open or all(kind in self.assigned and self.assigned[kind].group for kind in _KINDS)
 
     def destroy_tensor_parallel(self) -> None:
-        """Destroy the groups, and forget those that were written; nothing where there are none."""
-        self.written.clear()
+        """Destroy the groups, and forget those that were assigned; nothing where there are none."""
+        self.assigned.clear()
         self._registry.close()
 
     def _has(self, kind: str) -> bool:
-        return self._registry.is_open or kind in self.written
+        return self._registry.is_open or kind in self.assigned
 
     # -- tensor -----------------------------------------------------------------------------------
 
@@ -147,3 +201,32 @@ class TensorParallel(Getters):
 
 
 default = TensorParallel()
+
+
+class _Global:
+    """One of ezpz's globals: what a program assigned to it, else what the default state made."""
+
+    def __init__(self, kind: str, field: str) -> None:
+        self._kind, self._field = kind, field
+
+    def __get__(self, module: object, owner: object) -> object:
+        return getattr(default.in_globals(self._kind), self._field)
+
+    def __set__(self, module: object, value: object) -> None:
+        setattr(default.assigned.setdefault(self._kind, default.in_globals(self._kind)), self._field, value)
+
+    def __delete__(self, module: object) -> None:
+        default.assigned.pop(self._kind, None)
+
+
+class TensorParallelModule(ModuleType):
+    """The class of ``rankmesh.dialects.ezpz``: tests read and write ezpz's globals, those of the default state."""
+
+    _TENSOR_PARALLEL_GROUP = _Global("tp", "group")
+    _TENSOR_PARALLEL_RANKS = _Global("tp", "members")
+    _CONTEXT_PARALLEL_GROUP = _Global("cp", "group")
+    _CONTEXT_PARALLEL_GROUP_RANKS = _Global("cp", "members")
+    _PIPELINE_PARALLEL_GROUP = _Global("pp", "group")
+    _PIPELINE_PARALLEL_RANKS = _Global("pp", "members")
+    _DATA_PARALLEL_GROUP = _Global("dp", "group")
+    _DATA_PARALLEL_RANKS = _Global("dp", "members")
