@@ -1,4 +1,4 @@
-"""The degrees of parallelism of torchtitan, and what follows from them alone."""
+"""The degrees of parallelism of torchtitan, and what follows from them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Degrees:
 
     @property
     def cp_enabled(self) -> bool:
-        """Whether sequences are cut."""
+        """Whether sequences are sharded."""
         return self.cp > 1
 
     @property
@@ -120,7 +120,7 @@ class Degrees:
 
     @property
     def tp_enabled(self) -> bool:
-        """Whether layers are cut."""
+        """Whether layers are sharded."""
         return self.tp > 1
 
     @property
@@ -130,7 +130,7 @@ class Degrees:
 
     @property
     def ep_enabled(self) -> bool:
-        """Whether experts are spread."""
+        """Whether experts are sharded."""
         return self.ep > 1
 
     @property
@@ -140,7 +140,7 @@ class Degrees:
 
     @property
     def seq_len_divisor(self) -> int:
-        """What divides the length of a sequence: tp for sequence parallelism, 2 x cp for its balanced cut."""
+        """What divides the length of a sequence: tp for sequence parallelism, 2 x cp for balanced sharding."""
         return self.tp * self.cp * 2
 
 

@@ -1,19 +1,39 @@
-"""``ParallelDims``: the meshes of the degrees, made at their first use."""
+"""``ParallelDims``: the meshes of the degrees over the live groups of their plan, made at their first use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
+from rankmesh.backend import meshes as torch_meshes
 from rankmesh.dialects.torchtitan.degrees import Degrees
-from rankmesh.dialects.torchtitan.meshes import IN_BAND, SPARSE, SPMD, mesh_of_the_world, single_axes, whole_meshes
 from rankmesh.errors import PlanError, SizesError, quoted
+from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.registry import Registry, register
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["ParallelDims"]
+
+# By backend: the axes between stages and tensors of the mesh that parameters lie on.
+_DENSE = {
+    "partial_dtensor": ("dp_replicate", "fsdp"),
+    "full_dtensor": ("dp_replicate", "dp_shard", "cp"),
+    "spmd_types": ("dp_replicate", "dp_shard", "cp"),
+}
+# The axes of a dense layer's mesh; those of experts.
+_SPMD = {
+    "partial_dtensor": ("dp_replicate", "fsdp", "tp"),
+    "full_dtensor": ("dp_replicate", "dp_shard", "cp", "tp"),
+    "spmd_types": ("dp", "cp", "tp"),
+}
+_SPARSE = ("dp_replicate", "efsdp", "ep")
+# Axes of a tensor's layout that a mesh has; it leaves the others out.
+_IN_BAND = {"partial_dtensor": ("tp", "ep"), "spmd_types": ("dp", "cp", "tp", "ep")}
 
 
 class ParallelDims(Degrees):
@@ -38,9 +58,9 @@ class ParallelDims(Degrees):
     def build_mesh(self) -> DeviceMesh:
         """Make every process group and mesh; the mesh of the whole world."""
         groups = self._registry.open(self.plan)
-        self._world = mesh_of_the_world()
-        self._whole = whole_meshes(self._world, groups, self)
-        self._single = dict(single_axes(self._whole))
+        self._world = _mesh_of_the_world()
+        self._whole = _whole_meshes(self._world, groups, self)
+        self._single = dict(_single_axes(self._whole))
         return self._world
 
     def _meshes(self) -> dict[str, DeviceMesh]:
@@ -76,7 +96,7 @@ class ParallelDims(Degrees):
         return single[names[0]] if len(names) == 1 else self._joint(tuple(names))
 
     def _joint(self, names: tuple[str, ...]) -> DeviceMesh:
-        # Kept: meshes are told apart by identity.
+        # Kept: two meshes are equal where they are one object.
         if names not in self._several:
             holding = [mesh for mesh in self._whole.values() if set(names) <= set(mesh.mesh_dim_names or ())]
             if not holding:
@@ -112,11 +132,11 @@ class ParallelDims(Degrees):
 
     def spmd_meshes(self) -> list[DeviceMesh]:
         """The meshes of a dense and of an expert layer, along the axes that exist."""
-        meshes = (self.get_activated_mesh(list(axes)) for axes in (SPMD[self.spmd_backend], SPARSE))
+        meshes = (self.get_activated_mesh(list(axes)) for axes in (_SPMD[self.spmd_backend], _SPARSE))
         return [mesh for mesh in meshes if mesh is not None]
 
     def spmd_dense_mesh(self) -> DeviceMesh:
-        """The mesh (dp, cp, tp) of forward and backward; with ``spmd_types`` alone."""
+        """The mesh (dp, cp, tp) of forward and backward; with ``spmd_types`` only."""
         self._meshes()
         return self._whole["spmd_dense_for_fwdbwd"]
 
@@ -138,11 +158,11 @@ class ParallelDims(Degrees):
         """
         names = [str(getattr(axis, "value", axis)) for axis in axes]
         if self.spmd_backend != "full_dtensor":
-            return self.get_activated_mesh([name for name in names if name in IN_BAND[self.spmd_backend]])
+            return self.get_activated_mesh([name for name in names if name in _IN_BAND[self.spmd_backend]])
         mesh = self.get_activated_mesh(list(_concrete(names)))
         if mesh is not None and mesh not in self.spmd_meshes():
             raise PlanError(
-                f"Resolved mesh {mesh.mesh_dim_names} does not match any SPMD mesh: these are "
+                f"Resolved mesh {mesh.mesh_dim_names} does not match any _SPMD mesh: these are "
                 f"{[one.mesh_dim_names for one in self.spmd_meshes()]}; name all axes of one",
                 received=tuple(names),
             )
@@ -184,5 +204,56 @@ def _concrete(names: Iterable[str]) -> Iterator[str]:
     """The axes of storage: dp is replicas and shards; what data loading and losses go over is none."""
     for name in names:
         if name in ("batch", "loss"):
-            raise PlanError(f"{name!r} is no axis of a layout, since no tensor is cut along it; name dp and cp")
+            raise PlanError(f"{name!r} is no axis of a layout, since no tensor is sharded along it; name dp and cp")
         yield from ("dp_replicate", "dp_shard") if name == "dp" else (name,)
+
+
+# -- the meshes ---------------------------------------------------------------------------------------------------
+
+
+def _mesh_of_the_world() -> DeviceMesh:
+    """The mesh of all ranks, over the world itself: the root of all others."""
+    kind = "cuda" if "nccl" in dist.get_backend() else "cpu"
+    world: ProcessGroup = dist.group.WORLD  # type: ignore[assignment]
+    return torch_meshes.device_mesh([world], None, ("world",), kind)
+
+
+def _whole_meshes(world: DeviceMesh, groups: LiveGroups, degrees: Degrees) -> dict[str, DeviceMesh]:
+    """Every mesh of several axes, by torchtitan's name; of those that hold some axes, the first serves."""
+
+    def unfold(*axes: str) -> DeviceMesh:
+        found = [_along(groups, axis, degrees) for axis in axes]
+        return torch_meshes.unfold(world, axes, tuple(size for size, _ in found), [pg for _, pg in found])
+
+    loading = unfold("pp", "batch", "cp", "tp")
+    whole = {
+        "dataloading": loading,
+        "loss": torch_meshes.flatten(loading, ("batch", "cp"), "loss_mesh", groups["loss"].pg),
+        "dense": unfold("pp", *_DENSE[degrees.spmd_backend], "tp"),
+        "sparse": unfold("pp", *_SPARSE),
+    }
+    if degrees.spmd_backend == "spmd_types":
+        whole["spmd_dense_for_fwdbwd"] = unfold("pp", "dp", "cp", "tp")["dp", "cp", "tp"]
+        if degrees.ep > 1:
+            whole["spmd_sparse_for_fwdbwd"] = whole["sparse"][_SPARSE]
+    return whole
+
+
+def _along(groups: LiveGroups, axis: str, degrees: Degrees) -> tuple[int, ProcessGroup | None]:
+    """The size of an axis, and its process group: without experts nobody asks for that of efsdp, so there is none."""
+    kind = "batch" if axis == "dp" else axis
+    if kind not in groups.plan.kinds:
+        return degrees.dp_shard * degrees.cp * degrees.tp, None
+    return groups[kind].size, groups[kind].pg
+
+
+def _single_axes(whole: dict[str, DeviceMesh]) -> Iterator[tuple[str, DeviceMesh]]:
+    """The mesh of each axis, in torchtitan's order."""
+    loading, dense, sparse = whole["dataloading"], whole["dense"], whole["sparse"]
+    yield from (("pp", loading["pp"]), ("batch", loading["batch"]), ("loss", whole["loss"]))
+    yield from (("dp_replicate", dense["dp_replicate"]), ("cp", loading["cp"]), ("tp", loading["tp"]))
+    yield from (("ep", sparse["ep"]), ("efsdp", sparse["efsdp"]))
+    if "spmd_dense_for_fwdbwd" in whole:
+        yield "dp", whole["spmd_dense_for_fwdbwd"]["dp"]
+    shards = "fsdp" if "fsdp" in (dense.mesh_dim_names or ()) else "dp_shard"
+    yield shards, dense[shards]
