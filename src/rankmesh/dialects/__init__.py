@@ -1,6 +1,6 @@
 """Every system's interface over one plan: a table of names, loaded when it is asked for.
 
-Each dialect is a module or package of its own, and knows no other.
+Each dialect is one module or package, and imports no other.
 """
 
 from __future__ import annotations

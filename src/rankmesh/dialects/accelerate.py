@@ -1,4 +1,4 @@
-"""accelerate's ``ParallelismConfig``: the mesh that it stands for, its groups, and the ``DeviceMesh`` that it asks for.
+"""accelerate's ``ParallelismConfig``: the mesh that it describes, its groups, and the ``DeviceMesh`` that it asks for.
 
 ```
 dimension       dp_replicate  dp_shard  cp  sp  tp         first slowest, tp adjacent; only sizes above 1 (the recipe)

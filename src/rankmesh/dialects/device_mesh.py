@@ -7,7 +7,7 @@ LiveGroups["tp"].pg, ["dp"].pg, ...       ──to_device_mesh("dp", "tp", flatt
 ```
 
 What differs from building a ``DeviceMesh`` with torch: a group that spans the world is a group like any other, not the
-world itself, so destroying it destroys nothing else; ranks that hold another mesh are told so when the plan is
+world itself, so destroying it destroys nothing else; ranks that have another mesh get an error when the plan is
 connected instead of hanging; a one-rank axis costs nothing; timeouts are those of the plan.
 """
 
@@ -65,23 +65,23 @@ def plan_of(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None, opti
 
 
 class AdoptedGroups(LiveGroups):
-    """Live groups over the process groups of a ``DeviceMesh``, which go on belonging to it: ``close`` only lets go."""
+    """Live groups over the process groups of a ``DeviceMesh``, which it still owns: ``close`` only forgets them."""
 
     def __init__(self, device_mesh: DeviceMesh, plan: Plan) -> None:
         super().__init__(plan, World.current(), generation=0, phases={})
         self._device_mesh = device_mesh
 
-    def _create(self, own: LocalGroup) -> ProcessGroup:
-        pg = self._device_mesh.get_group(tuple(self.plan.mesh.axes)[::-1].index(own.name))
+    def _create(self, local: LocalGroup) -> ProcessGroup:
+        pg = self._device_mesh.get_group(tuple(self.plan.mesh.axes)[::-1].index(local.name))
         ranks = tuple(dist.get_process_group_ranks(pg))
-        if ranks != own.ranks:
+        if ranks != local.ranks:
             raise ConnectError(
-                f"this DeviceMesh's process group along {own.name!r} has the ranks {listed(ranks)}, in this "
-                f"order, where the mesh has {list(own.ranks)}; a rank's place in the group must be its place in the "
+                f"this DeviceMesh's process group along {local.name!r} has the ranks {listed(ranks)}, in this "
+                f"order, where the mesh has {list(local.ranks)}; a rank's place in the group must be its place in the "
                 "mesh; make the groups with rankmesh.connect(plan_of(mesh)), which keeps the order",
-                axis=own.name,
+                axis=local.name,
                 group_ranks=ranks,
-                mesh_ranks=own.ranks,
+                mesh_ranks=local.ranks,
             )
         return pg
 
@@ -91,7 +91,7 @@ class AdoptedGroups(LiveGroups):
             self._open(group.own)
 
     def close(self) -> None:
-        """Let go of the process groups; whoever made the ``DeviceMesh`` destroys them."""
+        """Forget the process groups; whoever made the ``DeviceMesh`` destroys them."""
         self._made.clear()
         super().close()
 

@@ -28,10 +28,10 @@ class ProcessGroups:
     """The tensor, pipeline and data parallel group of this rank; the sizes multiply to the world.
 
     Attributes: ``tp_group``, ``tp_rank``, ``tp_size`` and the same for ``pp`` and ``dp``; ``is_first_stage`` and
-    ``is_last_stage`` of the pipeline; ``groups``, everything else that live groups can tell.
+    ``is_last_stage`` of the pipeline; ``groups``, the live groups themselves.
 
     ``SizesError`` (an ``AssertionError``) for sizes that do not give the world, ``NotInitialized`` (one too) without a
-    world. Unlike the classes that it stands for, it makes the groups of this rank only, refuses ranks that pass other
+    world. Unlike the classes that it replaces, it makes the groups of this rank only, refuses ranks that pass other
     sizes instead of hanging, and ``close`` (or leaving a ``with`` block) destroys what it made.
     """
 
