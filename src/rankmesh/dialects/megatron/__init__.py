@@ -9,7 +9,7 @@ install(), uninstall()   put these in place of Megatron's own, in a program that
 
 ``table.py`` has the groups and globals as data, ``getters.py`` the rules that make functions of a line;
 ``model_groups.py`` and ``data_groups.py`` have these lines, and what no rule makes; ``state.py`` lays them over the
-globals of a state, ``lifecycle.py`` begins and ends one. ``releases.py`` says what a release has otherwise.
+globals of a state, ``lifecycle.py`` begins and ends one. ``releases.py`` has what differs by release.
 """
 
 # The default state first: it gives every ParallelState its functions.

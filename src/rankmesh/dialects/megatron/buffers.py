@@ -41,12 +41,12 @@ class GlobalMemoryBuffer:
     ) -> torch.Tensor:
         """A tensor of this shape in the memory of that name, which grows when it is too small."""
         needed = prod(tensor_shape)
-        held = self.buffer.get((name, dtype))
-        if held is None or held.numel() < needed:
+        memory = self.buffer.get((name, dtype))
+        if memory is None or memory.numel() < needed:
             with (mem_alloc_context or nullcontext)():
-                held = torch.empty(needed, dtype=dtype, device=_device(), requires_grad=False)
-            self.buffer[name, dtype] = held
-        return held[:needed].view(*tensor_shape)
+                memory = torch.empty(needed, dtype=dtype, device=_device(), requires_grad=False)
+            self.buffer[name, dtype] = memory
+        return memory[:needed].view(*tensor_shape)
 
 
 def _device() -> int | torch.device:
@@ -84,10 +84,10 @@ class GlobalSymmetricMemoryBuffer:
         """``tensor`` and ``handle``; ``ConnectError`` where there is no symmetric memory, or not enough."""
         found = self.maybe_get_tensor(tensor_shape, dtype)
         if found["tensor"] is None:
-            held = 0 if self.symm_buffer is None else self.symm_buffer.numel()
+            available = 0 if self.symm_buffer is None else self.symm_buffer.numel()
             raise ConnectError(
                 f"cannot give {prod(tensor_shape) * dtype.itemsize} bytes of symmetric memory; "
-                f"{self.unavailable or f'there are {held}; ask for less'}",
-                held=held,
+                f"{self.unavailable or f'there are {available}; ask for less'}",
+                available=available,
             )
         return found

@@ -42,7 +42,7 @@ _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT: Any = None
 _DATA_PARALLEL_GLOBAL_RANKS: Any = None
 _DATA_PARALLEL_GLOBAL_RANKS_WITH_CP: Any = None
 
-# Answers that no write has changed.
+# Kept answers, as in ``model_groups.py``.
 _dp_rank: Any = None
 _dp_size: Any = None
 _dp_cp_rank: Any = None
@@ -108,7 +108,7 @@ set_data_parallel_rank = rule.set_rank("_MPU_DATA_PARALLEL_RANK")
 
 
 def get_data_parallel_group_gloo(with_context_parallel=False, partial_data_parallel=False):
-    """The CPU twin of the data-parallel group that the flags choose."""
+    """The CPU (gloo) counterpart of the data-parallel group that the flags choose."""
     if partial_data_parallel and not with_context_parallel:
         raise rankmesh_state.without_context("dp_gloo")
     if partial_data_parallel:
@@ -192,7 +192,7 @@ def get_data_modulo_expert_parallel_group(partial_expert_data_parallel=False):
 
 
 def get_expert_data_parallel_group_gloo(partial_expert_data_parallel=False):
-    """The CPU twin of the expert data-parallel group."""
+    """The CPU (gloo) counterpart of the expert data-parallel group."""
     kind, group = "ep_dp_gloo", _EXPERT_DATA_PARALLEL_GROUP_GLOO
     if partial_expert_data_parallel:
         kind, group = "intra_ep_dp_gloo", _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO

@@ -6,8 +6,8 @@ get_tensor_model_parallel_rank = rank("tp")           gives _tp_rank, or asks
 set_tensor_model_parallel_rank = set_rank("_MPU_TENSOR_MODEL_PARALLEL_RANK")
 ```
 
-A rule is a function over stand-ins: globals such as ``_GROUP``, and words such as ``"_KIND"``. A row gives its code the
-names of its own in their place, so that a getter which a rule made costs what one costs that is written out. Each runs
+A rule is a function over stand-ins: globals such as ``_GROUP``, and texts such as ``"_KIND"``. A row puts its names in
+their place in the code, so that a getter which a rule made is as fast as one that is written out. Each runs
 over the globals of a parallel state (``state.py``), where ``rankmesh_state`` is the state itself.
 """
 
@@ -34,10 +34,10 @@ rankmesh_state: Any = None
 
 
 def named(rule: Function, doc: str, **names: str) -> Function:
-    """A function of a rule, with other names for the globals that it reads, and other words."""
+    """A function of a rule, with other names for the globals that it reads, and other texts."""
     code = cast(FunctionType, rule).__code__
-    own = tuple(names.get(word, word) if isinstance(word, str) else word for word in code.co_consts)
-    code = code.replace(co_names=tuple(names.get(name, name) for name in code.co_names), co_consts=own)
+    constants = tuple(names.get(one, one) if isinstance(one, str) else one for one in code.co_consts)
+    code = code.replace(co_names=tuple(names.get(name, name) for name in code.co_names), co_consts=constants)
     made = FunctionType(code, rule.__globals__, rule.__name__, cast(FunctionType, rule).__defaults__)
     made.__doc__ = doc
     return made
@@ -118,18 +118,18 @@ def value(name: str, doc: str) -> Function:
 
 
 def set_rank(name: str) -> Function:
-    """The setter of a rank that stands for a group's own."""
+    """The setter of a rank that overrides the group's."""
 
     def setter(rank):
         rankmesh_state.write("_NAME", rank)
 
-    return named(setter, "Set the rank that the getter returns; None: the group's own again.", _NAME=name)
+    return named(setter, "Set the rank that the getter returns; None: the group's again.", _NAME=name)
 
 
 def set_size(name: str) -> Function:
-    """The setter of a size that stands for a group's own."""
+    """The setter of a size that overrides the group's."""
 
     def setter(world_size):
         rankmesh_state.write("_NAME", world_size)
 
-    return named(setter, "Set the world size that the getter returns; None: the group's own again.", _NAME=name)
+    return named(setter, "Set the world size that the getter returns; None: the group's again.", _NAME=name)

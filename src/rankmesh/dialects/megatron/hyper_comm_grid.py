@@ -1,4 +1,4 @@
-"""Drop-in for ``megatron.core.hyper_comm_grid``: named dimensions over a span of ranks, process groups on request.
+"""Drop-in for ``megatron.core.hyper_comm_grid``: named dimensions over a range of ranks, process groups on request.
 
 ```
 HyperCommGrid([2, 2, 4], ["tp", "cp", "dp"])        the first dimension adjacent
@@ -7,7 +7,7 @@ grid.register_view("expert", [1, 8, 2], ["etp", "ep", "edp"])
 grid.create_pg("ep", view="expert")                 key ("expert", ("ep",))
 ```
 
-Where it differs from Megatron-Core: a rank makes its own group alone, after the ranks of the grid agreed on the grid
+Where it differs from Megatron-Core: a rank makes only its own group, after the ranks of the grid agreed on the grid
 and the options; names of dimensions are unique; groups are made only in a world of the size that the grid was made
 for (WORLD_SIZE counts before torch.distributed does, as there); ``get_pg`` on a rank outside the grid raises, but
 under ``install()``.
@@ -111,7 +111,7 @@ class HyperCommGrid:
     ) -> None:
         """Another factorisation of the grid's ranks; each shared dimension is proved to give the same groups.
 
-        Groups over shared dimensions alone are one group, whichever view makes it. ``LayoutError`` (a ``ValueError``)
+        Groups over shared dimensions only are one group, whichever view makes it. ``LayoutError`` (a ``ValueError``)
         for sizes or names that do not fit.
         """
         if name in self._views:

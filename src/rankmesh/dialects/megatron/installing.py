@@ -76,7 +76,7 @@ def install(state: ParallelState | None = None) -> None:
     """Put the drop-ins in place of Megatron's modules; ``state`` in place of the default parallel state.
 
     Process group collections are then made from ``state``, too. Under a release that is not among ``releases.KNOWN``
-    a ``UserWarning`` says so, and which of its names ours have not.
+    a ``UserWarning`` says so, and names what ours lack.
 
     Calling it again is nothing. Raises ``ConnectError`` where megatron-core is not installed, or its own parallel state
     is initialised, whose groups would be lost.
@@ -125,9 +125,9 @@ def _release(theirs: dict[str, ModuleType]) -> releases.Release:
         ours = {"parallel_state": parallel_state, "process_groups_config": process_groups_config}
         lacking = [
             name
-            for module, own in ours.items()
+            for module, drop_in in ours.items()
             for name, value in vars(theirs[module]).items()
-            if getattr(value, "__module__", None) == theirs[module].__name__ and not hasattr(own, name)
+            if getattr(value, "__module__", None) == theirs[module].__name__ and not hasattr(drop_in, name)
         ]
         warnings.warn(
             f"megatron-core {version} is none of the releases that the drop-ins are tested with, {' to '.join(known)}; "
@@ -139,7 +139,7 @@ def _release(theirs: dict[str, ModuleType]) -> releases.Release:
 
 def _peer(name: str) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Megatron tells what else could be installed
+        warnings.simplefilter("ignore")  # Megatron suggests what else could be installed
         try:
             return importlib.import_module(name)
         except ImportError as error:

@@ -1,16 +1,21 @@
-"""The life of a parallel state: initialise, change timeouts, destroy.
+"""The life of a parallel state: its groups are made, their timeouts change, they are destroyed.
 
 ```
 initialize    Request ── plan ── connect ── globals
 destroy       close, last made first ── globals as they were before
 ```
+
+A program that replaces ``torch.distributed.new_group``, or ``create_group`` or ``get_nccl_options`` of the parallel
+state, wants that function to be called: ``called_groups`` then makes every group as Megatron-Core does, on every rank
+of the world, and the caller destroys them. The same goes for groups that callers ask for (``hierarchical``,
+``hybrid``). The groups for gathers (``all_gather``) are made of a plan, and ``destroy`` destroys them.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +24,14 @@ import torch.distributed as dist
 
 from rankmesh.backend.default import default_group, is_torchs_own
 from rankmesh.backend.registries import set_timeout
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.nccl_config import with_nccl_config
+from rankmesh.core.plan import Plan
+from rankmesh.core.spec import GroupSpec
 from rankmesh.dialects.megatron.buffers import GlobalMemoryBuffer
-from rankmesh.dialects.megatron.making import CalledGroups, called_groups
-from rankmesh.dialects.megatron.nccl import prepare_ucc
+from rankmesh.dialects.megatron.nccl import prepare_ucc, section_of
 from rankmesh.dialects.megatron.rank_generator import RankGenerator, WithPieces
-from rankmesh.dialects.megatron.refusals import NotInitialized, Refused
+from rankmesh.dialects.megatron.refusals import NotInitialized, Refused, refusals
 from rankmesh.dialects.megatron.request import Request
 from rankmesh.dialects.megatron.state import ParallelState, State, in_a_world
 from rankmesh.dialects.megatron.table import ROWS
@@ -34,9 +42,42 @@ from rankmesh.runtime.world import World
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from rankmesh.core.plan import Plan
+__all__ = ["CalledGroups", "all_gather", "destroy", "hierarchical", "hybrid", "initialize", "set_timeouts"]
 
-__all__ = ["destroy", "initialize", "set_timeouts"]
+
+Make = Callable[..., Any]
+Sections = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class CalledGroup:
+    """A process group that a caller's function gave, and its global ranks."""
+
+    pg: ProcessGroup
+    ranks: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many ranks it has."""
+        return len(self.ranks)
+
+
+class CalledGroups(dict[str, CalledGroup]):
+    """The groups of this rank that a caller's functions made, by kind. They are the caller's to destroy."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+        self.closed = False
+
+    def __missing__(self, kind: str) -> CalledGroup:
+        self.plan.of(dist.get_rank())[kind]  # raises NotAMember or UnknownGroup, with the members
+        raise KeyError(kind)
+
+    def close(self) -> None:
+        """Forget the groups."""
+        self.clear()
+        self.closed = True
 
 
 def initialize(state: State, request: Request) -> None:
@@ -85,8 +126,10 @@ def _groups(
     state: State, names: Mapping[str, Any], plan: Plan, request: Request, rank: int
 ) -> LiveGroups | CalledGroups:
     make, options = names["create_group"], names["get_nccl_options"]
-    own = make is state.functions["create_group"] and options is ParallelState.interface.shared["get_nccl_options"]
-    if not (own and is_torchs_own("new_group")):
+    unchanged = (
+        make is state.functions["create_group"] and options is ParallelState.interface.shared["get_nccl_options"]
+    )
+    if not (unchanged and is_torchs_own("new_group")):
         return called_groups(plan, request.sections(), make, options)
     if plan.fixed_world or rank in plan.mesh:
         return connect(plan, timeout=min(DEFAULT_TIMEOUT, request.timeout))
@@ -100,7 +143,7 @@ def _filled(live: LiveGroups | CalledGroups, request: Request, *, all_gloo: bool
     """The values of the globals after initialisation; a global that is missing here stays as it is."""
     values: dict[str, Any] = {}
     for row in ROWS:
-        kind = _stand_in(row.kind, live.plan.kinds, twins=all_gloo and request.has_gloo_twin(row.kind))
+        kind = _stand_in(row.kind, live.plan.kinds, all_gloo=all_gloo and request.has_cpu_counterpart(row.kind))
         if kind in live:
             values[row.group] = live[kind].pg
             if row.ranks:
@@ -117,17 +160,17 @@ def _filled(live: LiveGroups | CalledGroups, request: Request, *, all_gloo: bool
     return values
 
 
-def _stand_in(kind: str, made: Collection[str], *, twins: bool) -> str:
-    """The group that serves for one that the plan needs not have: the gloo twin of a gloo group is this group, one
-    optimizer instance is the whole, and with weights in one piece the ranks that hold the pieces add none.
+def _stand_in(kind: str, made: Collection[str], *, all_gloo: bool) -> str:
+    """The group that replaces one that the plan does not have: a gloo group is its own CPU counterpart, one optimizer
+    instance is the whole, and with weights in one piece the ranks that hold the pieces add none.
     """
     if kind in made:
         return kind
     if kind.endswith("_gloo"):
-        return _stand_in(kind.removesuffix("_gloo"), made, twins=False) if twins else kind
+        return _stand_in(kind.removesuffix("_gloo"), made, all_gloo=False) if all_gloo else kind
     if kind.endswith("_gtp"):
         whole = kind.removeprefix("intra_")
-        return whole if whole in made else _stand_in(kind.removesuffix("_gtp"), made, twins=False)
+        return whole if whole in made else _stand_in(kind.removesuffix("_gtp"), made, all_gloo=False)
     return kind.removeprefix("intra_") if kind in ("intra_dp_cp", "intra_ep_dp") else kind
 
 
@@ -167,9 +210,105 @@ def _end_symmetric_memory() -> None:
 
 
 def set_timeouts(timeout: timedelta, groups: Sequence[ProcessGroup | None], *, meet_in: ProcessGroup | None) -> None:
-    """Meet in a group (None: the world), then set the timeout of every group given; None stands for the world."""
+    """Wait for the ranks of ``meet_in``, then set the timeout of every group given; None is the world."""
     dist.barrier(meet_in)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
     for group in groups:
         set_timeout(group, timeout)
+
+
+# -- groups by the functions that callers have ------------------------------------------------------------------------
+
+
+def called_groups(plan: Plan, sections: Sections, make: Make, options: Callable[..., Any]) -> CalledGroups:
+    """Every group of a plan by ``make``: on every rank, all groups of each kind, in the plan's order.
+
+    ``make`` is called as ``create_group``, ``options`` as ``get_nccl_options``, with the sections of the configuration.
+    """
+    rank, found = dist.get_rank(), CalledGroups(plan)
+    for spec in plan.specs:
+        section = section_of(spec.name)
+        timeout = None if spec.options.timeout is None else timedelta(seconds=spec.options.timeout)
+        for members in plan.groups(spec.name).tolist():
+            pg = make(
+                members,
+                timeout=timeout,
+                backend=spec.options.backend,
+                pg_options=options(section, sections) if section and not spec.options.backend else None,
+                use_local_synchronization=not plan.fixed_world,
+                group_desc=spec.name.upper(),
+            )
+            if rank in members:
+                found[spec.name] = CalledGroup(pg, tuple(members))
+    return found
+
+
+def hierarchical(
+    make: Make,
+    rank: int,
+    ranks: Sequence[int],
+    sizes: Sequence[int],
+    with_gloo: bool,
+    pg_options: Any,
+    timeout: timedelta | None,
+    group_desc: str | None,
+) -> tuple[list[ProcessGroup], list[ProcessGroup | None]]:
+    """The groups of each level of a hierarchy of these ranks, and their CPU counterparts: those of ``rank``."""
+    found, on_cpu = [], []
+    options = pg_options if isinstance(pg_options, list) else [pg_options] * len(sizes)
+    for level, members in _levels(ranks, sizes):
+        name = f"HIERARCHICAL_{group_desc}"
+        group = make(members, timeout=timeout, pg_options=options[level], group_desc=f"{name}_L{level}")
+        counterpart = None
+        if with_gloo:
+            counterpart = make(members, timeout=timeout, backend="gloo", group_desc=f"{name}_GLOO_L{level}")
+        if rank in members:
+            found.append(group)
+            on_cpu.append(counterpart)
+    return found, on_cpu
+
+
+def hybrid(make: Make, rank: int, ranks: Sequence[int], pg_options: Any) -> dict[int, ProcessGroup]:
+    """The groups of 2, 4, 8, ... up to half of these ranks that ``rank`` is in, by size."""
+    found = {}
+    for exponent in range(1, len(ranks).bit_length() - 1):
+        size = 2**exponent
+        for _, members in _levels(ranks, (size, len(ranks) // size), only=0):
+            group = make(members, pg_options=pg_options, group_desc=f"HYBRID_DP_CP_GROUP_{size}")
+            if rank in members:
+                found[size] = group
+    return found
+
+
+def _levels(ranks: Sequence[int], sizes: Sequence[int], only: int | None = None) -> Iterator[tuple[int, list[int]]]:
+    """Level and members of each group of a hierarchy, level by level."""
+    with refusals():
+        groups = Mesh(position=len(ranks)).groups("position")
+        levels = range(len(sizes)) if only is None else (only,)
+        made = [(level, groups.level_of(tuple(sizes), level).tolist()) for level in levels]
+    for level, listed in made:
+        yield from ((level, [ranks[position] for position in members]) for members in listed)
+
+
+def all_gather(
+    state: State, experts: bool, timeout: timedelta | None, sections: Sections
+) -> tuple[ProcessGroup, ProcessGroup | None]:
+    """Separate communicators over dp_cp and, for experts, over ep_dp; the state owns them."""
+    if state.live is None:
+        raise NotInitialized("this parallel state has no groups to add to; call initialize_model_parallel() first")
+    base = state.live.plan
+    specs = [GroupSpec("dp_cp_ag", "dp-cp", overlap="all_gather", timeout=timeout)]
+    if experts:
+        specs.append(GroupSpec("expt_dp_ag", "edp", view="expert", overlap="all_gather", timeout=timeout))
+    world_size = base.world_size if base.fixed_world else None
+    plan = Plan(base.mesh, specs, world_size=world_size, name=f"{base.name}/all_gather")
+    live: LiveGroups | CalledGroups
+    if isinstance(state.live, CalledGroups):
+        names = vars(state.module)
+        live = called_groups(plan, sections, names["create_group"], names["get_nccl_options"])
+    else:
+        given = {kind: sections[section] for kind in plan.kinds if (section := str(section_of(kind))) in sections}
+        live = connect(with_nccl_config(plan, given) if given else plan)
+    state.added.append(live)
+    return live["dp_cp_ag"].pg, live["expt_dp_ag"].pg if experts else None

@@ -27,7 +27,7 @@ _HYBRID_DP_CP_GROUPS: Any = {}
 _VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK: Any = None
 _VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE: Any = None
 
-# Answers that no write has changed: ``answers.py`` says which, and when.
+# Kept answers: ``state.py`` says when each is computed again.
 _first_rank: Any = None
 _last_rank: Any = None
 _next_rank: Any = None

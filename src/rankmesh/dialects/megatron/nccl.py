@@ -49,7 +49,7 @@ _UCC_ALWAYS = {
 
 
 def section_of(kind: str) -> str | None:
-    """The section of an NCCL configuration that a group obeys: the twins of dp_cp obey its section, gloo twins none.
+    """The section of an NCCL configuration for a group: dp_cp's for hybrid and all-gather groups, none for gloo groups.
 
     >>> section_of("hybrid_dp_cp_4"), section_of("hcp_0"), section_of("dp_gloo"), section_of("tp")
     ('dp_cp', 'hcp', None, 'tp')
@@ -67,7 +67,7 @@ def sharp_kind(group: str) -> str:
     """The group of the plan that SHARP serves: ``dp`` stands for dp_cp, ``dp_replica`` for inter_ep_dp.
 
     Megatron-Core switches SHARP on by the environment variable NCCL_COLLNET_ENABLE while it makes this group, and
-    deletes the variable afterwards, the user's too. Here the one communicator is told so, and the environment stays.
+    deletes the variable afterwards, the user's too. Here SHARP is an option of the communicator; the environment stays.
 
     >>> sharp_kind("dp")
     'dp_cp'

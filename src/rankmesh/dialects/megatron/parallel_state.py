@@ -9,11 +9,11 @@ parallel_state.get_tensor_model_parallel_group()
 
 The functions are those of Megatron-Core 0.16.1; what later releases added follows the parameters that were there.
 Those of one model's groups are in ``model_groups.py``, those of groups across replicas in ``data_groups.py``, the
-globals in ``table.py``; ``releases.py`` says what another release has otherwise. ``ParallelState(name)`` has the same
-functions over globals of its own. Where it differs from Megatron-Core:
+globals in ``table.py``; ``releases.py`` has what differs by release. ``ParallelState(name)`` has the same
+functions over separate globals. Where it differs from Megatron-Core:
 
-- a rank makes its own groups alone, after all ranks agreed; groups with the same members share a communicator, and a
-  group of one rank has none; gloo twins of groups that are gloo already are these groups
+- a rank makes only the groups that it is in, after all ranks agreed; groups with the same members share a
+  communicator, and a group of one rank has none; a gloo group is its own CPU counterpart
 - ``destroy_model_parallel`` destroys the groups, and clears every global
 - a refused ``initialize_model_parallel`` leaves nothing behind
 - an order that names an axis twice, hybrid context parallelism that does not fill its groups, embedding functions
@@ -37,7 +37,7 @@ from typing import Any, Callable, List  # noqa: UP035
 
 import torch.distributed as dist
 
-from rankmesh.dialects.megatron import data_groups, lifecycle, making, model_groups
+from rankmesh.dialects.megatron import data_groups, lifecycle, model_groups
 from rankmesh.dialects.megatron.buffers import SYMMETRIC_MEGABYTES, GlobalMemoryBuffer, GlobalSymmetricMemoryBuffer
 from rankmesh.dialects.megatron.data_groups import *  # noqa: F403
 from rankmesh.dialects.megatron.data_groups import get_data_parallel_rank, rankmesh_state
@@ -106,7 +106,7 @@ def initialize_model_parallel(
     ``get_position_embedding_ranks`` take the ranks of one pipeline and choose by position, the same in each
     pipeline. ``rank_offset`` and ``local_world_size`` lay the mesh over part of the world; a rank outside has no
     groups. ``gtp_remat_size`` and ``expert_gtp_remat_size`` shard weights further; groups that cross these pieces
-    have no gloo twins then, as in Megatron-Core. UCC is for the pipeline groups alone.
+    have no CPU counterparts then, as in Megatron-Core. UCC is for the pipeline groups only.
 
     Raises ``NotInitialized`` outside a torch.distributed world, ``Refused`` (an ``AssertionError``, a
     ``RuntimeError`` and a ``ValueError``) for what cannot be, ``AgreementError`` when ranks differ.
@@ -118,7 +118,7 @@ def destroy_model_parallel():
     """Destroy the process groups and set every global to what it was before initialisation.
 
     Megatron-Core forgets its groups without destroying them, and leaves 13 globals set. Calling it again, or
-    before initialisation, clears the globals alone.
+    before initialisation, clears the globals only.
     """
     lifecycle.destroy(rankmesh_state)
 
@@ -153,7 +153,7 @@ def get_all_ranks():
 
 
 def update_pg_timeout(timeout: timedelta, pg: dist.ProcessGroup | None = None):  # type: ignore[no-untyped-def]
-    """Meet in the group (the world by default), then set the timeout of this group, or of all groups.
+    """Wait for the ranks of the group (the world by default), then set the timeout of this group, or of all groups.
 
     Unlike Megatron-Core this works without a GPU too, and on a group of one rank, where it is nothing.
     """
@@ -190,11 +190,11 @@ def create_hierarchical_groups(
     timeout=None,
     group_desc=None,
 ):
-    """The groups of each level of a hierarchy of these ranks, and their gloo twins: those of ``rank``, two lists.
+    """The groups of each level of a hierarchy of these ranks, and their CPU counterparts: those of ``rank``, two lists.
 
-    A twin takes no NCCL options, which Megatron-Core hands it.
+    A counterpart takes no NCCL options, which Megatron-Core gives it.
     """
-    return making.hierarchical(
+    return lifecycle.hierarchical(
         create_group, rank, ranks, hierarchical_group_sizes, create_gloo_process_groups, pg_options, timeout, group_desc
     )
 
@@ -205,15 +205,15 @@ def create_hybrid_dp_cp_groups(rank, ranks, pg_options):
     Where one of these sizes does not divide the number of ranks, this is refused: Megatron-Core then has a group
     that is smaller than its name.
     """
-    return making.hybrid(create_group, rank, ranks, pg_options)
+    return lifecycle.hybrid(create_group, rank, ranks, pg_options)
 
 
 def create_all_gather_groups(for_expert_parallelism=False, timeout=None, nccl_comm_cfgs=None):
-    """Communicators of their own for overlapping gathers: over dp_cp, and over the expert data-parallel ranks.
+    """Separate communicators for overlapping gathers: over dp_cp, and over the expert data-parallel ranks.
 
     The second is None unless asked for. The options of dp_cp and ep_dp in ``nccl_comm_cfgs`` are theirs.
     """
-    return making.all_gather(rankmesh_state, for_expert_parallelism, timeout, nccl_comm_cfgs or {})
+    return lifecycle.all_gather(rankmesh_state, for_expert_parallelism, timeout, nccl_comm_cfgs or {})
 
 
 # -- memory that is lent by name --------------------------------------------------------------------------------------

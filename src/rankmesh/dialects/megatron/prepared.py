@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _WITH_CP = {"with_context_parallel": True}
 _REPLICAS = {"with_gtp_remat": False}
 
-# Field, getter of the parallel state, its flags. A getter that checks is told not to: what is absent is None.
+# Field, getter of the parallel state, its flags. Getters that check are called without: what is absent is None.
 _GETTERS: Mapping[str, tuple[str, dict[str, bool]]] = {
     "tp": ("get_tensor_model_parallel_group", {}),
     "pp": ("get_pipeline_model_parallel_group", {}),
@@ -76,8 +76,8 @@ def of_state(state: ParallelState, name: str, release: Release | None = None) ->
 
 def in_pieces(groups: Mapping[str, Any]) -> bool:
     """Whether several ranks hold the pieces of a weight, dense or expert, by the names of an optimizer's parameters."""
-    held = (groups.get("gtp_remat_group"), groups.get("expt_gtp_remat_group"))
-    return any(group is not None and group.size() > 1 for group in held)
+    pieces = (groups.get("gtp_remat_group"), groups.get("expt_gtp_remat_group"))
+    return any(group is not None and group.size() > 1 for group in pieces)
 
 
 def for_optimizer(
@@ -106,13 +106,13 @@ def for_optimizer(
     }
     if release is not None and release >= _PIECES:
         found["expt_tp_pp_with_egtp_remat_group"] = _with_pieces(pg_collection, groups["tp_ep_pp"])
-    twins = pg_collection is None and use_gloo_process_groups and not in_pieces(found)
+    on_cpu = pg_collection is None and use_gloo_process_groups and not in_pieces(found)
     return found | {
-        "intra_dp_cp_group_gloo": _twin("get_data_parallel_group_gloo", "partial_data_parallel", **_WITH_CP)
-        if twins
+        "intra_dp_cp_group_gloo": _gloo_group("get_data_parallel_group_gloo", "partial_data_parallel", **_WITH_CP)
+        if on_cpu
         else None,
-        "intra_expt_dp_group_gloo": _twin("get_expert_data_parallel_group_gloo", "partial_expert_data_parallel")
-        if twins
+        "intra_expt_dp_group_gloo": _gloo_group("get_expert_data_parallel_group_gloo", "partial_expert_data_parallel")
+        if on_cpu
         else None,
     }
 
@@ -172,7 +172,7 @@ def _asked(name: str) -> Any:
     return getattr(followed.state, getter)(**flags)
 
 
-def _twin(getter: str, partial: str, **flags: bool) -> Any:
+def _gloo_group(getter: str, partial: str, **flags: bool) -> Any:
     return getattr(followed.state, getter)(**{partial: True}, **flags)
 
 
@@ -231,6 +231,6 @@ _made = count()
 
 def _only_this_rank() -> ProcessGroup:
     if dist.get_rank() == 0:
-        logger.warning("pg_collection has no expt_dp group: each rank is alone in expert data parallelism")
-    name = f"expt_dp/alone/{next(_made)}"
+        logger.warning("pg_collection has no expt_dp group: expert data parallelism has one rank")
+    name = f"expt_dp/single/{next(_made)}"
     return alone(rank=dist.get_rank(), name=name, desc="expt_dp of one rank", backend=dist.get_backend())

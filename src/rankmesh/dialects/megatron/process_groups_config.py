@@ -34,7 +34,7 @@ __all__ = [
 
 
 class ProcessGroupHelperMeta(type):
-    """A class whose virtual_pipeline_model_parallel_size is set by a method alone."""
+    """A class whose virtual_pipeline_model_parallel_size is set by a method only."""
 
     def __setattr__(cls, name: str, value: object) -> None:
         if name == "virtual_pipeline_model_parallel_size":
@@ -45,7 +45,7 @@ class ProcessGroupHelperMeta(type):
 class _Collection:
     """What collections of every release do."""
 
-    # The release whose fields and answers these are; None: this module's own.
+    # The release whose fields and answers these are; None: as this module has them.
     release: ClassVar[Release | None] = None
 
     def __init__(self, **kwargs):  # type: ignore[no-untyped-def]
@@ -78,7 +78,7 @@ class _Collection:
         *,
         state: ParallelState | None = None,
     ):
-        """The groups of a parallel state, the default one unless said; ``required_pgs``: the fields wanted."""
+        """The groups of a parallel state, the default one without ``state``; ``required_pgs``: the fields wanted."""
         wanted = list(cls._names()) if required_pgs is None else required_pgs
         cls._check_names(wanted, "Invalid process groups requested")
         return cls(**{name: of_state(state or followed.state, name, cls.release) for name in wanted})
@@ -153,7 +153,7 @@ class ProcessGroupCollection(_Collection):
     def setup_process_groups_for_ddp(pg_collection: Optional["ProcessGroupCollection"], config, ddp_config):  # type: ignore[no-untyped-def]
         """What DistributedDataParallel needs, by its parameter names; None: the groups of the parallel state.
 
-        Without expert data parallelism this rank is alone in it, by a group that has no communicator.
+        Without expert data parallelism its group has one rank, and no communicator.
         """
         return for_ddp(pg_collection, config, ddp_config, followed.release)
 
@@ -283,16 +283,16 @@ _OF_0_14 = {
     "GradFinalizeProcessGroups": "tp pp embd pos_embd dp_cp cp",
 }
 
-_OWN = {name: globals()[name] for name in _SINCE if name in globals()}
+_ALL = {name: globals()[name] for name in _SINCE if name in globals()}
 _FIELDS = {item.name: item.type for item in fields(ProcessGroupCollection)}
 
 
 def follow(release: Release | None) -> None:
-    """Give this module the names and classes of a release; None: those of its own again."""
+    """Give this module the names and classes of a release; None: those that it has by itself."""
     names = globals()
-    for name in (*_OWN, *_OF_0_14):
+    for name in (*_ALL, *_OF_0_14):
         names.pop(name, None)
-    names.update({name: value for name, value in _OWN.items() if _has(release, name)})
+    names.update({name: value for name, value in _ALL.items() if _has(release, name)})
     if release is not None and "ProcessGroupCollection" in names:
         present = [name for name in _FIELDS if _has(release, name)]
         names["ProcessGroupCollection"] = _as_of(release, "ProcessGroupCollection", present)
@@ -306,9 +306,8 @@ def _has(release: Release | None, name: str) -> bool:
 
 def _as_of(release: Release, name: str, present: Iterable[str]) -> type:
     """A collection of a release: the fields that it has, and its answers."""
-    own = {"release": release, "__module__": __name__, "__doc__": f"As of Megatron-Core {release[0]}.{release[1]}."}
-    shared = {
-        key: value for key, value in vars(_OWN["ProcessGroupCollection"]).items() if isinstance(value, staticmethod)
-    }
+    methods = {key: one for key, one in vars(_ALL["ProcessGroupCollection"]).items() if isinstance(one, staticmethod)}
+    doc = f"As of Megatron-Core {release[0]}.{release[1]}."
+    namespace = {"release": release, "__module__": __name__, "__doc__": doc, **methods}
     items = [(each, _FIELDS[each], field(init=False)) for each in present]
-    return make_dataclass(name, items, bases=(_Collection,), namespace=own | shared, init=False, repr=False, eq=False)
+    return make_dataclass(name, items, bases=(_Collection,), namespace=namespace, init=False, repr=False, eq=False)

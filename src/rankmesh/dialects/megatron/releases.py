@@ -1,17 +1,17 @@
-"""Megatron-Core's releases: what each has otherwise than the drop-ins of their own, which follow 0.16.1.
+"""Megatron-Core's releases: where each differs from the drop-ins by themselves, which follow 0.16.1.
 
 ```
 0.14     positional parameters before hybrid context parallelism, three classes of process groups instead of one
 0.15     ProcessGroupCollection
-0.16     hybrid context parallelism, a group of its own for gathers
+0.16     hybrid context parallelism, a separate group for gathers
 0.17     a mesh over part of the world; MultiModuleProcessGroupCollection
 0.18     create_all_gather_groups() instead of a flag
 0.19     weights in pieces (gtp_remat); fields of a collection are None until they are set
 0.20     resolve_gtp_remat_group
 ```
 
-Names and parameters are data: since when there are some, until when there were others. ``_OTHERWISE`` has the functions
-that a release has otherwise; they are laid over the globals of a parallel state like those that they replace.
+Names and parameters are data: since when there are some, until when there were others. ``_DIFFERENT`` has the functions
+that differ; they are laid over the globals of a parallel state like those that they replace.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -26,12 +26,12 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
 from rankmesh.dialects.megatron import getters as rule
-from rankmesh.dialects.megatron import lifecycle, making, parallel_state
+from rankmesh.dialects.megatron import lifecycle, parallel_state
 from rankmesh.dialects.megatron.rank_generator import WithPieces, _inject_gtp_remat_axis
 from rankmesh.dialects.megatron.request import Request
 from rankmesh.dialects.megatron.state import ParallelState
 
-if TYPE_CHECKING:  # what the functions below read is the parallel state's own
+if TYPE_CHECKING:  # the functions below run over the globals of a parallel state
     from rankmesh.dialects.megatron.data_groups import (
         _DATA_PARALLEL_GROUP,
         _DATA_PARALLEL_GROUP_WITH_CP,
@@ -113,7 +113,7 @@ _WITH_PIECES = {"RankGenerator": WithPieces, "_inject_gtp_remat_axis": _inject_g
 
 @dataclass
 class Followed:
-    """What the drop-ins stand for: a release, None for themselves, and the parallel state that collections are of.
+    """What the drop-ins replace: a release, None for none, and the parallel state that collections are made from.
 
     ``install()`` sets both; the grid, the collections, and what an optimizer is given look here.
     """
@@ -146,12 +146,12 @@ def absent_names(release: Release) -> frozenset[str]:
 
 def _absent(release: Release, since: Mapping[Release, str], until: Mapping[Release, str]) -> frozenset[str]:
     later = [name for first, names in since.items() if release < first for name in names.split()]
-    gone = [name for last, names in until.items() if release >= last for name in names.split()]
-    return frozenset((*later, *gone))
+    removed = [name for last, names in until.items() if release >= last for name in names.split()]
+    return frozenset((*later, *removed))
 
 
 def follow(state: ParallelState, release: Release | None) -> None:
-    """Give a parallel state the names, parameters and answers of a release; None: those of its own again.
+    """Give a parallel state the names, parameters and answers of a release; None: those that it has by itself.
 
     Its groups and what was set stay as they are. A release that is not known is taken for the nearest before it.
     """
@@ -160,7 +160,7 @@ def follow(state: ParallelState, release: Release | None) -> None:
     names["RankGenerator"] = state.interface.shared["RankGenerator"]
     if release is not None:
         functions["initialize_model_parallel"] = _initialize(max(release, KNOWN[0]))
-        functions.update(_otherwise(release))
+        functions.update(_different(release))
     state.rankmesh_state.follow(release)
     state.lay(functions, without)
     if release is not None and release >= (0, 19):
@@ -173,8 +173,8 @@ def follow(state: ParallelState, release: Release | None) -> None:
 @cache
 def _initialize(release: Release) -> FunctionType:
     """The function with the parameters of a release, in its order."""
-    own = ParallelState.interface.functions["initialize_model_parallel"]
-    whole = inspect.signature(own)
+    by_itself = ParallelState.interface.functions["initialize_model_parallel"]
+    whole = inspect.signature(by_itself)
     absent = _absent(release, _PARAMETERS_SINCE, _PARAMETERS_UNTIL)
     names = [name for name in whole.parameters if name not in absent]
     for first, (anchor, moved) in _PARAMETERS_AFTER.items():
@@ -187,12 +187,12 @@ def _initialize(release: Release) -> FunctionType:
     def initialize_model_parallel(*args, **kwargs):
         lifecycle.initialize(rankmesh_state, Request(**signature.bind(*args, **kwargs).arguments))
 
-    initialize_model_parallel.__doc__ = own.__doc__
+    initialize_model_parallel.__doc__ = by_itself.__doc__
     vars(initialize_model_parallel)["__signature__"] = signature
     return cast(FunctionType, initialize_model_parallel)
 
 
-# -- functions that a release has otherwise ---------------------------------------------------------------------------
+# -- functions that differ --------------------------------------------------------------------------------------------
 
 
 def _get_tensor_and_data_parallel_group(with_context_parallel=False):
@@ -204,7 +204,7 @@ def _get_tensor_and_data_parallel_group(with_context_parallel=False):
 
 def _create_all_gather_groups(for_expert_parallelism=False, timeout=None, nccl_comm_cfgs=None):
     experts = for_expert_parallelism and get_expert_model_parallel_world_size() > 1
-    return making.all_gather(rankmesh_state, experts, timeout, nccl_comm_cfgs or {})
+    return lifecycle.all_gather(rankmesh_state, experts, timeout, nccl_comm_cfgs or {})
 
 
 def _get_all_ranks():
@@ -288,8 +288,8 @@ _OF_INSTANCES = {
     ),
 }
 
-# The functions that releases have otherwise, by the first of these, and the first that has them no longer so.
-_OTHERWISE: Mapping[tuple[Release, Release | None], Mapping[str, Callable[..., Any]]] = {
+# The functions that differ, by the first release that has them so, and the first that no longer does.
+_DIFFERENT: Mapping[tuple[Release, Release | None], Mapping[str, Callable[..., Any]]] = {
     ((0, 0), (0, 15)): {
         "get_tensor_and_data_parallel_group": _get_tensor_and_data_parallel_group,
         **{name: rule.group_if_made(*row) for name, row in _OF_INSTANCES.items()},
@@ -307,9 +307,9 @@ _OTHERWISE: Mapping[tuple[Release, Release | None], Mapping[str, Callable[..., A
 }
 
 
-def _otherwise(release: Release) -> dict[str, FunctionType]:
+def _different(release: Release) -> dict[str, FunctionType]:
     found: dict[str, Callable[..., Any]] = {}
-    for (first, until), functions in _OTHERWISE.items():
+    for (first, until), functions in _DIFFERENT.items():
         if first <= release and (until is None or release < until):
             found.update(functions)
     return cast(dict[str, FunctionType], found)

@@ -68,13 +68,13 @@ class Request:
         """The timeout of the groups, in seconds."""
         return self.distributed_timeout_minutes * 60
 
-    def has_gloo_twin(self, kind: str) -> bool:
-        """Whether a group may have a gloo twin: none where ranks hold pieces of the weights, as in Megatron-Core."""
+    def has_cpu_counterpart(self, kind: str) -> bool:
+        """Whether a group may have a CPU counterpart: none where ranks hold pieces of weights, as in Megatron-Core."""
         pieces = self.gtp_remat_size > 1 or ("ep_dp" in kind and self.expert_gtp_remat_size > 1)
         return self.create_gloo_process_groups and not pieces
 
     def plan(self, world_size: int, *, all_gloo: bool, name: str = "") -> Plan:
-        """The plan for a world; ``all_gloo``: groups are gloo already, so that they are their own CPU twins.
+        """The plan for a world; ``all_gloo``: groups are gloo already, and are their own CPU counterparts.
 
         Raises ``Refused`` for whatever Megatron-Core refuses, and what ``recipes.megatron`` cannot lay out.
         """
@@ -84,7 +84,7 @@ class Request:
             self._check_order(plan)
             sharp = self.sharp_enabled_group and sharp_kind(self.sharp_enabled_group)
             specs = [self._optioned(spec, sharp) for spec in (*plan.specs, *self._single(plan)) if self._wanted(spec)]
-            # A state over a part of the world is initialised by the ranks of that part, and by them alone.
+            # A state over a part of the world is initialised by the ranks of that part only.
             part = plan.mesh.size < world_size
             plan = Plan(plan.mesh, specs, world_size=None if part else world_size, name=name)
             return with_nccl_config(plan, sections) if (sections := self._sections(plan)) else plan
@@ -182,8 +182,8 @@ class Request:
         """Weights that are not sharded further have groups of one rank to ask."""
         for name in ("gtp_remat", "expt_gtp_remat"):
             if name not in plan.kinds:
-                alone = (1, self.tensor_model_parallel_size)
-                yield GroupSpec(name, "tp", levels=alone, level=0, timeout=self.timeout)
+                single = (1, self.tensor_model_parallel_size)
+                yield GroupSpec(name, "tp", levels=single, level=0, timeout=self.timeout)
 
     def _optioned(self, spec: GroupSpec, sharp: str | None) -> GroupSpec:
         return spec.with_options(Options(sharp=True).over(spec.options)) if spec.name == sharp else spec

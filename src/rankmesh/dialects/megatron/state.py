@@ -9,6 +9,17 @@ critic.get_tensor_model_parallel_rank()
 Its globals are attributes that callers read and write, and what is written is what getters return. The module
 ``parallel_state`` is the default state. ``state.rankmesh_state`` owns what else belongs to a state; it is reached
 through its module's globals, so each rank of a simulation has its own.
+
+Ranks and sizes of process groups are kept in globals, too, until something is written:
+
+```
+_tp_rank = 1       get_tensor_model_parallel_rank() gives 1 at once
+_tp_rank = None    it asks: what was set for it, else the group
+```
+
+A write to any global, or a function that is replaced, computes all of them again; an answer is kept only where nothing
+else could change it: a value that was set, or a process group of torch (a stand-in may answer otherwise each time).
+Computing them calls no getter, and never fails: what has no answer now is asked for when it is wanted.
 """
 
 from __future__ import annotations
@@ -21,14 +32,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch.distributed as dist
 
 from rankmesh.dialects.megatron import getters
-from rankmesh.dialects.megatron.answers import KEPT, answers
 from rankmesh.dialects.megatron.refusals import NotHere, NotInitialized
 from rankmesh.dialects.megatron.table import BY_KIND, NUMBERS, global_names
 from rankmesh.errors import NotAMember
 from rankmesh.runtime.registry import register
 
 if TYPE_CHECKING:
-    from rankmesh.dialects.megatron.making import CalledGroups
+    from rankmesh.dialects.megatron.lifecycle import CalledGroups
     from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["Interface", "ParallelState", "State", "in_a_world"]
@@ -42,6 +52,12 @@ _UNWATCHED = frozenset(
         "_GLOBAL_SYMMETRIC_MEMORY_BUFFER",
     }
 )
+
+
+_STAGES = ("_first_rank", "_last_rank", "_next_rank", "_prev_rank", "_is_first_stage", "_is_last_stage")
+
+# Every global that keeps an answer.
+_KEPT = (*(numbers.kept_as(method) for numbers in NUMBERS.values() for method in ("rank", "size")), *_STAGES)
 
 
 @dataclass(frozen=True)
@@ -106,9 +122,9 @@ class State:
     def refresh(self) -> None:
         """Make every kept answer new; none is kept while one of the functions is another's."""
         names = vars(self.module)
-        names.update(dict.fromkeys(KEPT))
+        names.update(dict.fromkeys(_KEPT))
         if all(names.get(name) is function for name, function in self.functions.items()):
-            names.update(answers(names, {"dp": self.pieces, "dp_cp": self.pieces, "ep_dp": self.expert_pieces}))
+            names.update(_answers(names, {"dp": self.pieces, "dp_cp": self.pieces, "ep_dp": self.expert_pieces}))
 
     def write(self, name: str, value: object) -> None:
         """Set a global, as an assignment from outside does."""
@@ -238,3 +254,38 @@ def _over(names: dict[str, Any], name: str, rule: FunctionType) -> FunctionType:
 def in_a_world() -> bool:
     """Whether torch.distributed is initialised in this process."""
     return dist.is_available() and dist.is_initialized()
+
+
+# -- kept answers ----------------------------------------------------------------------------------------------------
+
+
+def _answers(names: Mapping[str, Any], whole: Mapping[str, bool]) -> dict[str, Any]:
+    """The answers that follow from the globals of a state.
+
+    ``whole``: the kinds of data-parallel groups that getters take with the ranks that hold other pieces of each weight.
+    """
+    found = {}
+    for kind, numbers in NUMBERS.items():
+        group = names.get(BY_KIND[f"{kind}_gtp" if whole.get(kind) else kind].group)
+        for method in ("rank", "size"):
+            given = names.get(numbers.set_as(method) or "")
+            found[numbers.kept_as(method)] = _of_group(group, method) if given is None else given
+    return found | dict(_of_pipeline(found["_pp_rank"], found["_pp_size"], names.get("_PIPELINE_GLOBAL_RANKS")))
+
+
+def _of_group(group: object, method: str) -> int | None:
+    if not issubclass(type(group), dist.ProcessGroup):  # not isinstance: a mock claims to be one
+        return None
+    try:
+        return int(getattr(group, method)())
+    except Exception:  # noqa: BLE001  - a process group of somebody else's, or one that is gone
+        return None
+
+
+def _of_pipeline(rank: object, size: object, ranks: object) -> Iterator[tuple[str, Any]]:
+    if not (isinstance(rank, int) and isinstance(size, int) and size > 0):
+        return
+    yield from (("_is_first_stage", rank == 0), ("_is_last_stage", rank == size - 1))
+    if isinstance(ranks, list):
+        for name, place in zip(_STAGES, (0, size - 1, (rank + 1) % size, (rank - 1) % size)):  # noqa: B905
+            yield name, ranks[place] if place < len(ranks) else None

@@ -1,4 +1,4 @@
-"""Megatron's kinds of groups as data: which globals of a parallel state hold each, and who answers for its numbers.
+"""Megatron's kinds of groups as data: the globals of a parallel state that hold each, its rank and its size.
 
 ```
 plan        global of the process group      global of its ranks                    kept answers
@@ -87,10 +87,10 @@ CONFIG_KEYS = frozenset(row.kind for row in ROWS if not row.kind.endswith(("_glo
 
 @dataclass(frozen=True)
 class Numbers:
-    """The rank in a kind of group and its size: the getter of the group, and the globals that stand for its answers.
+    """The rank in a kind of group and its size: the getter of the group, and the globals that keep the answers.
 
-    ``set_by``: values that a caller set (``_MPU_..._RANK``, ``_MPU_..._WORLD_SIZE``); ``instead``: values that stand
-    for a group that is not there; ``outside``: the answer without torch.distributed, ``absent``: without the group;
+    ``set_by``: values that a caller set (``_MPU_..._RANK``, ``_MPU_..._WORLD_SIZE``); ``instead``: values that
+    replace a group that is not there; ``outside``: the answer without torch.distributed, ``absent``: without the group;
     None where there is none.
     """
 
@@ -110,7 +110,7 @@ class Numbers:
         return _of(self.set_by, method)
 
     def instead_as(self, method: str) -> str | None:
-        """The global of the value that stands for an absent group."""
+        """The global of the value that replaces an absent group."""
         return _of(self.instead, method)
 
 
