@@ -7,8 +7,8 @@ gtp=2, egtp=2             mesh     tp, gtp_remat, cp, dp, pp
                           expert   etp, ep, egtp_remat, edp, pp
 ```
 
-With ``gtp`` (generalised tensor parallelism), the ranks along ``gtp_remat`` hold pieces of each weight and batches of
-their own: ``dp`` are the replicas of a weight, ``dp_gtp`` all ranks with different data.
+With ``gtp`` (generalised tensor parallelism), the ranks along ``gtp_remat`` hold pieces of each weight and different
+batches: ``dp`` are the replicas of a weight, ``dp_gtp`` all ranks with different data.
 
 Names are the short keys of Megatron's NCCL configuration. Source: NVIDIA Megatron-Core 0.16.1, ``core.parallel_state``.
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from typing import Any
 
 from rankmesh.core.axes import axis_names, axis_size, integer
 from rankmesh.core.mesh import Mesh
@@ -40,38 +41,19 @@ DEFAULT_ORDER = "tp-cp-ep-dp-pp"
 _EXPERT_NAMES = {"tp": "etp", "ep": "ep", "gtp_remat": "egtp_remat", "dp": "edp", "pp": "pp"}
 
 
-def megatron_mesh(
-    world_size: int | None = None,
-    *,
-    tp: int = 1,
-    cp: int = 1,
-    dp: int | None = None,
-    pp: int = 1,
-    ep: int = 1,
-    etp: int | None = None,
-    gtp: int = 1,
-    egtp: int = 1,
-    order: str = DEFAULT_ORDER,
-    rank_offset: int = 0,
-) -> Mesh:
-    """The mesh ``tp cp dp pp`` in Megatron's order, with the view ``expert`` of ``etp ep edp pp``.
+def megatron_mesh(world_size: int | None = None, **arguments: Any) -> Mesh:
+    """The mesh of ``megatron`` of these arguments: ``tp cp dp pp``, with the view ``expert`` of ``etp ep edp pp``."""
+    return megatron(world_size, **arguments).mesh
 
-    ``order`` names the axes, fastest first; axes of size 1 may be left out. The pipeline groups of both are proved
-    equal, as Megatron asserts. The axis ``gtp_remat`` of size ``gtp`` follows ``tp``, ``egtp_remat`` follows ``ep``;
-    a size of 1 makes no axis.
+
+def _mesh(dense: Mapping[str, int], expert: Mapping[str, int], order: str, rank_offset: int) -> Mesh:
+    """The mesh in Megatron's order, with the view of the experts; their pipeline groups are equal, as Megatron asserts.
+
+    ``order`` names the axes, fastest first; axes of size 1 may be left out. ``gtp_remat`` follows ``tp`` in the mesh,
+    ``ep`` in the view.
     """
-    remat = {"gtp": gtp} if gtp != 1 else {}
-    expert_remat = {"egtp": egtp} if egtp != 1 else {}
-    world, data = world_and_dp(world_size, dp, tp=tp, **remat, cp=cp, pp=pp)
-    expert_tp = tp if etp is None else etp
-    expert_dp = _expert_dp(world, etp, tp, {"ep": ep, **expert_remat, "pp": pp})
-    dense = {"tp": tp, "cp": cp, "dp": data, "pp": pp}
-    expert = {"tp": expert_tp, "ep": ep, "dp": expert_dp, "pp": pp}
-    sizes = {**dense, **expert, "tp": max(tp, expert_tp), "dp": max(data, expert_dp)}
-    if remat:
-        dense["gtp_remat"] = gtp
-    if expert_remat:
-        expert["gtp_remat"] = egtp
+    names = [*(name for name in dense if name != "gtp_remat"), "ep"]
+    sizes = {name: max(dense.get(name, 1), expert.get(name, 1)) for name in names}
     whole, pieces = _tokens(order, sizes, after="tp"), _tokens(order, sizes, after="ep")
     mesh = Mesh.of({name: dense[name] for name in whole if name in dense}, offset=rank_offset)
     view = {_EXPERT_NAMES[name]: expert[name] for name in pieces if name in expert}
@@ -146,17 +128,21 @@ def megatron(
 ) -> Plan:
     """Every group that Megatron-Core makes, as a plan.
 
-    ``dp`` and ``world_size`` follow from each other; ``etp`` defaults to ``tp``. ``optimizer_instances`` cuts the
-    data-parallel groups into that many optimizer instances, ``hierarchical_cp`` gives the sizes of the levels of the
-    context-parallel groups, adjacent first; ``hybrid_cp`` adds groups of each power of two inside ``dp_cp``;
-    ``all_gather`` a second ``dp_cp`` communicator for overlapping gathers; ``gloo`` the CPU counterparts of the
-    data-parallel groups, except those of sharded weights. ``embedding`` and ``position_embedding`` pick the pipeline
-    stages that hold these tables. ``gtp`` and ``egtp`` shard weights further, of dense layers and of experts; they go
-    with one optimizer instance.
+    ``dp`` and ``world_size`` follow from each other; ``etp`` defaults to ``tp``. ``order`` names the axes, fastest
+    first; axes of size 1 may be left out. ``optimizer_instances`` divides the data-parallel groups into that many
+    optimizer instances, ``hierarchical_cp`` gives the sizes of the levels of the context-parallel groups, adjacent
+    first; ``hybrid_cp`` adds groups of each power of two inside ``dp_cp``; ``all_gather`` a second ``dp_cp``
+    communicator for overlapping gathers; ``gloo`` the CPU counterparts of the data-parallel groups, except those of
+    sharded weights. ``embedding`` and ``position_embedding`` pick the pipeline stages that hold these tables. ``gtp``
+    and ``egtp`` shard weights further, of dense layers and of experts; they go with one optimizer instance.
     """
-    mesh = megatron_mesh(
-        world_size, tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, gtp=gtp, egtp=egtp, order=order, rank_offset=rank_offset
-    )
+    remat = {"gtp": gtp} if gtp != 1 else {}
+    expert_remat = {"egtp": egtp} if egtp != 1 else {}
+    total, data = world_and_dp(world_size, dp, tp=tp, **remat, cp=cp, pp=pp)
+    expert_dp = _expert_dp(total, etp, tp, {"ep": ep, **expert_remat, "pp": pp})
+    dense = {"tp": tp, "cp": cp, "dp": data, "pp": pp, **({"gtp_remat": gtp} if remat else {})}
+    experts = {"tp": tp if etp is None else etp, "ep": ep, "dp": expert_dp, "pp": pp}
+    mesh = _mesh(dense, experts | ({"gtp_remat": egtp} if expert_remat else {}), order, rank_offset)
     sizes, expert = mesh.axes, mesh.view("expert").axes
     instances = axis_size("optimizer_instances", optimizer_instances)
     shards = (divided(sizes["dp"] * sizes["cp"], instances, "dp x cp", "optimizer_instances"), instances)

@@ -1,7 +1,7 @@
 """The layouts of vLLM and SGLang, which serve models: how their workers share layers, experts and the KV cache.
 
 ```
-vLLM      mesh        tp pcp pp dp replica           adjacent first; replica: engines that know nothing of each other
+vLLM      mesh        tp pcp pp dp replica           adjacent first; replica: independent engines
             ep        = tp x pcp x dp                experts: one group in each stage
           decode      dcp dtp ... | dtp dcp ...      the KV cache while decoding: dcp inside tp; with pcp, over pcp
 SGLang    mesh        tp pp
@@ -54,7 +54,7 @@ def vllm(
     ``world_size`` is the axis ``replica``: engines that a trainer such as verl runs beside each other. ``dcp`` divides
     ``tp``; with ``pcp`` it is 1, ``pcp`` or ``tp x pcp``, as vLLM demands. The members of ``dcp`` are in vLLM's order,
     along ``pcp`` first: it decides which rank holds which part of the KV cache. ``eplb`` adds the group over which
-    experts are rebalanced: the ranks of ``ep``, with a communicator of its own.
+    experts are rebalanced: the ranks of ``ep``, with a separate communicator.
 
     >>> vllm(tp=2, pcp=2, dcp=4).groups("dcp").of(0).ranks
     (0, 2, 1, 3)

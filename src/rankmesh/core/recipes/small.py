@@ -99,7 +99,7 @@ def axes(mesh: Mesh, *, world_size: int | None = None, options: Options | None =
     """A plan for a bare mesh: one group for each axis of the mesh and of its views, and the usual unions.
 
     ``dp_cp`` reduces gradients where both axes exist, ``embd`` ties the embeddings at the ends of ``pp``. The world is
-    what the mesh spans, unless ``world_size`` says that it is larger.
+    what the mesh spans, unless ``world_size`` is larger.
 
     >>> list(axes(Mesh(tp=2, cp=2, dp=2, pp=2)).kinds)
     ['tp', 'cp', 'dp', 'pp', 'dp_cp', 'embd']
