@@ -15,6 +15,7 @@ import runpy
 import sys
 import typing
 import warnings
+from multiprocessing import spawn
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -108,6 +109,14 @@ def compiled():
     importlib.import_module("megatron.core.datasets.utils").compile_helpers = lambda: None
 
 
+def bare_children():
+    """The processes that write checkpoints are spawned without this program, which stands on another path there."""
+    own = spawn.get_preparation_data
+    spawn.get_preparation_data = lambda name: {
+        word: value for word, value in own(name).items() if not word.startswith("init_main")
+    }
+
+
 def recorded():
     """Every step's losses and gradient norm, as the loop hands them to its log."""
     training = importlib.import_module("megatron.training.training")
@@ -133,6 +142,7 @@ def main(side, out, arguments):
     tracker.fork = lambda *_, **__: contextlib.nullcontext()
     norms_over_parts_of_a_sequence()
     compiled()
+    bare_children()
     recorded()
     if side == "drop-ins":
         from rankmesh.dialects.megatron import install

@@ -1,5 +1,6 @@
 """Megatron's ``pretrain_gpt.py``, unmodified, on four gloo ranks: over its own modules, then over the drop-ins.
 
+Each side saves a checkpoint midway, and continues from the other's.
 ``make test-peers MEGATRON=checkout JOBS=0 ARGS='-k pretrain'``: the wheels have its training loop, but not the script.
 """
 
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-RANKS, STEPS, LIMIT = 4, 3, 500
+RANKS, STEPS, SAVED, LIMIT = 4, 4, 2, 500
+OWN, DROP_INS = "own", "drop-ins"
 PARALLEL = {
     "TP 2, PP 2": ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"],
     "PP 2, VPP 2": ["--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1"],
@@ -39,7 +41,7 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-def pretrain(checkout, side, layout, folder):
+def pretrain(checkout, side, arguments, folder):
     """What each rank recorded of every step."""
     folder.mkdir()
     with socket.socket() as free:
@@ -54,7 +56,7 @@ def pretrain(checkout, side, layout, folder):
         ranks.append(
             subprocess.Popen(
                 [sys.executable, str(REPOSITORY / "tests/peers/megatron_pretrain.py"), side,
-                 str(folder / f"{rank}.json"), *ARGUMENTS, *layout],
+                 str(folder / f"{rank}.json"), *ARGUMENTS, *arguments],
                 cwd=checkout,
                 env=os.environ | {name: str(value) for name, value in environment.items()},
                 stdout=(folder / f"{rank}.log").open("w"),
@@ -72,19 +74,48 @@ def pretrain(checkout, side, layout, folder):
     return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
 
 
-@pytest.mark.timeout(3 * LIMIT)
-@pytest.mark.parametrize("layout", PARALLEL)
-def test_pretrain_gpt(tmp_path, layout):
-    """3 steps of each layout: the losses and gradient norms of every rank are equal, bit for bit."""
-    checkout = os.environ.get("MEGATRON", "").split(os.pathsep)[-1]
-    if not checkout:
+@pytest.fixture(scope="module")
+def checkout():
+    """Megatron's sources: the last of those that ``MEGATRON`` names."""
+    named = os.environ.get("MEGATRON", "").split(os.pathsep)[-1]
+    if not named:
         pytest.skip("MEGATRON names no checkout")
-    own, ours = (
-        pretrain(Path(checkout).resolve(), side, PARALLEL[layout], tmp_path / side) for side in ("own", "drop-ins")
-    )
+    return Path(named).resolve()
+
+
+@pytest.fixture(scope="module", params=PARALLEL)
+def trained(request, checkout, tmp_path_factory):
+    """Four steps of one layout over each side, which saves after the second: where, the layout, what ranks recorded."""
+    place, layout = tmp_path_factory.mktemp("pretrain"), PARALLEL[request.param]
+    told = {}
+    for side in (OWN, DROP_INS):
+        saved = ["--save", str(place / f"{side}-saved"), "--save-interval", str(SAVED)]
+        told[side] = pretrain(checkout, side, [*layout, *saved], place / side)
+    return place, layout, told
+
+
+@pytest.mark.timeout(2 * LIMIT)
+def test_pretrain_gpt(trained):
+    """Four steps of each layout: the losses and gradient norms of every rank are equal, bit for bit."""
+    _, _, told = trained
+    own, ours = told[OWN], told[DROP_INS]
     assert {rank["mpu"] for rank in own} == {"megatron.core.parallel_state"}
     assert {rank["mpu"] for rank in ours} == {"rankmesh.dialects.megatron.parallel_state"}
     assert [rank["steps"] for rank in ours] == [rank["steps"] for rank in own]
     assert all(len(rank["steps"]) == STEPS for rank in own)
     assert all(norm > 0 for rank in own for _, norm in rank["steps"])
     assert any(loss["lm loss"] > 0 for rank in own for loss, _ in rank["steps"] if loss)
+
+
+@pytest.mark.timeout(2 * LIMIT)
+@pytest.mark.parametrize(("saver", "loader"), [(OWN, DROP_INS), (DROP_INS, OWN)])
+def test_pretrain_gpt_continues_from_a_checkpoint_of_the_other(trained, checkout, saver, loader):
+    """The steps after the checkpoint have the losses and norms of the run that saved it; no file of it names us."""
+    place, layout, told = trained
+    saved = place / f"{saver}-saved"
+    files = [file for file in saved.rglob("*") if file.is_file()]
+    assert len(files) > RANKS
+    assert not [file for file in files if b"rankmesh.dialects" in file.read_bytes()]
+    loaded = ["--load", str(saved), "--ckpt-step", str(SAVED), "--exit-on-missing-checkpoint"]
+    continued = pretrain(checkout, loader, [*layout, *loaded], place / f"{loader}-continues")
+    assert [rank["steps"] for rank in continued] == [rank["steps"][SAVED:] for rank in told[saver]]
