@@ -26,10 +26,9 @@ Source: DeepSpeed 0.19.8, ``deepspeed.runtime.pipe.topology`` and ``deepspeed.ut
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import NamedTuple
 
 from rankmesh.core import GroupSpec, Mesh, Options, Plan
 from rankmesh.core.recipes.sizes import world_and_dp
@@ -43,7 +42,13 @@ __all__ = ["Mpu", "Topology", "plan"]
 
 _AXES = {"pipe": "pp", "data": "dp", "model": "tp"}
 
-ProcessCoord = namedtuple("ProcessCoord", ["pipe", "data", "model"])
+
+class ProcessCoord(NamedTuple):
+    """A rank's position in a topology."""
+
+    pipe: int
+    data: int
+    model: int
 
 
 class Topology:
@@ -78,8 +83,8 @@ class Topology:
         """How many ranks the axes have together."""
         return self._mesh.size
 
-    def get_coord(self, rank: int) -> Any:
-        """The place of a rank, by axis."""
+    def get_coord(self, rank: int) -> ProcessCoord:
+        """The position of a rank, by axis."""
         place = self._mesh.coordinate(rank)
         return ProcessCoord(*(place[ours] for ours in _AXES.values()))
 
