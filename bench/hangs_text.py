@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["page"]
 
 _WHO = """\
-# Who names what
+# Diagnoses of hangs, compared
 
 The {count} hangs of `tests/hangs`, recorded by gloo processes: what `rankmesh doctor` says, and the first two
 informative lines of torch's own `torch.distributed.flight_recorder.fr_trace`. That reader takes pickles in NCCL's form,
