@@ -27,7 +27,7 @@ from typing import Any
 from bench.hangs_text import page
 from bench.recorded_step import measured
 from bench.recordings import write
-from bench.who_names_what import rows
+from bench.diagnoses import rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "bench" / "hangs.json", ROOT / "docs" / "benchmarks_hangs.md"

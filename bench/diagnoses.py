@@ -1,4 +1,4 @@
-"""Who names what: every recorded hang, as the doctor tells it and as torch's own ``fr_trace`` does."""
+"""Every recorded hang, as the doctor tells it and as torch's own ``fr_trace`` does."""
 
 from __future__ import annotations
 
