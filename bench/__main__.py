@@ -37,11 +37,11 @@ $ python -m bench --from results.json --markdown benchmarks.md
 _SMALLEST = 8
 
 
-def bench(settings: Settings, tell: Callable[[Comparison], None]) -> Results:
+def bench(settings: Settings, report: Callable[[Comparison], None]) -> Results:
     """Run the suite with these settings; ``tell`` hears of each comparison as it is done."""
     from bench.suite import measure
 
-    return measure(settings, tell)
+    return measure(settings, report)
 
 
 def command(
@@ -80,7 +80,7 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Measure rankmesh against megatron-core, DeviceMesh and HyperCommGrid, side by side."""
-    results = _read(source) if source else bench(_settings(ranks, worlds, rounds, only, limit, quick), _tell)
+    results = _read(source) if source else bench(_settings(ranks, worlds, rounds, only, limit, quick), _report)
     if json == "-":
         write(json_text(results.to_dict()))
     else:
@@ -130,7 +130,7 @@ def _section(name: str, known: tuple[str, ...]) -> str:
     return name
 
 
-def _tell(comparison: Comparison) -> None:
+def _report(comparison: Comparison) -> None:
     parts = [f"{name} {stat.median:.3g} times faster" for name, stat in comparison.both.ratios.items()]
     shown = [part for part in parts if part.split()[0] in ("built", "used", "planned", "call")]
     shown += [f"{side}: {why}" for side, why in comparison.failures.items()]
@@ -181,12 +181,12 @@ def _read(path: Path) -> Results:
     return results_from(data)
 
 
-def run(words: Sequence[str]) -> int:
+def run(message: Sequence[str]) -> int:
     """The exit status of the benchmarks with these words: one of ``rankmesh.cli.exit_codes``."""
     app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
     settings = {"help_option_names": ["-h", "--help"]}
     app.command(context_settings=settings, epilog=f"[bold]Examples[/]\n{EXAMPLES.rstrip()}")(command)
-    return outcome(lambda: app(list(words), prog_name="python -m bench", standalone_mode=False))
+    return outcome(lambda: app(list(message), prog_name="python -m bench", standalone_mode=False))
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def _row(name: str, hang: Any, place: Path) -> dict[str, Any]:
     found = doctor(place, read(hang.spec).plan if hang.spec else None)
     first = found.causes[0]
     ranks = sorted({rank for cause in found.causes if cause.cause == first.cause for rank in cause.ranks})
-    told = f"{first.cause}: {_ranks(ranks)}, `{first.group}`, call {first.call}"
-    return {"hang": name.replace("_", " "), "size": hang.size, "doctor": told, "fr_trace": fr_trace(place)}
+    result = f"{first.cause}: {_ranks(ranks)}, `{first.group}`, call {first.call}"
+    return {"hang": name.replace("_", " "), "size": hang.size, "doctor": result, "fr_trace": fr_trace(place)}
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -79,5 +79,5 @@ def _summary(text: str, status: int) -> str:
     if status:
         error = next((line for line in reversed(lines) if "Error: " in line), "")
         return f"ends with an error: {error.rpartition('Error: ')[2]}".replace("|", "/")
-    kept = list(dict.fromkeys(line for line in lines if any(word in line for word in _TELLING)))[:2]
+    kept = list(dict.fromkeys(line for line in lines if any(token in line for token in _TELLING)))[:2]
     return "; ".join(kept).rstrip("|").replace("|", "/") or "nothing"

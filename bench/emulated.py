@@ -30,8 +30,8 @@ _NEW_UTS, _NEW_NET = 0x04000000, 0x40000000
 _PORT = 29431
 
 
-def _do(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, text=True, timeout=30)  # noqa: S603  - iproute2
+def _do(*given: str) -> None:
+    subprocess.run(given, check=True, capture_output=True, text=True, timeout=30)  # noqa: S603  - iproute2
 
 
 def problem() -> str | None:

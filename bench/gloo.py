@@ -41,14 +41,14 @@ __all__ = ["measured"]
 _LONG = timedelta(seconds=60)
 
 
-def measured(ranks: tuple[int, ...], rounds: int, tell: Callable[[str], object]) -> dict[str, Any]:
+def measured(ranks: tuple[int, ...], rounds: int, show: Callable[[str], object]) -> dict[str, Any]:
     """By ranks and contest: milliseconds of processor time a rank of each side, by round, each side in turn."""
     found: list[dict[str, Any]] = []
     for size in ranks:
         for contest in CONTESTS:
             if missing(contest):
                 continue
-            sides = {"gloo alone": _alone(contest), "rankmesh": contest.ours, contest.peer: contest.theirs}
+            sides = {"gloo alone": _single(contest), "rankmesh": contest.ours, contest.peer: contest.theirs}
             rows: dict[str, list[float]] = {side: [] for side in sides}
             steps: list[dict[str, float]] = []
             for _ in range(rounds):
@@ -56,28 +56,28 @@ def measured(ranks: tuple[int, ...], rounds: int, tell: Callable[[str], object])
                     rows[side].append(_spent(make, live_sizes(size)))
                 steps.append(_steps(contest, live_sizes(size)))
             found.append({"ranks": size, "what": contest.what, "peer": contest.peer, "sides": rows, "steps": steps})
-            tell(f"{size} ranks, {contest.what}")
+            show(f"{size} ranks, {contest.what}")
     return {"torch": torch.__version__, "cores": os.cpu_count(), "load": os.getloadavg()[0], "contests": found}
 
 
 # -- sides --------------------------------------------------------------------------------------------------------
 
 
-def _alone(contest: Contest) -> Callable[[Sizes], list[Any]]:
+def _single(contest: Contest) -> Callable[[Sizes], list[Any]]:
     return lambda sizes: _bare(contest.plan(sizes))
 
 
 def _bare(plan: Plan) -> list[Any]:
     """The process groups of one rank by kind, and nothing around them: kinds that share have one, a rank alone none."""
-    own, made = plan.of(dist.get_rank()), {}
+    local, made = plan.of(dist.get_rank()), {}
     store, shared = dist.distributed_c10d._get_default_store(), _device(late=False)
-    for group in own.communicators:
+    for group in local.communicators:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
         at_once = connects_eagerly("gloo", group.size, None)
         options._devices = [shared if at_once else _device(late=True)]
         options._threads, options._timeout = 1, _LONG
         made[group.name] = ProcessGroupGloo(PrefixStore(str(group), store), group.rank, group.size, options)
-    return [made[group.canonical] for group in own.values() if group.size > 1]
+    return [made[group.canonical] for group in local.values() if group.size > 1]
 
 
 def _device(*, late: bool) -> Any:
@@ -125,12 +125,12 @@ def _reports(sizes: Sizes, body: Callable[[int, Any], dict[str, float]]) -> tupl
     return outcome.reports
 
 
-def _main(words: list[str]) -> None:
+def _main(message: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gloo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", default="8,16,32,64", help="sizes of the worlds, in a row")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("gloo.json"))
-    given = parser.parse_args(words)
+    given = parser.parse_args(message)
     ranks = tuple(int(size) for size in given.ranks.split(","))
     found = measured(ranks, given.rounds, lambda done: sys.stderr.write(f"{done}\n"))
     given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

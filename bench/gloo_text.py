@@ -24,11 +24,11 @@ def gloo_section(found: Mapping[str, Any]) -> Iterator[str]:
     head = ("ranks", "groups", "gloo alone", "rankmesh", "peer", "times faster", "at most", "plan, connect, first use")
     yield from ("", f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |")
     for row in found["contests"]:
-        alone, ours, theirs = (row["sides"][side] for side in ("gloo alone", "rankmesh", row["peer"]))
+        single, ours, theirs = (row["sides"][side] for side in ("gloo alone", "rankmesh", row["peer"]))
         steps = (f"{statistics.median(each[step] for each in row['steps']):.1f}" for step in row["steps"][0])
         yield (
-            f"| {row['ranks']} | {row['what']} | {_cell(alone)} | {_cell(ours)} | {row['peer']}: {_cell(theirs)} | "
-            f"{_times(theirs, ours)} | {_times(theirs, alone)} | {', '.join(steps)} |"
+            f"| {row['ranks']} | {row['what']} | {_cell(single)} | {_cell(ours)} | {row['peer']}: {_cell(theirs)} | "
+            f"{_times(theirs, ours)} | {_times(theirs, single)} | {', '.join(steps)} |"
         )
 
 

@@ -140,13 +140,13 @@ def _free_when_all_are_here() -> int:
     return free
 
 
-def _main(words: list[str]) -> None:
+def _main(message: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that one run may take")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("gpu.json"))
-    given = parser.parse_args(words)
+    given = parser.parse_args(message)
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     reason = absent_gpu(given.limit)
     if reason is not None:

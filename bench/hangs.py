@@ -24,10 +24,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bench.diagnoses import rows
 from bench.hangs_text import page
 from bench.recorded_step import measured
 from bench.recordings import write
-from bench.diagnoses import rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "bench" / "hangs.json", ROOT / "docs" / "benchmarks_hangs.md"
@@ -35,7 +35,7 @@ KEPT = ROOT / "tests" / "hangs" / "recordings"
 RANKS, CALLS = 8192, 2000
 
 
-def _say(line: str) -> None:
+def _report(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
@@ -64,7 +64,7 @@ def scale(form: str, kept: str | None = None, ranks: int = RANKS, calls: int = C
     if [cause["ranks"] for cause in found["causes"]] != [[ranks - 1]] or len(found["recordings"]) != ranks:
         raise RuntimeError(f"the doctor names another rank, or has not read them all: {found['verdict']}")
     result = {"size": size, "seconds": seconds, "processor": processor, "memory": peak, "load": load}
-    _say(f"{ranks} x {calls} {form}: {result}")
+    _report(f"{ranks} x {calls} {form}: {result}")
     return result
 
 

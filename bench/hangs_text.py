@@ -77,8 +77,8 @@ def _step(step: Mapping[str, Any]) -> Iterator[str]:
         with_it=step["call"]["with"] * 1e6,
         load=step["load"],
     )
-    for name, words in _RATIOS.items():
-        yield f"| {words} | {' | '.join(f'{ratio:.4f}' for ratio in step[name])} |"
+    for name, message in _RATIOS.items():
+        yield f"| {message} | {' | '.join(f'{ratio:.4f}' for ratio in step[name])} |"
     if "alone" in step:
         without, with_it = (step["alone"][what][1] * 1e3 for what in ("without", "with"))
         yield (

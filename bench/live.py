@@ -59,15 +59,15 @@ def slowest(outcome: Outcome) -> Sample:
 
 
 def _measure(make: Make, sizes: Sizes) -> dict[str, float]:
-    before = _held()
+    before = _kept()
     started = time.perf_counter()
     groups = make(sizes)
     built = time.perf_counter()
     use(groups)
     used = time.perf_counter()
-    held = _held()
-    added = {f"added_{name}": count - before[name] for name, count in held.items()}
-    return {"built": built - started, "used": used - started} | held | added | {"groups": len(groups)}
+    kept = _kept()
+    added = {f"added_{name}": count - before[name] for name, count in kept.items()}
+    return {"built": built - started, "used": used - started} | kept | added | {"groups": len(groups)}
 
 
 def use(groups: list[Any]) -> None:
@@ -85,7 +85,7 @@ def use(groups: list[Any]) -> None:
             raise RuntimeError(f"received {int(one)} from a group of {group.size()}")
 
 
-def _held() -> dict[str, float]:
+def _kept() -> dict[str, float]:
     """Open descriptors and threads of this process; nothing where the system does not say."""
     if not _PROCESS.exists():
         return {}

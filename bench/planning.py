@@ -24,7 +24,7 @@ def planning(world: int, rounds: int, limit: float) -> list[Comparison]:
     """Each question to a fresh plan, in a fresh process."""
     sizes = dry_sizes(world)
 
-    def asked(
+    def requested(
         what: str, ours: Callable[[Plan], object], theirs: Callable[[Sizes], object] | None, *, before: int = 0
     ) -> Comparison:
         sides = {"ours": lambda: ours(_plan(sizes))}
@@ -42,14 +42,14 @@ def planning(world: int, rounds: int, limit: float) -> list[Comparison]:
         )
 
     return [
-        asked("the plan, and one rank's groups", _own(world), None),
-        asked("the same, the fourth time in a process", _own(world), None, before=3),
-        asked("the plan, and its digest", lambda plan: plan.digest, None),
-        asked("every group of every kind", _every_group, _every_list),
+        requested("the plan, and one rank's groups", _local(world), None),
+        requested("the same, the fourth time in a process", _local(world), None, before=3),
+        requested("the plan, and its digest", lambda plan: plan.digest, None),
+        requested("every group of every kind", _every_group, _every_list),
     ]
 
 
-def _own(world: int) -> Callable[[Plan], object]:
+def _local(world: int) -> Callable[[Plan], object]:
     return lambda plan: dict(plan.of(world // 3))
 
 

@@ -145,10 +145,10 @@ def _live_and_die(
     try:
         _silence()
         with place(rank):
-            _tell(writer, dict(body(rank)))
+            _report(writer, dict(body(rank)))
     except BaseException as error:  # noqa: BLE001 - a child reports whatever went wrong, and ends
         first = (str(error).strip().splitlines() or [""])[0]
-        _tell(writer, {"error": f"{type(error).__name__}: {first}"[:300]})
+        _report(writer, {"error": f"{type(error).__name__}: {first}"[:300]})
     finally:
         os._exit(0)
 
@@ -161,7 +161,7 @@ def _silence() -> None:
     os.close(nothing)
 
 
-def _tell(writer: int, report: Report) -> None:
+def _report(writer: int, report: Report) -> None:
     text = json.dumps(report)
     if len(text) > _LONGEST:
         text = json.dumps({"error": f"a report of {len(text)} characters"})

@@ -114,7 +114,7 @@ if rank == 0:
 def measured(pairs: int = 10) -> dict[str, Any]:
     """All three, as figures: seconds of each block and of one call, and processor time a second that a watch takes."""
     blocks = _run(_WATCH, pairs=pairs, seconds=_BLOCK)
-    alone = _run(_ALONE, pairs=3, seconds=5 * _BLOCK)
+    single = _run(_ALONE, pairs=3, seconds=5 * _BLOCK)
     calls: dict[str, list[float]] = {"without": [], "with": []}
     for turn in range(_ROUNDS):
         for what in ("without", "with") if turn % 2 == 0 else ("with", "without"):
@@ -126,7 +126,7 @@ def measured(pairs: int = 10) -> dict[str, Any]:
         "step": statistics.median(wall[0]),
         "wall": _ratios(*wall),
         "processor": _ratios(*processor),
-        "alone": {what: _spread([value for (value,) in values]) for what, values in alone.items()},
+        "alone": {what: _spread([value for (value,) in values]) for what, values in single.items()},
         "call": {what: statistics.median(seconds) for what, seconds in calls.items()},
         "call_ratio": _ratios(calls["without"], calls["with"]),
     }
@@ -154,5 +154,5 @@ def _run(program: str, **arguments: float) -> Any:
             )
             for rank in (0, 1)
         ]
-        said = [rank.communicate(timeout=300)[0] for rank in ranks]
-    return json.loads(said[0])
+        output = [rank.communicate(timeout=300)[0] for rank in ranks]
+    return json.loads(output[0])

@@ -76,7 +76,7 @@ def compare(ours: Sequence[Sample], theirs: Sequence[Sample]) -> Both:
     ratios = {}
     for name in left.keys() & right.keys():
         if left[name].low > 0:
-            rounds = [other[name] / own[name] for own, other in zip(ours, theirs, strict=False)]
+            rounds = [other[name] / local[name] for local, other in zip(ours, theirs, strict=False)]
             ratios[name] = Stat(right[name].median / left[name].median, min(rounds), max(rounds))
     return Both(left, right, dict(sorted(ratios.items())))
 

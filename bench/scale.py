@@ -76,12 +76,12 @@ class _Counted:
 # -- what a rank does ---------------------------------------------------------------------------------------------
 
 
-def ours(store: Any, rank: int, own: LocalGroups, fields: Mapping[str, Any], world: int) -> None:
+def ours(store: Any, rank: int, mine: LocalGroups, fields: Mapping[str, Any], world: int) -> None:
     """The agreement of ``connect``, and what its communicators ask of the store."""
     from rankmesh.backend.gloo import connects_eagerly
     from rankmesh.runtime.agreement import PlanProposal, agree
 
-    made = own.communicators
+    made = mine.communicators
     gloo = [group for group in made if group.options.backend == "gloo"]
     seconds = _LONG.total_seconds()
     agreement = agree(store, PlanProposal(rank, world, RankRange(0, world), fields), seconds)
@@ -99,9 +99,9 @@ def ours(store: Any, rank: int, own: LocalGroups, fields: Mapping[str, Any], wor
                 _find(store, _key(group, neighbour))
 
 
-def theirs(store: Any, rank: int, own: LocalGroups, fields: Mapping[str, Any], world: int) -> None:
+def theirs(store: Any, rank: int, mine: LocalGroups, fields: Mapping[str, Any], world: int) -> None:
     """Each group by itself: NCCL's identifier, or gloo's addresses of all members, one after the other."""
-    for group in own.values():
+    for group in mine.values():
         if group.options.backend == "gloo":
             store.set(_key(group, rank), _PLACE)
             for member in group.ranks:
@@ -225,12 +225,12 @@ def _clients(side: str, plan: Plan, ranks: range, port: int, done: Any, through:
     fields, open_here, connecting = contents(plan), threading.Event(), threading.Semaphore(_CONNECTING)
 
     def run(rank: int) -> None:
-        own = plan.of(rank)
+        mine = plan.of(rank)
         with connecting:
             store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=_LONG)
         ready.release()
         open_here.wait()
-        SIDES[side](_Counted(store, done, rank), rank, own, fields, plan.world_size)
+        SIDES[side](_Counted(store, done, rank), rank, mine, fields, plan.world_size)
         through[rank] = time.monotonic()
 
     for rank in ranks:
@@ -272,13 +272,13 @@ def _measured(sizes: list[int], rounds: int, limit: float) -> dict[str, Any]:
     }
 
 
-def _main(words: list[str]) -> None:
+def _main(message: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.scale", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--clients", default="1024,10240", help="how many, multiples of 1024")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that one side may take")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("scale.json"))
-    given = parser.parse_args(words)
+    given = parser.parse_args(message)
     # torch says of each client that nobody knows its host's name.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     found = _measured([int(size) for size in given.clients.split(",")], given.rounds, given.limit)

@@ -50,12 +50,12 @@ def bound(case: str, cluster: rm.Cluster) -> dict[str, int]:
     found = dict.fromkeys((level.name for level in cluster.levels), 0)
     units = cluster.units
     for name, wanted in target.items():
-        held = {rank: _mask(source[name], rank) for rank in range(cluster.size) if source[name].holds(rank)}
+        kept = {rank: _mask(source[name], rank) for rank in range(cluster.size) if source[name].holds(rank)}
         for rank in range(cluster.size):
             missing = _mask(wanted, rank)
-            missing &= ~held.get(rank, np.zeros_like(missing))
-            for level, own in zip(found, units, strict=True):
-                near = [mask for other, mask in held.items() if own[other] == own[rank]]
+            missing &= ~kept.get(rank, np.zeros_like(missing))
+            for level, local in zip(found, units, strict=True):
+                near = [mask for other, mask in kept.items() if local[other] == local[rank]]
                 here = missing & np.logical_or.reduce(near) if near else np.zeros_like(missing)
                 found[level] += int(here.sum()) * wanted.itemsize
                 missing &= ~here
@@ -116,10 +116,10 @@ def _counters(there: Emulated) -> Mapping[str, int]:
 
 
 def _sent(space: str, link: str) -> int:
-    told = subprocess.run(  # noqa: S603  - iproute2
+    result = subprocess.run(  # noqa: S603  - iproute2
         ["ip", "-n", space, "-s", "-j", "link", "show", "dev", link],  # noqa: S607
         check=True,
         capture_output=True,
         timeout=30,
     )
-    return int(json.loads(told.stdout)[0]["stats64"]["tx"]["bytes"])
+    return int(json.loads(result.stdout)[0]["stats64"]["tx"]["bytes"])

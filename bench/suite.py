@@ -36,7 +36,7 @@ class Settings:
 QUICK = Settings(ranks=(8,), worlds=(64,), rounds=1, limit=30.0)
 
 
-def measure(settings: Settings, tell: Callable[[Comparison], None]) -> Results:
+def measure(settings: Settings, report: Callable[[Comparison], None]) -> Results:
     """Run the suite; ``tell`` hears of each comparison as it is done."""
     # Before the first fork: children find both imported, and no import is in a time.
     import torch.distributed  # noqa: F401
@@ -46,7 +46,7 @@ def measure(settings: Settings, tell: Callable[[Comparison], None]) -> Results:
     load = _load()
     done = []
     for comparison in _comparisons(settings):
-        tell(comparison)
+        report(comparison)
         done.append(comparison)
     machine = {
         "system": platform.system(),

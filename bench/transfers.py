@@ -255,9 +255,9 @@ def megatron(side: Side) -> Method:
     ):
         model: Any = torch.nn.Module()
         groups = {axis: [(g.ranks, dist.new_group(list(g.ranks))) for g in mesh.groups(axis)] for axis in mesh.axes}
-        alone = [dist.new_group([rank]) for rank in range(RANKS)][side.rank]
-        own = {axis: next((pg for ranks, pg in made if side.rank in ranks), alone) for axis, made in groups.items()}
-        model.pg_collection = SimpleNamespace(**{axis: own.get(axis, alone) for axis in ("tp", "dp", "pp")})
+        single = [dist.new_group([rank]) for rank in range(RANKS)][side.rank]
+        local = {axis: next((pg for ranks, pg in made if side.rank in ranks), single) for axis, made in groups.items()}
+        model.pg_collection = SimpleNamespace(**{axis: local.get(axis, single) for axis in ("tp", "dp", "pp")})
         for name, tensor in tensors.items():
             parameter: Any = torch.nn.Parameter(tensor, requires_grad=False)
             parameter.tensor_model_parallel, parameter.partition_stride = True, 1
@@ -353,8 +353,8 @@ def run(case: str, rounds: int, hidden: int, layers: int) -> dict[str, Any]:
     methods = {}
     for name in reports[0]["found"]:
         runs = [report["found"][name] for report in reports]
-        seconds = [max(own[i][0] for own in runs) for i in range(rounds)]
-        memory = [max(own[i][2] for own in runs) for i in range(rounds)]
+        seconds = [max(local[i][0] for local in runs) for i in range(rounds)]
+        memory = [max(local[i][2] for local in runs) for i in range(rounds)]
         wire = [runs[0][i][1] for i in range(rounds)]
         methods[name] = {"seconds": _spread(seconds), "wire": _spread(wire), "memory": _spread(memory)}
     facts = {key: reports[0][key] for key in ("bytes", "lower_bound", "whole")}

@@ -118,11 +118,11 @@ def _stats() -> list[tuple[int, str, int, int]]:
 
 def alive(session: int) -> list[int]:
     """The ranks of a session that are still there; its leader has nothing but to be waited for."""
-    return [pid for pid, state, _, own in _stats() if own == session and pid != session and state != "Z"]
+    return [pid for pid, state, _, local in _stats() if local == session and pid != session and state != "Z"]
 
 
 def _children(parent: int) -> list[int]:
-    return [pid for pid, state, own, _ in _stats() if own == parent and state != "Z"]
+    return [pid for pid, state, local, _ in _stats() if local == parent and state != "Z"]
 
 
 @pytest.fixture(scope="session")

@@ -141,21 +141,21 @@ def _supervise(request, connection):
 
 def _wait(pids, folder, hold, end):
     """The exit code of each rank: negative for a signal, None for one that hung."""
-    codes, held = {}, True
+    codes, kept = {}, True
     while len(codes) < len(pids) and time.monotonic() < end:
         for rank in set(pids) - set(codes):
             pid, status = os.waitpid(pids[rank], os.WNOHANG)
             if pid:
                 codes[rank] = os.waitstatus_to_exitcode(status)
-        if held and set(pids) - set(codes) <= {0} and (0 in codes or (folder / "0.json").exists()):
+        if kept and set(pids) - set(codes) <= {0} and (0 in codes or (folder / "0.json").exists()):
             os.close(hold)
-            held = False
+            kept = False
         time.sleep(0.002)
     for rank in set(pids) - set(codes):
         os.kill(pids[rank], signal.SIGKILL)
         os.waitpid(pids[rank], 0)
         codes[rank] = None
-    if held:
+    if kept:
         os.close(hold)
     return codes
 

@@ -67,16 +67,16 @@ def _parameters(value: object) -> str:
         parameters = inspect.signature(value).parameters.values()  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return ""
-    words, starred = [], False
+    message, starred = [], False
     for parameter in parameters:
         if parameter.name in ("self", "cls"):
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
-            words.append("*")
+            message.append("*")
         starred |= parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
         sign = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-        words.append(f"{sign}{parameter.name}" + ("" if parameter.default is parameter.empty else "="))
-    return f"({', '.join(words)})"
+        message.append(f"{sign}{parameter.name}" + ("" if parameter.default is parameter.empty else "="))
+    return f"({', '.join(message)})"
 
 
 if __name__ == "__main__":

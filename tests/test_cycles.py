@@ -36,7 +36,7 @@ def imported(node, known, *, deferred):
         yield from imported(child, known, deferred=deferred)
 
 
-def circle(graph):
+def cycle(graph):
     """Modules in a circle, and those that lead to one; empty where there is none."""
     left = {name: set(targets) & graph.keys() - {name} for name, targets in graph.items()}
     while free := [name for name, targets in left.items() if not targets & left.keys()]:
@@ -52,7 +52,7 @@ def test_imports_lead_in_no_circle(deferred):
     graph = {name: set(imported(tree, known, deferred=deferred)) for name, tree in known.items() if name != "rankmesh"}
     if deferred:
         graph = {name: targets for name, targets in graph.items() if name.split(".")[1] in STRICT}
-    assert circle(graph) == []
+    assert cycle(graph) == []
 
 
 def test_a_circle_is_noticed(tmp_path):
@@ -65,6 +65,6 @@ def test_a_circle_is_noticed(tmp_path):
     (package / "d.py").write_text("import house.c\n")
     known = modules(package)
     assert [
-        circle({name: set(imported(tree, known, deferred=deferred)) for name, tree in known.items()})
+        cycle({name: set(imported(tree, known, deferred=deferred)) for name, tree in known.items()})
         for deferred in (False, True)
     ] == [[], ["house.a", "house.b", "house.c", "house.d"]]

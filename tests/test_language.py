@@ -19,9 +19,9 @@ def _documents(tree):
 def _openings(source, opening):
     """The lines of the texts that begin with what ``opening`` matches, outside of docstrings."""
     tree = ast.parse(source)
-    alone = _documents(tree)
+    single = _documents(tree)
     texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    return [node.lineno for node in texts if id(node) not in alone and re.match(opening, node.value)]
+    return [node.lineno for node in texts if id(node) not in single and re.match(opening, node.value)]
 
 
 # At the start of a message, or after the file, line or rank that it is of.

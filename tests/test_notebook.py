@@ -114,11 +114,11 @@ def test_reprs_fit_a_line():
 def test_words_are_shown_as_they_are():
     """explain and report are strings whose lines a notebook shows as lines, without quotes."""
     plan = rm.read("tp=2,dp=2")
-    said = plan.explain(3)
-    assert isinstance(said, str)
-    assert repr(said) == str(said) == "\n".join(said.splitlines())
-    assert repr(said).startswith("rank 3 of 4: tp=1, dp=1\n")
-    assert said + "" == said
+    output = plan.explain(3)
+    assert isinstance(output, str)
+    assert repr(output) == str(output) == "\n".join(output.splitlines())
+    assert repr(output).startswith("rank 3 of 4: tp=1, dp=1\n")
+    assert output + "" == output
     assert repr(rm.place(plan, rm.Cluster.parse("host=4")).report()).count("\n") > 2
 
 

@@ -36,8 +36,8 @@ def run(layout: str, options: list[str], ranks: int) -> dict[str, Any]:
     )
     if ended.returncode:
         raise typer.Exit(ended.returncode)
-    told: dict[str, Any] = json.loads(ended.stdout)
-    return told
+    result: dict[str, Any] = json.loads(ended.stdout)
+    return result
 
 
 def compare(
@@ -48,13 +48,13 @@ def compare(
 ) -> None:
     """Train each layout and print its largest difference from one process."""
     options = ["--steps", str(steps), "--dtype", dtype]
-    alone = run("", options, 1)["losses"]
+    single = run("", options, 1)["losses"]
     typer.echo(f"| layout | ranks | largest difference of {steps} losses, {dtype} |\n| --- | --- | --- |")
     for layout in layouts:
         sizes = rm.Mesh.parse(layout).axes
         ranks = prod(size for name, size in sizes.items() if name != "ep")
         losses = run(layout, [*options, "--groups", groups], ranks)["losses"]
-        largest = max(abs(a - b) for a, b in zip(losses, alone, strict=True))
+        largest = max(abs(a - b) for a, b in zip(losses, single, strict=True))
         typer.echo(f"| {layout.replace(',', ' ')} | {ranks} | {largest:.1e} |")
 
 

@@ -92,11 +92,11 @@ def train(
         with world() as device, GROUPS[groups](sizes) as made:
             trainer = Trainer(run, made, device)
             start = trainer.resume(checkpoint) if resume and checkpoint else 0
-            told, seconds = _steps(trainer, start, sizes)
+            result, seconds = _steps(trainer, start, sizes)
             if checkpoint:
                 trainer.save(checkpoint, steps)
     if RANK == 0:
-        _tell(run, sizes, told, seconds, figure, json)
+        _report(run, sizes, result, seconds, figure, json)
 
 
 def _checked(run: Run, layout: str, groups: str, checkpoint: Path | None, resume: bool, *, draws: bool) -> Sizes:
@@ -150,29 +150,29 @@ def _steps(trainer: Trainer, start: int, sizes: Sizes) -> tuple[list[Step], floa
     run = trainer.run
     if start >= run.steps:
         raise Refused(f"received --steps {run.steps}, and the checkpoint has done {start}; ask for more")
-    told: list[Step] = []
+    result: list[Step] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     began = time.perf_counter()
     with Progress(*columns, console=Console(stderr=True), disable=RANK > 0) as progress:
         task = progress.add_task(str(sizes), total=run.steps, completed=start)
         for step in trainer.steps(start):
-            told.append(step)
-            speed = len(told) * run.shape.batch * run.shape.sequence / (time.perf_counter() - began)
+            result.append(step)
+            speed = len(result) * run.shape.batch * run.shape.sequence / (time.perf_counter() - began)
             progress.update(task, advance=1, description=f"{sizes}  loss {step.loss:.4f}  {speed:,.0f} tokens/s")
-    return told, time.perf_counter() - began
+    return result, time.perf_counter() - began
 
 
-def _tell(run: Run, sizes: Sizes, told: list[Step], seconds: float, figure: Path | None, json: bool) -> None:
+def _report(run: Run, sizes: Sizes, result: list[Step], seconds: float, figure: Path | None, json: bool) -> None:
     if figure is not None:
         from gpt.figures import draw
 
-        draw(figure, told, f"{sizes}, {run.dtype}")
+        draw(figure, result, f"{sizes}, {run.dtype}")
     if json:
-        losses, norms = [step.loss for step in told], [step.norm for step in told]
+        losses, norms = [step.loss for step in result], [step.norm for step in result]
         values = {"layout": str(sizes), "dtype": run.dtype, "seconds": seconds, "losses": losses, "norms": norms}
         typer.echo(jsons.dumps(values))
     else:
-        typer.echo(f"loss {told[0].loss:.4f} -> {told[-1].loss:.4f} in {len(told)} steps; curve in {figure}")
+        typer.echo(f"loss {result[0].loss:.4f} -> {result[-1].loss:.4f} in {len(result)} steps; curve in {figure}")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ KEYS = {"built", "used", "descriptors", "threads", "added_descriptors", "added_t
 LIMIT = 90
 
 
-def bench(*words):
+def bench(*arguments):
     """Run the command in a fresh interpreter."""
     return subprocess.run(
-        [sys.executable, "-m", "bench", *map(str, words)],
+        [sys.executable, "-m", "bench", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=LIMIT,
@@ -94,7 +94,7 @@ def test_figures_are_shown_again_without_measuring(quick, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "says", "code"),
+    ("arguments", "meaning", "code"),
     [
         (("--ranks", "12"), "multiples of 8", 2),
         (("--ranks", "eight"), "multiples of 8", 2),
@@ -104,12 +104,12 @@ def test_figures_are_shown_again_without_measuring(quick, tmp_path, capsys):
         (("--from", __file__), "no readable JSON", 3),
     ],
 )
-def test_bad_words_are_refused(words, says, code, capsys):
+def test_bad_words_are_refused(arguments, meaning, code, capsys):
     """Sizes that the layout does not divide, unknown sections and unreadable files are one line each."""
-    assert run(words) == code
-    told = capsys.readouterr().err
-    assert says in told
-    assert told.count("\n") == 1
+    assert run(arguments) == code
+    result = capsys.readouterr().err
+    assert meaning in result
+    assert result.count("\n") == 1
 
 
 def test_figures_of_another_shape_are_refused(tmp_path, capsys):

@@ -71,9 +71,9 @@ def main() -> None:
     for gesture in worlds["4096"]:
         turns = [world[gesture] for world in worlds.values()]
         times = [[row[0] for row in rows] for rows in turns]
-        said = (f"{min(each):.0f}  {statistics.median(each):.0f}  {max(each):.0f}" for each in times)
+        output = (f"{min(each):.0f}  {statistics.median(each):.0f}  {max(each):.0f}" for each in times)
         most = (max(row[place] for rows in turns for row in rows) for place in (1, 2))
-        table.add_row(gesture, *said, *(f"{value:,.0f}" for value in most))
+        table.add_row(gesture, *output, *(f"{value:,.0f}" for value in most))
     Console().print(table)
 
 

@@ -46,7 +46,10 @@ def facts(plan, width):
         ],
         "groups": {name: groups.tolist() for name, groups in plan.kinds.items()},
         "own": [
-            [[own.name, str(own), own.rank, None if own.size == 1 else own.canonical] for own in plan.of(rank).values()]
+            [
+                [local.name, str(local), local.rank, None if local.size == 1 else local.canonical]
+                for local in plan.of(rank).values()
+            ]
             for rank in ranks
         ],
         "sharing": [list(names) for names in plan.sharing],
@@ -114,12 +117,12 @@ def _answer(text, world, width):
         return {"kind": kind, "message": str(error)}
 
 
-def _agree(page, asked, answers):
+def _agree(page, requested, answers):
     """Ask the page in parts, so that nothing grows too large for one message."""
-    for start in range(0, len(asked), 50):
+    for start in range(0, len(requested), 50):
         part = slice(start, start + 50)
-        said = page.evaluate(FACTS, asked[part])
-        for question, theirs, ours in zip(asked[part], said, answers[part], strict=True):
+        output = page.evaluate(FACTS, requested[part])
+        for question, theirs, ours in zip(requested[part], output, answers[part], strict=True):
             assert theirs == json.loads(json.dumps(ours)), question
 
 
@@ -142,37 +145,37 @@ def _axes(chance):
 def _recipe(chance):
     """A recipe with some of its arguments, most of which fit."""
     name = chance.choice(sorted(RECIPES))
-    words = []
+    message = []
     for argument in recipe_arguments(name):
         if argument == "world":
             if chance.random() < 0.8:
-                words.append(f"world={chance.choice((8, 16, 24, 32, 48, 64))}")
+                message.append(f"world={chance.choice((8, 16, 24, 32, 48, 64))}")
         elif argument in ("hybrid_cp", "all_gather", "gloo"):
-            words += [f"{argument}={chance.choice(('true', 'no', '1', 'maybe'))}"] if chance.random() < 0.2 else []
+            message += [f"{argument}={chance.choice(('true', 'no', '1', 'maybe'))}"] if chance.random() < 0.2 else []
         elif argument == "order":
             order = "-".join(chance.sample(["tp", "cp", "ep", "dp", "pp"], chance.choice((5, 5, 5, 4))))
-            words += [f"order={order}"] if chance.random() < 0.3 else []
+            message += [f"order={order}"] if chance.random() < 0.3 else []
         elif argument == "hierarchical_cp":
-            words += [f"{argument}={chance.choice(('2x2', '2', '4', '2x1'))}"] if chance.random() < 0.1 else []
+            message += [f"{argument}={chance.choice(('2x2', '2', '4', '2x1'))}"] if chance.random() < 0.1 else []
         elif argument == "pp_backend":
-            words += [f"{argument}=gloo"] if chance.random() < 0.1 else []
+            message += [f"{argument}=gloo"] if chance.random() < 0.1 else []
         elif argument == "timeout":
-            words += [f"{argument}={chance.choice(('60', '0.5', '-1', 'x'))}"] if chance.random() < 0.1 else []
+            message += [f"{argument}={chance.choice(('60', '0.5', '-1', 'x'))}"] if chance.random() < 0.1 else []
         elif chance.random() < 0.45:
-            words.append(f"{argument}={chance.choice(SIZES)}")
-    return f"{name}:{','.join(words)}"
+            message.append(f"{argument}={chance.choice(SIZES)}")
+    return f"{name}:{','.join(message)}"
 
 
 def test_a_thousand_random_layouts(page):
     """Strides, coordinates, groups, labels, communicators, crossings are Python's, or the error is, word for word."""
     chance = random.Random(15)  # noqa: S311  - layouts, not secrets
     texts = [_axes(chance) if number % 2 else _recipe(chance) for number in range(LAYOUTS)]
-    asked = [[text, None, chance.choice(WIDTHS)] for text in texts]
-    answers = [_answer(*question) for question in asked]
+    requested = [[text, None, chance.choice(WIDTHS)] for text in texts]
+    answers = [_answer(*question) for question in requested]
     right = [answer for answer in answers if "kind" not in answer]
     assert len(right) > LAYOUTS / 3
     assert sum("expert" in answer["strides"] or "decode" in answer["strides"] for answer in right) > LAYOUTS / 10
-    _agree(page, asked, answers)
+    _agree(page, requested, answers)
 
 
 def test_saved_plans_with_maps_levels_and_picks(page):
@@ -211,10 +214,10 @@ MISTAKES = [
 
 def test_mistakes_have_the_same_words(page):
     """What cannot be is told as Python tells it, but for paths, which a page does not open."""
-    asked = [[text, world, 4] for text in MISTAKES for world in (None, 8)]
-    answers = [_answer(*question) for question in asked]
+    requested = [[text, world, 4] for text in MISTAKES for world in (None, 8)]
+    answers = [_answer(*question) for question in requested]
     assert sum("kind" in answer for answer in answers) > len(MISTAKES)
-    _agree(page, asked, answers)
+    _agree(page, requested, answers)
 
 
 def test_differences(page):
@@ -224,13 +227,13 @@ def test_differences(page):
         texts = [_recipe(chance) if chance.random() < 0.5 else _axes(chance) for _ in range(2)]
         if all("kind" not in _answer(text, None, 8) for text in texts):
             pairs.append(texts)
-    said = page.evaluate(
+    output = page.evaluate(
         "pairs => pairs.map(([one, two]) => { const { groups, onlyLeft, onlyRight, equal } ="
         " rankmesh.difference(rankmesh.read(one), rankmesh.read(two)); return [groups.map((kind) =>"
         " [kind.name, kind.ranks, kind.leftSize, kind.rightSize]), onlyLeft, onlyRight, equal]; })",
         pairs,
     )
-    for (one, two), theirs in zip(pairs, said, strict=True):
+    for (one, two), theirs in zip(pairs, output, strict=True):
         ours = difference(read(one).plan, read(two).plan)
         groups = [[kind.name, kind.ranks, kind.left_size, kind.right_size] for kind in ours.groups]
         only = [[kind.name for kind in side] for side in (ours.only_left, ours.only_right)]

@@ -33,9 +33,9 @@ class Shown:
         self.page.goto("about:blank")
         self.page.goto(f"{Path(path).as_uri()}#{fragment}")
 
-    def app(self, words):
+    def app(self, expected):
         """A value of the page's own state."""
-        return self.page.evaluate(f"(() => {{ const {{ app }} = rankmesh; return {words}; }})()")
+        return self.page.evaluate(f"(() => {{ const {{ app }} = rankmesh; return {expected}; }})()")
 
     def at(self, rank):
         """Where a rank is drawn, in pixels of the page."""
@@ -208,12 +208,12 @@ def test_pointing_shows_all_groups_of_a_rank(shown):
     card = shown.text(".card >> nth=0")
     assert "Rank 13 on node1" in card
     assert "13 = tp 1·1 + cp 0·2 + dp 3·4 + pp 0·16" in card
-    own = read_plan(SPEC).of(13)
+    local = read_plan(SPEC).of(13)
     rows = {row.split("\n")[0]: row for row in re.findall(r"^\w+\t.*$", card, re.MULTILINE)}
     dp = next(row for row in rows if row.startswith("dp\t")).split("\t")
-    assert dp[1:4] == [f"{own['dp'].rank + 1} of 4", "9", "1"]
+    assert dp[1:4] == [f"{local['dp'].rank + 1} of 4", "9", "1"]
     assert dp[4] == "network"
-    assert str(list(own["dp"].ranks)) in card
+    assert str(list(local["dp"].ranks)) in card
     assert shown.pixel(5) != before
     assert shown.pixel(2) == [255, 255, 255]
     assert "rank 13 on node1: tp 1, cp 0, dp 3, pp 0" in shown.text(".legend")
@@ -385,9 +385,9 @@ def test_comparing_says_what_changed(shown):
     shown.page.get_by_role("button", name="Compare").click()
     shown.page.fill("#compare-field", SPEC.replace("tp=2", "tp=4").replace("cp=2", "cp=1"))
     assert shown.page.locator(".pane:visible").count() == 2
-    said = shown.text(".inspector")
-    assert "tp 2 by 1 → 4 by 1" in said
-    assert re.search(r"^tp\t32\t2 → 4$", said, re.MULTILINE)
+    output = shown.text(".inspector")
+    assert "tp 2 by 1 → 4 by 1" in output
+    assert re.search(r"^tp\t32\t2 → 4$", output, re.MULTILINE)
     shown.page.fill("#compare-field", "megatron:world=33,tp=2")
     assert "does not divide it" in shown.text("#compare-error")
     shown.page.get_by_role("button", name="End comparison").click()
@@ -434,24 +434,24 @@ def test_copies_make_the_same_plan(shown, spec, tmp_path):
         shown.page.locator(".menu summary").click()
         shown.page.get_by_role("button", name=label).click()
         text = shown.page.get_by_role("dialog").get_by_role("textbox")
-        said = text.input_value() if text.count() else None
-        words = shown.text("dialog [role=status]")
+        output = text.input_value() if text.count() else None
+        expected = shown.text("dialog [role=status]")
         shown.page.get_by_role("button", name="Close").click()
-        return said, words
+        return output, expected
 
     plan = read(spec).plan
     assert read(copied("Copy as SPEC")[0]).plan == plan
     names = {}
     exec(copied("Copy as Python")[0], names)  # noqa: S102  - the page's own words
     assert names["plan"] == plan
-    script, words = copied("Copy as Megatron arguments")
+    script, expected = copied("Copy as Megatron arguments")
     if spec.startswith("nanotron"):
-        assert words == "the groups of a nanotron layout are not Megatron's; write it as megatron:world=..."
+        assert expected == "the groups of a nanotron layout are not Megatron's; write it as megatron:world=..."
     else:
         (tmp_path / "train.sh").write_text(f"#!/bin/bash\n{script}\n")
         mesh = read(tmp_path / "train.sh").plan.mesh
-        own = {"tp", "cp", "dp", "pp"} & {*plan.mesh.axes}
-        assert all(mesh.groups(name) == plan.mesh.groups(name) for name in own)
+        local = {"tp", "cp", "dp", "pp"} & {*plan.mesh.axes}
+        assert all(mesh.groups(name) == plan.mesh.groups(name) for name in local)
         if plan.mesh.views:
             assert mesh.groups("ep", view="expert") == plan.mesh.groups("ep", view="expert")
     link = copied("Copy link")[0]

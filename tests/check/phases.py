@@ -135,14 +135,14 @@ def _ended(folder, number, one, late):
         os.waitpid(pid, 0)
     mark = folder / f"{number}.mark"
     seconds = at - float(mark.read_text(encoding="ascii")) if mark.exists() else None
-    words = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob(f"{number}-*.err"))]
+    message = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob(f"{number}-*.err"))]
     status = {rank: code for rank, code in one["status"].items() if len(one["status"]) == 1 or code != -signal.SIGKILL}
-    return {"case": one["case"], "late": late, "seconds": seconds, "status": status, "words": words}
+    return {"case": one["case"], "late": late, "seconds": seconds, "status": status, "words": message}
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "many":
-        asked = json.loads(sys.argv[2])
-        sys.stdout.write(json.dumps(many(**asked)))
+        requested = json.loads(sys.argv[2])
+        sys.stdout.write(json.dumps(many(**requested)))
     else:
         sabotaged(*sys.argv[1:])

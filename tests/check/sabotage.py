@@ -15,10 +15,10 @@ SPEC = "megatron:world=8,tp=2,pp=2"
 
 
 def _at_the_third_proof(act):
-    prove = check.prove
+    verify = check.prove
 
     def broken(groups, device):
-        for number, proof in enumerate(prove(groups, device)):
+        for number, proof in enumerate(verify(groups, device)):
             if number == 2 and groups.rank == VICTIM:
                 act()
             yield proof
@@ -39,8 +39,8 @@ def _swap_tp_and_pp():
     opener = live.LiveGroups._opener
     other = {"tp": "pp", "pp": "tp"}
 
-    def swapped(self, own):
-        return opener(self, self._own[other.get(own.name, own.name)])
+    def swapped(self, local):
+        return opener(self, self._own[other.get(local.name, local.name)])
 
     live.LiveGroups._opener = swapped
 

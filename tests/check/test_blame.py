@@ -21,8 +21,8 @@ SOON = 20
 
 def sweep(cases, size=None, **how):
     """What came of each case: checks alone, or as a job of ``size`` ranks."""
-    asked = {"cases": cases, "arguments": ["tp=2,dp=*", "--timeout", str(TIMEOUT), *([] if size else ["-w", "6"])]}
-    command = [sys.executable, "-m", "tests.check.phases", "many", json.dumps({**asked, "size": size, **how})]
+    requested = {"cases": cases, "arguments": ["tp=2,dp=*", "--timeout", str(TIMEOUT), *([] if size else ["-w", "6"])]}
+    command = [sys.executable, "-m", "tests.check.phases", "many", json.dumps({**requested, "size": size, **how})]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -40,12 +40,12 @@ def sweep(cases, size=None, **how):
     return json.loads(out)
 
 
-def _blamed(words):
+def _blamed(message):
     """The ranks that are named by what the command says at last."""
-    named = re.search(r"^error: lost ranks? ([\d, ]+):", words, re.MULTILINE)
+    named = re.search(r"^error: lost ranks? ([\d, ]+):", message, re.MULTILINE)
     if named is None:
-        named = re.search(r"^error: rank \d+(?: of \d+)?: nothing was heard of rank (\d+)", words, re.MULTILINE)
-    return named[1] if named else words
+        named = re.search(r"^error: rank \d+(?: of \d+)?: nothing was heard of rank (\d+)", message, re.MULTILINE)
+    return named[1] if named else message
 
 
 def _cases(ranks):
@@ -58,13 +58,13 @@ def _cases(ranks):
 
 def _wrong(one):
     """What a case was to do and has not: be over in time, with status 5, and name its victim alone."""
-    told = {_blamed(words) for words in one["words"] if "error:" in words}
+    result = {_blamed(message) for message in one["words"] if "error:" in message}
     if one["seconds"] is None:
         return "the phase was never reached"
     if one["late"] or one["seconds"] > TIMEOUT + SOON:
         return f"took {one['seconds']:.1f} s"
-    if told != {one["case"][1]}:
-        return f"blames {told}"
+    if result != {one["case"][1]}:
+        return f"blames {result}"
     return "" if set(one["status"].values()) == {5} else f"ends with {one['status']}"
 
 

@@ -105,17 +105,17 @@ def test_inside_a_job_the_ranks_that_are_left_are_the_jobs():
 
 
 @pytest.mark.parametrize(
-    ("how", "status", "words"),
+    ("how", "status", "message"),
     [
         ("killed", 5, "lost rank 3: it was ended by SIGKILL"),
         ("exits", 5, "lost rank 3: it ended with status 7"),
         ("raises", 4, "rank 3 failed: ProofError: received nothing, by sabotage"),
     ],
 )
-def test_a_failing_rank_is_named(how, status, words):
+def test_a_failing_rank_is_named(how, status, message):
     """8 ranks: the rank that died or failed first is named, with a status of its own and no traceback."""
     code, out, err = _run(SABOTAGE, how)
-    assert (code, words in err) == (status, True), err
+    assert (code, message in err) == (status, True), err
     assert "Traceback" not in err
     assert "every group was proved" not in out
 

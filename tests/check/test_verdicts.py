@@ -22,11 +22,11 @@ def _checked(*arguments, how="loops"):
 
 def test_a_rank_that_loops():
     """8 ranks started here, one in a loop of Python: the data has the verdict, with its line; the words end with it."""
-    data, words = _checked()
+    data, message = _checked()
     assert data["ok"] is False
     assert data["verdict"].startswith("late: rank 3 behind by 1 call of ")
     assert "sabotage.py" in data["verdict"]
-    assert words.rstrip().endswith(f"; by the recordings: {data['verdict']}")
+    assert message.rstrip().endswith(f"; by the recordings: {data['verdict']}")
 
 
 def test_a_rank_that_is_stopped():

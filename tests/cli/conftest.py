@@ -34,8 +34,8 @@ def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def rankmesh() -> Callable[..., Ran]:
     """Run the command in this process."""
 
-    def run(*words: object) -> Ran:
-        result = CliRunner().invoke(app, [str(word) for word in words], prog_name="rankmesh")
+    def run(*arguments: object) -> Ran:
+        result = CliRunner().invoke(app, [str(token) for token in arguments], prog_name="rankmesh")
         return Ran(result.exit_code, result.stdout, result.stderr)
 
     return run
@@ -45,8 +45,8 @@ def rankmesh() -> Callable[..., Ran]:
 def process() -> Callable[..., Ran]:
     """Run the command as a process of its own."""
 
-    def run(*words: object, **environment: str) -> Ran:
-        command = [sys.executable, "-m", "rankmesh", *map(str, words)]
+    def run(*arguments: object, **environment: str) -> Ran:
+        command = [sys.executable, "-m", "rankmesh", *map(str, arguments)]
         done = subprocess.run(
             command,
             capture_output=True,

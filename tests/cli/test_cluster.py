@@ -7,8 +7,8 @@ import rankmesh as rm
 TREE = "SwitchName=s1 Nodes=node[1-2]\nSwitchName=s2 Nodes=node[3-4]\nSwitchName=top Switches=s[1-2]\n"
 
 
-def _refused(rankmesh, code, *words):
-    ran = rankmesh(*words)
+def _refused(rankmesh, code, *arguments):
+    ran = rankmesh(*arguments)
     assert ran.code == code
     return ran.err
 
@@ -63,22 +63,22 @@ def test_place(rankmesh, tmp_path) -> None:
     """The keys of the design; the constraint is met; the saved plan is a SPEC with the rank map."""
     (tmp_path / "traffic.json").write_text('{"tp": [{"collective": "all-reduce", "bytes": 1048576, "times": 4}]}')
     saved = tmp_path / "placed.json"
-    words = ("place", "dp=4,tp=2", "-c", "host=2,leaf=2,spine=2", "--within", "tp=host")
-    ran = rankmesh(*words, "--traffic", tmp_path / "traffic.json", "--save", saved, "--json")
+    arguments = ("place", "dp=4,tp=2", "-c", "host=2,leaf=2,spine=2", "--within", "tp=host")
+    ran = rankmesh(*arguments, "--traffic", tmp_path / "traffic.json", "--save", saved, "--json")
     data = json.loads(ran.out)
     assert {"order", "rank_map", "cost", "before", "kinds", "within"} <= set(data)
     assert (data["order"], data["rank_map"], data["within"]) == ("tp-dp", [0, 2, 4, 6, 1, 3, 5, 7], {"tp": "host"})
     assert {"name", "level", "cost", "before"} <= set(data["kinds"][0])
     assert data["cost"] < data["before"]
     assert rm.Plan.from_json(saved.read_text()).groups("tp").tolist()[0] == [0, 1]
-    shown = rankmesh(*words)
+    shown = rankmesh(*arguments)
     assert "tp-dp on 8 devices" in shown.out
     assert "predicted, not measured" in shown.out
     assert "usual transformer" in shown.err
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("arguments", "code", "output"),
     [
         (("--within", "tp"), 2, "a kind and a level"),
         (("--within", "tp=rack"), 3, "this cluster has the levels"),
@@ -87,9 +87,9 @@ def test_place(rankmesh, tmp_path) -> None:
         (("--backend", "mpi"), 3, "nccl and gloo"),
     ],
 )
-def test_place_refuses(rankmesh, words, code, said) -> None:
+def test_place_refuses(rankmesh, arguments, code, output) -> None:
     """What cannot be placed is one line, with what would do."""
-    assert said in _refused(rankmesh, code, "place", "dp=4,tp=2", "-c", "host=2,leaf=2,spine=2", *words)
+    assert output in _refused(rankmesh, code, "place", "dp=4,tp=2", "-c", "host=2,leaf=2,spine=2", *arguments)
 
 
 def test_search(rankmesh, tmp_path) -> None:
@@ -97,16 +97,16 @@ def test_search(rankmesh, tmp_path) -> None:
     config = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4}
     config |= {"intermediate_size": 4096, "vocab_size": 32000, "hidden_act": "silu"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    words = ("search", "--world", 8, "-c", "host=4,leaf=2", "--model", tmp_path / "config.json")
-    ran = rankmesh(*words, "--batch", 32, "--sequence", 1024, "--json")
+    arguments = ("search", "--world", 8, "-c", "host=4,leaf=2", "--model", tmp_path / "config.json")
+    ran = rankmesh(*arguments, "--batch", 32, "--sequence", 1024, "--json")
     found = json.loads(ran.out)["layouts"]
     assert "predicted, not measured" in ran.err
     steps = [each["step"] for each in found]
     assert steps == sorted(steps)
     assert all(each["tp"] * each["cp"] * each["pp"] * each["dp"] == 8 for each in found)
-    assert "tp  cp  pp  dp" in rankmesh(*words, "--batch", 32, "--sequence", 1024).out
-    assert "no layout of" in _refused(rankmesh, 3, *words, "--batch", 32, "--sequence", 1024, "--memory", 0.1)
-    assert "no batch and no sequence is given" in _refused(rankmesh, 2, *words)
+    assert "tp  cp  pp  dp" in rankmesh(*arguments, "--batch", 32, "--sequence", 1024).out
+    assert "no layout of" in _refused(rankmesh, 3, *arguments, "--batch", 32, "--sequence", 1024, "--memory", 0.1)
+    assert "no batch and no sequence is given" in _refused(rankmesh, 2, *arguments)
 
 
 def test_show_on_a_cluster(rankmesh) -> None:

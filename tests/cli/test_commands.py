@@ -74,9 +74,9 @@ def test_diff_sets_variables_of_each_side(rankmesh, tmp_path) -> None:
     script.write_text(
         "torchrun --nproc-per-node $GPUS pretrain_gpt.py --tensor-model-parallel-size $TP --use-mcore-models\n"
     )
-    words = ("diff", script, script, "--set", "GPUS=8")
-    assert rankmesh(*words, "--set", "TP=2").code == 0
-    ran = rankmesh(*words, "--set-left", "TP=2", "--set-right", "TP=4")
+    arguments = ("diff", script, script, "--set", "GPUS=8")
+    assert rankmesh(*arguments, "--set", "TP=2").code == 0
+    ran = rankmesh(*arguments, "--set-left", "TP=2", "--set-right", "TP=4")
     assert ran.code == 1
     assert "2, stride 1  4, stride 1" in ran.out
 

@@ -17,15 +17,15 @@ from rankmesh.cli.complete import spec_names
 
 # A word that ends with a break and one that follows it look like one word to bash, too.
 TYPED = st.text(alphabet="ab2,=:-", min_size=1, max_size=8).filter(
-    lambda word: not {word[0], word[-1]} & set("=:") and "==" not in word
+    lambda token: not {token[0], token[-1]} & set("=:") and "==" not in token
 )
-LAST = TYPED.flatmap(lambda word: st.sampled_from(["", "=", ":"]).map(word.__add__))
+LAST = TYPED.flatmap(lambda token: st.sampled_from(["", "=", ":"]).map(token.__add__))
 
 
-def pieces(word):
+def pieces(token):
     """A word as bash cuts it: at each = and :, which are words of their own."""
     found = [""]
-    for letter in word:
+    for letter in token:
         if letter in "=:":
             found += [letter, ""]
         else:
@@ -37,18 +37,18 @@ def pieces(word):
 def test_words_are_put_together_again(before, last):
     """What bash cut is what was typed, the current word is the last, and bash keeps it up to its last = or :."""
     typed = [*before, last]
-    cut = [piece for word in ["rankmesh", *typed] for piece in pieces(word)]
-    words, place, keeps = rejoined(cut, len(cut) - 1)
-    assert (words, place) == (["rankmesh", *typed], len(typed))
+    cut = [piece for token in ["rankmesh", *typed] for piece in pieces(token)]
+    message, place, keeps = rejoined(cut, len(cut) - 1)
+    assert (message, place) == (["rankmesh", *typed], len(typed))
     assert keeps == typed[-1][: max(typed[-1].rfind("="), typed[-1].rfind(":")) + 1]
     assert rejoined(cut, len(cut)) == (["rankmesh", *typed], len(typed) + 1, "")  # the cursor stands after a space
 
 
 def test_what_follows_in_a_spec():
     """After a recipe come its arguments, after a comma the axes that are not there yet, also in a view."""
-    names = {offer.rpartition("=")[0] for offer, _ in spec_names("ezpz:tp=2,")}
+    names = {capability.rpartition("=")[0] for capability, _ in spec_names("ezpz:tp=2,")}
     assert names == {"ezpz:tp=2,world", "ezpz:tp=2,cp", "ezpz:tp=2,pp", "ezpz:tp=2,dp"}
-    assert {offer for offer, _ in spec_names("tp=2,d")} == {"tp=2,dp=2", "tp=2,dp=4", "tp=2,dp=8"}
+    assert {capability for capability, _ in spec_names("tp=2,d")} == {"tp=2,dp=2", "tp=2,dp=4", "tp=2,dp=8"}
     assert ("tp=2,dp=4/expert:ep=8", "axis") in spec_names("tp=2,dp=4/expert:e")
     assert spec_names("tp=") == []
 

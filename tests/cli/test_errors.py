@@ -6,7 +6,7 @@ from rankmesh.cli import groups
 from rankmesh.cli.exit_codes import EXIT_CODES, ExitCode
 
 
-def _words(value: object) -> str:
+def _arguments(value: object) -> str:
     return value if isinstance(value, str) else " ".join(map(str, value))
 
 
@@ -45,20 +45,20 @@ MISUSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "rule"), REFUSED, ids=_words)
-def test_a_refused_layout_is_one_line_and_exit_3(rankmesh, words: tuple[object, ...], rule: str) -> None:
+@pytest.mark.parametrize(("arguments", "rule"), REFUSED, ids=_arguments)
+def test_a_refused_layout_is_one_line_and_exit_3(rankmesh, arguments: tuple[object, ...], rule: str) -> None:
     """What cannot be is refused with its rule on stderr, nothing on stdout, and exit code 3."""
-    ran = rankmesh(*words)
+    ran = rankmesh(*arguments)
     assert (ran.code, ran.out) == (ExitCode.BAD_SPEC, "")
     assert ran.err.startswith("error: ")
     assert ran.err.count("\n") == 1
     assert rule in ran.err
 
 
-@pytest.mark.parametrize(("words", "rule"), MISUSED, ids=_words)
-def test_wrong_usage_is_one_line_and_exit_2(rankmesh, words: tuple[object, ...], rule: str) -> None:
+@pytest.mark.parametrize(("arguments", "rule"), MISUSED, ids=_arguments)
+def test_wrong_usage_is_one_line_and_exit_2(rankmesh, arguments: tuple[object, ...], rule: str) -> None:
     """A wrong option or argument is named, with the help to read."""
-    ran = rankmesh(*words)
+    ran = rankmesh(*arguments)
     assert (ran.code, ran.out) == (ExitCode.USAGE, "")
     assert ran.err.startswith("error: ")
     assert ran.err.count("\n") == 1
@@ -77,14 +77,14 @@ def test_a_newer_saved_plan_is_refused(rankmesh, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "code", "words"),
+    ("problem", "code", "arguments"),
     [
         (KeyboardInterrupt(), ExitCode.INTERRUPTED, "interrupted"),
         (MemoryError(), ExitCode.BAD_SPEC, "does not fit in memory"),
         (ZeroDivisionError("x"), ExitCode.INTERNAL, "a defect in rankmesh: ZeroDivisionError: x"),
     ],
 )
-def test_what_else_goes_wrong_is_told_in_one_line(rankmesh, monkeypatch, problem, code, words) -> None:
+def test_what_else_goes_wrong_is_told_in_one_line(rankmesh, monkeypatch, problem, code, arguments) -> None:
     """Ctrl-C, a lack of memory and defects have exit codes of their own and no traceback."""
 
     def fail(*_: object, **__: object) -> None:
@@ -93,15 +93,15 @@ def test_what_else_goes_wrong_is_told_in_one_line(rankmesh, monkeypatch, problem
     monkeypatch.setattr(groups, "kind_groups", fail)
     ran = rankmesh("groups", "tp=2", "tp")
     assert ran.code == code
-    assert words in ran.err
+    assert arguments in ran.err
     assert "Traceback" not in ran.err
 
 
-@pytest.mark.parametrize("words", [("show", "nope", "--debug"), ("--debug", "show", "nope")])
-def test_debug_shows_the_traceback(rankmesh, monkeypatch: pytest.MonkeyPatch, words) -> None:
+@pytest.mark.parametrize("arguments", [("show", "nope", "--debug"), ("--debug", "show", "nope")])
+def test_debug_shows_the_traceback(rankmesh, monkeypatch: pytest.MonkeyPatch, arguments) -> None:
     """--debug, before or after the subcommand, adds the traceback and keeps line and exit code."""
     monkeypatch.setenv("RANKMESH_DEBUG", "")  # so that what --debug sets is undone
-    ran = rankmesh(*words)
+    ran = rankmesh(*arguments)
     assert ran.code == 3
     assert "Traceback (most recent call last)" in ran.err
     assert ran.err.splitlines()[-1].startswith("error: unknown layout 'nope'")

@@ -27,22 +27,22 @@ def test_a_dash_is_stdout_alone(rankmesh) -> None:
     assert Plan.from_json(rankmesh("show", "tp=2,dp=2", "--save", "-").out) == read("tp=2,dp=2").plan
 
 
-@pytest.mark.parametrize("words", [("--svg", "-", "--html", "-"), ("--save", "-", "--json")])
-def test_stdout_holds_one_document(rankmesh, words) -> None:
+@pytest.mark.parametrize("arguments", [("--svg", "-", "--html", "-"), ("--save", "-", "--json")])
+def test_stdout_holds_one_document(rankmesh, arguments) -> None:
     """Two documents for stdout are wrong usage."""
-    ran = rankmesh("show", "tp=2", *words)
+    ran = rankmesh("show", "tp=2", *arguments)
     assert (ran.code, ran.out) == (2, "")
-    assert f"{words[0]} and {words[2]} would both go to stdout" in ran.err
+    assert f"{arguments[0]} and {arguments[2]} would both go to stdout" in ran.err
 
 
 @pytest.mark.parametrize(
-    ("words", "remedy"),
+    ("arguments", "remedy"),
     [(("--svg", "x.png"), "x.svg"), (("--html", "x.svg"), "x.html"), (("--save", "x.yaml"), "x.json")],
 )
-def test_a_name_of_another_kind_is_refused(rankmesh, tmp_path, monkeypatch, words, remedy) -> None:
+def test_a_name_of_another_kind_is_refused(rankmesh, tmp_path, monkeypatch, arguments, remedy) -> None:
     """A picture is no PNG because its file is called so: nothing is written, the right name is said."""
     monkeypatch.chdir(tmp_path)
-    ran = rankmesh("show", "tp=2", *words)
+    ran = rankmesh("show", "tp=2", *arguments)
     assert ran.code == 2
     assert ran.err.rstrip().endswith(f"name the file {remedy}")
     assert list(tmp_path.iterdir()) == []
@@ -51,8 +51,8 @@ def test_a_name_of_another_kind_is_refused(rankmesh, tmp_path, monkeypatch, word
 def test_one_refused_output_does_not_lose_the_others(rankmesh, tmp_path) -> None:
     """What can be written and printed is; each output that cannot is a line, and the exit status is not 0."""
     html = tmp_path / "a.html"
-    words = ("--svg", tmp_path / "x.png", "--html", html, "--save", tmp_path / "absent" / "plan.json")
-    ran = rankmesh("show", "tp=2,dp=2", *words, "--json")
+    arguments = ("--svg", tmp_path / "x.png", "--html", html, "--save", tmp_path / "absent" / "plan.json")
+    ran = rankmesh("show", "tp=2,dp=2", *arguments, "--json")
     assert ran.code == 2
     assert html.exists()
     assert json.loads(ran.out)["world_size"] == 4
@@ -74,11 +74,11 @@ def test_a_terminal_without_lines(process) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
-@pytest.mark.parametrize("words", ["show tp=2", "groups tp=2,dp=100000 tp", "show tp=2 --svg /dev/full"])
-def test_a_full_disk_is_told(words: str) -> None:
+@pytest.mark.parametrize("arguments", ["show tp=2", "groups tp=2,dp=100000 tp", "show tp=2 --svg /dev/full"])
+def test_a_full_disk_is_told(arguments: str) -> None:
     """A disk that takes no more is one line and wrong usage, not a defect, and no complaint of the interpreter."""
     with open("/dev/full", "w") as full:  # noqa: PTH123  - a device
-        command = [sys.executable, "-m", "rankmesh", *words.split()]
+        command = [sys.executable, "-m", "rankmesh", *arguments.split()]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
     assert "No space left on device" in done.stderr

@@ -24,11 +24,11 @@ def _lines(text: str) -> list[str]:
     return re.sub(r"digest \w+", "digest", text).strip().splitlines()
 
 
-@pytest.mark.parametrize(("words", "output"), EXAMPLES, ids=[" ".join(words) for words, _ in EXAMPLES])
-def test_examples_in_the_help_are_real(rankmesh, monkeypatch, words: list[str], output: str) -> None:
+@pytest.mark.parametrize(("arguments", "output"), EXAMPLES, ids=[" ".join(arguments) for arguments, _ in EXAMPLES])
+def test_examples_in_the_help_are_real(rankmesh, monkeypatch, arguments: list[str], output: str) -> None:
     """The help of each subcommand shows what the command prints on 76 columns."""
     monkeypatch.setenv("COLUMNS", "76")
-    assert _lines(rankmesh(*words).out) == _lines(output)
+    assert _lines(rankmesh(*arguments).out) == _lines(output)
 
 
 @pytest.mark.parametrize("command", ["show", "groups", "explain", "diff", "presets"])

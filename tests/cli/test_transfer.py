@@ -33,28 +33,28 @@ def tensors(tmp_path):
 def test_json_has_the_documented_keys(rankmesh, tensors):
     """Apart: what moves is all of the target, the least possible, and the levels add up to it."""
     ran = rankmesh("transfer", "tp=4,dp=2,pp=2", "tp=2,dp=4", "--tensors", tensors, "--offset", 16, "--json")
-    told = json.loads(ran.out)
+    result = json.loads(ran.out)
     assert ran.code == ExitCode.OK
-    assert {"bytes", "lower_bound", "levels", "busiest", "digest"} <= told.keys()
-    assert told["bytes"] == told["lower_bound"] == 4 * 2048 + 8 * (64 + 6400)
-    assert sum(told["levels"].values()) == told["bytes"]
-    assert told["busiest"]["in"][1] == 1024 + 64 + 6400
-    rank, sent = told["busiest"]["out"]
-    assert told["ranks"]["out"][rank] == sent == max(told["ranks"]["out"])
-    assert len(told["digest"]) == 64
+    assert {"bytes", "lower_bound", "levels", "busiest", "digest"} <= result.keys()
+    assert result["bytes"] == result["lower_bound"] == 4 * 2048 + 8 * (64 + 6400)
+    assert sum(result["levels"].values()) == result["bytes"]
+    assert result["busiest"]["in"][1] == 1024 + 64 + 6400
+    rank, sent = result["busiest"]["out"]
+    assert result["ranks"]["out"][rank] == sent == max(result["ranks"]["out"])
+    assert len(result["digest"]) == 64
 
 
 def test_levels_and_links_of_a_cluster(rankmesh, tensors, tmp_path):
     """With a cluster: bytes over each level, its busiest unit, seconds; the same digest on every call; a picture."""
     picture = tmp_path / "moves.svg"
-    words = ("transfer", "tp=4,dp=2,pp=2", "tp=2,dp=4", "--tensors", tensors, "--cluster", "host=4,leaf=4")
-    one, other = rankmesh(*words, "--json"), rankmesh(*words, "--svg", picture)
-    told = json.loads(one.out)
-    assert list(told["levels"]) == ["host", "leaf"]
-    assert sum(told["levels"].values()) == told["bytes"]
-    assert told["seconds"] > 0
-    assert told["links"][0]["level"] == "leaf"
-    assert told["digest"] in other.out
+    arguments = ("transfer", "tp=4,dp=2,pp=2", "tp=2,dp=4", "--tensors", tensors, "--cluster", "host=4,leaf=4")
+    one, other = rankmesh(*arguments, "--json"), rankmesh(*arguments, "--svg", picture)
+    result = json.loads(one.out)
+    assert list(result["levels"]) == ["host", "leaf"]
+    assert sum(result["levels"].values()) == result["bytes"]
+    assert result["seconds"] > 0
+    assert result["links"][0]["level"] == "leaf"
+    assert result["digest"] in other.out
     assert "the least possible is" in other.out
     assert picture.read_text().startswith("<svg")
 
@@ -69,14 +69,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("document", "words"), REFUSED)
-def test_a_file_that_says_nothing_is_refused(rankmesh, tmp_path, document, words):
+@pytest.mark.parametrize(("document", "arguments"), REFUSED)
+def test_a_file_that_says_nothing_is_refused(rankmesh, tmp_path, document, arguments):
     """One line that names the tensor and what is wrong with it."""
     path = tmp_path / "tensors.json"
     path.write_text(json.dumps(document))
     ran = rankmesh("transfer", "tp=2", "tp=2", "--tensors", path)
     assert (ran.code, ran.out) == (ExitCode.BAD_SPEC, "")
-    assert words in ran.err
+    assert arguments in ran.err
 
 
 def test_a_file_that_cannot_be_read(rankmesh, tmp_path):

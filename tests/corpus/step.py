@@ -69,18 +69,18 @@ def step(groups):
     if stage < PP - 1:
         dist.send(out, groups["pp"].next, group=groups["pp"].pg)
         grad = _received(groups["pp"], groups["pp"].next)
-    own = torch.outer(grad, given[mine])
+    local = torch.outer(grad, given[mine])
     parts = [torch.empty(2, dtype=torch.float64) for _ in range(groups["tp"].size)]
     dist.all_gather(parts, weight(stage)[:, mine].t() @ grad, group=groups["tp"].pg)
     if stage:
         dist.send(torch.cat(parts), groups["pp"].prev, group=groups["pp"].pg)
-    dist.all_reduce(own, group=groups["dp"].pg)
-    own /= groups["dp"].size
-    squares = (own**2).sum()
+    dist.all_reduce(local, group=groups["dp"].pg)
+    local /= groups["dp"].size
+    squares = (local**2).sum()
     dist.all_reduce(squares, group=groups["mp"].pg)
     seen = torch.tensor(count)
     dist.all_reduce(seen, group=groups["tp_dp"].pg)
-    assert torch.equal(own, gradients[stage][:, mine])
+    assert torch.equal(local, gradients[stage][:, mine])
     assert float(squares) == norm
     assert int(seen) == TP * tokens
     if stage in (0, PP - 1):

@@ -47,11 +47,11 @@ def _resumes(groups, replicas):
     """Streams seeded by expert rank, advanced, saved once for each set of replicas, and restored."""
     stream = torch.Generator().manual_seed(1024 + 100 * groups["ep"].rank + groups["ep_tp"].rank)
     torch.rand(3, generator=stream)
-    own = stream.get_state()
-    saved = own.clone()
+    local = stream.get_state()
+    saved = local.clone()
     dist.broadcast(saved, groups[replicas].root, group=groups[replicas].pg)
     stream.set_state(saved)
-    assert torch.equal(stream.get_state(), own), f"expert {groups['ep'].rank} resumes another expert's stream"
+    assert torch.equal(stream.get_state(), local), f"expert {groups['ep'].rank} resumes another expert's stream"
 
 
 def test_expert_random_numbers_on_resume():

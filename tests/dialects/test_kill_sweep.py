@@ -67,13 +67,13 @@ DIALECTS = {
 
 def _kill_at(name, nth):
     """End this process at the nth call of a function of the backend."""
-    own, left = getattr(MemberBackend, name), [nth]
+    local, left = getattr(MemberBackend, name), [nth]
 
     def counted(*args, **how):
         left[0] -= 1
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        return own(*args, **how)
+        return local(*args, **how)
 
     setattr(MemberBackend, name, counted)
 
@@ -98,9 +98,9 @@ def _survive(me, dialect, where, nth):
         world.agree = lambda store, *rest, **more: agree(Killing(store, nth), *rest, **more)
     if me.rank == VICTIM and where == "create":
         _kill_at("create", nth)
-    close, heard = _begin(initialise)
+    close, received = _begin(initialise)
     if close is None:
-        return heard
+        return received
     if where != "destroy":
         return "nothing to kill at" if me.rank == VICTIM else None
     if me.rank == VICTIM:
@@ -110,20 +110,24 @@ def _survive(me, dialect, where, nth):
     seconds = time.perf_counter() - started
     if me.rank == VICTIM:
         return "nothing to kill at"
-    again, heard = _begin(initialise)
-    return {**(heard or {"missing": [], "seconds": 0.0, "said": "nothing"}), "close": seconds, "again": again is None}
+    again, received = _begin(initialise)
+    return {
+        **(received or {"missing": [], "seconds": 0.0, "said": "nothing"}),
+        "close": seconds,
+        "again": again is None,
+    }
 
 
 def _wrong(ended):
     """What the survivors heard that they should not have, or not so late."""
     for outcome in (ended[rank] for rank in range(SIZE) if rank != VICTIM):
-        told = outcome.value
+        result = outcome.value
         if not outcome.ok:
             yield str(outcome)
-        elif told is not None and not (
-            told["missing"] == [VICTIM] and max(told["seconds"], told.get("close", 0.0)) < limits.AT_ONCE
+        elif result is not None and not (
+            result["missing"] == [VICTIM] and max(result["seconds"], result.get("close", 0.0)) < limits.AT_ONCE
         ):
-            yield told
+            yield result
 
 
 POINTS = {

@@ -24,7 +24,7 @@ from rankmesh.dialects.megatron.process_groups_config import ProcessGroupCollect
 SIZE = 8
 
 
-def own(plan, rank, *kinds):
+def ranks_of(plan, rank, *kinds):
     """What a plan says of one rank's groups."""
     return [list(plan.groups(kind).of(rank).ranks) for kind in kinds]
 
@@ -56,7 +56,7 @@ def test_megatron():
         place, stage = plan.mesh.coordinate(rank), plan.of(rank)["pp"]
         after = stage.ranks[(stage.rank + 1) % 2]
         assert found == [place["tp"], place["pp"], after, place["pp"] == 0, place["dp"],
-                         *own(plan, rank, "tp", "dp"), 10 + rank, False]  # fmt: skip
+                         *ranks_of(plan, rank, "tp", "dp"), 10 + rank, False]  # fmt: skip
 
 
 def _two_states():
@@ -73,11 +73,11 @@ def test_states_of_a_rank():
 
 
 def _grid():
-    grid, twin = HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"]), HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"])
-    made = [grid.create_pg("tp"), grid.create_pg(["cp", "dp"]), twin.create_pg("tp")]
+    grid, counterpart = HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"]), HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"])
+    made = [grid.create_pg("tp"), grid.create_pg(["cp", "dp"]), counterpart.create_pg("tp")]
     dist.barrier()
     found = [members(group) for group in made]
-    for each in (grid, twin):
+    for each in (grid, counterpart):
         each.destroy()
     dist.barrier()
     return [*found, members(grid.create_pg("tp"))]
@@ -87,7 +87,7 @@ def test_grids():
     """8 simulated ranks: groups of two grids of one shape, destroyed and made again."""
     plan = rm.Plan(rm.Mesh(tp=2, cp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("both", "cp-dp")])
     for rank, found in enumerate(sim.run(_grid, SIZE)):
-        tp, both = own(plan, rank, "tp", "both")
+        tp, both = ranks_of(plan, rank, "tp", "both")
         assert found == [tp, both, tp, tp]
 
 
@@ -122,13 +122,17 @@ def test_the_small_ones():
     nano = rm.recipes.nanotron(SIZE, tp=2, pp=2)
     speed = deepspeed.plan(SIZE, tp=2, sp=2)
     for rank, found in enumerate(sim.run(_small, SIZE)):
-        tp, dp = own(sizes, rank, "tp", "dp")
+        tp, dp = ranks_of(sizes, rank, "tp", "dp")
         assert found == [
             [tp, sizes.mesh.coordinate(rank)["cp"], dp],
-            [stages.mesh.coordinate(rank)["tp"], *own(stages, rank, "pp")],
-            [*own(minimal, rank, "dp"), minimal.mesh.coordinate(rank)["tp"], minimal.mesh.coordinate(rank)["pp"] == 0],
-            [*own(nano, rank, "dp"), nano.mesh.coordinate(rank)["pp"]],
-            [speed.mesh.coordinate(rank)["sp"], *own(speed, rank, "dp")],
+            [stages.mesh.coordinate(rank)["tp"], *ranks_of(stages, rank, "pp")],
+            [
+                *ranks_of(minimal, rank, "dp"),
+                minimal.mesh.coordinate(rank)["tp"],
+                minimal.mesh.coordinate(rank)["pp"] == 0,
+            ],
+            [*ranks_of(nano, rank, "dp"), nano.mesh.coordinate(rank)["pp"]],
+            [speed.mesh.coordinate(rank)["sp"], *ranks_of(speed, rank, "dp")],
             False,
             False,
         ]
@@ -156,5 +160,5 @@ def test_device_meshes():
     plan = accelerate.plan(dp_shard_size=2, dp_replicate_size=2, tp_size=2)
     titan = rm.recipes.torchtitan(SIZE, tp=2, pp=2)
     for rank, found in enumerate(sim.run(_meshes, SIZE)):
-        dp, shard = own(plan, rank, "dp", "dp_shard")
-        assert found == [own(titan, rank, "dp_shard", "tp", "pp"), dp, plan.mesh.coordinate(rank)["tp"], shard]
+        dp, shard = ranks_of(plan, rank, "dp", "dp_shard")
+        assert found == [ranks_of(titan, rank, "dp_shard", "tp", "pp"), dp, plan.mesh.coordinate(rank)["tp"], shard]

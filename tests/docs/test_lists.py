@@ -32,8 +32,8 @@ def test_every_error_is_explained():
 def test_every_exit_status_is_listed():
     """The page of the command line has each exit status with the words of the help."""
     for code in ExitCode:
-        words = re.sub(r"^(diff|check|where|doctor):", r"`\1`:", code.meaning)
-        assert f"| {code.value} | {words} |" in _page("command_line")
+        message = re.sub(r"^(diff|check|where|doctor):", r"`\1`:", code.meaning)
+        assert f"| {code.value} | {message} |" in _page("command_line")
 
 
 @pytest.mark.parametrize("command", [entry.name for entry in app.registered_commands])

@@ -40,8 +40,8 @@ def document(entries, groups, version="2.10", **about):
     for place, entry in enumerate(entries):
         entry["record_id"] = about.get("first", 0) + place
     config = {name: {"name": name, "desc": desc, "ranks": str(list(ranks))} for (name, desc), ranks in groups.items()}
-    own = {key: value for key, value in about.items() if key != "first"}
-    return {"version": version, "pg_config": config, "entries": entries, **({"rankmesh": own} if own else {})}
+    local = {key: value for key, value in about.items() if key != "first"}
+    return {"version": version, "pg_config": config, "entries": entries, **({"rankmesh": local} if local else {})}
 
 
 def recordings(documents):

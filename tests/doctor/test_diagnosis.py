@@ -10,8 +10,8 @@ from rankmesh.debug.doctor.report import report
 TP, DP = {}, {}
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])
 for _rank in range(4):
-    for _known, _own in ((TP, PLAN.of(_rank)["tp"]), (DP, PLAN.of(_rank)["dp"])):
-        _known[_rank] = ((f"{_own.name}/0/{_own.ranks[0]}", str(_own)), _own.ranks)
+    for _known, _local in ((TP, PLAN.of(_rank)["tp"]), (DP, PLAN.of(_rank)["dp"])):
+        _known[_rank] = ((f"{_local.name}/0/{_local.ranks[0]}", str(_local)), _local.ranks)
 
 
 def groups_of(rank):
@@ -98,18 +98,18 @@ def test_absent_has_ended():
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "message"),
     [
         ({"operation": "broadcast"}, "operations differ"),
         ({"sizes": (8,)}, "sizes differ"),
         ({"dtype": "Double"}, "dtypes differ"),
     ],
 )
-def test_different(changed, words):
+def test_different(changed, message):
     """Another operation, size or dtype at the same call of one group."""
     recorded = job(lambda rank: [call(WORLD, 1), call(WORLD, 2, done=False, **(changed if rank == 2 else {}))])
     assert found(recorded) == [("different", (2,), "world", 2)]
-    assert words in diagnose(recorded).verdict
+    assert message in diagnose(recorded).verdict
 
 
 def test_different_among_two():
@@ -321,12 +321,12 @@ def test_groups_of_one_label_are_told_apart():
 
 def test_whose_process_runs_is_unresponsive_not_dead():
     """What others saw of a rank decides the word; the cause stays what programs read."""
-    for alive, word in ((True, "unresponsive: rank 3 did not respond"), (False, "dead: rank 3 left no recording")):
+    for alive, token in ((True, "unresponsive: rank 3 did not respond"), (False, "dead: rank 3 left no recording")):
         recorded = job(lambda rank: [call(WORLD, 1, done=False)] if rank < 3 else None)
         seen = {"state": "its process runs, at train.py:7 in save", "alive": alive}
         recorded |= recordings({3: document([], {}, rank=3, **seen)})
         result = diagnose(recorded)
-        assert result.verdict.startswith(f"{word} (its process runs, at train.py:7 in save)")
+        assert result.verdict.startswith(f"{token} (its process runs, at train.py:7 in save)")
         assert result.causes[0].cause == "dead"
 
 

@@ -161,9 +161,9 @@ def test_fuzzed_files(tmp_path, form, changes, cut):
 def test_other_jobs_and_attempts(tmp_path):
     """Of several jobs the one with the most recordings counts, of its attempts the last; the rest is told."""
     for rank, data in hung().items():
-        own = {"rank": rank, "run": "this", "attempt": 2, "time_ns": 5}
-        (tmp_path / f"b{rank}.json").write_text(json.dumps({**data, "rankmesh": own}), encoding="utf-8")
-        old = {**own, "attempt": 1}
+        local = {"rank": rank, "run": "this", "attempt": 2, "time_ns": 5}
+        (tmp_path / f"b{rank}.json").write_text(json.dumps({**data, "rankmesh": local}), encoding="utf-8")
+        old = {**local, "attempt": 1}
         (tmp_path / f"a{rank}.json").write_text(json.dumps({**data, "rankmesh": old}), encoding="utf-8")
     other = {"rank": 3, "run": "that", "attempt": 9}
     (tmp_path / "c3.json").write_text(json.dumps({**hung(())[3], "rankmesh": other}), encoding="utf-8")

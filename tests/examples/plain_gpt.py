@@ -32,14 +32,14 @@ def loss_of(weights, shape, tokens, targets):
     """The mean loss of the whole batch."""
     x = F.embedding(tokens, weights["table"])
     for i in range(shape.layers):
-        own = {name.removeprefix(f"block{i}."): w for name, w in weights.items() if name.startswith(f"block{i}.")}
-        norm1, norm2 = own["norm1"], own["norm2"]
-        x = x + attention(F.rms_norm(x, norm1.shape, norm1), own["attention.in"], own["attention.out"])
+        local = {name.removeprefix(f"block{i}."): w for name, w in weights.items() if name.startswith(f"block{i}.")}
+        norm1, norm2 = local["norm1"], local["norm2"]
+        x = x + attention(F.rms_norm(x, norm1.shape, norm1), local["attention.in"], local["attention.out"])
         y = F.rms_norm(x, norm2.shape, norm2)
-        if "dense.up" in own:
-            x = x + F.gelu(y @ own["dense.up"].T) @ own["dense.down"]
+        if "dense.up" in local:
+            x = x + F.gelu(y @ local["dense.up"].T) @ local["dense.down"]
         else:
-            x = x + experts(y, own["experts.router"], own["experts.up"], own["experts.down"], shape.top)
+            x = x + experts(y, local["experts.router"], local["experts.up"], local["experts.down"], shape.top)
     scores = F.rms_norm(x, weights["norm"].shape, weights["norm"]) @ weights["table"].T
     return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
@@ -47,12 +47,12 @@ def loss_of(weights, shape, tokens, targets):
 def train(weights, run, batches):
     """The losses and norms of steps on these batches, (rows, length + 1), from these weights."""
     weights = {name: torch.nn.Parameter(values) for name, values in weights.items()}
-    adam, told = torch.optim.AdamW(weights.values(), lr=run.rate), []
+    adam, result = torch.optim.AdamW(weights.values(), lr=run.rate), []
     for batch in batches:
         loss = loss_of(weights, run.shape, batch[:, :-1], batch[:, 1:])
         adam.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(weights.values(), run.clip)
         adam.step()
-        told.append((float(loss), float(norm)))
-    return told
+        result.append((float(loss), float(norm)))
+    return result

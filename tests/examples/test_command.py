@@ -47,9 +47,9 @@ class Typed:
     def __init__(self, module):
         self.module = module
 
-    def __call__(self, *words):
+    def __call__(self, *arguments):
         """Its outcome."""
-        return CliRunner().invoke(self.module.app, list(words))
+        return CliRunner().invoke(self.module.app, list(arguments))
 
 
 def test_command_saves_and_resumes(ranks, tmp_path):
@@ -60,8 +60,8 @@ def test_command_saves_and_resumes(ranks, tmp_path):
     rest, _ = run(*train, tmp_path / "rest.png", "--resume", "--steps", "3")
     for name in ("first", "rest"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
-    told = json.loads(first)["losses"] + json.loads(rest)["losses"]
-    assert told == pytest.approx([loss for loss, _ in ranks(1, train_one, 16, 2, 16, 3)[0]], abs=1e-9)
+    result = json.loads(first)["losses"] + json.loads(rest)["losses"]
+    assert result == pytest.approx([loss for loss, _ in ranks(1, train_one, 16, 2, 16, 3)[0]], abs=1e-9)
 
 
 def test_losses_need_no_drawing(typed, monkeypatch):
@@ -74,14 +74,14 @@ def test_losses_need_no_drawing(typed, monkeypatch):
 
 def test_refusal_is_one_sentence(tmp_path):
     """What the command refuses is one line on stderr, without a traceback; nothing is written."""
-    output, said = run(EXAMPLE / "train.py", "--layout", "tp=2", "--figure", tmp_path / "x.png", code=2)
-    assert (output, said.count("\n")) == ("", 1)
-    assert said.startswith("error: ")
+    output, printed = run(EXAMPLE / "train.py", "--layout", "tp=2", "--figure", tmp_path / "x.png", code=2)
+    assert (output, printed.count("\n")) == ("", 1)
+    assert printed.startswith("error: ")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "printed"),
     [
         (["--groups", "x"], "error: received --groups x; it is one of rankmesh"),
         (["--dtype", "x"], "error: received --dtype x; it is one of float32"),
@@ -89,19 +89,19 @@ def test_refusal_is_one_sentence(tmp_path):
         (["--heads", "3"], "error: received hidden = 64 and 2 · heads = 6"),
     ],
 )
-def test_refused_words(typed, words, said):
+def test_refused_words(typed, arguments, printed):
     """So are words that mean nothing, or that do not go together."""
-    told = typed(*words)
-    assert told.exit_code == 2
-    assert told.stderr.startswith(said)
-    assert told.stderr.count("\n") == 1
+    result = typed(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(printed)
+    assert result.stderr.count("\n") == 1
 
 
 def test_help_teaches(typed):
     """--help says what is trained, and how it is started on several ranks."""
-    said = typed("--help").stdout
-    for word in ("torchrun --nproc-per-node 8", "--layout", "megatron", "--checkpoint", "--resume"):
-        assert word in said
+    printed = typed("--help").stdout
+    for token in ("torchrun --nproc-per-node 8", "--layout", "megatron", "--checkpoint", "--resume"):
+        assert token in printed
 
 
 def test_compare_prints_a_table():
@@ -120,13 +120,13 @@ def _launches():
     return sorted(set(re.findall(r"torchrun --nproc-per-node (\d+) \S*train\.py ([^`\n]*)", text)))
 
 
-@pytest.mark.parametrize(("size", "words"), _launches())
-def test_written_commands_are_accepted(typed, monkeypatch, size, words):
+@pytest.mark.parametrize(("size", "arguments"), _launches())
+def test_written_commands_are_accepted(typed, monkeypatch, size, arguments):
     """Each launch that the pages show is taken by the command in a world of that size, up to the first step."""
     monkeypatch.setattr(typed.module, "WORLD_SIZE", int(size))
     monkeypatch.setattr(typed.module, "world", _stops)
-    told = typed(*words.split())
-    assert isinstance(told.exception, Started), told.output
+    result = typed(*arguments.split())
+    assert isinstance(result.exception, Started), result.output
 
 
 class Started(Exception):

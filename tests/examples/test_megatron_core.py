@@ -13,6 +13,6 @@ with warnings.catch_warnings():
 def test_megatron_core_itself(ranks):
     """4 ranks: over its groups, and over the drop-in's, the losses and norms are those over rankmesh's."""
     for layout in ("pp=2,dp=2,ep=2", "tp=2,cp=2"):
-        words = [(name, layout) for name in ("rankmesh", "megatron", "megatron-core")]
-        for ours, *theirs in ranks(4, train_in_words, *words, limit=100, timeout=60.0):
+        arguments = [(name, layout) for name in ("rankmesh", "megatron", "megatron-core")]
+        for ours, *theirs in ranks(4, train_in_words, *arguments, limit=100, timeout=60.0):
             assert theirs == [ours, ours]

@@ -36,55 +36,55 @@ LIMIT = {"limit": 100, "timeout": 60.0}
 
 
 @pytest.fixture
-def alone(ranks):
+def single(ranks):
     """What one process is told, by dtype; asked once."""
 
     def of(dtype="float64"):
-        if dtype not in _alone:
-            _alone[dtype] = ranks(1, train, "", "rankmesh", dtype, **LIMIT)[0]
-        return _alone[dtype]
+        if dtype not in _single:
+            _single[dtype] = ranks(1, train, "", "rankmesh", dtype, **LIMIT)[0]
+        return _single[dtype]
 
     return of
 
 
-_alone = {}
+_single = {}
 
 
-def difference(told, expected):
+def difference(result, expected):
     """The largest difference of any loss and any norm."""
-    assert len(told) == len(expected) > 0
-    return max(abs(a - b) for one, other in zip(told, expected, strict=True) for a, b in zip(one, other, strict=True))
+    assert len(result) == len(expected) > 0
+    return max(abs(a - b) for one, other in zip(result, expected, strict=True) for a, b in zip(one, other, strict=True))
 
 
 def test_one_process_is_plain_torch(ranks):
     """1 rank: losses and norms are those of the model written in plain torch, with torch's AdamW and clipping."""
-    told, plain = ranks(1, _both)[0]
-    assert difference(told, plain) < 1e-12
-    assert min(norm for _, norm in told) > TINY.clip, "the norms are clipped, or the test would not see how"
-    assert told[-1][0] < told[0][0] - 0.1
+    result, plain = ranks(1, _both)[0]
+    assert difference(result, plain) < 1e-12
+    assert min(norm for _, norm in result) > TINY.clip, "the norms are clipped, or the test would not see how"
+    assert result[-1][0] < result[0][0] - 0.1
 
 
 def _both(me):
     with trainer(1, "") as here:
         weights = {piece.name: piece.parameter.detach().clone() for piece in here.weights.pieces}
-        told = told_by(here.steps())
+        result = told_by(here.steps())
     shape = TINY.shape
     batches = [text.batch(text.read(), TINY.seed, i, shape.batch, shape.sequence) for i in range(TINY.steps)]
-    return told, plain_gpt.train(weights, TINY, batches)
+    return result, plain_gpt.train(weights, TINY, batches)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout_has_the_losses_of_one_process(ranks, alone, layout):
+def test_layout_has_the_losses_of_one_process(ranks, single, layout):
     """2 to 16 ranks, float64: every rank is told the losses and norms of the run on one process, to 1e-9."""
-    for told in ranks(LAYOUTS[layout], train, layout, **LIMIT):
-        assert difference(told, alone()) < 1e-9
+    for result in ranks(LAYOUTS[layout], train, layout, **LIMIT):
+        assert difference(result, single()) < 1e-9
 
 
 @pytest.mark.parametrize("layout", ["cp=2,dp=2,ep=2", "tp=2,pp=2,dp=2"])
-def test_single_precision(ranks, alone, layout):
+def test_single_precision(ranks, single, layout):
     """4 and 8 ranks, float32: the same to 1e-4."""
-    for told in ranks(LAYOUTS[layout], train, layout, "rankmesh", "float32", **LIMIT):
-        assert difference(told, alone("float32")) < 1e-4
+    for result in ranks(LAYOUTS[layout], train, layout, "rankmesh", "float32", **LIMIT):
+        assert difference(result, single("float32")) < 1e-4
 
 
 WORDS = {
@@ -107,14 +107,14 @@ WORDS = {
 
 
 @pytest.mark.parametrize("size", WORDS)
-def test_words_of_peers(ranks, alone, size):
+def test_words_of_peers(ranks, single, size):
     """4 and 8 ranks, one training after the other: groups made in peers' words give the same losses and norms."""
     for rank in ranks(size, train_in_words, *WORDS[size], **LIMIT):
-        for told in rank:
-            assert difference(told, alone()) < 1e-9
+        for result in rank:
+            assert difference(result, single()) < 1e-9
 
 
-def test_checkpoint_fits_every_layout(ranks, alone, tmp_path):
+def test_checkpoint_fits_every_layout(ranks, single, tmp_path):
     """4 ranks: two steps under one layout, the rest under another, then the end again on one process.
 
     A checkpoint that fewer ranks write over another one counts, not what is left of the other.
@@ -122,12 +122,12 @@ def test_checkpoint_fits_every_layout(ranks, alone, tmp_path):
     folder = str(tmp_path)
     ranks(4, train_and_save, "tp=2,pp=2", folder, 2, **LIMIT)
     first = ranks(2, train_and_save, "tp=2", folder, 2, **LIMIT)[0]
-    assert difference(ranks(4, resume, "tp=2,pp=2", folder, **LIMIT)[0], alone()[2:]) < 1e-9
+    assert difference(ranks(4, resume, "tp=2,pp=2", folder, **LIMIT)[0], single()[2:]) < 1e-9
     (tmp_path / "step-000004" / "rankmesh.json").unlink()
     rest = ranks(4, resume, "cp=2,dp=2,ep=2", folder, **LIMIT)[0]
-    assert difference(first + rest, alone()) < 1e-9
+    assert difference(first + rest, single()) < 1e-9
     (tmp_path / "step-000004" / "rankmesh.json").unlink()
-    assert difference(ranks(1, resume, "", folder, **LIMIT)[0], alone()[2:]) < 1e-9
+    assert difference(ranks(1, resume, "", folder, **LIMIT)[0], single()[2:]) < 1e-9
 
 
 def test_refused_checkpoints(ranks, tmp_path):
@@ -138,11 +138,11 @@ def test_refused_checkpoints(ranks, tmp_path):
     assert "the checkpoint is torn; read another" in torn
 
 
-def test_state_moves_between_layouts_in_memory(ranks, alone):
+def test_state_moves_between_layouts_in_memory(ranks, single):
     """8 ranks: each step under another layout, the state moved in memory between them: the losses of one process."""
     layouts = ["tp=2,pp=2,dp=2", "cp=2,dp=4,ep=4", "pp=4,dp=2,ep=2", "tp=2,cp=2,dp=2,ep=2"]
-    for told in ranks(8, move, layouts, **LIMIT):
-        assert difference(told, alone()) < 1e-9
+    for result in ranks(8, move, layouts, **LIMIT):
+        assert difference(result, single()) < 1e-9
 
 
 REFUSED = {
@@ -169,28 +169,28 @@ def test_refused_layout(layout):
 
 
 @pytest.mark.parametrize(
-    ("changes", "sizes", "words"),
+    ("changes", "sizes", "message"),
     [
         ({"experts": 0}, Sizes(dp=2, ep=2), "without experts"),
         ({"top": 5}, Sizes(), "received top = 5 with 4 experts"),
         ({"heads": 3}, Sizes(), "received hidden = 16 and 2 · heads = 6"),
     ],
 )
-def test_refused_model(changes, sizes, words):
+def test_refused_model(changes, sizes, message):
     """So is a model that makes no sense, or that lacks what an axis splits."""
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(Refused, match=message):
         replace(TINY.shape, **changes).check(sizes)
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "words"),
+    ("name", "sizes", "message"),
     [
         ("process_groups", Sizes(cp=2), "has the axes tp, pp and dp"),
         ("process_groups", Sizes(pp=4), "no group of the first and last stage"),
         ("nanotron", Sizes(cp=2, dp=1, ep=2), "must divide dp"),
     ],
 )
-def test_words_that_a_peer_lacks(name, sizes, words):
+def test_words_that_a_peer_lacks(name, sizes, message):
     """A layout that a peer's class cannot express is refused before any group is made."""
-    with pytest.raises(Refused, match=words), GROUPS[name](sizes):
+    with pytest.raises(Refused, match=message), GROUPS[name](sizes):
         pass

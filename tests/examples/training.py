@@ -15,11 +15,11 @@ TINY = Run(SHAPE, steps=4, rate=0.01, clip=0.25, dtype="float64")
 
 
 @contextmanager
-def trainer(world_size, layout, words="rankmesh", run=TINY):
+def trainer(world_size, layout, message="rankmesh", run=TINY):
     """A trainer under a layout, in a world that exists."""
     sizes = Sizes.parse(layout, world_size)
     run.shape.check(sizes)
-    with GROUPS[words](sizes) as groups:
+    with GROUPS[message](sizes) as groups:
         yield Trainer(run, groups, torch.device("cpu"))
 
 
@@ -28,9 +28,9 @@ def told_by(steps):
     return [(step.loss, step.norm) for step in steps]
 
 
-def train(me, layout, words="rankmesh", dtype="float64"):
+def train(me, layout, message="rankmesh", dtype="float64"):
     """A whole training."""
-    with trainer(me.size, layout, words, replace(TINY, dtype=dtype)) as here:
+    with trainer(me.size, layout, message, replace(TINY, dtype=dtype)) as here:
         return told_by(here.steps())
 
 
@@ -43,47 +43,47 @@ def train_one(me, hidden, heads, sequence, steps):
 
 def train_in_words(me, *cases):
     """One training after the other, each a layout in somebody's words."""
-    return [train(me, layout, words) for words, layout in cases]
+    return [train(me, layout, message) for message, layout in cases]
 
 
 def train_and_save(me, layout, folder, steps):
     """The first steps, and a checkpoint."""
     with trainer(me.size, layout, run=replace(TINY, steps=steps)) as here:
-        told = told_by(here.steps())
+        result = told_by(here.steps())
         here.save(Path(folder), steps)
-        return told
+        return result
 
 
 def resume(me, layout, folder):
     """The steps that are left, and a checkpoint after them."""
     with trainer(me.size, layout) as here:
-        told = told_by(here.steps(here.resume(Path(folder))))
+        result = told_by(here.steps(here.resume(Path(folder))))
         here.save(Path(folder), TINY.steps)
-        return told
+        return result
 
 
 def move(me, layouts):
     """A step under each layout in turn, the state moved in memory between them."""
-    told, before = [], None
+    result, before = [], None
     for index, layout in enumerate(layouts):
         with trainer(me.size, layout) as here:
             if before is not None:
                 here.take(index, *before)
-            told += told_by([here.step(index)])
+            result += told_by([here.step(index)])
             before = here.state(), here.shardings
-    return told
+    return result
 
 
 def refused_checkpoints(me, folder):
     """What is said to resuming from nothing, as another model, and from a checkpoint that has lost a file."""
     place = Path(folder)
     with trainer(1, "") as here:
-        said = [me.error(Refused, here.resume, place / "nothing")]
+        output = [me.error(Refused, here.resume, place / "nothing")]
         next(here.steps())
         here.save(place, 1)
     with trainer(1, "", run=replace(TINY, shape=replace(SHAPE, layers=2))) as here:
-        said.append(me.error(Refused, here.resume, place))
+        output.append(me.error(Refused, here.resume, place))
     (place / "step-000001" / "rank-00000.safetensors").unlink()
     with trainer(1, "") as here:
-        said.append(me.error(Refused, here.resume, place))
-    return [error["message"] for error in said]
+        output.append(me.error(Refused, here.resume, place))
+    return [error["message"] for error in output]

@@ -27,13 +27,13 @@ def _run(me, bound):
     moves = _moves()
     tensors = {name: tensor.cuda() for name, tensor in live.shards(moves.source, me.rank).items()}
     into = moves.allocate(me.rank, device="cuda")
-    told = moves.run(tensors, into, budget=1 << 18)
+    result = moves.run(tensors, into, budget=1 << 18)
     torch.cuda.synchronize()
     bad = live.wrong({name: tensor.cpu() for name, tensor in into.items()}, moves.target, me.rank)
     on = {str(tensor.device.type) for tensor in into.values()}
     dist.barrier()
     dist.destroy_process_group()
-    return bad, into.complete, sorted(on), told.memory
+    return bad, into.complete, sorted(on), result.memory
 
 
 @pytest.mark.parametrize("bound", [False, True])

@@ -29,7 +29,7 @@ def _join(me, backend, bound):
     assert one.item() == me.size
 
 
-def _proved(groups):
+def _verified(groups):
     """Every group of the plan that this rank is in, proved on the GPU; its members and its backend."""
     found = {}
     for proof in prove(groups, "cuda"):
@@ -56,7 +56,7 @@ def _megatron(me, backend, bound):
     before = registries()
     with rm.connect(plan) as groups:
         groups.warm_up()
-        found = _proved(groups)
+        found = _verified(groups)
         wanted = {name: list(plan.of(me.rank)[name].ranks) for name in found}
     after = registries()
     again = _used_again()
@@ -90,7 +90,7 @@ def _counted(me, plans, warm):
             for each in groups.values():
                 each.warm_up()
         splits = backend.comm_split_count() - before
-        found = {key: _proved(each) for key, each in groups.items()}
+        found = {key: _verified(each) for key, each in groups.items()}
     again = _used_again()
     dist.destroy_process_group()
     return splits, found, again
@@ -117,7 +117,7 @@ def test_two_meshes_of_one_job(ranks):
 
 def _random_plans(me, seed):
     source = random.Random(seed)  # noqa: S311  - the same plans on every rank
-    told = []
+    result = []
     _join(me, "nccl", True)
     for _ in range(4):
         sizes = source.choice([{"a": 2, "b": 2}, {"a": 4}, {"a": 3, "b": 2}, {"a": 2, "b": 2, "c": 2}, {"a": 2}])
@@ -125,17 +125,17 @@ def _random_plans(me, seed):
         names = sorted(source.sample(sorted(sizes), source.randint(1, len(sizes))))
         plan = rm.Plan(mesh, [rm.GroupSpec(name) for name in names], world_size=8)
         with rm.connect(plan) as groups:
-            found = _proved(groups)
+            found = _verified(groups)
             wanted = {name: list(plan.of(me.rank)[name].ranks) for name in found}
-            told.append(({name: members for name, (members, _) in found.items()}, wanted))
+            result.append(({name: members for name, (members, _) in found.items()}, wanted))
     dist.destroy_process_group()
-    return told
+    return result
 
 
 def test_plans_that_leave_ranks_out(ranks):
     """8 ranks, bound: random plans one after another, some ranks in none of their groups; all are split and proved."""
-    for told in ranks(8, _random_plans, 5, **LIMIT):
-        for found, wanted in told:
+    for result in ranks(8, _random_plans, 5, **LIMIT):
+        for found, wanted in result:
             assert found == wanted
 
 
@@ -145,25 +145,25 @@ def test_plans_that_leave_ranks_out(ranks):
 def _options(me, bound):
     _join(me, "cpu:gloo,cuda:nccl", bound)
     mesh = rm.Mesh(tp=2, dp=2)
-    asked = rm.GroupSpec("tp", nccl={"min_ctas": 2, "max_ctas": 4}, high_priority=True, timeout=77)
-    plan = rm.Plan(mesh, [asked, rm.GroupSpec("dp", backend="gloo")])
+    requested = rm.GroupSpec("tp", nccl={"min_ctas": 2, "max_ctas": 4}, high_priority=True, timeout=77)
+    plan = rm.Plan(mesh, [requested, rm.GroupSpec("dp", backend="gloo")])
     with rm.connect(plan) as groups:
         one = torch.ones(1, device="cuda")
         dist.all_reduce(one, group=groups["tp"].pg)
         dist.all_reduce(torch.ones(1), group=groups["dp"].pg)
         has = groups["tp"].pg._get_backend(torch.device("cuda")).options
-        told = has.config.min_ctas, has.config.max_ctas, has.is_high_priority_stream, has._timeout.total_seconds()
+        result = has.config.min_ctas, has.config.max_ctas, has.is_high_priority_stream, has._timeout.total_seconds()
         backends = dist.get_backend(groups["tp"].pg), dist.get_backend(groups["dp"].pg)
         value = one.item()
     dist.destroy_process_group()
-    return told, backends, value
+    return result, backends, value
 
 
 @pytest.mark.parametrize("bound", [False, True])
 def test_options_are_in_effect(ranks, bound):
     """4 ranks: what a group asks of NCCL is what its backend says it has; a group of gloo stands beside it."""
-    for told, backends, value in ranks(4, _options, bound, **LIMIT):
-        assert told == [2, 4, True, 77]
+    for result, backends, value in ranks(4, _options, bound, **LIMIT):
+        assert result == [2, 4, True, 77]
         assert backends[1] == "gloo"
         assert value == 2
 
@@ -203,16 +203,16 @@ def _mesh(me, bound):
         cut = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
         assert isinstance(cut, DTensor)
         back = cut.redistribute(placements=[Replicate(), Replicate()]).to_local()
-        told = mesh.device_type, list(cut.to_local().shape), bool(torch.equal(back, whole))
+        result = mesh.device_type, list(cut.to_local().shape), bool(torch.equal(back, whole))
     dist.destroy_process_group()
-    return told
+    return result
 
 
 @pytest.mark.parametrize("bound", [False, True])
 def test_a_device_mesh_moves_tensors(ranks, bound):
     """4 ranks: a DTensor on the mesh of live groups is cut and made whole again on the GPU."""
-    for told in ranks(4, _mesh, bound, **LIMIT):
-        assert told == ["cuda", [4, 2], True]
+    for result in ranks(4, _mesh, bound, **LIMIT):
+        assert result == ["cuda", [4, 2], True]
 
 
 def _discovered(me):
@@ -249,8 +249,8 @@ def _one_stays_away(me):
 
 def test_a_rank_that_stays_away_is_named(ranks):
     """4 ranks, bound: rank 3 never connects; the others say so in time, and none of them is left in a split."""
-    told = ranks(4, _one_stays_away, **LIMIT)
-    for rank, error in enumerate(told):
+    result = ranks(4, _one_stays_away, **LIMIT)
+    for rank, error in enumerate(result):
         if rank != 3:
             assert error["ranks"] == [3] or error["missing"] == [3], error
             assert error["seconds"] < 10

@@ -36,8 +36,8 @@ ODD = {
 }
 
 
-def _proposal(rank, size, span=None, **fields):
-    return PlanProposal(rank, size, RankRange.of(*(span or (0, size)), None), fields)
+def _proposal(rank, size, covered=None, **fields):
+    return PlanProposal(rank, size, RankRange.of(*(covered or (0, size)), None), fields)
 
 
 # -- the good path ---------------------------------------------------------------------------------
@@ -45,8 +45,8 @@ def _proposal(rank, size, span=None, **fields):
 
 def _operations(me):
     store = Counting(me.store)
-    generations = [agree(store, _proposal(me.rank, me.size, plan="same"), LONG).epoch for _ in range(2)]
-    return {"generations": generations, "operations": sum(store.calls.values()), "calls": dict(store.calls)}
+    epochs = [agree(store, _proposal(me.rank, me.size, plan="same"), LONG).epoch for _ in range(2)]
+    return {"generations": epochs, "operations": sum(store.calls.values()), "calls": dict(store.calls)}
 
 
 def test_store_operations_are_flat_in_the_world_size(ranks):
@@ -64,11 +64,11 @@ def test_store_operations_are_flat_in_the_world_size(ranks):
 
 
 def _many_generations(me):
-    generations = []
+    epochs = []
     for _ in range(3):
         with rm.connect(GOOD, timeout=10) as groups:
-            generations.append(groups.generation)
-    return generations
+            epochs.append(groups.generation)
+    return epochs
 
 
 def test_generations_are_the_same_on_every_rank(ranks):
@@ -285,11 +285,11 @@ def _unequal_counts(me):
     """Ranks 0 and 1 connect three times while 2 and 3 do it once, and come late."""
     if me.rank < 2:
         left = rm.Plan(rm.Mesh(tp=2), [rm.GroupSpec("tp")], name="left")
-        generations = [_connect(left).get("generation")]
+        epochs = [_connect(left).get("generation")]
         if me.rank == 0:
             me.store.set("once", "yes")
         time.sleep(0.5 * me.rank)
-        return [*generations, *(_connect(left).get("generation") for _ in range(2))]
+        return [*epochs, *(_connect(left).get("generation") for _ in range(2))]
     right = rm.Plan(rm.Mesh(tp=2, offset=2), [rm.GroupSpec("tp")], name="right")
     me.store.wait(["once"], timedelta(seconds=LONG))
     time.sleep(0.2 * me.rank)
@@ -346,7 +346,7 @@ def test_two_jobs_on_one_store_do_not_meet(ranks):
 
 
 def _huge(me):
-    proposal = _proposal(me.rank, 2, plan="a" * 2**23, own=me.rank)
+    proposal = _proposal(me.rank, 2, plan="a" * 2**23, local=me.rank)
     return me.error(AgreementError, agree, me.store, proposal, LONG)
 
 

@@ -78,7 +78,7 @@ def _public(me):
     """Connect, use and close a plan where torch lacks a private piece; how often the fallback is said."""
     releases.missing = lambda: "a piece is missing"
     before, sums = registries()["pg_map"], {}
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as output:
         warnings.simplefilter("always")
         for _ in range(2):
             with rm.connect(PLAN, timeout=20) as groups:
@@ -86,14 +86,14 @@ def _public(me):
                     tensor = torch.tensor([float(me.rank)])
                     dist.all_reduce(tensor, group=group.pg)
                     sums[name] = tensor.item() == sum(group.ranks)
-    told = [str(one.message) for one in said if "a piece is missing" in str(one.message)]
-    return [sums, len(told), registries()["pg_map"] == before]
+    result = [str(one.message) for one in output if "a piece is missing" in str(one.message)]
+    return [sums, len(result), registries()["pg_map"] == before]
 
 
 def test_a_torch_without_private_pieces_makes_the_same_groups(ranks):
     """4 ranks, kinds that are lazy, picked and of one rank: new_group makes them all, and rank 0 says so once."""
     found = ranks(4, _public)
-    assert [told for _, told, _ in found] == [1, 0, 0, 0]
+    assert [result for _, result, _ in found] == [1, 0, 0, 0]
     for rank, (sums, _, back) in enumerate(found):
         assert sums == dict.fromkeys(["tp", "dp", *(["ends"] if rank in (0, 3) else []), "pp"], True)
         assert back
@@ -113,8 +113,8 @@ def test_ranks_that_make_groups_in_different_ways_are_told_so(ranks):
 def _aborted(me):
     """A collective in which rank 3 is stopped: when the others return after the abort, and what they hear."""
     groups = rm.connect(rm.Plan(rm.Mesh(dp=4), [rm.GroupSpec("dp")]), timeout=20)
-    own = groups["dp"].pg
-    dist.all_reduce(torch.ones(1), group=own)
+    local = groups["dp"].pg
+    dist.all_reduce(torch.ones(1), group=local)
     me.meet("connected")
     if me.rank == 3:
         child = os.fork()
@@ -134,11 +134,11 @@ def _aborted(me):
 
     threading.Thread(target=cut).start()
     try:
-        dist.all_reduce(torch.ones(1), group=own)
+        dist.all_reduce(torch.ones(1), group=local)
     except RuntimeError as error:
-        took, said = time.monotonic() - began[0], str(error)
+        took, output = time.monotonic() - began[0], str(error)
     groups.close()
-    return took < 1 and bool(said)
+    return took < 1 and bool(output)
 
 
 def test_abort_ends_what_is_blocked(ranks):

@@ -58,12 +58,12 @@ def _one_fails(me, timeout):
 
 def test_a_rank_that_cannot_make_its_groups_stops_all(ranks):
     """4 ranks, one of which fails: each is told within the timeout, its groups are gone, and a rank is named."""
-    told = ranks(4, _one_fails, 3)
-    assert all(rank["left"] and rank["seconds"] < limits.AT_ONCE for rank in told), told
-    assert "could not be made (no more sockets)" in told[2]["error"]
+    result = ranks(4, _one_fails, 3)
+    assert all(rank["left"] and rank["seconds"] < limits.AT_ONCE for rank in result), result
+    assert "could not be made (no more sockets)" in result[2]["error"]
     for rank in (0, 1, 3):  # some waited for a member in vain; the cause is what rank 2 said
-        assert "rank 2 could not make its own groups" in told[rank]["error"]
-        assert "no more sockets" in told[rank]["error"]
+        assert "rank 2 could not make its own groups" in result[rank]["error"]
+        assert "no more sockets" in result[rank]["error"]
 
 
 def _one_is_late(me):

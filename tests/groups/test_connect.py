@@ -207,12 +207,12 @@ def _lost(me):
     with suppress(KeyError):
         groups = rm.connect(_cube())  # noqa: F841  - lost with the frame that had it
         raise KeyError
-    held = [list(live) for live in World.current().live]
+    kept = [list(live) for live in World.current().live]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemberBackend, "create", _no_memory)
         error = me.error(ConnectError, rm.connect, _line(8), timeout=limits.LONG)["message"]
     rm.close_all()
-    return len(held), error, list(World.current().live), registries() == before
+    return len(kept), error, list(World.current().live), registries() == before
 
 
 def _no_memory(*_, **__):
@@ -221,8 +221,8 @@ def _no_memory(*_, **__):
 
 def test_what_was_lost_can_be_closed(ranks):
     """8 ranks: groups whose mapping an exception has lost are the world's, which closes them; an error says how."""
-    for held, error, live, back in ranks(8, _lost):
-        assert (held, live, back) == (1, [], True)
+    for kept, error, live, back in ranks(8, _lost):
+        assert (kept, live, back) == (1, [], True)
         assert "out of memory" in error
         assert "groups that were connected before: rm.close_all() closes them" in error
 

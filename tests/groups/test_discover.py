@@ -22,11 +22,11 @@ def _found(me):
     dist.barrier()
     before = me.store.num_keys()
     dist.barrier()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as result:
         warnings.simplefilter("always")
         found = [rm.discover(), rm.discover()]
     dist.barrier()
-    return found[0].to_dict(), found[0] == found[1], me.store.num_keys() - before, len(told)
+    return found[0].to_dict(), found[0] == found[1], me.store.num_keys() - before, len(result)
 
 
 def test_ranks_find_their_cluster(ranks):
@@ -72,9 +72,9 @@ def _missing(me):
 
 def test_a_rank_that_does_not_come(ranks):
     """4 processes, one of which never asks: the others name it."""
-    told = [message for message in ranks(4, _missing) if message]
-    assert len(told) == 3
-    assert all("for rank 3, which did not call discover() (3 of 4 did)" in message for message in told)
+    result = [message for message in ranks(4, _missing) if message]
+    assert len(result) == 3
+    assert all("for rank 3, which did not call discover() (3 of 4 did)" in message for message in result)
 
 
 def test_what_slurm_says_of_the_network():

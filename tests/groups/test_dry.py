@@ -26,8 +26,8 @@ def _dry(me, rank):
 def test_any_rank_of_a_large_world_runs_dry(ranks, rank):
     """1 process plays one rank of 131,072: positions and sizes of all its groups, and nothing left."""
     (ran,) = ranks(1, _dry, rank, world=None)
-    own = PLAN.of(rank)
-    assert ran["seen"] == {name: [group.rank, group.size] for name, group in own.items()}
-    assert ran["tp"] == list(own["tp"].ranks) == [rank // 8 * 8 + place for place in range(8)]
+    local = PLAN.of(rank)
+    assert ran["seen"] == {name: [group.rank, group.size] for name, group in local.items()}
+    assert ran["tp"] == list(local["tp"].ranks) == [rank // 8 * 8 + place for place in range(8)]
     assert ran["back"] is True
     assert ran["used"] == {"descriptors": 0, "threads": 0}

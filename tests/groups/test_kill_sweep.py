@@ -46,8 +46,8 @@ def _survive(me, at, late, kind, folder):
         me.world(timeout=limits.LONG)
     dist.barrier()
     if me.rank == VICTIM:
-        own = world.agree
-        world.agree = lambda store, *rest, **more: own(Killing(store, at), *rest, **more)
+        local = world.agree
+        world.agree = lambda store, *rest, **more: local(Killing(store, at), *rest, **more)
         if at == "create":
             MemberBackend.create = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.1 if late else 0)
@@ -68,7 +68,7 @@ def _survive(me, at, late, kind, folder):
     return None
 
 
-def _heard(outcomes, at, *, late, kind, folder):
+def _received(outcomes, at, *, late, kind, folder):
     """What is wrong with what the others heard, None where nothing is; and whether connect has fewer operations."""
     ended = outcomes(3, _survive, at, late, kind, folder, world=None)
     others = [ended[rank] for rank in range(3) if rank != VICTIM]
@@ -80,8 +80,8 @@ def _heard(outcomes, at, *, late, kind, folder):
     return wrong, ended[VICTIM].value == "done"
 
 
-def _names_the_victim(told):
-    return told["missing"] == [VICTIM] and told["seconds"] < limits.AT_ONCE
+def _names_the_victim(answer):
+    return answer["missing"] == [VICTIM] and answer["seconds"] < limits.AT_ONCE
 
 
 @pytest.mark.timeout(600)
@@ -94,7 +94,7 @@ def test_the_rank_that_was_killed_is_named(outcomes, tmp_path, kind, late):
         pytest.skip("one sweep of four, in longer steps; RANKMESH_TEST_SWEEP=1 (make test-sweeps) makes them all")
     bad = {}
     for at in ("create", *range(1, 60, 1 if whole else 5)):
-        wrong, done = _heard(outcomes, at, late=late, kind=kind, folder=str(tmp_path / f"store-{at}"))
+        wrong, done = _received(outcomes, at, late=late, kind=kind, folder=str(tmp_path / f"store-{at}"))
         if wrong:
             bad[at] = wrong
         if done:

@@ -125,9 +125,9 @@ def _refused(me, options):
 @pytest.mark.parametrize("what", BAD)
 def test_a_failed_connect_leaves_nothing(ranks, what):
     """4 ranks, the second of two groups cannot be made: a named error, nothing left, and the next works."""
-    options, words = BAD[what]
+    options, expected = BAD[what]
     for message, back, left in ranks(4, _refused, options):
-        assert words in message
+        assert expected in message
         assert (back, left) == (True, 0)
 
 
@@ -147,8 +147,8 @@ def _world_again(me, plan):
 
 def test_a_world_made_again_connects_again(ranks):
     """4 ranks: destroy_process_group, an error without a world, init again, connect again."""
-    for generation, refused in ranks(4, _world_again, _plan()):
-        assert generation == 0
+    for epoch, refused in ranks(4, _world_again, _plan()):
+        assert epoch == 0
         assert "init_process_group" in refused
 
 
@@ -256,9 +256,9 @@ def _warmed():
 
 def test_a_warm_up_knows_pipelines_by_what_they_are_for(monkeypatch):
     """4 simulated ranks: a kind that says that it is a pipeline warms its neighbours, whatever its axis is called."""
-    asked, send = [], dist.batch_isend_irecv
+    requested, send = [], dist.batch_isend_irecv
     monkeypatch.setattr(
-        dist, "batch_isend_irecv", lambda calls: asked.append((dist.get_rank(), calls[0].peer)) or send(calls)
+        dist, "batch_isend_irecv", lambda calls: requested.append((dist.get_rank(), calls[0].peer)) or send(calls)
     )
     assert sim.run(_warmed, 4) == [["stage", "dp"]] * 4
-    assert set(asked) == {(0, 1), (1, 0), (2, 3), (3, 2)}
+    assert set(requested) == {(0, 1), (1, 0), (2, 3), (3, 2)}

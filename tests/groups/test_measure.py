@@ -24,9 +24,9 @@ def test_every_rank_gets_one_measurement():
     assert all(found == first for found, _, _ in others)
     assert seen[-1] == (len(seen), len(seen))
     assert keys <= run(lambda groups: groups.world.default.store.num_keys(), "tp=2,dp=2,pp=2", timeout=60)[0]
-    told = {(row.name, row.collective) for row in first.rows}
+    result = {(row.name, row.collective) for row in first.rows}
     three = ("all-reduce", "all-gather", "reduce-scatter")
-    assert told == {("pp", "send/recv"), *((name, what) for name in ("tp", "dp") for what in three)}
+    assert result == {("pp", "send/recv"), *((name, what) for name in ("tp", "dp") for what in three)}
     assert all(group.alone is not None for row in first.rows for group in row.groups)
     assert {row.name for row in first.hops} == {"tp", "dp", "pp"}
 

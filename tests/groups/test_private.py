@@ -56,7 +56,7 @@ def _of_torch_class(node):
     )
 
 
-def private_uses(source, own=()):
+def private_uses(source, local=()):
     """Lines that reach into torch; ``own`` are private names that rankmesh gives itself."""
     tree, found = ast.parse(source), []
     of_torch = {
@@ -79,7 +79,7 @@ def private_uses(source, own=()):
             while isinstance(root, ast.Attribute | ast.Call | ast.Subscript):
                 root = root.func if isinstance(root, ast.Call) else root.value
             torchs = isinstance(root, ast.Name) and root.id in of_torch
-            if node.attr not in STANDARD and (torchs or node.attr not in own):
+            if node.attr not in STANDARD and (torchs or node.attr not in local):
                 found.append((node.lineno, ast.unparse(node)))
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr", "delattr"):
             name = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""
@@ -100,11 +100,11 @@ def _files(inside):
 
 def test_what_is_private_in_torch_is_used_in_one_package():
     """No other package of the library reaches into torch."""
-    own = {name for path in _files(inside=False) for name in _own_names(ast.parse(path.read_text(encoding="utf-8")))}
+    local = {name for path in _files(inside=False) for name in _own_names(ast.parse(path.read_text(encoding="utf-8")))}
     found = {
         str(path.relative_to(SOURCES)): uses
         for path in _files(inside=False)
-        if (uses := private_uses(path.read_text(encoding="utf-8"), own))
+        if (uses := private_uses(path.read_text(encoding="utf-8"), local))
     }
     assert found == {}
 

@@ -52,24 +52,24 @@ WRONG = {
 
 def _broken(me):
     """For each operation that is broken: what the proof says on this rank. All ranks break alike, so all go on."""
-    told = {}
+    answer = {}
     with rm.connect(PLAN) as groups:
         for operation, (name, wrong) in WRONG.items():
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(dist, name, wrong)
                 kind = "stage" if operation == "send/recv" else "dp"
-                told[operation] = me.error(ProofError, list, prove({kind: groups[kind]}))
+                answer[operation] = me.error(ProofError, list, prove({kind: groups[kind]}))
             me.meet(f"after {operation}")
-        told["nothing"] = [(proof.name, list(proof.operations)) for proof in prove(groups)]
-    return told
+        answer["nothing"] = [(proof.name, list(proof.operations)) for proof in prove(groups)]
+    return answer
 
 
 def test_a_wrong_answer_of_any_operation_is_found(ranks):
     """4 ranks: each operation, and the group's own rank and members, broken once; then nothing is."""
-    for told in ranks(4, _broken):
-        assert told.pop("nothing") == [["dp", list(OPERATIONS[:3])], ["stage", list(OPERATIONS)]]
-        assert set(OPERATIONS) <= set(told)
-        for operation, error in told.items():
+    for answer in ranks(4, _broken):
+        assert answer.pop("nothing") == [["dp", list(OPERATIONS[:3])], ["stage", list(OPERATIONS)]]
+        assert set(OPERATIONS) <= set(answer)
+        for operation, error in answer.items():
             assert error["operation"] == operation
             assert error["got"] != error["expected"]
             assert "the process group is not the group of the plan" in error["message"]

@@ -50,8 +50,8 @@ def clean(data):
     if isinstance(data, list | tuple):
         return type(data)(map(clean, data))
     if isinstance(data, str):
-        for pattern, word in _PLACES:
-            data = pattern.sub(word, data)
+        for pattern, token in _PLACES:
+            data = pattern.sub(token, data)
     return data
 
 

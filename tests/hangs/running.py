@@ -132,7 +132,7 @@ def _end(pid):
     os.waitpid(pid, 0)
 
 
-def alone():
+def single():
     """Whether this process has a network of its own, with nothing but the loopback."""
     return [name for _, name in socket.if_nameindex()] == ["lo"]
 
@@ -143,7 +143,7 @@ def main():
 
     folder, *names = sys.argv[1:]
     for name in names or sorted(programs.HANGS):
-        if name in ALONE and not alone():
+        if name in ALONE and not single():
             command = [sys.executable, "-m", "tests.hangs.running", folder, name]
             subprocess.run(
                 ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command], check=True

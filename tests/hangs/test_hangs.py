@@ -88,10 +88,10 @@ def test_what_torch_itself_writes_of_nccl(spec):
 STATES = {"is_stopped": "stopped by a signal", "holds_the_interpreter": "alive and silent, at "}
 
 
-@pytest.mark.parametrize(("name", "words"), STATES.items())
-def test_what_a_silent_rank_looks_like(name, words):
+@pytest.mark.parametrize(("name", "message"), STATES.items())
+def test_what_a_silent_rank_looks_like(name, message):
     """4 ranks, recorded: others of its host looked at the rank that could not speak, as the verdict says."""
-    assert f"left no recording ({words}" in _found(KEPT / name, HANGS[name]).verdict
+    assert f"left no recording ({message}" in _found(KEPT / name, HANGS[name]).verdict
 
 
 @pytest.fixture(scope="module")

@@ -17,53 +17,53 @@ from rankmesh.runtime.devices import Capabilities
 from rankmesh.runtime.served_store import open_store
 
 
-def _offer(rank, size=3, **more):
+def _capability(rank, size=3, **more):
     return replace(Capabilities(rank, size, f"host{rank}", 100 + rank, None, 0, "gpu", ""), **more)
 
 
-def _all(offers, seconds=1.0):
+def _all(capabilities, seconds=1.0):
     """What each rank got, its choice or its error, and how many keys were left."""
     store = HashStore()
 
-    def one(own):
+    def one(local):
         try:
-            return decide(store, "muster", own, seconds, serves=own.rank == 0)[0]
+            return decide(store, "muster", local, seconds, serves=local.rank == 0)[0]
         except (ConnectError, AgreementError) as error:
             return error
 
-    with ThreadPoolExecutor(len(offers)) as threads:
-        return list(threads.map(one, offers)), store.num_keys()
+    with ThreadPoolExecutor(len(capabilities)) as threads:
+        return list(threads.map(one, capabilities)), store.num_keys()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16])
 def test_all_have_come(size):
     """Every rank has the same choice, and one key is left in the store."""
-    choices, left = _all([_offer(rank, size) for rank in range(size)])
-    assert {choice.backend for choice in choices} == {"nccl"}
+    choices, left = _all([_capability(rank, size) for rank in range(size)])
+    assert {decision.backend for decision in choices} == {"nccl"}
     assert left == 1, "the number of the next epoch"
 
 
 @pytest.mark.parametrize(
-    ("odd", "words", "ranks"),
+    ("odd", "message", "ranks"),
     [
-        (_offer(1, host="host2", process=102), "rank 1 came twice, as process", (1,)),
-        (_offer(2, size=4), "host2 a world of 4 ranks; they must say the same", (2,)),
-        (_offer(2, asked="gloo"), "host2 backend gloo; they must say the same", (2,)),
+        (_capability(1, host="host2", process=102), "rank 1 came twice, as process", (1,)),
+        (_capability(2, size=4), "host2 a world of 4 ranks; they must say the same", (2,)),
+        (_capability(2, asked="gloo"), "host2 backend gloo; they must say the same", (2,)),
     ],
 )
-def test_a_rank_that_differs(odd, words, ranks):
+def test_a_rank_that_differs(odd, message, ranks):
     """Three ranks, one of which says something else: the same error on all of them, naming it."""
-    errors, _ = _all([_offer(0), _offer(1), odd])
+    errors, _ = _all([_capability(0), _capability(1), odd])
     for error in errors:
         assert isinstance(error, ConnectError), errors
-        assert words in str(error)
+        assert message in str(error)
         assert error.ranks == ranks
 
 
 def test_ranks_that_do_not_come():
     """Two ranks of four: both say which are missing, at the timeout."""
     started = time.monotonic()
-    errors, _ = _all([_offer(0, 4), _offer(2, 4)], seconds=0.3)
+    errors, _ = _all([_capability(0, 4), _capability(2, 4)], seconds=0.3)
     assert time.monotonic() - started < limits.AT_ONCE
     for error in errors:
         assert isinstance(error, AgreementError)
@@ -73,16 +73,18 @@ def test_ranks_that_do_not_come():
 
 def test_a_backend_that_one_rank_cannot_serve():
     """NCCL is asked for, and one of three has no GPU: all are refused, and told which."""
-    errors, _ = _all([_offer(rank, asked="nccl", device=None if rank == 1 else "gpu", why="none") for rank in range(3)])
+    errors, _ = _all(
+        [_capability(rank, asked="nccl", device=None if rank == 1 else "gpu", why="none") for rank in range(3)]
+    )
     assert all("rank 1 on host1 has no GPU of its own" in str(error) for error in errors)
 
 
 def test_a_store_that_accepts_and_says_nothing():
     """A meeting place whose process is stopped: an error soon after the timeout, where torch's client tries on."""
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        launch = Launch("environment", 1, 2, address="127.0.0.1", port=silent.getsockname()[1])
+    with socket.socket() as unresponsive:
+        unresponsive.bind(("127.0.0.1", 0))
+        unresponsive.listen()
+        launch = Launch("environment", 1, 2, address="127.0.0.1", port=unresponsive.getsockname()[1])
         started = time.monotonic()
         with pytest.raises(ConnectError, match="no store could be reached at") as error:
             open_store(launch, timedelta(seconds=0.5))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rankmesh.runtime.devices import Capabilities, choose, loopback_address, offer, pick
 
 
-def _offers(devices, asked=None):
+def _capabilities(devices, asked=None):
     """Ranks with these devices, two on each host; None is none."""
     return [
         Capabilities(
@@ -23,15 +23,15 @@ def _offers(devices, asked=None):
 
 def test_a_device_for_each_rank():
     """Every rank has a device of its own, seen as its only one or as one of many: NCCL on all of them."""
-    assert choose(_offers(["a", "b", "a", "b"])).backend == "nccl"
+    assert choose(_capabilities(["a", "b", "a", "b"])).backend == "nccl"
 
 
 def test_a_device_for_some():
     """One rank of four without a device, or two that share one: gloo on all of them, and which rank is why."""
-    assert choose(_offers(["a", "b", None, "b"])).backend == "gloo"
-    choice = choose(_offers(["a", "a", "a", "b"]))
-    assert (choice.backend, choice.ranks) == ("gloo", (1,))
-    assert choice.why == "rank 1 on host0 has no GPU of its own: it shares one with rank 0"
+    assert choose(_capabilities(["a", "b", None, "b"])).backend == "gloo"
+    decision = choose(_capabilities(["a", "a", "a", "b"]))
+    assert (decision.backend, decision.ranks) == ("gloo", (1,))
+    assert decision.why == "rank 1 on host0 has no GPU of its own: it shares one with rank 0"
 
 
 def test_a_share_of_a_device(monkeypatch):
@@ -43,8 +43,8 @@ def test_a_share_of_a_device(monkeypatch):
 
     def chosen(version):
         monkeypatch.setattr("torch.cuda.nccl.version", lambda: version)
-        offers = [offer(rank, 4, "host", rank, None, rank) for rank in range(4)]
-        return choose(offers).backend, [one.index for one in offers]
+        capabilities = [offer(rank, 4, "host", rank, None, rank) for rank in range(4)]
+        return choose(capabilities).backend, [one.index for one in capabilities]
 
     monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
     assert chosen((2, 30, 7)) == ("gloo", [0, 1, None, None])
@@ -55,28 +55,28 @@ def test_a_share_of_a_device(monkeypatch):
 
 def test_nccl_that_was_asked_for():
     """Ranks that cannot do what was asked for are named, and nobody goes on."""
-    choice = choose(_offers(["a", None, "a", None], asked="nccl"))
-    assert (choice.backend, choice.ranks) == (None, (1, 3))
-    assert "backend 'nccl' needs a GPU for each rank; rank 1 on host0 has no GPU of its own" in choice.why
-    assert choose(_offers(["a", "b"], asked="nccl")).backend == "nccl"
-    assert choose(_offers([None, None], asked="gloo")).backend == "gloo"
+    decision = choose(_capabilities(["a", None, "a", None], asked="nccl"))
+    assert (decision.backend, decision.ranks) == (None, (1, 3))
+    assert "backend 'nccl' needs a GPU for each rank; rank 1 on host0 has no GPU of its own" in decision.why
+    assert choose(_capabilities(["a", "b"], asked="nccl")).backend == "nccl"
+    assert choose(_capabilities([None, None], asked="gloo")).backend == "gloo"
 
 
-@pytest.mark.parametrize(("name", "value", "words"), [("asked", "gloo", "backend gloo"), ("size", 8, "a world of 8")])
-def test_ranks_that_do_not_say_the_same(name, value, words):
+@pytest.mark.parametrize(("name", "value", "message"), [("asked", "gloo", "backend gloo"), ("size", 8, "a world of 8")])
+def test_ranks_that_do_not_say_the_same(name, value, message):
     """One rank asks for another backend, or was told another world size: both values, and who says which."""
-    offers = _offers(["a", "b"])
-    choice = choose([offers[0], replace(offers[1], **{name: value})])
-    assert (choice.backend, choice.ranks) == (None, (1,))
-    assert f"rank 1 on host0 {words}" in choice.why
+    capabilities = _capabilities(["a", "b"])
+    decision = choose([capabilities[0], replace(capabilities[1], **{name: value})])
+    assert (decision.backend, decision.ranks) == (None, (1,))
+    assert f"rank 1 on host0 {message}" in decision.why
 
 
 @given(st.lists(st.sampled_from([None, "a", "b"]), min_size=1, max_size=8))
 def test_never_nccl_on_some(devices):
     """NCCL exactly where no rank is without a device and no two of one host share one."""
     seen = [(rank // 2, device) for rank, device in enumerate(devices)]
-    own = None not in devices and len(set(seen)) == len(seen)
-    assert choose(_offers(devices)).backend == ("nccl" if own else "gloo")
+    mine = None not in devices and len(set(seen)) == len(seen)
+    assert choose(_capabilities(devices)).backend == ("nccl" if mine else "gloo")
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,15 @@ def test_which_device(seen, local, index):
 
 def test_a_host_that_listens_where_nobody_reaches_it():
     """Gloo on two hosts, one of which would listen at 127.0.1.1: nobody goes on, and the host is named."""
-    offers = [replace(one, loopback="127.0.1.1", network="a") for one in _offers([None] * 2)]
-    assert choose(offers).backend == "gloo"
-    away = [replace(one, host="node-b", network="b", loopback="") for one in offers]
-    choice = choose([*offers, *away])
-    assert (choice.backend, choice.ranks) == (None, (0, 1))
-    assert choice.why.startswith("host0 listens at 127.0.1.1, where no other host can reach gloo; set GLOO_SOCKET_IFN")
-    assert choose([replace(one, device=str(one.rank)) for one in (offers[0], away[1])]).backend == "nccl"
+    capabilities = [replace(one, loopback="127.0.1.1", network="a") for one in _capabilities([None] * 2)]
+    assert choose(capabilities).backend == "gloo"
+    away = [replace(one, host="node-b", network="b", loopback="") for one in capabilities]
+    decision = choose([*capabilities, *away])
+    assert (decision.backend, decision.ranks) == (None, (0, 1))
+    assert decision.why.startswith(
+        "host0 listens at 127.0.1.1, where no other host can reach gloo; set GLOO_SOCKET_IFN"
+    )
+    assert choose([replace(one, device=str(one.rank)) for one in (capabilities[0], away[1])]).backend == "nccl"
 
 
 @pytest.mark.parametrize(

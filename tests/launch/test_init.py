@@ -33,25 +33,25 @@ def _port():
         return probe.getsockname()[1]
 
 
-def _held():
+def _kept():
     """The sockets and the threads of this process."""
     names = (path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
     return sum(name.name.startswith("socket:") for name in names), len(list(Path("/proc/self/task").iterdir()))
 
 
-def _settled(held):
+def _settled(kept):
     """How many sockets and threads there are more than before, once those that end in the background have."""
     end = time.monotonic() + 10
-    while _held() != held and time.monotonic() < end:
+    while _kept() != kept and time.monotonic() < end:
         time.sleep(0.05)
-    return [now - then for now, then in zip(_held(), held, strict=True)]
+    return [now - then for now, then in zip(_kept(), kept, strict=True)]
 
 
 def _there_and_back(me, port):
     _as_rank(me, port)
     me.meet("all ranks have reached the store that rank 0 serves")
     time.sleep(0.2)
-    before, held, seen = dict(os.environ), _held(), []
+    before, kept, seen = dict(os.environ), _kept(), []
     for _ in range(3):
         with rm.init(timeout=20) as rank, rm.connect("tp=2,dp=*") as groups:
             x = torch.ones(1, device=rank.device)
@@ -62,16 +62,16 @@ def _there_and_back(me, port):
     assert dict(os.environ) == before
     del groups  # closed, it still knows its world, and that its store
     gc.collect()
-    left = _settled(held)
+    left = _settled(kept)
     me.meet("all have counted")
     return seen, left, registries()["pg_map"]
 
 
 def test_three_worlds_one_after_the_other(ranks):
     """4 ranks: each world is joined and left three times; no variable, group, socket or thread is left of any."""
-    for rank, (seen, held, groups) in enumerate(ranks(4, _there_and_back, _port(), world=None)):
+    for rank, (seen, kept, groups) in enumerate(ranks(4, _there_and_back, _port(), world=None)):
         assert seen == [[rank, 4, rank, "environment", "gloo", 2.0, False]] * 3
-        assert (held, groups) == ([0, 0], 0)
+        assert (kept, groups) == ([0, 0], 0)
 
 
 def _of_an_agent(me, port):
@@ -79,8 +79,8 @@ def _of_an_agent(me, port):
     with rm.init(timeout=20) as rank, rm.connect("tp=2,dp=*") as groups:
         x = torch.ones(1)
         dist.all_reduce(x, group=groups["dp"].pg)
-        told = [rank.launcher, x.item()]
-    return told, [rm.check(rm.read(plan), timeout=10).ok for plan in ("tp=2,dp=2", "tp=4")]
+        result = [rank.launcher, x.item()]
+    return result, [rm.check(rm.read(plan), timeout=10).ok for plan in ("tp=2,dp=2", "tp=4")]
 
 
 def test_one_command_after_the_other_under_one_agent(ranks):
@@ -105,8 +105,8 @@ def _in_a_world(me):
         # Nobody's numbers: what is initialised counts.
         os.environ.update(RANK="7", WORLD_SIZE="2")
     with rm.init() as rank:
-        told = [rank.rank, rank.world_size, rank.backend]
-    return told, dist.is_initialized()
+        result = [rank.rank, rank.world_size, rank.backend]
+    return result, dist.is_initialized()
 
 
 def test_a_world_that_is_there_stays(ranks):
@@ -125,21 +125,21 @@ def _differ(me, port, what):
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("what", "expected"),
     [
         ("nccl", "backend 'nccl' needs a GPU for each rank"),
         ("absent", "waited 2 s for rank 2, which did not call init() (2 of 3 did)"),
     ],
 )
-def test_ranks_that_do_not_go_together(ranks, what, words):
+def test_ranks_that_do_not_go_together(ranks, what, expected):
     """3 ranks without GPUs that ask for NCCL, or one that does not come: every rank says the same, in time."""
     if what == "nccl" and torch.cuda.is_available():
         pytest.skip("here are GPUs, on which NCCL is no error")
-    for told in ranks(3, _differ, _port(), what, world=None):
-        if told is not None:
-            assert words in told[0], told[0]
-            assert told[1] < limits.AT_ONCE
-            assert told[2] is False
+    for result in ranks(3, _differ, _port(), what, world=None):
+        if result is not None:
+            assert expected in result[0], result[0]
+            assert result[1] < limits.AT_ONCE
+            assert result[2] is False
 
 
 def _dies(self, _):
@@ -172,17 +172,17 @@ def test_the_rank_that_serves_the_store_dies(outcomes):
 # -- one rank ----------------------------------------------------------------------------------------------------------
 
 
-def _alone(_):
+def _single(_):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
     with rm.init() as me, rm.connect("dp=*") as groups:
-        told = [me.rank, me.world_size, me.launcher, groups["dp"].size]
-    return told, dist.is_initialized()
+        result = [me.rank, me.world_size, me.launcher, groups["dp"].size]
+    return result, dist.is_initialized()
 
 
 def test_started_alone(ranks):
     """1 rank that nobody started: a world of one."""
-    assert ranks(1, _alone, world=None) == [[[0, 1, "nobody", 1], False]]
+    assert ranks(1, _single, world=None) == [[[0, 1, "nobody", 1], False]]
 
 
 def _nowhere(_, variables):
@@ -196,7 +196,7 @@ def _nowhere(_, variables):
 
 
 @pytest.mark.parametrize(
-    ("variables", "words"),
+    ("variables", "expected"),
     [
         (
             {"MASTER_ADDR": "no-such-host.invalid"},
@@ -209,10 +209,10 @@ def _nowhere(_, variables):
         ({}, "MASTER_ADDR is not set in a job of 2 ranks (launcher: environment)"),
     ],
 )
-def test_no_meeting_place(ranks, variables, words):
+def test_no_meeting_place(ranks, variables, expected):
     """1 rank of 2 whose meeting place does not resolve, does not answer, or is not told: said at once, in one line."""
     ((message, seconds),) = ranks(1, _nowhere, variables, world=None)
-    assert words in message
+    assert expected in message
     assert seconds < limits.AT_ONCE
 
 

@@ -58,12 +58,12 @@ RECORDED = {
 @pytest.mark.parametrize("name", RECORDED)
 def test_every_launcher_tells_the_same_rank(name):
     """Rank 5 of 8, the second of a host: under each launcher, with the variables that say so and no others' values."""
-    told = started_by(RECORDED[name])
-    assert (told.launcher, told.rank, told.world_size) == (name, 5, 8)
-    assert told.local_rank == (None if name == "pmix" else 1)
-    assert told.local_world_size == (None if name in ("pmix", "flux") else 4)
-    assert told.evidence.items() <= RECORDED[name].items()
-    assert {variable for names in told.facts.values() for variable in names} == set(told.evidence)
+    result = started_by(RECORDED[name])
+    assert (result.launcher, result.rank, result.world_size) == (name, 5, 8)
+    assert result.local_rank == (None if name == "pmix" else 1)
+    assert result.local_world_size == (None if name in ("pmix", "flux") else 4)
+    assert result.evidence.items() <= RECORDED[name].items()
+    assert {variable for names in result.facts.values() for variable in names} == set(result.evidence)
 
 
 def test_every_row_of_the_table_is_tried():
@@ -73,7 +73,7 @@ def test_every_row_of_the_table_is_tried():
 
 
 @pytest.mark.parametrize(
-    ("name", "meeting"),
+    ("name", "rendezvous"),
     [
         ("torchrun", "node0:29400"),
         ("ray", "node0:29400"),
@@ -84,16 +84,16 @@ def test_every_row_of_the_table_is_tried():
         ("environment", "node0:29400"),
     ],
 )
-def test_where_the_ranks_meet(name, meeting):
+def test_where_the_ranks_meet(name, rendezvous):
     """The first host of the step under Slurm, that computes under jsrun, unknown under MPI; MASTER_ADDR wins."""
-    assert started_by(RECORDED[name]).meeting == meeting
+    assert started_by(RECORDED[name]).meeting == rendezvous
     assert started_by({**RECORDED[name], "MASTER_ADDR": "fe80::1", "MASTER_PORT": "1"}).meeting == "[fe80::1]:1"
 
 
 def test_mpi_on_one_host():
     """All ranks on this host: they meet here, without anything being set."""
-    told = started_by({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "5"})
-    assert told.meeting == "127.0.0.1:29500"
+    result = started_by({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "5"})
+    assert result.meeting == "127.0.0.1:29500"
 
 
 # -- precedence --------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_started_alone():
 
 def test_a_heterogeneous_job():
     """Three tasks, two on the first node and one on the second, as Slurm 22 tells them: one world."""
-    told = started_by(
+    result = started_by(
         {
             "SLURM_HET_SIZE": "2",
             "SLURM_PROCID": "2",
@@ -167,8 +167,8 @@ def test_a_heterogeneous_job():
             "SLURM_STEP_TASKS_PER_NODE": "2,1",
         }
     )
-    assert (told.rank, told.world_size, told.local_rank, told.local_world_size) == (2, 3, 0, 1)
-    assert told.meeting == "node1:29502"
+    assert (result.rank, result.world_size, result.local_rank, result.local_world_size) == (2, 3, 0, 1)
+    assert result.meeting == "node1:29502"
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_a_heterogeneous_job():
 )
 def test_slurms_tasks_on_this_node(text, node, here):
     """Slurm's list of tasks per node gives those of this node."""
-    told = started_by({**SLURM, "SLURM_STEP_TASKS_PER_NODE": text, "SLURM_NODEID": node})
-    assert told.local_world_size == here
+    result = started_by({**SLURM, "SLURM_STEP_TASKS_PER_NODE": text, "SLURM_NODEID": node})
+    assert result.local_world_size == here
 
 
 def test_steps_of_one_job_meet_at_ports_of_their_own():
@@ -195,12 +195,12 @@ def test_what_is_written_is_read(tasks, data):
     local = data.draw(st.integers(0, tasks[node] - 1))
     rank, size = sum(tasks[:node]) + local, sum(tasks)
     place = {"local_rank": local, "local_world_size": tasks[node], "node": node}
-    for told in (
+    for result in (
         started_by(torchrun_variables(rank, size, **place, address="node1")),
         started_by(srun_variables(rank, local_rank=local, node=node, tasks=tasks, hosts=f"node[1-{len(tasks)}]")),
     ):
-        assert (told.rank, told.world_size, told.local_rank) == (rank, size, local)
-        assert (told.local_world_size, told.meeting) == (tasks[node], "node1:29500")
+        assert (result.rank, result.world_size, result.local_rank) == (rank, size, local)
+        assert (result.local_world_size, result.meeting) == (tasks[node], "node1:29500")
 
 
 # -- Kubernetes --------------------------------------------------------------------------------------------------------
@@ -210,9 +210,9 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "MASTER_ADDR": "job-master-0", "M
 
 def test_a_pytorchjob():
     """RANK and WORLD_SIZE of the operator, one rank a pod."""
-    told = started_by({**POD, "RANK": "2", "WORLD_SIZE": "4", "PYTHONUNBUFFERED": "1"})
-    assert (told.launcher, told.rank, told.world_size, told.local_rank) == ("kubernetes", 2, 4, None)
-    assert (told.local_world_size, told.meeting) == (1, "job-master-0:23456")
+    result = started_by({**POD, "RANK": "2", "WORLD_SIZE": "4", "PYTHONUNBUFFERED": "1"})
+    assert (result.launcher, result.rank, result.world_size, result.local_rank) == ("kubernetes", 2, 4, None)
+    assert (result.local_world_size, result.meeting) == (1, "job-master-0:23456")
 
 
 def test_a_trainjob_of_one_process_a_node():
@@ -224,8 +224,8 @@ def test_a_trainjob_of_one_process_a_node():
         "PET_MASTER_ADDR": "node-0-0.train",
         "PET_MASTER_PORT": "29400",
     }
-    told = started_by({**pod, "PET_NPROC_PER_NODE": "1"})
-    assert (told.launcher, told.rank, told.world_size, told.meeting) == (
+    result = started_by({**pod, "PET_NPROC_PER_NODE": "1"})
+    assert (result.launcher, result.rank, result.world_size, result.meeting) == (
         "kubernetes",
         2,
         4,
@@ -237,12 +237,12 @@ def test_a_trainjob_of_one_process_a_node():
 
 def test_an_indexed_job_and_a_jobset():
     """The completion index is the rank; in a JobSet the job's index counts whole jobs before it."""
-    told = started_by({**POD, "JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "4"})
-    assert (told.launcher, told.rank, told.world_size) == ("kubernetes", 3, 4)
-    told = started_by(
+    result = started_by({**POD, "JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "4"})
+    assert (result.launcher, result.rank, result.world_size) == ("kubernetes", 3, 4)
+    result = started_by(
         {**POD, "JOB_COMPLETION_INDEX": "3", "JOB_INDEX": "1", "PROCESSES_IN_JOB": "4", "WORLD_SIZE": "8"}
     )
-    assert (told.rank, told.world_size) == (7, 8)
+    assert (result.rank, result.world_size) == (7, 8)
     with pytest.raises(ConnectError, match="JOB_COMPLETION_INDEX=3 without WORLD_SIZE"):
         started_by({**POD, "JOB_COMPLETION_INDEX": "3"})
 
@@ -306,10 +306,10 @@ def test_what_contradicts_itself_is_refused_with_both_values(variables, both):
 
 def test_tasks_that_start_several_ranks_each():
     """Each task of srun starts two ranks, as torchrun would, and numbers them: the numbers count."""
-    told = started_by(
+    result = started_by(
         {**SLURM, **MEETING, "RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     )
-    assert (told.launcher, told.rank, told.world_size) == ("environment", 11, 16)
+    assert (result.launcher, result.rank, result.world_size) == ("environment", 11, 16)
 
 
 @pytest.mark.parametrize(("text", "host"), [("node[08-10,12],login", "node08"), ("a[1-2]b[3,4]", "a1b3"), ("x,y", "x")])

@@ -35,10 +35,10 @@ def test_keys_that_come_and_keys_that_do_not(tmp_path, monkeypatch, kind, last):
 
 def test_the_end_of_a_wait_is_not_left_to_a_tcp_store(monkeypatch):
     """Of a minute the store waits for half; of less than half a minute not at all; another kind waits for all of it."""
-    asked = []
+    requested = []
 
     def woken(_, __, seconds):
-        asked.append(seconds)
+        requested.append(seconds)
         return True
 
     monkeypatch.setattr(waiting, "_woken", woken)
@@ -46,7 +46,7 @@ def test_the_end_of_a_wait_is_not_left_to_a_tcp_store(monkeypatch):
     assert come(PrefixStore("a", PrefixStore("b", tcp)), ["key"], 60)
     assert not come(tcp, ["key"], 0.01)
     assert come(HashStore(), ["key"], 60)
-    assert asked == [30, 60]
+    assert requested == [30, 60]
 
 
 def test_what_is_no_timeout_is_not_taken_for_one():

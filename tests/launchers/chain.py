@@ -27,19 +27,19 @@ LOADED = (
 LIMIT = 60.0
 
 
-def _command(words):
+def _command(arguments):
     """In a fork: the command, or the Python file that it names."""
-    if words[0].endswith(".py"):
-        sys.argv = words
-        runpy.run_path(words[0], run_name="__main__")
+    if arguments[0].endswith(".py"):
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
         return
     from rankmesh.cli import main
 
-    sys.argv = ["rankmesh", *words]
+    sys.argv = ["rankmesh", *arguments]
     main()
 
 
-def _in_a_fork(words, out, err):
+def _in_a_fork(arguments, out, err):
     pid = os.fork()
     if pid:
         return pid
@@ -47,7 +47,7 @@ def _in_a_fork(words, out, err):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
     status = 1
     try:
-        _command(words)
+        _command(arguments)
         status = 0
     except SystemExit as end:
         status = int(end.code or 0)
@@ -70,9 +70,9 @@ def _ended(pid):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _run(words, folder, rank):
+def _run(arguments, folder, rank):
     out, err = (folder / f"{rank}.{name}" for name in ("out", "err"))
-    status = _ended(_in_a_fork(words, out, err))
+    status = _ended(_in_a_fork(arguments, out, err))
     return {"status": status, "out": out.read_text(encoding="utf-8"), "err": err.read_text(encoding="utf-8")}
 
 
@@ -82,7 +82,7 @@ def main():
     for name in LOADED:
         __import__(name)
     rank = started_by().rank
-    found = {name: _run(words, folder, rank) for name, words in commands.items()}
+    found = {name: _run(arguments, folder, rank) for name, arguments in commands.items()}
     (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -31,8 +31,8 @@ SCRIPT = textwrap.dedent("""\
     with rm.init(timeout=60) as me, rm.connect(sys.argv[1]) as groups:
         x = torch.ones(1, device=me.device)
         dist.all_reduce(x, group=groups["dp"].pg)
-        told = (me.launcher, me.rank, me.world_size, me.local_rank, me.local_world_size, me.host, me.launch.meeting)
-        os.write(1, (" ".join(map(str, ("told", *told, int(x.item())))) + "\\n").encode())  # one line, whole
+        report = (me.launcher, me.rank, me.world_size, me.local_rank, me.local_world_size, me.host, me.launch.meeting)
+        os.write(1, (" ".join(map(str, ("rank-report", *report, int(x.item())))) + "\\n").encode())  # one line, whole
     assert dict(os.environ) == before and not dist.is_initialized()
 """)
 
@@ -136,14 +136,14 @@ def run(tmp_path_factory):
     return start
 
 
-def told(done):
+def reported(done):
     """What the ranks of the script said, that ended well."""
     assert done.returncode == 0, done.stderr[-3000:]
-    return spoken(done.stdout)
+    return reported_by_rank(done.stdout)
 
 
-def spoken(text):
+def reported_by_rank(text):
     """What the ranks of the script said, by rank: launcher, size, local rank and size, host, meeting, sum."""
-    lines = [line.split() for line in text.splitlines() if "told" in line]
-    words = [line[line.index("told") + 1 :] for line in lines]
+    lines = [line.split() for line in text.splitlines() if "rank-report" in line]
+    words = [line[line.index("rank-report") + 1 :] for line in lines]
     return {int(line[1]): (line[0], *map(int, line[2:5]), *line[5:7], int(line[7])) for line in words}

@@ -24,23 +24,23 @@ def train(config):
     import rankmesh as rm
     from rankmesh.cli.where import where
 
-    before, told = dict(os.environ), {"where": where().to_dict()}
+    before, result = dict(os.environ), {"where": where().to_dict()}
     with rm.init() as me:
-        told["me"] = [me.launcher, me.rank, me.world_size, me.local_rank, me.local_world_size]
+        result["me"] = [me.launcher, me.rank, me.world_size, me.local_rank, me.local_world_size]
         with rm.connect("tp=2,dp=*") as groups:
             x = torch.ones(1, device=me.device)
             dist.all_reduce(x, group=groups["dp"].pg)
-            told["sum"] = x.item()
-            told["measured"] = sorted({row.name for row in groups.measure([4096]).rows})
-        told["ok"] = rm.check(rm.read("tp=2,dp=*", world_size=me.world_size), timeout=30).ok
-        told["hosts"] = [host.devices for host in rm.discover().hosts]
+            result["sum"] = x.item()
+            result["measured"] = sorted({row.name for row in groups.measure([4096]).rows})
+        result["ok"] = rm.check(rm.read("tp=2,dp=*", world_size=me.world_size), timeout=30).ok
+        result["hosts"] = [host.devices for host in rm.discover().hosts]
         try:
             rm.check(rm.read("tp=8"))
         except rm.RankmeshError as error:
-            told["wrong"] = str(error)
-    told["still there"] = dist.is_initialized()
-    told["variables"] = dict(os.environ) == before
-    (Path(config["folder"]) / f"{me.rank}.json").write_text(json.dumps(told), encoding="utf-8")
+            result["wrong"] = str(error)
+    result["still there"] = dist.is_initialized()
+    result["variables"] = dict(os.environ) == before
+    (Path(config["folder"]) / f"{me.rank}.json").write_text(json.dumps(result), encoding="utf-8")
     dist.barrier()
     sabotage("use", "2", "SIGKILL")
     rm.check(rm.read("tp=2,dp=2"), timeout=10)

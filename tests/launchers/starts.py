@@ -59,31 +59,31 @@ STARTS = {
 }
 
 
-def python(*words):
+def python(*arguments):
     """A Python command as a launcher takes it."""
-    return (sys.executable, *map(str, words))
+    return (sys.executable, *map(str, arguments))
 
 
-def under_slurm(slurm, *words):
+def under_slurm(slurm, *arguments):
     """srun, two tasks on each of four nodes."""
-    return [slurm.run("srun", "-N4", "--ntasks-per-node=2", *python(*words), limit=LIMIT, **PATH)]
+    return [slurm.run("srun", "-N4", "--ntasks-per-node=2", *python(*arguments), limit=LIMIT, **PATH)]
 
 
-def torchrun_under_slurm(slurm, *words):
+def torchrun_under_slurm(slurm, *arguments):
     """srun, one torchrun on each of two nodes; torchrun's own variables count."""
     # On a cluster torchrun knows its own name; these nodes are all this machine, under other names.
     first = "--rdzv-conf is_host=$((SLURM_NODEID == 0))"
     ends = f"--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=node1:29611 {first}"
-    command = ("sh", "-c", f'exec {sys.executable} -m torch.distributed.run {ends} "$@"', "sh", *map(str, words))
+    command = ("sh", "-c", f'exec {sys.executable} -m torch.distributed.run {ends} "$@"', "sh", *map(str, arguments))
     return [slurm.run("srun", "-N2", "--ntasks-per-node=1", *command, limit=LIMIT, **PATH)]
 
 
-def on_two_hosts(hosts, backend, *words):
+def on_two_hosts(hosts, backend, *arguments):
     """torchrun on both hosts, two ranks on each, with a rendezvous."""
     launcher = ("-m", "torch.distributed.run", "--nnodes", 2, "--nproc-per-node", 2, "--rdzv-backend", backend)
     ends = ("--rdzv-endpoint", f"{hosts[0].name}:29400", "--rdzv-id", "job")
     running = [
-        host.start(*launcher, *ends, *(("--node-rank", rank) if backend == "static" else ()), *words, **PATH)
+        host.start(*launcher, *ends, *(("--node-rank", rank) if backend == "static" else ()), *arguments, **PATH)
         for rank, host in enumerate(hosts)
     ]
     return [ended(process) for process in running]

@@ -5,7 +5,7 @@ import re
 from functools import partial
 
 import pytest
-from tests.launchers.conftest import needs, spoken
+from tests.launchers.conftest import needs, reported_by_rank
 from tests.launchers.starts import (
     HYDRA,
     LIMIT,
@@ -37,7 +37,7 @@ def start(request, run):
 
     def mpi(what, *command):
         needs(what, command[0])
-        return lambda *words: [run(*command, "4", *python(*words), limit=LIMIT, **PATH)]
+        return lambda *arguments: [run(*command, "4", *python(*arguments), limit=LIMIT, **PATH)]
 
     def slurm(how):
         return partial(how, request.getfixturevalue("slurm"))
@@ -70,7 +70,7 @@ def ran(request, start, script, tmp_path_factory):
     return STARTS[request.param], chained(start[request.param](), folder, {**COMMANDS, "script": (str(script), SPEC)})
 
 
-def _speaks(ranks):
+def _responds(ranks):
     """The data of the one rank that speaks; all ended well."""
     assert [rank["status"] for rank in ranks] == [0] * len(ranks), ranks
     (text,) = (rank["out"] for rank in ranks if rank["out"])
@@ -80,15 +80,15 @@ def _speaks(ranks):
 def test_where_each_rank_is(ran):
     """Each rank: its launcher, its numbers, its host, the place where all of them meet, and the evidence for it."""
     start, found = ran
-    said = [json.loads(rank["out"]) for rank in found["where"]]
-    for rank, one in enumerate(said):
+    output = [json.loads(rank["out"]) for rank in found["where"]]
+    for rank, one in enumerate(output):
         assert (one["launcher"], one["rank"], one["world_size"]) == (start.launcher, rank, start.size)
         assert (one["local_rank"], one["local_world_size"]) == (rank % start.each, start.each)
         assert one["evidence"]
         assert one["missing"] is None
-    assert len({one["meeting"] for one in said}) == 1
-    assert said[0]["meeting"].startswith(start.place)
-    hosts = [one["host"] for one in said]
+    assert len({one["meeting"] for one in output}) == 1
+    assert output[0]["meeting"].startswith(start.place)
+    hosts = [one["host"] for one in output]
     assert hosts == [hosts[rank - rank % start.each] for rank in range(start.size)]
     assert sorted(set(hosts)) == sorted(start.hosts)
     assert hosts[:: start.each] == list(start.hosts) or not start.ordered
@@ -97,14 +97,14 @@ def test_where_each_rank_is(ran):
 def test_a_check(ran):
     """Every group is proved by one job of all ranks, of which one speaks."""
     start, found = ran
-    result = _speaks(found["check"])
+    result = _responds(found["check"])
     assert (result["ok"], result["world_size"], result["failures"]) == (True, start.size, [])
 
 
 def test_a_measurement(ran):
     """Each kind of group is timed on the ranks of the job, one of which speaks."""
     start, found = ran
-    result = _speaks(found["measure"])
+    result = _responds(found["measure"])
     assert {kind["name"] for kind in result["kinds"]} == {"tp", "dp"}
     assert all(kind["seconds"] > 0 for kind in result["kinds"])
     assert {host for kind in result["kinds"] for host in kind["slowest"]["hosts"]} <= set(start.hosts)
@@ -113,7 +113,7 @@ def test_a_measurement(ran):
 def test_the_cluster(ran):
     """The ranks find out which hosts they are on, how many on each, and under Slurm behind which switches."""
     start, found = ran
-    result = _speaks(found["cluster"])
+    result = _responds(found["cluster"])
     assert [(host["name"], host["devices"]) for host in result["hosts"]] == [(host, start.each) for host in start.hosts]
     assert [level["name"] for level in result["levels"]] == ["host", *start.levels]
 
@@ -122,11 +122,11 @@ def test_four_lines(ran):
     """The script of the README: each rank knows its place, and each sum has its ranks."""
     start, found = ran
     assert [rank["status"] for rank in found["script"]] == [0] * start.size, found["script"]
-    said = spoken("".join(rank["out"] for rank in found["script"]))
-    assert [said[rank][:4] for rank in range(start.size)] == [
+    output = reported_by_rank("".join(rank["out"] for rank in found["script"]))
+    assert [output[rank][:4] for rank in range(start.size)] == [
         (start.launcher, start.size, rank % start.each, start.each) for rank in range(start.size)
     ]
-    assert {line[6] for line in said.values()} == {start.size // 2}
+    assert {line[6] for line in output.values()} == {start.size // 2}
 
 
 def test_a_wrong_size(ran):
@@ -141,7 +141,7 @@ def test_a_wrong_size(ran):
 def test_a_rank_that_is_killed(name, start):
     """A check in which rank 2 is killed ends torchrun in failure, and whoever speaks before names that rank alone."""
     ends = start[name]()("-m", "tests.check.phases", "use", "2", "SIGKILL", SPEC, "--timeout", "5")
-    said = "".join(end.stderr for end in ends)
-    assert set(re.findall(r"error: lost (.*?);", said)) == {LOST_IN_USE}, said
+    output = "".join(end.stderr for end in ends)
+    assert set(re.findall(r"error: lost (.*?);", output)) == {LOST_IN_USE}, output
     assert all(end.returncode for end in ends)
     assert "every group was proved" not in "".join(end.stdout for end in ends)

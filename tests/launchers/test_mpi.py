@@ -3,7 +3,7 @@
 import re
 import sys
 
-from tests.launchers.conftest import needs, told
+from tests.launchers.conftest import needs, reported
 from tests.launchers.starts import HYDRA, LIMIT, LOST_IN_USE, OPENMPI, PATH, python
 
 USE = ("-m", "tests.check.phases", "use", "2")
@@ -15,7 +15,7 @@ def test_ranks_that_mpi4py_brings_together(run, script):
     needs("Open MPI", "mpirun.openmpi", modules=("mpi4py",))
     two_hosts = "OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0"
     done = run(*OPENMPI, "2", "sh", "-c", f"export {two_hosts}; exec {sys.executable} {script} 'dp=*'")
-    found = told(done)
+    found = reported(done)
     assert [found[rank][1:4] for rank in range(2)] == [(2, 0, 1)] * 2
     assert len({line[5] for line in found.values()}) == 1
 

@@ -19,8 +19,8 @@ def job(tmp_path):
     return tmp_path
 
 
-def _snippet(word):
-    (text,) = (block.text for block in blocks(PAGE.read_text(encoding="utf-8")) if block.run_by and word in block.text)
+def _snippet(token):
+    (text,) = (block.text for block in blocks(PAGE.read_text(encoding="utf-8")) if block.run_by and token in block.text)
     return text
 
 

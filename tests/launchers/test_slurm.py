@@ -3,7 +3,7 @@
 import re
 import sys
 
-from tests.launchers.conftest import BIN, told
+from tests.launchers.conftest import BIN, reported
 from tests.launchers.starts import LOST_IN_USE, PATH
 
 
@@ -15,7 +15,7 @@ def test_four_lines_under_sbatch(slurm, script):
     done = slurm.batch(slurm.folder / "out", "-N2", "-n2", batch)
     assert done.returncode == 0, done
     assert '"nobody"' in done.stdout
-    found = told(done)
+    found = reported(done)
     assert [(*line[:2], line[4], line[6]) for _, line in sorted(found.items())] == [
         ("slurm", 2, "node1", 2),
         ("slurm", 2, "node2", 2),
@@ -25,7 +25,7 @@ def test_four_lines_under_sbatch(slurm, script):
 def test_salloc_from_another_node(slurm, script):
     """2 ranks on two nodes of an allocation, whose shell is on this host, which is none of them."""
     done = slurm.run("salloc", "-N2", "-n2", "srun", sys.executable, script, "dp=*")
-    found = told(done)
+    found = reported(done)
     assert sorted(found) == [0, 1]
     assert {line[5].partition(":")[0] for line in found.values()} == {"node1"}
 
@@ -33,7 +33,7 @@ def test_salloc_from_another_node(slurm, script):
 def test_a_heterogeneous_job(slurm, script):
     """3 ranks, two of one component and one of another: one world, numbered through."""
     srun = ("srun", "-N1", "-n2", sys.executable, script, "dp=*", ":", "-N1", "-n1", sys.executable, script, "dp=*")
-    found = told(slurm.run(*srun))
+    found = reported(slurm.run(*srun))
     assert [found[rank][1:4] for rank in range(3)] == [(3, 0, 2), (3, 1, 2), (3, 0, 1)]
     assert {line[6] for line in found.values()} == {3}
 

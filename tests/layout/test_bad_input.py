@@ -95,7 +95,7 @@ def test_rank_maps(rank_map):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("tp", "'tp' in 'tp' is no axis"),
         ("", "'' in '' is no axis"),
@@ -111,9 +111,9 @@ def test_rank_maps(rank_map):
         ("tp=2;dp=2", "size '2;dp=2' in 'tp=2;dp=2' is no whole number"),
     ],
 )
-def test_axis_strings(text, words):
+def test_axis_strings(text, message):
     """Each mistake in an axis string is named."""
-    with pytest.raises(LayoutError, match=words):
+    with pytest.raises(LayoutError, match=message):
         Mesh.parse(text)
 
 
@@ -155,7 +155,7 @@ def test_malformed_axes(axes):
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "query",
     [
         lambda name: LINE.groups(name),
         lambda name: LINE.groups(f"tp-{name}"),
@@ -164,19 +164,19 @@ def test_malformed_axes(axes):
         lambda name: LINE.reorder(f"tp-dp-{name}"),
     ],
 )
-def test_unknown_axes(ask):
+def test_unknown_axes(query):
     """An axis that the mesh does not have is named, with the axes it has and the nearest one."""
     with pytest.raises(UnknownAxis, match="unknown axis 'dpp': this mesh has the axes tp, dp") as e:
-        ask("dpp")
+        query("dpp")
     assert (e.value.name, e.value.known) == ("dpp", ("tp", "dp"))
 
 
-@pytest.mark.parametrize("ask", [SHIFTED.coordinate, SHIFTED.groups("dp").of, SHIFTED.groups("dp").index_of])
+@pytest.mark.parametrize("query", [SHIFTED.coordinate, SHIFTED.groups("dp").of, SHIFTED.groups("dp").index_of])
 @pytest.mark.parametrize("rank", [0, 3, 8, 10**6])
-def test_ranks_outside(ask, rank):
+def test_ranks_outside(query, rank):
     """A rank outside the span is refused with the span."""
     with pytest.raises(LayoutError, match=f"rank {rank} is outside this mesh, which covers ranks 4 to 7") as caught:
-        ask(rank)
+        query(rank)
     assert (caught.value.rank, caught.value.first, caught.value.last) == (rank, 4, 7)
 
 
@@ -200,7 +200,7 @@ def test_coordinates():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "words"),
+    ("sizes", "message"),
     [
         ({}, "axis 'dp' is split into nothing"),
         ({"a": 3, "b": ...}, r"size of axis 'dp' is 4, which a 3 = 3 does not divide, so b=\* has no size"),
@@ -211,14 +211,14 @@ def test_coordinates():
         ({"dp": 4}, "sub-axis 'dp' of 'dp' has the name of another axis of the mesh"),
     ],
 )
-def test_splits(sizes, words):
+def test_splits(sizes, message):
     """Sub-axes have new names and multiply to the axis."""
-    with pytest.raises(LayoutError, match=words):
+    with pytest.raises(LayoutError, match=message):
         LINE.split("dp", **sizes)
 
 
 @pytest.mark.parametrize(
-    ("widths", "level", "words"),
+    ("widths", "level", "message"),
     [
         ((3, 2), 0, r"level sizes \(3, 2\) have the product 6, but groups along dp have 4 ranks"),
         ((2, 2), 2, r"level 2 of \(2, 2\) does not exist"),
@@ -227,14 +227,14 @@ def test_splits(sizes, words):
         ((4.0,), 0, r"size of a level is 4\.0"),
     ],
 )
-def test_levels(widths, level, words):
+def test_levels(widths, level, message):
     """Levels multiply to the group, and the level asked for is one of them."""
-    with pytest.raises(LayoutError, match=words):
+    with pytest.raises(LayoutError, match=message):
         LINE.groups("dp").level_of(widths, level)
 
 
 @pytest.mark.parametrize(
-    ("pick", "words"),
+    ("pick", "message"),
     [
         ([4], "a pick has position 4, but groups have 4 ranks"),
         ([-5], "a pick has position -5, but groups have 4 ranks"),
@@ -245,9 +245,9 @@ def test_levels(widths, level, words):
         (lambda ranks: [len(ranks)], "a pick has position 4, but groups have 4 ranks"),
     ],
 )
-def test_picks(pick, words):
+def test_picks(pick, message):
     """A pick chooses at least one position, by integers inside the group."""
-    with pytest.raises(LayoutError, match=words):
+    with pytest.raises(LayoutError, match=message):
         LINE.groups("dp").pick(pick)
 
 

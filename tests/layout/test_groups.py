@@ -197,9 +197,9 @@ def test_ends_of_one_rank_is_that_rank():
 def test_a_rank_that_the_pick_leaves_out_is_told_so():
     """Asking for the group of a rank that was not picked raises NotAMember with the position and the pick."""
     groups = Mesh(tp=2, pp=4).groups("pp").pick(ends)
-    for ask in (groups.of, groups.position_of):
+    for query in (groups.of, groups.position_of):
         with pytest.raises(NotAMember, match="rank 2 is at position 1 of its group along pp") as caught:
-            ask(2)
+            query(2)
         assert (caught.value.rank, caught.value.position, caught.value.picked) == (2, 1, (0, 3))
         assert isinstance(caught.value, LookupError)
 

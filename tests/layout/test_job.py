@@ -31,10 +31,10 @@ def test_partial_is_said_explicitly():
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), min_size=2, max_size=3))
-def test_overlap_is_refused(spans):
+def test_overlap_is_refused(rank_ranges):
     """Two meshes that share some ranks but not all are refused, and only those."""
-    meshes = {f"m{i}": Mesh(dp=size, offset=start) for i, (start, size) in enumerate(spans)}
-    covered = [set(range(start, start + size)) for start, size in spans]
+    meshes = {f"m{i}": Mesh(dp=size, offset=start) for i, (start, size) in enumerate(rank_ranges)}
+    covered = [set(range(start, start + size)) for start, size in rank_ranges]
     clash = any(one & other and one != other for one in covered for other in covered)
     if clash:
         with pytest.raises(LayoutError, match=r"overlap on \d+ of their ranks"):
@@ -60,7 +60,7 @@ def test_equality_counts_world_meshes_and_idle_ranks():
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: Job(world_size=8), "no meshes"),
         (lambda: Job(world_size=0, a=Mesh(dp=1)), "world_size is 0"),
@@ -69,9 +69,9 @@ def test_equality_counts_world_meshes_and_idle_ranks():
         (lambda: Job(world_size=8, a=Mesh(dp=8)).of(-1), "rank is -1"),
     ],
 )
-def test_what_is_no_job(make, words):
+def test_what_is_no_job(make, message):
     """Wrong arguments are refused with what was given."""
-    with pytest.raises(LayoutError, match=words):
+    with pytest.raises(LayoutError, match=message):
         make()
 
 

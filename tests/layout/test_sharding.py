@@ -18,12 +18,12 @@ def filled(sharding, rank):
     """The local tensor that the boxes of a shard make, -1 where no box is."""
     shard = sharding.of(rank)
     numbers = np.arange(int(np.prod(sharding.shape))).reshape(sharding.shape)
-    own = np.full(shard.shape, -1)
+    mine = np.full(shard.shape, -1)
     for box, place in zip(shard.boxes, shard.places, strict=True):
         here = tuple(slice(p, p + b - a) for p, (a, b) in zip(place, box, strict=True))
-        assert (own[here] == -1).all(), "two boxes at one place"
-        own[here] = numbers[tuple(slice(a, b) for a, b in box)]
-    return own
+        assert (mine[here] == -1).all(), "two boxes at one place"
+        mine[here] = numbers[tuple(slice(a, b) for a, b in box)]
+    return mine
 
 
 @given(one())
@@ -52,8 +52,8 @@ def test_uneven_cuts_are_those_of_torch():
     """10 rows over 4: 3, 3, 3, 1; 5 rows over 4: 2, 2, 1, 0; as ``torch.chunk`` has them."""
     for rows in (5, 9, 10, 12):
         chunks = [len(chunk) for chunk in torch.arange(rows).chunk(4)]
-        held = [Sharding(Mesh(dp=4), ("dp",), (rows,)).of(rank).shape[0] for rank in range(4)]
-        assert held == chunks + [0] * (4 - len(chunks))
+        kept = [Sharding(Mesh(dp=4), ("dp",), (rows,)).of(rank).shape[0] for rank in range(4)]
+        assert kept == chunks + [0] * (4 - len(chunks))
 
 
 def test_names_of_dtypes():
@@ -97,8 +97,8 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case):
     """What does not fit together is refused with the values and one fix."""
-    given, words = REFUSED[case]
-    with pytest.raises(LayoutError, match=words):
+    given, message = REFUSED[case]
+    with pytest.raises(LayoutError, match=message):
         Sharding(Mesh(tp=2, dp=2), **({"shape": (8, 4)} | given))
 
 

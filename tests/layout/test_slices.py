@@ -138,7 +138,7 @@ def test_joined_otherwise(mesh, data):
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: Mesh.parse(5), "axis string is 5"),
         (lambda: Mesh.of("tp=2"), "give a mapping"),
@@ -152,7 +152,7 @@ def test_joined_otherwise(mesh, data):
         (lambda: Mesh(tp=2)["tp", "dp"], "unknown axis 'dp'"),
     ],
 )
-def test_what_is_no_mesh(make, words):
+def test_what_is_no_mesh(make, message):
     """Whatever is given instead of sizes, a text, a map or saved data is refused in words."""
-    with pytest.raises((LayoutError, UnknownAxis), match=words):
+    with pytest.raises((LayoutError, UnknownAxis), match=message):
         make()

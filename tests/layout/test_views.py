@@ -23,9 +23,9 @@ def test_groups_of_a_view_equal_brute_force(pair, data):
     """A view with nothing shared is a mesh of its own over the same ranks in the same order."""
     mesh, sizes = pair
     both = mesh.with_view("other", shared=(), **sizes)
-    alone = Mesh(offset=mesh.offset, rank_map=mesh.rank_map, **sizes)
-    assert both.view("other") == alone
-    kind = data.draw(kinds(alone, ordered=st.just(False), levels=st.just(False), picks=st.just(False)))
+    single = Mesh(offset=mesh.offset, rank_map=mesh.rank_map, **sizes)
+    assert both.view("other") == single
+    kind = data.draw(kinds(single, ordered=st.just(False), levels=st.just(False), picks=st.just(False)))
     assert both.groups(kind.groups.axes, view="other").tolist() == kind.expected
     for coordinate, rank in brute.places(sizes, mesh.offset, mesh.rank_map):
         assert both.coordinate(rank, view="other") == coordinate

@@ -16,8 +16,8 @@ PORT = 29400
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "MASTER_", "SLURM_", "TORCHELASTIC_", "GLOO_", "RANKMESH_")
 
 
-def _ip(*words):
-    return subprocess.run(["ip", *words], capture_output=True, text=True, check=True, timeout=20).stdout
+def _ip(*arguments):
+    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True, timeout=20).stdout
 
 
 class Host:
@@ -90,13 +90,13 @@ def two_hosts():
         if shutil.which(tool) is None:
             pytest.skip(f"two hosts are network namespaces: {tool} is missing (iproute2, util-linux)")
     run = f"rankmesh-{os.getpid()}-{secrets.token_hex(3)}"
-    both = tuple(Host(f"{run}-{word}", f"host{word}", f"10.213.0.{number}") for number, word in ((1, "a"), (2, "b")))
+    both = tuple(Host(f"{run}-{token}", f"host{token}", f"10.213.0.{number}") for number, token in ((1, "a"), (2, "b")))
     try:
         try:
             _build(both)
         except (subprocess.SubprocessError, OSError) as error:
-            said = getattr(error, "stderr", None) or str(error)
-            pytest.skip(f"two hosts are network namespaces, which are not permitted here: {said.strip()}")
+            output = getattr(error, "stderr", None) or str(error)
+            pytest.skip(f"two hosts are network namespaces, which are not permitted here: {output.strip()}")
         yield both
     finally:
         for host in both:

@@ -25,10 +25,10 @@ def _end(process, limit=50):
     return process.returncode, out, err
 
 
-def _await_line(process, word, number):
+def _await_line(process, token, number):
     """Read its errors until so many lines have the word."""
     seen = []
-    while sum(word in line for line in seen) < number:
+    while sum(token in line for line in seen) < number:
         line = process.stderr.readline()
         assert line, f"ended early: {''.join(seen)}"
         seen.append(line)
@@ -54,13 +54,13 @@ def test_every_group_across_two_hosts_is_proved(torchrun):
 
 
 @pytest.mark.parametrize(
-    ("killed", "words"),
+    ("killed", "message"),
     [
         (1, ["error: lost ranks 2, 3: the first does not answer after it had proved a group"]),
         (0, ["error: rank 2: nothing was heard of rank 0", "error: rank 3: nothing was heard of rank 0"]),
     ],
 )
-def test_a_host_that_dies_is_named_by_the_other(hosts, torchrun, killed, words):
+def test_a_host_that_dies_is_named_by_the_other(hosts, torchrun, killed, message):
     """4 ranks, 2 on each host; one host is killed amid collectives: the other says who is lost, within the timeout."""
     commands = torchrun(2, HERE / "endless.py", "dp=2,pp=2", "--timeout", TIMEOUT)
     for command in commands:
@@ -70,27 +70,27 @@ def test_a_host_that_dies_is_named_by_the_other(hosts, torchrun, killed, words):
     status, out, err = _end(commands[1 - killed])
     assert time.monotonic() - started < TIMEOUT + 25
     assert status != 0
-    said = _errors(err)
-    assert len(said) == len(words)
-    assert all(any(line.startswith(word) for word in words) for line in said), said
+    output = _errors(err)
+    assert len(output) == len(message)
+    assert all(any(line.startswith(token) for token in message) for line in output), output
     assert f"{os.sep}rankmesh{os.sep}" not in err
     assert "every group was proved" not in out
     if killed == 1:
         assert re.search(r"exitcode +: 5", err), err
     else:  # torchrun too has lost its store, and ends with an error of its own
-        assert all(re.search(r"failed at group pp of the ranks \[[01], [23]\]", line) for line in said), said
+        assert all(re.search(r"failed at group pp of the ranks \[[01], [23]\]", line) for line in output), output
 
 
 def test_ranks_that_never_arrive_are_named(hosts):
     """4 ranks, 2 on each host; those of one host never connect: the others name them at the timeout of 3 s."""
-    meeting = {"MASTER_ADDR": hosts[0].name, "MASTER_PORT": "29500"}
-    here = hosts[0].start(HERE / "two_ranks.py", "meet", 0, **meeting)
-    hosts[1].start(HERE / "two_ranks.py", "sleep", 2, **meeting)
+    rendezvous = {"MASTER_ADDR": hosts[0].name, "MASTER_PORT": "29500"}
+    here = hosts[0].start(HERE / "two_ranks.py", "meet", 0, **rendezvous)
+    hosts[1].start(HERE / "two_ranks.py", "sleep", 2, **rendezvous)
     status, out, err = _end(here, limit=40)
     assert status == 0, err
-    told = [json.loads(line) for line in out.splitlines()]
-    assert sorted(one["rank"] for one in told) == [0, 1]
-    for one in told:
+    answer = [json.loads(line) for line in out.splitlines()]
+    assert sorted(one["rank"] for one in answer) == [0, 1]
+    for one in answer:
         assert one["missing"] == [2, 3]
         assert "ranks 2, 3" in one["message"]
         assert one["ended"] - one["began"] > 2.5
@@ -102,18 +102,18 @@ def test_nobody_waits_for_a_resolver(hosts):
     (host.files / "resolv.conf").write_text(f"nameserver {ADDRESS}\n", encoding="utf-8")
     resolver = host.start(HERE / "resolver.py")
     assert resolver.stdout.readline() == "listens\n"
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    here = host.start(HERE / "two_ranks.py", "meet", 0, **meeting)
-    host.start(HERE / "two_ranks.py", "sleep", 2, **meeting)
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    here = host.start(HERE / "two_ranks.py", "meet", 0, **rendezvous)
+    host.start(HERE / "two_ranks.py", "sleep", 2, **rendezvous)
     status, out, err = _end(here, limit=60)
     assert status == 0, err
-    told = [json.loads(line) for line in out.splitlines()]
-    assert [one["missing"] for one in told] == [[2, 3]] * 2
+    answer = [json.loads(line) for line in out.splitlines()]
+    assert [one["missing"] for one in answer] == [[2, 3]] * 2
     resolver.kill()
-    asked = [float(line) for line in resolver.communicate(timeout=10)[0].splitlines()]
-    assert asked, "torch asks as the ranks join the world"
-    joined, ended = (pick(one[when] for one in told) for pick, when in ((max, "began"), (min, "ended")))
-    assert not [at for at in asked if joined + 1 < at < ended + 1]
+    requested = [float(line) for line in resolver.communicate(timeout=10)[0].splitlines()]
+    assert requested, "torch asks as the ranks join the world"
+    joined, ended = (pick(one[when] for one in answer) for pick, when in ((max, "began"), (min, "ended")))
+    assert not [at for at in requested if joined + 1 < at < ended + 1]
 
 
 def test_a_check_asks_no_name_server(hosts):
@@ -132,11 +132,11 @@ def test_a_check_asks_no_name_server(hosts):
 
 def test_gloo_takes_the_interface_that_is_named(hosts):
     """4 ranks on hosts whose own names resolve to nothing: GLOO_SOCKET_IFNAME leads every group across."""
-    meeting = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
+    rendezvous = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
     commands = [
-        host.start(HERE / "two_ranks.py", "prove", first, name="elsewhere", **meeting)
+        host.start(HERE / "two_ranks.py", "prove", first, name="elsewhere", **rendezvous)
         for host, first in zip(hosts, (0, 2), strict=True)
     ]
-    told = [json.loads(line) for command in commands for line in _end(command, limit=40)[1].splitlines()]
-    assert sorted(one["rank"] for one in told) == [0, 1, 2, 3]
-    assert all(one["proved"] == ["dp", "pp"] for one in told)
+    answer = [json.loads(line) for command in commands for line in _end(command, limit=40)[1].splitlines()]
+    assert sorted(one["rank"] for one in answer) == [0, 1, 2, 3]
+    assert all(one["proved"] == ["dp", "pp"] for one in answer)

@@ -17,11 +17,11 @@ from rankmesh.debug.verification.prove import prove
 PLAN = rm.Plan(rm.Mesh(dp=2, pp=2), [rm.GroupSpec("dp"), rm.GroupSpec("pp")])
 
 
-def _prove():
+def _verify():
     with rm.connect(PLAN, timeout=10) as groups:
-        told = {"proved": [proof.name for proof in prove(groups)]}
+        result = {"proved": [proof.name for proof in prove(groups)]}
         dist.barrier()
-    return told
+    return result
 
 
 def _meet():
@@ -40,8 +40,8 @@ def _sleep():
 
 def _rank(what, rank):
     dist.init_process_group("gloo", rank=rank, world_size=4, timeout=timedelta(seconds=20))
-    told = {"prove": _prove, "meet": _meet, "sleep": _sleep}[what]()
-    os.write(1, (json.dumps({"rank": rank, **told}) + "\n").encode())
+    result = {"prove": _verify, "meet": _meet, "sleep": _sleep}[what]()
+    os.write(1, (json.dumps({"rank": rank, **result}) + "\n").encode())
     # Rank 0 serves the store: it is the last to leave.
     time.sleep(1 if rank == 0 else 0)
     os._exit(0)

@@ -144,16 +144,16 @@ def over_gloo(owner, name):
 
     @functools.wraps(make)
     def made(*args, **how):
-        return make(*map(other, args), **{word: other(value) for word, value in how.items()})
+        return make(*map(other, args), **{token: other(value) for token, value in how.items()})
 
     setattr(owner, name, made)
 
 
-def run(rank, tests, told):
+def run(rank, tests, result):
     """The tests of a folder on one rank."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-    Utils.rank, endings = rank, Endings(told / f"{rank}.json")
-    with (told / f"{rank}.log").open("w") as log:
+    Utils.rank, endings = rank, Endings(result / f"{rank}.json")
+    with (result / f"{rank}.log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     how = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", str(tests), "--timeout", "40"]
@@ -163,9 +163,9 @@ def run(rank, tests, told):
     os._exit(0)
 
 
-def world(tests, told):
+def world(tests, result):
     """Fork the ranks of one file's tests, and wait for them."""
-    told.mkdir()
+    result.mkdir()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         os.environ["MASTER_PORT"] = str(free.getsockname()[1])
@@ -174,7 +174,7 @@ def world(tests, told):
         forked.append(os.fork())
         if forked[-1] == 0:
             try:
-                run(rank, tests, told)
+                run(rank, tests, result)
             finally:
                 os._exit(1)
     end, left = time.monotonic() + LIMIT, set(forked)

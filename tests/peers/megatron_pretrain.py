@@ -89,12 +89,12 @@ def without_a_gpu():
 
 def over_gloo():
     """The world, and whatever else asks for NCCL, is gloo's."""
-    own = dist.init_process_group
+    local = dist.init_process_group
 
     def begin(*given, **named):
         named.update(backend="gloo")
         named.pop("device_id", None)
-        return own(**named)
+        return local(**named)
 
     dist.init_process_group = begin
 
@@ -120,16 +120,16 @@ def bare_children():
 def recorded():
     """Every step's losses and gradient norm, as the loop hands them to its log."""
     training = importlib.import_module("megatron.training.training")
-    own = training.training_log
-    named = inspect.signature(own)
+    local = training.training_log
+    named = inspect.signature(local)
 
     def log(*given, **options):
-        told = named.bind(*given, **options).arguments
-        norm = told["grad_norm"]
+        result = named.bind(*given, **options).arguments
+        norm = result["grad_norm"]
         STEPS.append(
-            [{name: float(loss) for name, loss in told["loss_dict"].items()}, None if norm is None else float(norm)]
+            [{name: float(loss) for name, loss in result["loss_dict"].items()}, None if norm is None else float(norm)]
         )
-        return own(*given, **options)
+        return local(*given, **options)
 
     training.training_log = log
 

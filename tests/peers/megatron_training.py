@@ -127,7 +127,7 @@ def steps_of(state, config, model, optimizer):
         for part in model:
             part.zero_grad_buffer()
         optimizer.zero_grad()
-        told = step(
+        result = step(
             forward_step_func=forward,
             data_iterator=data if len(model) > 1 else data[0],
             model=model,
@@ -137,7 +137,7 @@ def steps_of(state, config, model, optimizer):
             forward_only=False,
         )
         _, norm, _ = optimizer.step()
-        losses += [part["loss"] for part in told]
+        losses += [part["loss"] for part in result]
         norms.append(float(norm))
     return losses, norms
 
@@ -151,8 +151,8 @@ def on_both(layouts):
     torch.cuda.Stream = torch.cuda.stream = lambda *_, **__: contextlib.nullcontext()
     torch.cuda.current_stream = lambda *_: Mock()
     norms_over_parts_of_a_sequence()
-    own = megatron("parallel_state")
-    theirs = {name: train(own, layout, **how) for name, (layout, how) in layouts.items()}
+    local = megatron("parallel_state")
+    theirs = {name: train(local, layout, **how) for name, (layout, how) in layouts.items()}
     install()
     used = megatron("tensor_parallel.layers").get_tensor_model_parallel_rank
     ours = {name: train(parallel_state, layout, **how) for name, (layout, how) in layouts.items()}

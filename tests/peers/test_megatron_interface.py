@@ -45,10 +45,10 @@ def own_parameters(function):
 
 def check(name, theirs, ours):
     """Ours takes what theirs takes, in that order; what it takes beside comes after, and may be left out."""
-    (listed, keywords), (own, own_keywords) = parameters(theirs), own_parameters(ours)
-    assert own[: len(listed)] == listed, name
-    assert set(keywords) <= {*own_keywords, *own[len(listed) :]}, name
-    assert all(default is not None for _, default in (*own[len(listed) :], *own_keywords)), name
+    (listed, keywords), (local, own_keywords) = parameters(theirs), own_parameters(ours)
+    assert local[: len(listed)] == listed, name
+    assert set(keywords) <= {*own_keywords, *local[len(listed) :]}, name
+    assert all(default is not None for _, default in (*local[len(listed) :], *own_keywords)), name
 
 
 def state_of(version):

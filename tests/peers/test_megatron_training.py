@@ -40,10 +40,10 @@ def _sources():
 @pytest.mark.parametrize(("version", "checkout"), _sources())
 def test_gpt_trains_as_on_megatrons_own_groups(ranks, version, checkout):
     """4 ranks, 3 steps of each layout: losses, gradient norms and parameters are equal, bit for bit."""
-    told = ranks(4, _train, checkout or str(folder("megatron-core", version)), limit=280, timeout=120.0)
-    for rank, part in enumerate(told):
+    result = ranks(4, _train, checkout or str(folder("megatron-core", version)), limit=280, timeout=120.0)
+    for rank, part in enumerate(result):
         assert part["used"]
         for name in LAYOUTS:
             assert part["ours"][name] == part["theirs"][name], (name, rank)
             assert part["ours"][name]["steps"] == 3
-    assert all(any(part["ours"][name]["losses"] for part in told) for name in LAYOUTS)
+    assert all(any(part["ours"][name]["losses"] for part in result) for name in LAYOUTS)

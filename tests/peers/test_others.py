@@ -167,23 +167,24 @@ def _deepspeed(me):
         tp, dp, pp = (draw.choice((1, 2, 3, 4)) for _ in range(3))
         world = tp * dp * pp
         rank = draw.randrange(world)
-        own = topologies.PipeModelDataParallelTopology(num_pp=pp, num_mp=tp, num_dp=dp)
+        local = topologies.PipeModelDataParallelTopology(num_pp=pp, num_mp=tp, num_dp=dp)
         ours = deepspeed_dialect.Topology(rm.Mesh(tp=tp, sp=1, dp=dp, pp=pp))
         same = [
-            tuple(own.get_coord(rank)) == tuple(ours.get_coord(rank)),
-            own.get_rank(**own.get_coord(rank)._asdict()) == ours.get_rank(**own.get_coord(rank)._asdict()),
-            own.get_rank_repr(rank) == ours.get_rank_repr(rank),
-            own.get_rank_repr(rank, omit_axes=["data"]) == ours.get_rank_repr(rank, omit_axes=["data"]),
+            tuple(local.get_coord(rank)) == tuple(ours.get_coord(rank)),
+            local.get_rank(**local.get_coord(rank)._asdict()) == ours.get_rank(**local.get_coord(rank)._asdict()),
+            local.get_rank_repr(rank) == ours.get_rank_repr(rank),
+            local.get_rank_repr(rank, omit_axes=["data"]) == ours.get_rank_repr(rank, omit_axes=["data"]),
             all(
-                rows(own.get_axis_comm_lists(a)) == rows(ours.get_axis_comm_lists(a)) for a in ("pipe", "data", "model")
+                rows(local.get_axis_comm_lists(a)) == rows(ours.get_axis_comm_lists(a))
+                for a in ("pipe", "data", "model")
             ),
-            sorted(own.get_axis_list("data", 0)) == ours.get_axis_list("data", 0),
-            sorted(own.filter_match(pipe=0)) == ours.filter_match(pipe=0),
-            (own.world_size(), own.get_axis_names(), own.get_dim("expert"))
+            sorted(local.get_axis_list("data", 0)) == ours.get_axis_list("data", 0),
+            sorted(local.filter_match(pipe=0)) == ours.filter_match(pipe=0),
+            (local.world_size(), local.get_axis_names(), local.get_dim("expert"))
             == (ours.world_size(), ours.get_axis_names(), ours.get_dim("expert")),
         ]
         with dry.world(rank, world):
-            grid = topologies.PipelineParallelGrid(own)
+            grid = topologies.PipelineParallelGrid(local)
             with deepspeed_dialect.Mpu.connect(tp=tp, pp=pp) as mpu:
                 same += [getattr(grid, name) == getattr(mpu, name) for name in ATTRIBUTES]
                 for name in dir(topologies.PipelineParallelGrid):
@@ -227,14 +228,14 @@ def _nanotron(me):
             "LOCAL_RANK": str(rank),
         }
         with dry.world(rank, world):
-            own = context_of(*sizes)
+            local = context_of(*sizes)
             with ParallelContext04(*sizes) as ours:
                 for name in ("tp_pg", "dp_pg", "pp_pg", "expert_pg", "mp_pg", "world_pg"):
-                    said = [dry.members(getattr(each, name)) for each in (own, ours)]
-                    if said[0] != said[1]:
-                        wrong.append((name, sizes, rank, said))
-                if (own.world_rank_matrix != ours.world_rank_matrix).any() or tuple(
-                    own.get_3d_ranks(rank)
+                    output = [dry.members(getattr(each, name)) for each in (local, ours)]
+                    if output[0] != output[1]:
+                        wrong.append((name, sizes, rank, output))
+                if (local.world_rank_matrix != ours.world_rank_matrix).any() or tuple(
+                    local.get_3d_ranks(rank)
                 ) != ours.get_3d_ranks(rank):
                     wrong.append((sizes, rank))
     return wrong[:10]
@@ -250,14 +251,14 @@ BOTH = ("dp_enabled", "dp_replicate_enabled", "dp_shard_enabled", "cp_enabled", 
 AXES = ("pp", "batch", "loss", "dp_replicate", "dp_shard", "fsdp", "dp", "cp", "tp", "ep", "efsdp")
 
 
-def _mesh_of(said):
+def _mesh_of(output):
     """A mesh as its names and ranks, and the members of each group that torchtitan makes for real."""
-    if not isinstance(said, DeviceMesh):
-        return said
-    return said.mesh_dim_names, said.mesh.tolist()
+    if not isinstance(output, DeviceMesh):
+        return output
+    return output.mesh_dim_names, output.mesh.tolist()
 
 
-def _asked(dims, draw):
+def _requested(dims, draw):
     """What one object answers: each function with what a training loop may ask it."""
     draw = random.Random(draw)  # noqa: S311
     questions = [("get_optional_mesh", axis) for axis in AXES] + [("get_mesh", axis) for axis in AXES]
@@ -271,10 +272,10 @@ def _asked(dims, draw):
     questions += [(name, None) for name in ("spmd_meshes", "spmd_dense_mesh", "spmd_sparse_mesh", "get_dense_tp_mesh")]
     for name, axes in questions:
         try:
-            said = getattr(dims, name)(*([] if axes is None else [axes]))
+            output = getattr(dims, name)(*([] if axes is None else [axes]))
         except (ValueError, KeyError, IndexError, RuntimeError):
-            said = ["refused"]
-        yield name, axes, [_mesh_of(one) for one in said] if isinstance(said, list) else _mesh_of(said)
+            output = ["refused"]
+        yield name, axes, [_mesh_of(one) for one in output] if isinstance(output, list) else _mesh_of(output)
 
 
 def _torchtitan(me):
@@ -301,16 +302,16 @@ def _torchtitan(me):
         rank, degrees = draw.randrange(world), (replicate, draw.choice((shard, -1)), cp, tp, pp, ep, world, backend)
         plan = rm.recipes.torchtitan(world, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, pp=pp, ep=ep)
         with dry.world(rank, world):
-            own = dims_of(*degrees)
-            for name, mesh in own.get_all_one_dimensional_meshes().items():
+            local = dims_of(*degrees)
+            for name, mesh in local.get_all_one_dimensional_meshes().items():
                 if mesh.mesh.tolist() != list(plan.groups("batch" if name == "dp" else name).of(rank).ranks):
                     wrong.append((name, degrees, rank))
             with ParallelDims(*degrees) as ours:
-                wrong += [(name, degrees) for name in BOTH if getattr(own, name) != getattr(ours, name)]
-                for one, other in zip(_asked(own, case), _asked(ours, case), strict=True):
+                wrong += [(name, degrees) for name in BOTH if getattr(local, name) != getattr(ours, name)]
+                for one, other in zip(_requested(local, case), _requested(ours, case), strict=True):
                     if one != other:
                         wrong.append((degrees, rank, one, other[2]))
-                meshes = own.get_all_one_dimensional_meshes(), ours.get_all_one_dimensional_meshes()
+                meshes = local.get_all_one_dimensional_meshes(), ours.get_all_one_dimensional_meshes()
                 if list(meshes[0]) != list(meshes[1]):
                     wrong.append((degrees, list(meshes[0]), list(meshes[1])))
                 for name, mesh in meshes[1].items():

@@ -44,31 +44,31 @@ def checkout(variable):
 
 def test_ezpz(tmp_path):
     """All 17 tests in ezpz's test_tp.py, with the drop-in where they import ezpz.tp."""
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "tests.peers.as_ezpz", "--noconftest", "-c", os.devnull,
          "--rootdir", str(tmp_path), str(checkout("EZPZ") / "tests" / "test_tp.py")],
         capture_output=True, text=True, timeout=200, check=False, cwd=REPOSITORY,
     )  # fmt: skip
-    assert "17 passed" in told.stdout, told.stdout[-4000:]
+    assert "17 passed" in result.stdout, result.stdout[-4000:]
 
 
 def _ezpz(me, source):
     ezpz = ModuleType("ezpz")
     ezpz.__path__ = [f"{source}/src/ezpz"]  # its package without what it imports
     sys.modules["ezpz"] = ezpz
-    own, draw, wrong = importlib.import_module("ezpz.tp"), random.Random(11), []  # noqa: S311
+    local, draw, wrong = importlib.import_module("ezpz.tp"), random.Random(11), []  # noqa: S311
     for _ in range(40):
         tp, pp, cp, dp = (draw.choice((1, 2, 3, 4)) for _ in range(4))
-        world, told = tp * pp * cp * dp, []
+        world, result = tp * pp * cp * dp, []
         rank = draw.randrange(world)
-        for module in (own, drop_in):
+        for module in (local, drop_in):
             with dry.world(rank, world):
                 module.initialize_tensor_parallel(tp, pp, cp)
-                ask = {name: getattr(module, name) for name in dir(own) if name.startswith("get_")}
-                said = {name: getter() for name, getter in ask.items()}
-                told.append({name: dry.members(one) if "group" in name else one for name, one in said.items()})
+                query = {name: getattr(module, name) for name in dir(local) if name.startswith("get_")}
+                output = {name: getter() for name, getter in query.items()}
+                result.append({name: dry.members(one) if "group" in name else one for name, one in output.items()})
                 module.destroy_tensor_parallel()
-        wrong += [(tp, pp, cp, dp, rank, told)] if told[0] != told[1] or len(told[0]) < 16 else []
+        wrong += [(tp, pp, cp, dp, rank, result)] if result[0] != result[1] or len(result[0]) < 16 else []
     return wrong[:5]
 
 
@@ -113,21 +113,21 @@ def test_megatron(tmp_path, peer):
     """8 ranks, every file twice: whatever passes over Megatron's own modules passes over the drop-ins."""
     if not peer:
         pytest.skip("MEGATRON names no checkout")
-    told, worse = both_sides(Path(peer).resolve(), tmp_path), {}
-    for file, (own, ours) in told.items():
-        names = {name: None for seen in own for name in seen}
-        hung = sorted({rank for side in (own, ours) for rank in range(RANKS) if side[rank].keys() != names.keys()})
-        print(f"{Path(peer).name} {file}: of {len(names)} tests {len(passed(own))} passed over its own, "  # noqa: T201
+    result, worse = both_sides(Path(peer).resolve(), tmp_path), {}
+    for file, (local, ours) in result.items():
+        names = {name: None for seen in local for name in seen}
+        hung = sorted({rank for side in (local, ours) for rank in range(RANKS) if side[rank].keys() != names.keys()})
+        print(f"{Path(peer).name} {file}: of {len(names)} tests {len(passed(local))} passed over its own, "  # noqa: T201
               f"{len(passed(ours))} over the drop-ins", *hung and [f"; hung in some: ranks {hung}"])  # fmt: skip
-        for name in sorted(names.keys() - passed(own)):
-            print(f"  {name}: {own[0].get(name, 'hung')}; drop-ins: {ours[0].get(name, 'hung')}")  # noqa: T201
+        for name in sorted(names.keys() - passed(local)):
+            print(f"  {name}: {local[0].get(name, 'hung')}; drop-ins: {ours[0].get(name, 'hung')}")  # noqa: T201
         # What hung over its own on some rank says nothing of the others.
         worse |= {
             f"rank {rank}: {name}": ours[rank].get(name, "hung")
             for name in names
-            if all(name in seen for seen in own)
+            if all(name in seen for seen in local)
             for rank in range(RANKS)
-            if own[rank][name] == "passed" != ours[rank].get(name)
+            if local[rank][name] == "passed" != ours[rank].get(name)
         }
-        assert passed(own) or hung, f"nothing passed of {file}"
+        assert passed(local) or hung, f"nothing passed of {file}"
     assert not worse, worse

@@ -35,11 +35,11 @@ def predicted(plan, traffic_of):
     """The same counter from the traffic of each rank's stage."""
     calls = Counter()
     for rank in range(plan.world_size):
-        own = plan.of(rank)
+        local = plan.of(rank)
         for name, messages in traffic_of(rank).items():
-            for message in messages if name in own else ():
+            for message in messages if name in local else ():
                 name_of = "send/recv" if message.collective == "ring" else message.collective
-                calls[rank, own[name].ranks, name_of, message.bytes] += message.times
+                calls[rank, local[name].ranks, name_of, message.bytes] += message.times
     return calls
 
 
@@ -47,6 +47,6 @@ def totals(plan, calls):
     """Bytes in the whole world by the kinds that have these members, and the collective."""
     found = Counter()
     for (rank, members, collective, size), times in calls.items():
-        kinds = frozenset(name for name, own in plan.of(rank).items() if own.ranks == members)
+        kinds = frozenset(name for name, local in plan.of(rank).items() if local.ranks == members)
         found[kinds, collective] += size * times
     return found

@@ -64,15 +64,15 @@ def sequence_parallel(tp, tokens, hidden, layers):
 
 
 def _shift(tensors, cp):
-    came = [torch.empty_like(tensor) for tensor in tensors]
+    arrived = [torch.empty_like(tensor) for tensor in tensors]
     ahead, behind = (cp.rank() + 1) % cp.size(), (cp.rank() - 1) % cp.size()
     works = dist.batch_isend_irecv(
         [dist.P2POp(dist.isend, tensor, group=cp, group_peer=ahead) for tensor in tensors]
-        + [dist.P2POp(dist.irecv, tensor, group=cp, group_peer=behind) for tensor in came]
+        + [dist.P2POp(dist.irecv, tensor, group=cp, group_peer=behind) for tensor in arrived]
     )
     for work in works:
         work.wait()
-    return came
+    return arrived
 
 
 def ring_attention(cp, tokens, keys):

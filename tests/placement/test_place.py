@@ -89,12 +89,12 @@ def test_constraints_are_met_or_refused(problem, data):
     try:
         placed = place(plan, cluster, within=within, traffic=traffic, backend=backend)
     except PlacementError as error:
-        said = (error.kind, bool(error.hosts))
+        output = (error.kind, bool(error.hosts))
         sample = permutations(range(plan.mesh.size)) if plan.mesh.size <= 6 else []
         met = any(meets(plan.replace(rank_map=order)) for order in sample)
     else:
-        said, met = (kind, True), not meets(placed.plan)
-    assert said == (kind, True)
+        output, met = (kind, True), not meets(placed.plan)
+    assert output == (kind, True)
     assert not met
 
 
@@ -187,7 +187,7 @@ def test_an_expert_group_across_racks_is_brought_together():
 
 
 @pytest.mark.parametrize(
-    ("words", "match"),
+    ("arguments", "match"),
     [
         ({"within": {"xp": "host"}}, "within names 'xp', no kind of this plan"),
         ({"within": {"tp": "rack"}}, "unknown level 'rack': this cluster has the levels host, network"),
@@ -200,10 +200,10 @@ def test_an_expert_group_across_racks_is_brought_together():
         ({"backend": "mpi", "traffic": {"tp": [{"collective": "ring", "bytes": 1}]}}, "nccl and gloo"),
     ],
 )
-def test_what_cannot_be_placed(words, match):
+def test_what_cannot_be_placed(arguments, match):
     """Unknown kinds, levels, collectives and backends are refused, with what is known."""
     with pytest.raises((PlacementError, ClusterError), match=match):
-        place(rm.recipes.axes(rm.Mesh(tp=2, dp=2)), Cluster.of_nodes(2, 4), **words)
+        place(rm.recipes.axes(rm.Mesh(tp=2, dp=2)), Cluster.of_nodes(2, 4), **arguments)
 
 
 def test_a_cluster_that_is_too_small():

@@ -23,10 +23,12 @@ def _model(shape):
     )  # fmt: skip
 
 
-def _training(shape, sizes, **words):
+def _training(shape, sizes, **arguments):
     rows = shape.batch // sizes.dp // shape.microbatches
     form = dict.fromkeys(("activation", "gradient", "parameter", "scalar"), 4)
-    return Training(batch=shape.batch, microbatch=rows, sequence=shape.sequence, context="all-gather", **form, **words)
+    return Training(
+        batch=shape.batch, microbatch=rows, sequence=shape.sequence, context="all-gather", **form, **arguments
+    )
 
 
 def _train(shape, layout, world, monkeypatch):
@@ -103,12 +105,12 @@ PARTS = {
 @pytest.mark.parametrize("part", PARTS)
 def test_other_parts_send_what_is_predicted(monkeypatch, part):
     """3 or 4 simulated ranks: what the example has not, in its smallest form; without embedding, loss and norm."""
-    sizes, words, program = PARTS[part]
+    sizes, arguments, program = PARTS[part]
     (kind,) = sizes
     model = Transformer(layers=3, hidden=16, heads=4, kv_heads=1, units=32, vocabulary=32)
     replicas = sizes.get("dp", 1)
     form = dict.fromkeys(("activation", "gradient", "parameter", "scalar"), 4)
-    training = Training(batch=2 * replicas, sequence=32, **form, **words)
+    training = Training(batch=2 * replicas, sequence=32, **form, **arguments)
     mesh = rm.Mesh(**sizes)
     plan = rm.Plan(mesh, [rm.GroupSpec(kind)])
     with counted(monkeypatch) as (calls, counting):

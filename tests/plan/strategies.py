@@ -67,7 +67,7 @@ def cases(draw, options=FEW_OPTIONS):
     return Case(Plan(**arguments), arguments, expected)
 
 
-def _kind(draw, mesh, name, own, base, by_view):
+def _kind(draw, mesh, name, local, base, by_view):
     view = draw(st.sampled_from([None, *mesh.views]))
     axes = draw(axes_of(mesh.view(view)))
     groups = brute.groups(mesh.view(view).axes, axes, offset=mesh.offset, rank_map=mesh.rank_map)
@@ -81,8 +81,8 @@ def _kind(draw, mesh, name, own, base, by_view):
         positions = draw(st.lists(st.integers(-size, size - 1), min_size=1, max_size=3))
         narrowed["pick"] = positions
         groups = [brute.pick(group, positions) for group in groups]
-    options = {**base, **(by_view if view else {}), **own}
+    options = {**base, **(by_view if view else {}), **local}
     # A plan keeps no option that is the default anyway: groups that behave alike have equal options.
     options = {key: value for key, value in options.items() if (key, value) not in DEFAULTS}
     assert prod((len(groups), len(groups[0]))) > 0
-    return GroupSpec(name, axes, view=view, **narrowed, **own), Expected(Options(**options), groups)
+    return GroupSpec(name, axes, view=view, **narrowed, **local), Expected(Options(**options), groups)

@@ -11,12 +11,12 @@ from rankmesh.errors import LayoutError, PlanError
 def test_a_rank_map_permutes_every_group(case, random):
     """Replacing the rank map puts every member of every group, of views too, where the map says."""
     plan = case.plan
-    span = plan.mesh.rank_range
-    ranks = list(range(span.offset, span.stop))
+    covered = plan.mesh.rank_range
+    ranks = list(range(covered.offset, covered.stop))
     random.shuffle(ranks)
     before, placed = plan.replace(rank_map=None), plan.replace(rank_map=ranks)
     for name, groups in before.kinds.items():
-        expected = [[ranks[rank - span.offset] for rank in group] for group in groups]
+        expected = [[ranks[rank - covered.offset] for rank in group] for group in groups]
         assert placed.groups(name).tolist() == expected
     assert placed.replace(rank_map=None) == before
     assert (placed.specs, placed.name, placed.fixed_world) == (plan.specs, plan.name, plan.fixed_world)
@@ -71,7 +71,7 @@ def test_a_mesh_moves_with_its_map():
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "words"),
+    ("change", "error", "message"),
     [
         (lambda plan: plan.replace(rank_map=(0, 0, 1, 2)), LayoutError, "exactly once"),
         (
@@ -89,10 +89,10 @@ def test_a_mesh_moves_with_its_map():
         (lambda plan: plan.with_options("tp"), PlanError, "give Options"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, error, words):
+def test_what_does_not_fit_is_refused(change, error, message):
     """What a plan would refuse from the start it refuses as a change."""
     plan = recipes.axes(Mesh(tp=2, dp=2))
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         change(plan)
 
 

@@ -45,9 +45,13 @@ PLANS = {
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_counts_equal_those_of_every_rank(plan: Plan) -> None:
     """Least, most and total are what plan.of(rank).communicators says rank by rank."""
-    span = plan.mesh.rank_range
-    counts = [len(plan.of(rank).communicators) for rank in range(span.offset, span.stop)]
-    distinct = {(own.name, own.ranks) for rank in range(span.offset, span.stop) for own in plan.of(rank).communicators}
+    covered = plan.mesh.rank_range
+    counts = [len(plan.of(rank).communicators) for rank in range(covered.offset, covered.stop)]
+    distinct = {
+        (local.name, local.ranks)
+        for rank in range(covered.offset, covered.stop)
+        for local in plan.of(rank).communicators
+    }
     use = communicators(plan)
     assert (use.least, use.most, use.total) == (min(counts), max(counts), len(distinct))
 
@@ -67,12 +71,12 @@ def test_each_kind_counts_its_communicators(plan: Plan) -> None:
 
 def test_words_for_what_a_kind_uses() -> None:
     """Own, shared, partly shared, and none needed are told apart."""
-    words = {name: str(use) for name, use in communicators(PARTLY).kinds.items()}
-    assert words["half"] == "own"
-    assert words["low"] == "shares half"
-    assert words["reversed"] == "own"
-    assert words["pos"] == "none needed"
-    assert (words["own"], words["gather"], words["gather_too"]) == ("own", "own", "shares gather")
+    message = {name: str(use) for name, use in communicators(PARTLY).kinds.items()}
+    assert message["half"] == "own"
+    assert message["low"] == "shares half"
+    assert message["reversed"] == "own"
+    assert message["pos"] == "none needed"
+    assert (message["own"], message["gather"], message["gather_too"]) == ("own", "own", "shares gather")
 
 
 def test_the_reason_for_not_sharing() -> None:

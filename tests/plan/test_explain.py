@@ -10,19 +10,19 @@ def test_describe_equals_the_plan(case):
     """What a rank is told is what the plan says: coordinate, members, place, neighbours, options."""
     plan = case.plan
     for rank in range(plan.world_size):
-        data, own = plan.describe(rank), plan.of(rank)
+        data, local = plan.describe(rank), plan.of(rank)
         inside = rank in plan.mesh
         assert data["coordinate"] == (plan.mesh.coordinate(rank) if inside else None)
-        assert data["not_in"] == [name for name in plan.kinds if name not in own]
-        assert [group["name"] for group in data["groups"]] == list(own)
+        assert data["not_in"] == [name for name in plan.kinds if name not in local]
+        assert [group["name"] for group in data["groups"]] == list(local)
         for group in data["groups"]:
             ranks, place = group["ranks"], group["ranks"].index(rank)
-            alone = len(ranks) == 1
+            single = len(ranks) == 1
             assert (group["rank"], group["size"]) == (place, len(ranks))
-            assert group["next"] == (None if alone else ranks[(place + 1) % len(ranks)])
-            assert group["prev"] == (None if alone else ranks[place - 1])
-            assert group["communicator"] == (None if alone else own[group["name"]].canonical)
-            assert group["options"] == own[group["name"]].options.to_dict()
+            assert group["next"] == (None if single else ranks[(place + 1) % len(ranks)])
+            assert group["prev"] == (None if single else ranks[place - 1])
+            assert group["communicator"] == (None if single else local[group["name"]].canonical)
+            assert group["options"] == local[group["name"]].options.to_dict()
 
 
 @given(cases())
@@ -73,8 +73,8 @@ def test_text_of_a_rank_map_and_of_idle_ranks():
 def test_labels():
     """A group's label is its kind and coordinate, and the piece of a hierarchy."""
     plan = recipes.megatron(16, tp=2, cp=4, pp=2, hierarchical_cp=(2, 2))
-    own = plan.of(13)
-    assert [str(own[name]) for name in ("tp", "cp", "hcp_0", "hcp_1", "embd")] == [
+    local = plan.of(13)
+    assert [str(local[name]) for name in ("tp", "cp", "hcp_0", "hcp_1", "embd")] == [
         "tp@pp1,dp0,cp2",
         "cp@pp1,dp0,tp1",
         "hcp_0@pp1,dp0,tp1#1",

@@ -132,9 +132,9 @@ def test_one_instance_is_the_whole():
     plan = recipes.megatron(32, tp=2, cp=2, pp=2, ep=2, etp=1)
     assert plan.groups("intra_dp_cp").tolist() == plan.groups("dp_cp").tolist()
     assert plan.groups("intra_ep_dp").tolist() == plan.groups("ep_dp").tolist()
-    own = plan.of(5)
-    assert own["intra_dp_cp"].canonical == "dp_cp"
-    assert own["intra_ep_dp"].canonical == own["ep_dp"].canonical
+    local = plan.of(5)
+    assert local["intra_dp_cp"].canonical == "dp_cp"
+    assert local["intra_ep_dp"].canonical == local["ep_dp"].canonical
 
 
 def test_hierarchical_context_parallel():

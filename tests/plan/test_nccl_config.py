@@ -44,7 +44,7 @@ def test_a_file_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "error", "word"),
+    ("config", "error", "token"),
     [
         ("tpp: {max_ctas: 8}", rm.UnknownGroup, "did you mean 'tp'"),
         ("tp: 8", rm.PlanError, r"\{'tp': 8\} is no NCCL configuration"),
@@ -53,7 +53,7 @@ def test_a_file_is_read(tmp_path):
         (Path("absent.yaml"), rm.PlanError, "cannot be read"),
     ],
 )
-def test_bad_files_are_refused(config, error, word):
+def test_bad_files_are_refused(config, error, token):
     """What is no configuration of this plan is refused, with the remedy."""
-    with pytest.raises(error, match=word):
+    with pytest.raises(error, match=token):
         with_nccl_config(PLAN, config)

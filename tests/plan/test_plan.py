@@ -43,10 +43,10 @@ def test_of_lists_exactly_the_groups_of_a_rank(case):
             for name, kind in case.expected.items()
             if any(rank in group for group in kind.groups)
         }
-        own = plan.of(rank)
-        assert {name: list(group.ranks) for name, group in own.items()} == mine
-        assert list(own) == list(mine)
-        assert [group.rank for group in own.values()] == [group.index(rank) for group in mine.values()]
+        local = plan.of(rank)
+        assert {name: list(group.ranks) for name, group in local.items()} == mine
+        assert list(local) == list(mine)
+        assert [group.rank for group in local.values()] == [group.index(rank) for group in mine.values()]
 
 
 @given(cases())
@@ -171,29 +171,29 @@ def test_saved_schema():
 
 def test_a_rank_outside_a_pick():
     """A kind that the rank is not in raises NotAMember with the members that there are."""
-    own = PIPE.of(3)
-    assert "embd" not in own
+    local = PIPE.of(3)
+    assert "embd" not in local
     with pytest.raises(NotAMember, match=r"rank 3 is not in group 'embd': its members here are \[1, 7\]") as caught:
-        own["embd"]
+        local["embd"]
     assert (caught.value.group, caught.value.rank) == ("embd", 3)
 
 
 def test_get_as_mappings_do():
     """get(name) is None or the default for a group of others, never for a name that is not in the plan."""
-    own = PIPE.of(3)
-    assert own.get("tp") is own["tp"]
-    assert own.get("tp", None) is own["tp"]
-    assert own.get("embd") is None
+    local = PIPE.of(3)
+    assert local.get("tp") is local["tp"]
+    assert local.get("tp", None) is local["tp"]
+    assert local.get("embd") is None
     with pytest.raises(KeyError, match=r"rank 3 is not in group 'embd': its members here are \[1, 7\]"):
-        own["embd"]
-    assert own.get("embd", default=5) == 5
+        local["embd"]
+    assert local.get("embd", default=5) == 5
     for default in ((), (None,)):
         with pytest.raises(UnknownGroup, match="unknown group 'emb'"):
-            own.get("emb", *default)
+            local.get("emb", *default)
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("TP", "did you mean 'tp'"),
         ("t-p", "did you mean 'tp'"),
@@ -201,17 +201,17 @@ def test_get_as_mappings_do():
         ("pp-tp", r"GroupSpec\('pp_tp', axes='pp-tp'\)"),
     ],
 )
-def test_what_an_unknown_group_meant(name, words):
+def test_what_an_unknown_group_meant(name, message):
     """A kind in other letters is recognised, and several kinds in one name are told how a kind of both is written."""
-    with pytest.raises(UnknownGroup, match=words):
+    with pytest.raises(UnknownGroup, match=message):
         PIPE.groups(name)
 
 
 def test_unknown_groups():
     """A kind that the plan does not have is named with those it has."""
-    for ask in (PIPE.of(0).__getitem__, PIPE.groups, PIPE.spec):
+    for query in (PIPE.of(0).__getitem__, PIPE.groups, PIPE.spec):
         with pytest.raises(UnknownGroup, match="unknown group 'emb': this plan has the groups tp, pp, embd") as caught:
-            ask("emb")
+            query("emb")
         assert (caught.value.name, caught.value.known) == ("emb", ("tp", "pp", "embd"))
         assert isinstance(caught.value, KeyError)
 
@@ -244,7 +244,7 @@ def test_frozen_views_of_a_plan():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "words"),
+    ("make", "error", "message"),
     [
         (lambda: Plan("tp=2", []), PlanError, "the mesh of a plan is 'tp=2'"),
         (
@@ -301,9 +301,9 @@ def test_frozen_views_of_a_plan():
         (lambda: GroupSpec("dp", level=0), PlanError, "levels None and level 0"),
     ],
 )
-def test_bad_plans(make, error, words):
+def test_bad_plans(make, error, message):
     """What cannot be a plan is refused where it is said, not at its first use."""
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         make()
 
 

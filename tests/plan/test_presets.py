@@ -78,9 +78,9 @@ def test_every_kind_partitions(name):
     """Each preset builds for its first, middle and last rank, shares pp between its views, and saves."""
     preset, plan = presets.get(name), source.read(name).plan
     for rank in (0, plan.world_size // 2, plan.world_size - 1):
-        own = plan.of(rank)
-        assert all(rank in group for group in own.values())
-        assert own["tp"].ranks == tuple(range(rank // own["tp"].size * own["tp"].size, own["tp"].ranks[-1] + 1))
+        local = plan.of(rank)
+        assert all(rank in group for group in local.values())
+        assert local["tp"].ranks == tuple(range(rank // local["tp"].size * local["tp"].size, local["tp"].ranks[-1] + 1))
     if plan.mesh.views:
         assert plan.mesh.groups("pp").tolist() == plan.mesh.groups("pp", view="expert").tolist()
     assert type(plan).from_json(plan.to_json()) == plan

@@ -20,13 +20,13 @@ def test_megatron_optional_kinds():
     """Gloo twins, the gather communicator, hierarchical and hybrid context groups come when asked for."""
     plain = recipes.megatron(16, tp=2, cp=4)
     gloo = ["dp_cp_gloo", "intra_dp_cp_gloo", "dp_gloo", "ep_dp_gloo", "intra_ep_dp_gloo"]
-    asked = {
+    requested = {
         "gloo": (recipes.megatron(16, tp=2, cp=4, gloo=True), gloo),
         "all_gather": (recipes.megatron(16, tp=2, cp=4, all_gather=True), ["dp_cp_ag"]),
         "hierarchical_cp": (recipes.megatron(16, tp=2, cp=4, hierarchical_cp=(2, 2)), ["hcp_0", "hcp_1"]),
         "hybrid_cp": (recipes.megatron(16, tp=2, cp=4, hybrid_cp=True), ["hybrid_dp_cp_2", "hybrid_dp_cp_4"]),
     }
-    for plan, added in asked.values():
+    for plan, added in requested.values():
         assert [name for name in plan.kinds if name not in plain.kinds] == added
         assert [name for name in plan.kinds if name in plain.kinds] == list(plain.kinds)
 
@@ -37,9 +37,9 @@ def test_megatron_twins():
     for name in ("dp_cp", "intra_dp_cp", "dp", "ep_dp", "intra_ep_dp"):
         assert plan.groups(f"{name}_gloo") == plan.groups(name)
         assert plan.spec(f"{name}_gloo").options.backend == "gloo"
-    own = plan.of(3)
-    assert own["dp_cp_ag"].ranks == own["dp_cp"].ranks
-    assert own["dp_cp_ag"].canonical == "dp_cp_ag"
+    local = plan.of(3)
+    assert local["dp_cp_ag"].ranks == local["dp_cp"].ranks
+    assert local["dp_cp_ag"].canonical == "dp_cp_ag"
 
 
 def test_megatron_options():
@@ -80,7 +80,7 @@ def test_orders(order):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "words"),
+    ("arguments", "error", "message"),
     [
         ({"world_size": 10, "tp": 4}, PlanError, "world_size is 10, but tp 4 x cp 1 x pp 1 = 4 does not divide it"),
         ({"world_size": 16, "tp": 2, "ep": 3}, PlanError, "tp 2 x ep 3 x pp 1 = 6"),
@@ -132,9 +132,9 @@ def test_orders(order):
         ({"world_size": 8, "timeout": 0}, PlanError, "timeout is 0"),
     ],
 )
-def test_megatron_bad_input(arguments, error, words):
+def test_megatron_bad_input(arguments, error, message):
     """Each size, order or option that cannot be is refused with its value."""
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         recipes.megatron(**arguments)
 
 
@@ -176,7 +176,7 @@ def test_torchtitan():
         "efsdp": (1, 5),
         "etp": (5,),
     }
-    assert {name: own.ranks for name, own in plan.of(5).items()} == table
+    assert {name: local.ranks for name, local in plan.of(5).items()} == table
     with pytest.raises(PlanError, match="etp is 4 with tp 2"):
         recipes.torchtitan(16, tp=2, etp=4)
     with pytest.raises(PlanError, match="etp x ep = 3 does not divide dp_shard x cp x tp = 16"):
@@ -197,8 +197,8 @@ def test_memory_of_a_very_large_plan():
     tracemalloc.start()
     try:
         plan = recipes.megatron(world_size=131_072, tp=8, cp=2, pp=8, ep=8, etp=1)
-        own = plan.of(70_000)
-        members = sum(group.size for group in own.values())
+        local = plan.of(70_000)
+        members = sum(group.size for group in local.values())
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

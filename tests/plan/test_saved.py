@@ -119,7 +119,7 @@ def test_any_damage_is_a_plan_or_an_error_of_ours(path, value):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"timeout": 0}, "timeout is 0"),
         ({"timeout": -1}, "timeout is -1"),
@@ -138,8 +138,8 @@ def test_any_damage_is_a_plan_or_an_error_of_ours(path, value):
         ({"nccl": {"x": float("inf")}}, "nccl is {'x': inf}"),
     ],
 )
-def test_options(options, words):
+def test_options(options, message):
     """An option has a value of its kind."""
-    with pytest.raises(PlanError, match=words) as caught:
+    with pytest.raises(PlanError, match=message) as caught:
         Options(**options)
     assert caught.value.option == next(iter(options))

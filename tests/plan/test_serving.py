@@ -73,7 +73,7 @@ def test_sglang_cuts_tp_three_times(attn_tp, attn_cp, attn_dp, pp, data):
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: recipes.vllm(10, tp=4), "tp x pcp x pp x dp = 4 does not divide world_size = 10"),
         (lambda: recipes.vllm(tp=4, dcp=3), "dcp = 3 does not divide tp = 4"),
@@ -88,7 +88,7 @@ def test_sglang_cuts_tp_three_times(attn_tp, attn_cp, attn_dp, pp, data):
         ),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(make, words):
+def test_sizes_that_do_not_fit_are_refused(make, message):
     """Each with the sizes, and what must divide what."""
-    with pytest.raises((PlanError, LayoutError), match=words):
+    with pytest.raises((PlanError, LayoutError), match=message):
         make()

@@ -15,9 +15,9 @@ def may_share(one, other):
 def test_leaders_equal_brute_force(case):
     """A group uses the communicator of the first of its rank with equal members and options."""
     for rank in range(case.plan.world_size):
-        own = list(case.plan.of(rank).values())
-        for place, group in enumerate(own):
-            equal = [other.name for other in own[:place] if may_share(other, group)]
+        local = list(case.plan.of(rank).values())
+        for place, group in enumerate(local):
+            equal = [other.name for other in local[:place] if may_share(other, group)]
             assert group.canonical == (equal[0] if equal else group.name)
 
 
@@ -50,9 +50,9 @@ def test_classes_hold_on_every_rank(case):
     classes = case.plan.sharing
     assert sorted(name for names in classes for name in names) == sorted(case.expected)
     for rank in range(case.plan.mesh.offset, case.plan.mesh.rank_range.stop):
-        own = case.plan.of(rank)
+        local = case.plan.of(rank)
         for names in classes:
-            assert len({own[name].canonical for name in names if name in own}) <= 1
+            assert len({local[name].canonical for name in names if name in local}) <= 1
 
 
 @given(cases())
@@ -70,9 +70,9 @@ def test_different_options_do_not_share():
     """The same members with another backend, timeout, NCCL setting or overlap class do not share."""
     options = ({}, {"backend": "gloo"}, {"timeout": 5}, {"nccl": {"max_ctas": 4}}, {"overlap": "gather"})
     plan = Plan(Mesh(dp=4), [GroupSpec(f"g{i}", "dp", **chosen) for i, chosen in enumerate(options)])
-    own = plan.of(0)
-    assert [group.canonical for group in own.values()] == list(own)
-    assert len(own.communicators) == 5
+    local = plan.of(0)
+    assert [group.canonical for group in local.values()] == list(local)
+    assert len(local.communicators) == 5
 
 
 def test_share_false_takes_its_own():
@@ -123,7 +123,7 @@ def test_equal_ends_are_not_equal_members():
 
 def test_options_that_are_the_default_change_nothing():
     """A group that says a default is the same group, so it shares and has the same digest."""
-    said = Plan(Mesh(dp=4), [GroupSpec("dp"), GroupSpec("too", "dp", share=True, lazy=False, high_priority=False)])
+    output = Plan(Mesh(dp=4), [GroupSpec("dp"), GroupSpec("too", "dp", share=True, lazy=False, high_priority=False)])
     unsaid = Plan(Mesh(dp=4), [GroupSpec("dp"), GroupSpec("too", "dp")])
-    assert said == unsaid
-    assert said.of(0)["too"].canonical == "dp"
+    assert output == unsaid
+    assert output.of(0)["too"].canonical == "dp"

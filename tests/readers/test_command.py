@@ -25,21 +25,21 @@ def _plain(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-def run(*words):
+def run(*arguments):
     """The result of one command in this process."""
-    return CliRunner().invoke(app, [str(word) for word in words], prog_name="rankmesh")
+    return CliRunner().invoke(app, [str(token) for token in arguments], prog_name="rankmesh")
 
 
-@pytest.mark.parametrize("words", [("show", SCRIPT), ("groups", SCRIPT, "tp"), ("explain", SCRIPT, 5)])
-def test_the_lines_are_words_on_stderr_and_data_in_json(words):
+@pytest.mark.parametrize("arguments", [("show", SCRIPT), ("groups", SCRIPT, "tp"), ("explain", SCRIPT, 5)])
+def test_the_lines_are_words_on_stderr_and_data_in_json(arguments):
     """Each planning command says what it read, and with --json has it under ``config``."""
-    told = str(read(SCRIPT).config) + "\n"
-    assert f"{SCRIPT}:22: --tensor-model-parallel-size = 4 (tp, from line 10)" in told
-    plain, data = run(*words), run(*words, "--json")
-    assert (plain.exit_code, plain.stderr) == (0, told)
+    answer = str(read(SCRIPT).config) + "\n"
+    assert f"{SCRIPT}:22: --tensor-model-parallel-size = 4 (tp, from line 10)" in answer
+    plain, data = run(*arguments), run(*arguments, "--json")
+    assert (plain.exit_code, plain.stderr) == (0, answer)
     assert plain.stdout
     assert "read as" not in plain.stdout
-    assert (data.exit_code, data.stderr) == (0, told)
+    assert (data.exit_code, data.stderr) == (0, answer)
     config = json.loads(data.stdout)["config"]
     assert (config["format"], config["path"]) == ("megatron", SCRIPT)
     line = {"line": 22, "key": "--tensor-model-parallel-size", "value": "4", "argument": "tp", "also": [10]}
@@ -55,22 +55,22 @@ def test_diff_names_both_files():
     assert data["right_config"]["format"] == "nanotron"
 
 
-@pytest.mark.parametrize(("rank", "speaks"), [(None, True), ("0", True), ("3", False)])
-def test_check_reads_configs_too_and_one_rank_speaks(monkeypatch, rank, speaks):
+@pytest.mark.parametrize(("rank", "responds"), [(None, True), ("0", True), ("3", False)])
+def test_check_reads_configs_too_and_one_rank_speaks(monkeypatch, rank, responds):
     """``check`` proves the plan of a config; inside a job only rank 0 says what was read."""
     if rank is not None:
         for name, value in {"RANK": rank, "WORLD_SIZE": "8", "MASTER_ADDR": "node0"}.items():
             monkeypatch.setenv(name, value)
-    proved = []
+    verified = []
 
-    def prove(plan, **_):
-        proved.append(plan)
+    def verify(plan, **_):
+        verified.append(plan)
         raise check_command.PlanError("enough")
 
-    monkeypatch.setattr(check_command, "_check", lambda: prove)
+    monkeypatch.setattr(check_command, "_check", lambda: verify)
     result = run("check", FILES / "nanotron.yaml")
-    assert proved == [read(str(FILES / "nanotron.yaml")).plan]
-    assert ("read as a nanotron config" in result.stderr) is speaks
+    assert verified == [read(str(FILES / "nanotron.yaml")).plan]
+    assert ("read as a nanotron config" in result.stderr) is responds
 
 
 def test_a_refused_config_is_one_line_and_exit_3(tmp_path):

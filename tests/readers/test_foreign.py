@@ -47,7 +47,7 @@ def test_a_policy_with_its_parent(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "output"),
     [
         ({"run.yaml": "defaults: none.yaml\n" + PARENT}, "needs its parent .*none.yaml.* cannot be read"),
         ({"run.yaml": "defaults: run.yaml\n" + PARENT}, "a file that names it"),
@@ -57,11 +57,11 @@ def test_a_policy_with_its_parent(tmp_path):
         ({"run.yaml": "defaults: b\n" + PARENT, "b.yaml": "defaults: run\na: 1\n"}, "a file that names it"),
     ],
 )
-def test_parents_that_cannot_be_read(tmp_path, files, said):
+def test_parents_that_cannot_be_read(tmp_path, files, output):
     """A parent that is missing, absolute, or the file itself is named: without it the layout is not known."""
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(PlanError, match=said):
+    with pytest.raises(PlanError, match=output):
         source.read(tmp_path / "run.yaml")
 
 

@@ -249,10 +249,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "world_size", "words"), REFUSED)
-def test_what_is_ambiguous_or_not_modelled_is_refused(text, world_size, words):
+@pytest.mark.parametrize(("text", "world_size", "message"), REFUSED)
+def test_what_is_ambiguous_or_not_modelled_is_refused(text, world_size, message):
     """Typos, contradictions, wrong values, and layouts that no recipe has name the file, the line and a remedy."""
-    with pytest.raises(PlanError, match=words) as caught:
+    with pytest.raises(PlanError, match=message) as caught:
         read_config(text, "run.cfg", world_size=world_size)
     assert str(caught.value).startswith("run.cfg")
 

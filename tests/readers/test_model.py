@@ -57,7 +57,7 @@ def test_latent_attention_and_dense_layers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "output"),
     [
         ({"model_type": "mamba2"}, "the model type 'mamba2' is not known"),
         ({"hidden_size": {}}, "hidden of the model is {}"),
@@ -66,10 +66,10 @@ def test_latent_attention_and_dense_layers(tmp_path):
         ({"qk_rope_head_dim": None}, "qk_rope_head_dim of the model is None"),
     ],
 )
-def test_models_of_another_form(tmp_path, change, said):
+def test_models_of_another_form(tmp_path, change, output):
     """A type that is not known and a value that is no number are refused by name, not read as Llama's."""
     (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK | change))
-    with pytest.raises(PlacementError, match=said):
+    with pytest.raises(PlacementError, match=output):
         read_model(str(tmp_path / "config.json"))
 
 

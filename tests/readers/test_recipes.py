@@ -45,7 +45,7 @@ def test_accelerate_keeps_one_axis_for_one_rank():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "words"),
+    ("sizes", "message"),
     [
         ({"world_size": 8, "cp": 2, "sp": 2}, "one of the two ways"),
         ({"dp_replicate": 2, "dp_shard": 1, "tp": 2}, "use dp_shard > 1"),
@@ -53,9 +53,9 @@ def test_accelerate_keeps_one_axis_for_one_rank():
         ({}, "neither world_size nor dp"),
     ],
 )
-def test_accelerate_refuses_what_accelerate_refuses(sizes, words):
+def test_accelerate_refuses_what_accelerate_refuses(sizes, message):
     """Replicas alone beside tensor parallelism, two ways to shard a sequence, a product that is not the world."""
-    with pytest.raises(PlanError, match=words):
+    with pytest.raises(PlanError, match=message):
         recipes.accelerate(**sizes)
 
 

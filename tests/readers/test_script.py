@@ -180,10 +180,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), REFUSED)
-def test_what_a_script_leaves_open_is_refused(text, words):
+@pytest.mark.parametrize(("text", "message"), REFUSED)
+def test_what_a_script_leaves_open_is_refused(text, message):
     """Variables without one value, branches, loops, several runs and contradictions name the line and a remedy."""
-    with pytest.raises(PlanError, match=words) as caught:
+    with pytest.raises(PlanError, match=message) as caught:
         read_config(text, "run.sh")
     assert str(caught.value).startswith("run.sh")
 
@@ -345,16 +345,16 @@ def test_a_file_of_arguments():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (ARGUMENTS, "args.txt:1: .*give --world-size"),
         (ARGUMENTS + "--save 'a", "args.txt:[0-9]+: [^A].*cannot be read as shell"),
         ("--num-layers 2\n", "args.txt:1: .*the run has no argument of Megatron"),
     ],
 )
-def test_a_file_of_arguments_that_says_too_little(text, words):
+def test_a_file_of_arguments_that_says_too_little(text, message):
     """Without a world size, without an end of a quote, without a size."""
-    with pytest.raises(PlanError, match=words):
+    with pytest.raises(PlanError, match=message):
         read_config(text, "args.txt")
 
 
@@ -402,7 +402,7 @@ def test_any_text_is_read_or_refused(text):
 def test_what_a_statement_does_to_a_variable(statement, value):
     """Locals end with their function, and what a subshell sets with it; what arithmetic sets is unknown."""
     command = read_script(f"TP=2\n{statement}\nprogram $TP").commands[-1]
-    assert [text_of(word) for word in command.words] == ["program", value]
+    assert [text_of(token) for token in command.words] == ["program", value]
 
 
 NAMES = st.sampled_from("ABC")
@@ -462,11 +462,11 @@ STATEMENT = st.one_of(
 @pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
 @given(st.lists(STATEMENT, max_size=5), st.lists(WORD, min_size=1, max_size=4))
 @settings(max_examples=200, deadline=None)
-def test_words_become_what_bash_makes_of_them(statements, words):
+def test_words_become_what_bash_makes_of_them(statements, message):
     """Whatever the reader gives a text to is what bash makes of the same assignments and words."""
-    program = "\n".join(["N=9", *statements, "program " + " ".join(words)])
+    program = "\n".join(["N=9", *statements, "program " + " ".join(message)])
     command = next(command for command in read_script(program).commands if text_of(command.words[0]) == "program")
-    read = [text_of(word) for word in command.words]
+    read = [text_of(token) for token in command.words]
     shell = [
         "env",
         "-i",
@@ -477,7 +477,7 @@ def test_words_become_what_bash_makes_of_them(statements, words):
     ]
     done = subprocess.run(shell, capture_output=True, text=True, check=False, timeout=20)
     if None not in read:
-        assert "".join(f"{word}\0" for word in read) == done.stdout, program
+        assert "".join(f"{token}\0" for token in read) == done.stdout, program
 
 
 APPENDED = """\

@@ -65,7 +65,7 @@ def test_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "words"),
+    ("text", "error", "message"),
     [
         ("", PlanError, "unknown layout ''; write an axis string"),
         ("nonsense", PlanError, "unknown layout 'nonsense'; write"),
@@ -99,9 +99,9 @@ def test_files(tmp_path):
         ("missing.json", PlanError, "the path 'missing.json' cannot be read"),
     ],
 )
-def test_bad_texts(text, error, words):
+def test_bad_texts(text, error, message):
     """Each mistake is named, with the form that would be right."""
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         source.read(text)
 
 
@@ -113,7 +113,7 @@ def test_a_plan_for_another_world(text):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"\xff\xfe\x00", "is not UTF-8 text"),
         (b"", "an empty file"),
@@ -125,11 +125,11 @@ def test_a_plan_for_another_world(text):
         ),
     ],
 )
-def test_bad_files(tmp_path, content, words):
+def test_bad_files(tmp_path, content, message):
     """A file that holds no plan is refused with its path and the reason."""
     path = tmp_path / "plan.json"
     path.write_bytes(content)
-    with pytest.raises(PlanError, match=words) as caught:
+    with pytest.raises(PlanError, match=message) as caught:
         source.read(str(path))
     assert str(path) in str(caught.value)
     assert caught.value.path == str(path)

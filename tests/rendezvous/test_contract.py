@@ -28,7 +28,7 @@ def real(request, tmp_path):
     return Place(request.param, tmp_path)
 
 
-def alike(arrivals):
+def equal(arrivals):
     """Agreed where all propose the same, else who differs or is missing; the coordinator's rank is the value."""
     if arrivals.differ:
         arrivals.probe()
@@ -44,7 +44,7 @@ def attempt(channel, rank, data, *, seconds=1.0, participants=THREE, digest="sam
     """One round of two steps and its end: what this rank heard at the step that ended it."""
     found = Round(channel, "meet", participants, rank, **more)
     proposal = Proposal(digest, lambda: f'{{"plan": "{digest}"}}', data)
-    outcome = found.step("agree", proposal, alike, Patience(seconds))
+    outcome = found.step("agree", proposal, equal, Patience(seconds))
     if outcome.agreed:
         texts = or_missing(lambda arrivals: Outcome(value=arrivals.texts), seconds, "meet")
         outcome = found.step("make", Proposal(text=data), texts, Patience(seconds))
@@ -139,7 +139,7 @@ def test_one_dies_at_each_operation(real, victim, monkeypatch):
             time.sleep(0.05 * ((rank == 1) == (victim == "last")))
             started = time.monotonic()
             found = Round(channel, name, THREE, rank)
-            outcome = found.step("agree", Proposal("same", text=f"old {rank}"), alike, Patience(1.0))
+            outcome = found.step("agree", Proposal("same", text=f"old {rank}"), equal, Patience(1.0))
             if outcome.agreed:
                 every = or_missing(lambda _: Outcome(), 1.0, "meet")
                 outcome = found.step("make", Proposal(), every, Patience(1.0))
@@ -179,7 +179,7 @@ def test_one_withdraws(real):
         found = Round(channel, "meet", THREE, rank)
         time.sleep(0.2 * (rank == 2))
         started = time.monotonic()
-        conclude = broken if rank == 2 else alike
+        conclude = broken if rank == 2 else equal
         try:
             outcome = found.step("agree", Proposal("same"), conclude, Patience(30))
             found.leave(outcome)
@@ -211,7 +211,7 @@ def test_a_slow_coordinator_is_not_two(real, monkeypatch, probes):
     def program(rank, channel):
         found = Round(channel, "meet", THREE, rank)
         time.sleep(0.2 * (rank == 2))
-        outcome = found.step("agree", Proposal("same"), slow if rank == 2 else alike, Patience(0.4))
+        outcome = found.step("agree", Proposal("same"), slow if rank == 2 else equal, Patience(0.4))
         found.leave(outcome)
         return outcome, _again(channel, "meet", rank)
 
@@ -243,7 +243,7 @@ def test_two_with_one_rank(real):
         identity = next(names) if rank == 1 else f"process {rank}"
         time.sleep(0.3 * (identity == "process 8"))
         found = Round(channel, "meet", range(4), rank, identity=identity)
-        outcome = found.step("agree", Proposal("same"), alike, Patience(20))
+        outcome = found.step("agree", Proposal("same"), equal, Patience(20))
         found.leave(outcome)
         return outcome
 

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 
-def own(*shape, dtype=torch.int64):
+def rank_values(*shape, dtype=torch.int64):
     """A tensor that differs from rank to rank and from element to element."""
     size = int(torch.tensor(shape).prod())
     return (torch.arange(size) + 1 + 100 * dist.get_rank()).reshape(shape).to(dtype)
@@ -15,12 +15,16 @@ def reductions():
     found = {}
     for name in ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
         op = getattr(dist.ReduceOp, name)
-        whole = own(3)
+        whole = rank_values(3)
         dist.all_reduce(whole, op=op)
-        at_root = own(2)
+        at_root = rank_values(2)
         dist.reduce(at_root, 1, op=op)
         found[name] = [whole.tolist(), at_root.tolist() if dist.get_rank() == 1 else None]
-    numbers = [own(2, 2, dtype=torch.float32), (own(2) % 8).to(torch.bfloat16), own(2, dtype=torch.float64) * 1j]
+    numbers = [
+        rank_values(2, 2, dtype=torch.float32),
+        (rank_values(2) % 8).to(torch.bfloat16),
+        rank_values(2, dtype=torch.float64) * 1j,
+    ]
     for number in numbers:
         dist.all_reduce(number)
     return found, [str(number.tolist()) for number in numbers]
@@ -30,19 +34,19 @@ def gathers():
     """all_gather in its forms, gather, scatter, reduce_scatter, broadcast."""
     rank, size = dist.get_rank(), dist.get_world_size()
     listed = [torch.zeros(2, dtype=torch.int64) for _ in range(size)]
-    dist.all_gather(listed, own(2))
+    dist.all_gather(listed, rank_values(2))
     joined, stacked = torch.zeros(2 * size, dtype=torch.int64), torch.zeros(size, 2, dtype=torch.int64)
-    dist.all_gather_single(joined, own(2))
-    dist.all_gather_single(stacked, own(1, 2))
+    dist.all_gather_single(joined, rank_values(2))
+    dist.all_gather_single(stacked, rank_values(1, 2))
     at_root = [torch.zeros(2, dtype=torch.int64) for _ in range(size)] if rank == 2 else None
-    dist.gather(own(2), at_root, dst=2)
+    dist.gather(rank_values(2), at_root, dst=2)
     part = torch.zeros(2, dtype=torch.int64)
-    dist.scatter(part, [own(2) + i for i in range(size)] if rank == 1 else None, src=1)
+    dist.scatter(part, [rank_values(2) + i for i in range(size)] if rank == 1 else None, src=1)
     shares = torch.zeros(2, dtype=torch.int64)
-    dist.reduce_scatter(shares, [own(2) * (i + 1) for i in range(size)])
+    dist.reduce_scatter(shares, [rank_values(2) * (i + 1) for i in range(size)])
     share = torch.zeros(2, dtype=torch.int64)
-    dist.reduce_scatter_single(share, own(2 * size))
-    message = own(2)
+    dist.reduce_scatter_single(share, rank_values(2 * size))
+    message = rank_values(2)
     dist.broadcast(message, 3)
     every = [*listed, joined, stacked, *(at_root or ()), part, shares, share, message]
     return [tensor.tolist() for tensor in every]
@@ -52,28 +56,28 @@ def exchanges():
     """all_to_all with equal and unequal parts, point to point, in groups too."""
     rank, size = dist.get_rank(), dist.get_world_size()
     single = torch.zeros(size, dtype=torch.int64)
-    dist.all_to_all_single(single, own(size))
+    dist.all_to_all_single(single, rank_values(size))
     uneven = torch.zeros(size * (rank + 1), 2, dtype=torch.int64)
     rows = list(range(1, size + 1))
-    dist.all_to_all_single(uneven, own(sum(rows), 2), [rank + 1] * size, rows)
+    dist.all_to_all_single(uneven, rank_values(sum(rows), 2), [rank + 1] * size, rows)
     even, odd = dist.new_group([0, 2]), dist.new_group([1, 3])
     mine = even if rank % 2 == 0 else odd
-    inside = own(1)
+    inside = rank_values(1)
     dist.all_reduce(inside, group=mine)
     got = torch.zeros(2, dtype=torch.int64)
     for work in dist.batch_isend_irecv(
-        [dist.P2POp(dist.isend, own(2), (rank + 1) % size), dist.P2POp(dist.irecv, got, (rank - 1) % size)]
+        [dist.P2POp(dist.isend, rank_values(2), (rank + 1) % size), dist.P2POp(dist.irecv, got, (rank - 1) % size)]
     ):
         work.wait()
     tagged = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
     if rank == 0:
-        works = [dist.isend(own(1) + tag, 1, tag=tag) for tag in (7, 8)]
+        works = [dist.isend(rank_values(1) + tag, 1, tag=tag) for tag in (7, 8)]
     else:
         works = [dist.irecv(tagged[tag - 7], 0, tag=tag) for tag in (8, 7)] if rank == 1 else []
     for work in works:
         work.wait()
     ordered = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
-    works = [dist.isend(own(1) + i, 3) for i in range(2)] if rank == 2 else []
+    works = [dist.isend(rank_values(1) + i, 3) for i in range(2)] if rank == 2 else []
     dist.barrier()
     if rank == 3:
         for tensor in ordered:
@@ -86,7 +90,7 @@ def exchanges():
             number = torch.zeros(1, dtype=torch.int64)
             anybody.append((dist.recv(number), int(number)))
     else:
-        dist.send(own(1), 0)
+        dist.send(rank_values(1), 0)
     dist.destroy_process_group(mine)
     tensors = [single, uneven, inside, got, *tagged, *ordered]
     return [tensor.tolist() for tensor in tensors], sorted(anybody)
@@ -97,8 +101,8 @@ def objects():
     rank, size = dist.get_rank(), dist.get_world_size()
     every = [None] * size
     dist.all_gather_object(every, {"rank": rank, "text": "x" * rank})
-    said = [("from", rank)]
-    dist.broadcast_object_list(said, src=2)
+    output = [("from", rank)]
+    dist.broadcast_object_list(output, src=2)
     taken = [None]
     dist.scatter_object_list(taken, [[i, "part"] for i in range(size)] if rank == 0 else None, src=0)
     at_root = [None] * size if rank == 1 else None
@@ -108,11 +112,11 @@ def objects():
         dist.send_object_list([{1, 2}], dst=2)
     if rank == 2:
         dist.recv_object_list(passed, src=1)
-    later = own(2)
+    later = rank_values(2)
     work = dist.all_reduce(later, async_op=True)
     work.wait()
-    future = dist.all_reduce(own(1), async_op=True).get_future()
-    several = [own(2), own(3)]
+    future = dist.all_reduce(rank_values(1), async_op=True).get_future()
+    several = [rank_values(2), rank_values(3)]
     with dist._coalescing_manager(async_ops=True) as calls:
         for tensor in several:
             dist.all_reduce(tensor)
@@ -120,7 +124,7 @@ def objects():
     dist.monitored_barrier()
     dist.barrier()
     numbers = [later.tolist(), future.wait()[0].tolist(), *[tensor.tolist() for tensor in several]]
-    return every, said, taken, at_root, [sorted(item) for item in passed if item], numbers, work.is_completed()
+    return every, output, taken, at_root, [sorted(item) for item in passed if item], numbers, work.is_completed()
 
 
 PARTS = {"reductions": reductions, "gathers": gathers, "exchanges": exchanges, "objects": objects}

@@ -119,10 +119,10 @@ def _in_order(rank):
 @pytest.mark.parametrize("name", MISMATCHES)
 def test_every_kind_of_mismatch(name):
     """2 ranks: whatever differs between two calls of one group is told, on both ranks."""
-    function, words = MISMATCHES[name]
+    function, message = MISMATCHES[name]
     found = failures(function, 2)
     assert {rank: error.kind for rank, error in found.items()} == {0: "mismatch", 1: "mismatch"}
-    assert words in str(found[0])
+    assert message in str(found[0])
 
 
 def _absent_member():

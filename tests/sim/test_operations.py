@@ -3,7 +3,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sim.operations import PARTS, on_a_rank, own, plain
+from tests.sim.operations import PARTS, on_a_rank, plain, rank_values
 
 from rankmesh import sim
 
@@ -23,15 +23,15 @@ def test_any_order_gives_the_same(part):
 
 
 def _beyond_gloo():
-    total, scaled = own(2, dtype=torch.float64), own(2, dtype=torch.float64)
+    total, scaled = rank_values(2, dtype=torch.float64), rank_values(2, dtype=torch.float64)
     dist.all_reduce(total, op=dist.ReduceOp.AVG)
     dist.all_reduce(scaled, op=dist._make_nccl_premul_sum(0.5))
-    whole = own(2)
+    whole = rank_values(2)
     dist.all_reduce(whole, op=dist.ReduceOp.AVG)
     listed = [torch.zeros(rank + 1, dtype=torch.int64) for rank in range(dist.get_world_size())]
-    dist.all_gather(listed, own(dist.get_rank() + 1))
+    dist.all_gather(listed, rank_values(dist.get_rank() + 1))
     pieces = [torch.zeros(dist.get_rank() + 1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_to_all(pieces, [own(rank + 1) for rank in range(dist.get_world_size())])
+    dist.all_to_all(pieces, [rank_values(rank + 1) for rank in range(dist.get_world_size())])
     return [tensor.tolist() for tensor in (total, scaled, whole)], [tensor.tolist() for tensor in (*listed, *pieces)]
 
 
@@ -98,7 +98,7 @@ def test_a_seed_lets_others_run_at_every_call():
         sim.run(_posts, 2, order=order)
         found[order] = tuple(ORDER)
     assert found.pop("deterministic") == (0, 0, 0, 1, 1, 1)
-    assert len(set(found.values()) - {(0, 0, 0, 1, 1, 1), (1, 1, 1, 0, 0, 0)}) > 2
+    assert len(set(found.rank_values()) - {(0, 0, 0, 1, 1, 1), (1, 1, 1, 0, 0, 0)}) > 2
 
 
 def _results_come_with_the_wait():
@@ -150,4 +150,4 @@ def test_slices_are_refused():
     """2 ranks: a slice of a tensor, of which gloo silently moves the wrong elements, is refused on each rank."""
     with pytest.raises(sim.RanksFailed, match=r"strides \[2\].*contiguous") as caught:
         sim.run(_slice, 2)
-    assert {type(error) for error in caught.value.failures.values()} == {ValueError}
+    assert {type(error) for error in caught.value.failures.rank_values()} == {ValueError}

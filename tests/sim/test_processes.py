@@ -250,7 +250,7 @@ def play(kind, shared, script):
     return seen
 
 
-def alone(kind, script, share):
+def single(kind, script, share):
     """What processes of their own see."""
     seen = []
     for rank in range(SIZE):
@@ -276,7 +276,7 @@ def scripts(draw):
 @settings(max_examples=25)
 def test_every_dialect_answers_each_rank_as_a_process_of_its_own(kind, script, order):
     """4 ranks: begin, getters, writes and end, in any interleaving, give what a lone process gives on each rank."""
-    assert sim.run(play, SIZE, kind, None, script, order=order) == alone(kind, script, share=False)
+    assert sim.run(play, SIZE, kind, None, script, order=order) == single(kind, script, share=False)
 
 
 @pytest.mark.parametrize("kind", SHARED)
@@ -286,7 +286,7 @@ def test_a_state_that_a_module_makes_is_each_ranks_own(kind, script, order):
     """4 ranks: an object that was made before the ranks began has the attributes of each rank in turn."""
     shared = kind.share()
     before = dict(vars(shared))
-    assert sim.run(play, SIZE, kind, shared, script, order=order) == alone(kind, script, share=True)
+    assert sim.run(play, SIZE, kind, shared, script, order=order) == single(kind, script, share=True)
     assert vars(shared) == before
 
 
@@ -303,7 +303,7 @@ def late():
     assert not [name for name in sys.modules if name.startswith("rankmesh.dialects.")]
     for kind in DIALECTS:
         found = sim.run(play, SIZE, kind, None, UNEVEN)
-        assert found == alone(kind, UNEVEN, share=False), (kind, found)
+        assert found == single(kind, UNEVEN, share=False), (kind, found)
         assert sim.run(play, SIZE, kind, None, UNEVEN, order=3) == found, kind
 
 

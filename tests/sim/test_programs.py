@@ -21,82 +21,82 @@ def operation(function):
 
 
 @operation
-def all_reduce(call, group, own):
+def all_reduce(call, group, local):
     """In place, asynchronous or not."""
-    work = dist.all_reduce(own, call.reduction, group=group, async_op=call.later)
+    work = dist.all_reduce(local, call.reduction, group=group, async_op=call.later)
     if work is not None:
         work.wait()
-    return [own]
+    return [local]
 
 
 @operation
-def broadcast(call, group, own):
+def broadcast(call, group, local):
     """From the root."""
-    dist.broadcast(own, call.root(group), group=group)
-    return [own]
+    dist.broadcast(local, call.root(group), group=group)
+    return [local]
 
 
 @operation
-def reduce(call, group, own):
+def reduce(call, group, local):
     """To the root alone; what other ranks hold afterwards is nothing that one may read."""
-    dist.reduce(own, call.root(group), call.reduction, group=group)
-    return [own] if dist.get_rank() == call.root(group) else []
+    dist.reduce(local, call.root(group), call.reduction, group=group)
+    return [local] if dist.get_rank() == call.root(group) else []
 
 
 @operation
-def all_gather(call, group, own):
+def all_gather(call, group, local):
     """Everybody's."""
-    found = [torch.zeros_like(own) for _ in range(group.size())]
-    dist.all_gather(found, own, group=group)
+    found = [torch.zeros_like(local) for _ in range(group.size())]
+    dist.all_gather(found, local, group=group)
     return found
 
 
 @operation
-def gather_and_scatter(call, group, own):
+def gather_and_scatter(call, group, local):
     """To the root, and back in reverse."""
-    root, back = call.root(group), torch.zeros_like(own)
-    found = [torch.zeros_like(own) for _ in range(group.size())] if dist.get_rank() == root else None
-    dist.gather(own, found, root, group=group)
+    root, back = call.root(group), torch.zeros_like(local)
+    found = [torch.zeros_like(local) for _ in range(group.size())] if dist.get_rank() == root else None
+    dist.gather(local, found, root, group=group)
     dist.scatter(back, found and found[::-1], root, group=group)
     return [back]
 
 
 @operation
-def reduce_scatter(call, group, own):
+def reduce_scatter(call, group, local):
     """Everybody's part of the sum."""
-    part = torch.zeros_like(own)
-    dist.reduce_scatter(part, [own + place for place in range(group.size())], call.reduction, group=group)
+    part = torch.zeros_like(local)
+    dist.reduce_scatter(part, [local + place for place in range(group.size())], call.reduction, group=group)
     return [part]
 
 
 @operation
-def uneven(call, group, own):
+def uneven(call, group, local):
     """Rows to everybody, each time another number."""
     mine, size = group.rank(), group.size()
     gives, takes = [(mine + to) % 3 for to in range(size)], [(mine + sender) % 3 for sender in range(size)]
-    number = own.reshape(-1).sum().to(own.dtype)
-    rows, found = number.expand(sum(gives), 2).contiguous(), own.new_zeros(sum(takes), 2)
+    number = local.reshape(-1).sum().to(local.dtype)
+    rows, found = number.expand(sum(gives), 2).contiguous(), local.new_zeros(sum(takes), 2)
     dist.all_to_all_single(found, rows, takes, gives, group=group)
     return [found]
 
 
 @operation
-def ring(call, group, own):
+def ring(call, group, local):
     """From the one before, to the one after."""
-    ranks, found = dist.get_process_group_ranks(group), torch.zeros_like(own)
+    ranks, found = dist.get_process_group_ranks(group), torch.zeros_like(local)
     if len(ranks) > 1:
         after, before = ranks[(group.rank() + 1) % len(ranks)], ranks[group.rank() - 1]
-        works = [dist.isend(own, after, group), dist.irecv(found, before, group)]
+        works = [dist.isend(local, after, group), dist.irecv(found, before, group)]
         for work in works[:: 1 if call.later else -1]:
             work.wait()
     return [found]
 
 
 @operation
-def objects(call, group, own):
+def objects(call, group, local):
     """Objects to all."""
     found = [None] * group.size()
-    dist.all_gather_object(found, own.double().sum().item(), group)
+    dist.all_gather_object(found, local.double().sum().item(), group)
     return [torch.tensor(found)]
 
 
@@ -116,8 +116,8 @@ class Call:
     def run(self, groups):
         """What this rank has afterwards, as plain data."""
         numbers = torch.Generator().manual_seed(self.seed * 100 + dist.get_rank())
-        own = torch.randint(0, 3, self.shape, generator=numbers).to(self.dtype)
-        found = self.operation(self, groups[self.kind].pg, own)
+        local = torch.randint(0, 3, self.shape, generator=numbers).to(self.dtype)
+        found = self.operation(self, groups[self.kind].pg, local)
         return [[str(tensor.dtype), list(tensor.shape), tensor.double().flatten().tolist()] for tensor in found]
 
 

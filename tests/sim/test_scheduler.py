@@ -73,14 +73,14 @@ def test_a_wake_comes_before_the_limit():
 
 def test_stuck_is_told_at_once():
     """3 ranks: when nobody can run, the owner hears of all that wait, and those that it fails go on with the error."""
-    heard = []
+    received = []
 
     def script(scheduler, rank, log):
         if rank:
             scheduler.block(rank, f"what {rank} wants")
 
     def stuck(waiting):
-        heard.append({rank: wait.what for rank, wait in waiting.items()})
+        received.append({rank: wait.what for rank, wait in waiting.items()})
         for rank in waiting:
             schedulers[0].wake(rank, RuntimeError(f"told {rank}"))
 
@@ -91,7 +91,7 @@ def test_stuck_is_told_at_once():
         script(scheduler, rank, log)
 
     assert sorted(play(3, first, stuck=stuck)) == [(1, "told 1"), (2, "told 2")]
-    assert heard == [{1: "what 1 wants", 2: "what 2 wants"}]
+    assert received == [{1: "what 1 wants", 2: "what 2 wants"}]
 
 
 def test_a_rank_that_was_given_up_does_nothing_more():

@@ -27,8 +27,8 @@ def _functional():
     parts = functional.reduce_scatter_single_autograd(torch.ones(size, requires_grad=True) * rank, "sum", 0, world)
     swapped = functional.all_to_all_single_autograd(x.detach(), None, None, world)
     whole = functional.all_reduce(x.detach(), "max", world)
-    said = functional.broadcast(x.detach(), 1, world)
-    return [tensor.tolist() for tensor in (x.grad, parts, swapped, whole, said)]
+    output = functional.broadcast(x.detach(), 1, world)
+    return [tensor.tolist() for tensor in (x.grad, parts, swapped, whole, output)]
 
 
 def test_functional_collectives_and_their_gradients():
@@ -54,11 +54,11 @@ def test_differentiable_collectives():
 def _data_parallel():
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)))
-    alone = copy.deepcopy(model.module)
+    single = copy.deepcopy(model.module)
     batch = torch.randn(dist.get_world_size(), 5, 4)
     model(batch[dist.get_rank()]).mean().backward()
-    alone(batch.reshape(-1, 4)).mean().backward()
-    pairs = zip(model.module.parameters(), alone.parameters(), strict=True)
+    single(batch.reshape(-1, 4)).mean().backward()
+    pairs = zip(model.module.parameters(), single.parameters(), strict=True)
     return all(torch.allclose(ours.grad, theirs.grad, atol=1e-6) for ours, theirs in pairs)
 
 
@@ -70,14 +70,14 @@ def test_distributed_data_parallel():
 def _sharded():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-    alone = copy.deepcopy(model)
+    single = copy.deepcopy(model)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
     x = torch.randn(4, 8)
     model(x).sum().backward()
-    alone(x).sum().backward()
-    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    single(x).sum().backward()
+    pairs = zip(model.parameters(), single.parameters(), strict=True)
     return all(torch.allclose(ours.grad.full_tensor(), theirs.grad, atol=1e-5) for ours, theirs in pairs)
 
 
@@ -188,10 +188,10 @@ def test_ranks_outside_the_mesh():
     assert sim.run(_names, plan) == [["tp"]] * 4 + [[]]
 
 
-def _alone(groups):
+def _single(groups):
     return type(groups["pp"].pg).__name__, type(groups["tp"].pg).__name__
 
 
 def test_groups_of_one_rank_stay_local():
     """2 ranks: a group of one rank is the library's own local group, others are simulated."""
-    assert sim.run(_alone, "tp=2,pp=1") == [("Alone", "SimulatedGroup")] * 2
+    assert sim.run(_single, "tp=2,pp=1") == [("Alone", "SimulatedGroup")] * 2

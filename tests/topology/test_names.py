@@ -17,7 +17,7 @@ RANGES = st.one_of(
 WORDS = st.tuples(
     st.sampled_from(["node", "gpu-a", "n1x"]),
     st.lists(RANGES, min_size=1, max_size=3),
-).map(lambda word: f"{word[0]}[{','.join(word[1])}]")
+).map(lambda token: f"{token[0]}[{','.join(token[1])}]")
 LISTS = st.lists(st.one_of(WORDS, st.sampled_from(["login", "tux7"])), min_size=1, max_size=3).map(",".join)
 
 

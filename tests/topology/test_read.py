@@ -34,10 +34,10 @@ YAML = """\
 def read(tmp_path):
     """Write a file and read it as a cluster."""
 
-    def read(text, name="file", **words):
+    def read(text, name="file", **arguments):
         path = tmp_path / name
         path.write_text(text if isinstance(text, str) else json.dumps(text))
-        return Cluster.read(path, **words)
+        return Cluster.read(path, **arguments)
 
     return read
 
@@ -141,7 +141,7 @@ def test_our_own_document(read):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "said"),
+    ("hosts", "output"),
     [
         ("node[1-", "a bracket is not closed"),
         ("node[3-1]", "runs backwards"),
@@ -149,13 +149,13 @@ def test_our_own_document(read):
         ("node[1-5]", "the host list has 'node5', which is none of the cluster's 4 hosts"),
     ],
 )
-def test_a_mistake_in_the_host_list_is_not_the_files(tmp_path, hosts, said):
+def test_a_mistake_in_the_host_list_is_not_the_files(tmp_path, hosts, output):
     """The error is about the list; the topology file, which is right, is not named, and no line of it."""
     file = tmp_path / "topology.conf"
     file.write_text("SwitchName=s1 Nodes=node[1-2]\nSwitchName=s2 Nodes=node[3-4]\nSwitchName=top Switches=s[1-2]\n")
     with pytest.raises(ClusterError) as refused:
         Cluster.read(file, hosts=hosts)
-    assert said in str(refused.value)
+    assert output in str(refused.value)
     assert "topology.conf" not in str(refused.value)
     assert "line" not in str(refused.value)
 

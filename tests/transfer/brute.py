@@ -13,16 +13,16 @@ def pieces(numbers, size):
 
 def indices(length, parts, padded, cuts):
     """The indices along one dimension that the rank at these (size, position) has stored; -1 for padding."""
-    held, start = [], 0
+    kept, start = [], 0
     for part in parts or [length]:
         numbers = list(range(start, start + part))
         if not parts and padded:
             numbers += [-1] * (padded - length)
         for size, position in cuts:
             numbers = pieces(numbers, size)[position]
-        held += numbers
+        kept += numbers
         start += part
-    return held
+    return kept
 
 
 def leaves(mesh, name):
@@ -37,17 +37,17 @@ def local(sharding, rank):
     mesh = sharding.mesh.view(sharding.view)
     if rank not in mesh:
         return None
-    own = mesh.coordinate(rank)
+    mine = mesh.coordinate(rank)
     for name, places in (sharding.at or {}).items():
         position, size = 0, 1
         for axis, each in leaves(mesh, name):
-            position, size = position * each + own[axis], size * each
+            position, size = position * each + mine[axis], size * each
         if position not in [place % size for place in places]:
             return None
     taken = []
     for dim, length in enumerate(sharding.shape):
         names = (sharding.cut[dim] or "").split("-") if sharding.cut[dim] else []
-        cuts = [(size, own[axis]) for name in names for axis, size in leaves(mesh, name)]
+        cuts = [(size, mine[axis]) for name in names for axis, size in leaves(mesh, name)]
         parts = (sharding.parts or {}).get(dim)
         taken.append(indices(length, parts, (sharding.padded or {}).get(dim), cuts))
     numbers = np.arange(int(np.prod(sharding.shape))).reshape(sharding.shape)
@@ -66,10 +66,10 @@ def _outside(taken):
     return outside
 
 
-def held(sharding, rank):
+def kept(sharding, rank):
     """The set of elements that a rank holds."""
-    own = local(sharding, rank)
-    return set() if own is None else {int(n) for n in own.reshape(-1) if n >= 0}
+    mine = local(sharding, rank)
+    return set() if mine is None else {int(n) for n in mine.reshape(-1) if n >= 0}
 
 
 def level(cluster, one, other):
@@ -79,16 +79,16 @@ def level(cluster, one, other):
     return next(n for n, units in enumerate(cluster.units) if units[one] == units[other])
 
 
-def asked(source, target, world, cluster=None):
+def requested(source, target, world, cluster=None):
     """What must travel: bytes by the set of ranks that may send them, and bytes by level."""
     sets, levels = defaultdict(int), defaultdict(int)
     for name, theirs in target.items():
         holders = defaultdict(list)
         for rank in range(world):
-            for element in held(source[name], rank):
+            for element in kept(source[name], rank):
                 holders[element].append(rank)
         for rank in range(world):
-            for element in held(theirs, rank):
+            for element in kept(theirs, rank):
                 if rank in holders[element]:
                     continue
                 near = min(level(cluster, rank, other) for other in holders[element])

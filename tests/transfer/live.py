@@ -11,8 +11,8 @@ from rankmesh.transfer import Transfer
 
 def numbered(sharding, rank, shift=0):
     """The shard of a rank: each element is its number in the whole tensor plus a shift, cast to the dtype."""
-    own = brute.local(sharding, rank)
-    return None if own is None else torch.tensor(own + shift, dtype=torch.float64).to(getattr(torch, sharding.dtype))
+    mine = brute.local(sharding, rank)
+    return None if mine is None else torch.tensor(mine + shift, dtype=torch.float64).to(getattr(torch, sharding.dtype))
 
 
 def shards(shardings, rank):

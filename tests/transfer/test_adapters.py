@@ -100,11 +100,13 @@ def test_megatrons_parameters():
     cut = {"tensor_model_parallel": True, "partition_stride": 1}
     every = []
     for rank in range(8):
-        own = mesh.coordinate(rank)
+        local_group = mesh.coordinate(rank)
         mine = {
-            f"layers.{own['pp']}.fc1.weight": _parameter(8, 6, **{**cut, "partition_dim": 0, "partition_stride": 2}),
-            f"layers.{own['pp']}.proj.weight": _parameter(6, 3, **cut, partition_dim=1),
-            f"layers.{own['pp']}.norm.weight": _parameter(6),
+            f"layers.{local_group['pp']}.fc1.weight": _parameter(
+                8, 6, **{**cut, "partition_dim": 0, "partition_stride": 2}
+            ),
+            f"layers.{local_group['pp']}.proj.weight": _parameter(6, 3, **cut, partition_dim=1),
+            f"layers.{local_group['pp']}.norm.weight": _parameter(6),
             f"experts.{mesh.coordinate(rank, view='expert')['ep']}.weight": _parameter(4, 6, allreduce=False),
             "word_embeddings.weight": _parameter(64, 6, **cut, partition_dim=0),
         }
@@ -148,10 +150,12 @@ def test_from_a_trainer_into_vllms_own_parameters():
 
     def refit():
         rank = dist.get_rank()
-        own = plan.mesh.coordinate(rank)
-        layers = range(2) if own["pp"] == 0 else range(2, 3)
-        parameters = {"model.embed_tokens.weight": torch.zeros(32, 16)} if own["pp"] == 0 else {}
-        parameters |= {"lm_head.weight": torch.zeros(32, 16), "model.norm.weight": torch.zeros(16)} if own["pp"] else {}
+        local_group = plan.mesh.coordinate(rank)
+        layers = range(2) if local_group["pp"] == 0 else range(2, 3)
+        parameters = {"model.embed_tokens.weight": torch.zeros(32, 16)} if local_group["pp"] == 0 else {}
+        parameters |= (
+            {"lm_head.weight": torch.zeros(32, 16), "model.norm.weight": torch.zeros(16)} if local_group["pp"] else {}
+        )
         for layer in layers:
             block = f"model.layers.{layer}"
             parameters |= {
@@ -185,9 +189,9 @@ MIXTURE = CONFIG | {"model_type": "qwen3_moe", "num_experts": 6, "moe_intermedia
 
 def _stacked(whole, rank, parallel):
     """The experts of layer 2 that rank (dp, tp) of 2 x 2 has, cut by hand: whole ones, or a quarter of each."""
-    own = ([0, 1], [2, 3], [4], [5])[rank] if parallel else range(6)
+    local_group = ([0, 1], [2, 3], [4], [5])[rank] if parallel else range(6)
     parts = {name: [] for name in ("gate", "up", "down")}
-    for expert in own:
+    for expert in local_group:
         for name, into in parts.items():
             weight = whole[f"model.layers.2.mlp.experts.{expert}.{name}_proj.weight"]
             into.append(weight if parallel else weight.chunk(4, dim=int(name == "down"))[rank])
@@ -213,8 +217,8 @@ def test_experts_into_vllms_stacked_parameters(parallel):
 
     def refit():
         rank = dist.get_rank()
-        own = mesh.coordinate(rank)
-        up, down = _stacked(whole, 2 * own["dp"] + own["tp"], parallel)
+        local_group = mesh.coordinate(rank)
+        up, down = _stacked(whole, 2 * local_group["dp"] + local_group["tp"], parallel)
         block = "model.layers.2.mlp"
         expected = {f"{block}.gate.weight": whole[f"{block}.gate.weight"]}
         expected |= {
@@ -223,7 +227,7 @@ def test_experts_into_vllms_stacked_parameters(parallel):
         }
         parameters = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
         moves.run(live.shards(source, rank), vllm.views(parameters, target, rank))
-        return own["pp"], {name: torch.equal(parameters[name], tensor) for name, tensor in expected.items()}
+        return local_group["pp"], {name: torch.equal(parameters[name], tensor) for name, tensor in expected.items()}
 
     for stage, good in sim.run(refit, 8):
         assert set(good.values()) == {stage == 1}

@@ -38,7 +38,7 @@ def _train(source, target):
     return tuple(None if w.grad is None else w.grad.tolist() for w in (first, second))
 
 
-def _alone():
+def _single():
     """The gradients of one process."""
     x, w1, w2 = _model()
     whole = [w.clone().requires_grad_() for w in (w1, w2)]
@@ -51,13 +51,13 @@ def _summed(gradients, mesh):
     return sum(torch.tensor(gradients[mesh.rank(tp=0, dp=dp)], dtype=torch.float64) for dp in range(mesh.axes["dp"]))
 
 
-def _agrees(told, source, target):
+def _agrees(result, source, target):
     """Each side's gradients, summed over its replicas, are those of one process; copies of a replica agree."""
-    expected = _alone()
-    assert torch.allclose(_summed([first for first, _ in told], source), expected[0], atol=1e-12)
-    assert torch.allclose(_summed([second for _, second in told], target), expected[1], atol=1e-12)
+    expected = _single()
+    assert torch.allclose(_summed([first for first, _ in result], source), expected[0], atol=1e-12)
+    assert torch.allclose(_summed([second for _, second in result], target), expected[1], atol=1e-12)
     for tp in range(source.axes["tp"]):
-        assert told[source.rank(tp=tp, dp=1)][0] == told[source.rank(tp=0, dp=1)][0]
+        assert result[source.rank(tp=tp, dp=1)][0] == result[source.rank(tp=0, dp=1)][0]
 
 
 def test_gradients_are_those_of_one_process():
@@ -74,7 +74,7 @@ def test_gradients_cross_between_real_ranks(ranks):
     """6 ranks, gloo: from four ranks of TP2·DP2 to two of DP2, and the other way."""
     wide, narrow = rm.Mesh(tp=2, dp=2), rm.Mesh(tp=1, dp=2, offset=4)
     for source, target in ((wide, narrow), (narrow, wide)):
-        _agrees([tuple(told) for told in ranks(6, _train_here, source, target)], source, target)
+        _agrees([tuple(result) for result in ranks(6, _train_here, source, target)], source, target)
 
 
 def _train_here(me, source, target):

@@ -142,10 +142,10 @@ def test_opening_a_checkpoint_runs_no_code(tmp_path):
     from torch.distributed.checkpoint.metadata import Metadata
 
     ran = tmp_path / "ran"
-    for number, said in enumerate((_Runs(ran), Metadata({}, planner_data=_Runs(ran)), Metadata({"w": _Runs(ran)}))):
+    for number, output in enumerate((_Runs(ran), Metadata({}, planner_data=_Runs(ran)), Metadata({"w": _Runs(ran)}))):
         folder = tmp_path / str(number)
         folder.mkdir()
-        (folder / ".metadata").write_bytes(pickle.dumps(said))
+        (folder / ".metadata").write_bytes(pickle.dumps(output))
         with pytest.raises(TransferError, match=r"asks for posix.mkdir, which is none of the classes"):
             files.Checkpoint.open(folder)
     assert not ran.exists()
@@ -177,10 +177,10 @@ def test_what_torch_saves_is_read(tmp_path):
     numbers = [torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.bool, torch.complex64, torch.uint16]
     _by_torch(tmp_path, nested={"a": [torch.ones(2), 3, "x"], "b": b"x"}, scalar=torch.tensor(2.0), none=None)
     _by_torch(tmp_path / "more", **{str(dtype): torch.ones(3).to(dtype) for dtype in numbers})
-    held = files.Checkpoint.open(tmp_path)
-    assert dict(held.shapes) == {"w": (8, 4), "nested.a.0": (2,), "scalar": ()}
+    kept = files.Checkpoint.open(tmp_path)
+    assert dict(kept.shapes) == {"w": (8, 4), "nested.a.0": (2,), "scalar": ()}
     into = {"scalar": torch.empty(())}
-    files.load(held, into, {"scalar": rm.Sharding(rm.Mesh(dp=1), None, ())}, rank=0)
+    files.load(kept, into, {"scalar": rm.Sharding(rm.Mesh(dp=1), None, ())}, rank=0)
     assert into["scalar"] == 2
     found = files.Checkpoint.open(tmp_path / "more").dtypes
     assert {f"torch.{dtype}" for name, dtype in found.items() if name != "w"} == set(map(str, numbers))
@@ -209,10 +209,10 @@ def test_a_chunk_is_what_its_metadata_says(tmp_path):
     for name, why in (("one", "no tensor of torch.float32"), ("packed", "compressed")):
         data = (tmp_path / name).read_bytes()
         file.write_bytes(data + b"\0" * (len(whole) - len(data)))
-        said = pickle.loads(metadata)  # noqa: S301  - what torch has just saved
-        for info in said.storage_data.values():
+        output = pickle.loads(metadata)  # noqa: S301  - what torch has just saved
+        for info in output.storage_data.values():
             info.length = len(data)
-        (tmp_path / ".metadata").write_bytes(pickle.dumps(said))
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(output))
         with pytest.raises(TransferError, match=why):
             files.load(tmp_path, into, WHOLE, rank=0)
     (tmp_path / ".metadata").write_bytes(metadata.replace(b"__0_0.distcp", b"../../passwd"))
@@ -247,13 +247,13 @@ def test_what_is_read_is_complete(tmp_path):
 def test_targets_are_checked_before_anything_is_read(tmp_path):
     """A target that is missing, or of another shape than its shard, is refused by name."""
     _saved(tmp_path, WHOLE, 1)
-    for into, said in (({}, "no tensor is given for 'w'"), ({"w": torch.zeros(8, 8)}, r"a tensor of shape \(8, 8\)")):
-        with pytest.raises(TransferError, match=said):
+    for into, output in (({}, "no tensor is given for 'w'"), ({"w": torch.zeros(8, 8)}, r"a tensor of shape \(8, 8\)")):
+        with pytest.raises(TransferError, match=output):
             files.load(tmp_path, into, WHOLE, rank=0)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "output"),
     [
         (lambda index: index.update(schema=2), "is of schema 2, and this version reads 1"),
         (lambda index: index.pop("schema"), "is of schema None"),
@@ -263,13 +263,13 @@ def test_targets_are_checked_before_anything_is_read(tmp_path):
         (lambda index: index["tensors"]["w"].update(boxes=5), "values of another kind"),
     ],
 )
-def test_an_index_of_another_schema_or_form_is_refused(tmp_path, change, said):
+def test_an_index_of_another_schema_or_form_is_refused(tmp_path, change, output):
     """Its schema is that of this version, and shapes, boxes and tensors are what they should be."""
     _saved(tmp_path, WHOLE, 1)
     index = json.loads((tmp_path / files.INDEX).read_text())
     change(index)
     (tmp_path / files.INDEX).write_text(json.dumps(index))
-    with pytest.raises(TransferError, match=said):
+    with pytest.raises(TransferError, match=output):
         files.Checkpoint.open(tmp_path)
 
 

@@ -24,11 +24,11 @@ def _rows_to_columns(ranks, length):
 
 def test_the_process_grows_by_the_budget_at_most(ranks):
     """4 ranks, gloo: 32 MiB are moved in budgets of 1 and 6 MiB; the same measure sees a shard that is copied."""
-    for grown, told, copied in ranks(4, _grown, limit=90.0):
-        for budget, more, said in zip(BUDGETS, grown, told, strict=True):
-            assert said <= budget
-            assert more <= said + CONSTANT
-        assert grown[1] >= told[1] // 3  # the buffers do show
+    for grown, result, copied in ranks(4, _grown, limit=90.0):
+        for budget, more, output in zip(BUDGETS, grown, result, strict=True):
+            assert output <= budget
+            assert more <= output + CONSTANT
+        assert grown[1] >= result[1] // 3  # the buffers do show
         assert copied >= 4 << 20
 
 
@@ -36,15 +36,15 @@ def _grown(me):
     moves = _rows_to_columns(4, 4096)
     tensors = {name: torch.ones(s.of(me.rank).shape) for name, s in moves.source.items()}
     into = {name: torch.zeros(s.of(me.rank).shape).fill_(-1) for name, s in moves.target.items()}
-    grown, told = [], []
+    grown, result = [], []
     for budget in BUDGETS:
         moves.run(tensors, into, budget)
         before = resident()
-        told.append(moves.run(tensors, into, budget).memory)
+        result.append(moves.run(tensors, into, budget).memory)
         grown.append(highest() - before)
     before = resident()
     copy = tensors["w0"].clone()
-    return grown, told, highest() - before + copy.numel() * 0
+    return grown, result, highest() - before + copy.numel() * 0
 
 
 def test_sources_that_are_copied_first_are_counted():

@@ -29,9 +29,9 @@ def test_every_element_once_by_one_that_has_it_and_by_itself_where_it_has_it(bot
     source, target = both
     moves = Transfer(source, target)
     for rank in range(world_of(source, target) + 1):
-        own = moves.of(rank)
+        local = moves.of(rank)
         written = Counter()
-        for move in (*own.receives, *own.copies):
+        for move in (*local.receives, *local.copies):
             elements = numbers(target[move.name], move.box)
             assert move.target == rank
             assert set(elements) <= brute.held(source[move.name], move.source)
@@ -49,14 +49,14 @@ def test_both_ends_of_a_pair_say_the_same_in_the_same_order(both):
     """What one rank sends another, the other receives; the totals by rank are the sums of the moves."""
     source, target = both
     moves = Transfer(source, target)
-    own = {rank: Transfer(source, target).of(rank) for rank in range(moves.world_size)}
-    for one in own:
-        for other in own:
-            sent = [move for move in own[one].sends if move.target == other]
-            assert sent == [move for move in own[other].receives if move.source == one]
-        assert moves.bytes_out(one) == own[one].bytes_out
-        assert moves.bytes_in(one) == own[one].bytes_in
-    assert moves.bytes == sum(part.bytes_in for part in own.values()) == moves.lower_bound
+    local = {rank: Transfer(source, target).of(rank) for rank in range(moves.world_size)}
+    for one in local:
+        for other in local:
+            sent = [move for move in local[one].sends if move.target == other]
+            assert sent == [move for move in local[other].receives if move.source == one]
+        assert moves.bytes_out(one) == local[one].bytes_out
+        assert moves.bytes_in(one) == local[one].bytes_in
+    assert moves.bytes == sum(part.bytes_in for part in local.values()) == moves.lower_bound
     assert sum(moves.levels.values()) == moves.bytes
 
 
@@ -149,6 +149,6 @@ def test_one_rank_of_405b_is_planned_in_a_hundred_calls_a_name(target):
     wanted = _llama_405b(target, lambda layer: {"pp": layer * 8 // 126} if stages else None)
     assert len(wanted) == 1137
     for rank in (0, target.offset + 5, 900):
-        own = Transfer(source, wanted).of(rank)
-        assert own.sends or own.receives
+        local = Transfer(source, wanted).of(rank)
+        assert local.sends or local.receives
         assert calls(lambda rank=rank: Transfer(source, wanted).of(rank)) < 100 * len(wanted)

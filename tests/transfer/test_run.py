@@ -21,8 +21,8 @@ from rankmesh.transfer.live import run
 
 def _moved(moves, rank, budget=1 << 20, **how):
     into = moves.allocate(rank)
-    told = moves.run(live.shards(moves.source, rank), into, budget, **how)
-    return told, into
+    result = moves.run(live.shards(moves.source, rank), into, budget, **how)
+    return result, into
 
 
 @settings(max_examples=25)
@@ -33,8 +33,8 @@ def test_random_pairs_under_the_simulator(both):
 
     def moved():
         rank = dist.get_rank()
-        told, into = _moved(moves, rank, budget=40 * 64)
-        return live.wrong(into, moves.target, rank), into.complete, told.memory
+        result, into = _moved(moves, rank, budget=40 * 64)
+        return live.wrong(into, moves.target, rank), into.complete, result.memory
 
     for bad, complete, memory in sim.run(moved, max(2, moves.world_size)):
         assert (bad, complete) == ([], True)
@@ -45,17 +45,17 @@ def test_random_pairs_under_the_simulator(both):
 @given(st.lists(pairs(least=0, max_size=8, max_offset=4), min_size=5, max_size=5))
 def test_random_pairs_on_real_ranks(ranks, some):
     """12 ranks, gloo: five pairs of layouts after each other in one world, in messages of 64 bytes, arrive whole."""
-    for told in ranks(12, _each, some, limit=60.0):
-        assert told == [[[], True, True]] * 5
+    for result in ranks(12, _each, some, limit=60.0):
+        assert result == [[[], True, True]] * 5
 
 
 def _each(me, some):
-    told = []
+    result = []
     for both in some:
         moves = Transfer(*both)
         done, into = _moved(moves, me.rank, budget=40 * 64)
-        told.append((live.wrong(into, moves.target, me.rank), into.complete, done.memory <= 40 * 64))
-    return told
+        result.append((live.wrong(into, moves.target, me.rank), into.complete, done.memory <= 40 * 64))
+    return result
 
 
 def test_sixteen_ranks_to_eight(ranks):
@@ -77,13 +77,13 @@ def _refit(me):
     steps = []
     for _ in range(2):
         steps.clear()
-        told, into = _moved(moves, me.rank, budget=1 << 16, progress=lambda *step: steps.append(step))
+        result, into = _moved(moves, me.rank, budget=1 << 16, progress=lambda *step: steps.append(step))
     me.meet("all are through")
     keys = me.store.num_keys() if me.rank == 0 else 0
     bad = live.wrong(into, moves.target, me.rank)
     left = sum(me.store.check([f"world/rankmesh/job/transfer/{dist.group.WORLD.group_name}/{g}/end"]) for g in range(2))
     del keys
-    return bad, told.memory, run.itinerary_of.cache_info().misses, told.bytes_out, left, steps
+    return bad, result.memory, run.itinerary_of.cache_info().misses, result.bytes_out, left, steps
 
 
 def test_failures_are_named_on_every_rank(ranks):
@@ -141,12 +141,12 @@ def test_a_rank_that_dies_or_stops_is_named_within_the_timeout(outcomes):
     for how in ("dies", "stops"):
         ended = outcomes(4, _lost, how)
         for rank in (0, 1, 3):
-            told = ended[rank].value
-            assert told is not None, ended[rank]
-            assert told["ranks"] == [2]
-            assert "rank 2 was lost" in told["message"]
-            assert told["seconds"] < limits.AT_ONCE
-            assert told["complete"] == (not told["incomplete"])
+            result = ended[rank].value
+            assert result is not None, ended[rank]
+            assert result["ranks"] == [2]
+            assert "rank 2 was lost" in result["message"]
+            assert result["seconds"] < limits.AT_ONCE
+            assert result["complete"] == (not result["incomplete"])
         assert any(ended[rank].value["incomplete"] for rank in (0, 1, 3))
 
 
@@ -154,29 +154,29 @@ def _lost(me, how):
     moves = _halves()
     into = moves.allocate(me.rank)
     leave = (lambda *_: os._exit(1) if how == "dies" else time.sleep(6)) if me.rank == 2 else None
-    told = me.error(
+    result = me.error(
         TransferError, moves.run, live.shards(moves.source, me.rank), into, budget=1 << 14, timeout=2.0, progress=leave
     )
-    return told | {"complete": into.complete}
+    return result | {"complete": into.complete}
 
 
 def test_a_rank_that_stays_away_is_missed(ranks):
     """3 ranks, gloo: one never calls run; the others name it after the timeout."""
-    for rank, told in enumerate(ranks(3, _away)):
+    for rank, result in enumerate(ranks(3, _away)):
         if rank != 1:
-            assert told["kind"] == "AgreementError"
-            assert "since rank 1 did not come within 4 s" in told["message"]
+            assert result["kind"] == "AgreementError"
+            assert "since rank 1 did not come within 4 s" in result["message"]
 
 
 def _away(me):
     both = {"w": rm.Sharding(rm.Mesh(dp=3), ("dp",), (6,))}
     moves = Transfer(both, both)
-    tensors, into, told = live.shards(both, me.rank), moves.allocate(me.rank), None
+    tensors, into, result = live.shards(both, me.rank), moves.allocate(me.rank), None
     me.meet("all have loaded what a run takes")
     if me.rank != 1:
-        told = me.error(AgreementError, moves.run, tensors, into, timeout=4.0)
+        result = me.error(AgreementError, moves.run, tensors, into, timeout=4.0)
     me.meet("all are through")
-    return told
+    return result
 
 
 def test_a_group_of_its_own_ranks(ranks):
@@ -196,8 +196,8 @@ def _pair(me):
             me.error(TransferError, moves.run, {}, {}, group=other)
         return None
     if me.rank == 1:
-        told = me.error(TransferError, moves.run, live.shards(moves.source, 1), {}, group=other)
-        assert "rank 3 has a part in the transfer, but is not in the group" in told["message"]
+        result = me.error(TransferError, moves.run, live.shards(moves.source, 1), {}, group=other)
+        assert "rank 3 has a part in the transfer, but is not in the group" in result["message"]
     _, into = _moved(moves, me.rank, group=group)
     return live.wrong(into, moves.target, me.rank), f"rank {me.rank}"
 

@@ -38,8 +38,8 @@ def test_every_rank_is_drawn_once_in_the_order_of_positions(mesh: Mesh, width: i
 @pytest.mark.parametrize("mesh", MESHES, ids=repr)
 def test_the_text_picture_holds_every_rank(mesh: Mesh) -> None:
     """Each rank is a word of the text, under labels that are its coordinate."""
-    words = [word for line in grid(mesh).splitlines() for word in line.split() if word.isdigit()]
-    assert sorted(map(int, words)) == list(range(mesh.offset, mesh.offset + mesh.size))
+    message = [token for line in grid(mesh).splitlines() for token in line.split() if token.isdigit()]
+    assert sorted(map(int, message)) == list(range(mesh.offset, mesh.offset + mesh.size))
 
 
 def test_labels_are_coordinates() -> None:
@@ -62,8 +62,8 @@ def _cells(text: str) -> list[tuple[str, str, str | None]]:
     found = []
     for cell in root.iter(f"{space}g"):
         if cell.get("class") == "cell":
-            words = [text.text or "" for text in cell.findall(f"{space}text")]
-            found.append((words[0], cell[1].get("fill", ""), words[1] if len(words) > 1 else None))
+            message = [text.text or "" for text in cell.findall(f"{space}text")]
+            found.append((message[0], cell[1].get("fill", ""), message[1] if len(message) > 1 else None))
     return found
 
 
@@ -94,7 +94,7 @@ def test_colours_differ(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "part", "words"),
+    ("mesh", "part", "message"),
     [
         (Mesh(tp=8, pp=16, dp=128), Mesh(tp=8, pp=16, dp=1), "dp=0 of 128"),
         (Mesh(tp=8, dp=128, pp=16), [tp + 1024 * pp for pp in range(16) for tp in range(8)], "dp=0 of 128"),
@@ -104,13 +104,13 @@ def test_colours_differ(count: int) -> None:
         (Mesh(tp=8, dp=64), Mesh(tp=8, dp=64), ""),
     ],
 )
-def test_what_repeats_is_drawn_once(mesh, part, words) -> None:
+def test_what_repeats_is_drawn_once(mesh, part, message) -> None:
     """Of a large mesh the largest axes are cut to what is enough to see; its groups keep their numbers and colours."""
     ranks = list(range(part.size)) if isinstance(part, Mesh) else part
     plan = read(str(mesh)).plan
     for kind in list(plan.kinds)[:2]:
         text = picture(plan, [kind], gpus_per_node=8)
-        assert (f"are drawn ({words})" in text) == bool(words)
+        assert (f"are drawn ({message})" in text) == bool(message)
         cells = _cells(text)
         assert [int(rank) for rank, _, _ in cells] == ranks
         groups = plan.groups(kind)

@@ -48,7 +48,7 @@ def _inquiries(board, rank, world_size):
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def requested(monkeypatch):
     """How often each post is asked."""
     counted = Counter()
     for kind in (StorePost, FolderPost):
@@ -64,7 +64,7 @@ def asked(monkeypatch):
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_an_inquiry_asks_as_much_in_a_large_world(asked, tmp_path, folder):
+def test_an_inquiry_asks_as_much_in_a_large_world(requested, tmp_path, folder):
     """The last rank of 8 and of 1,024, the others having spoken: what it asks of the posts does not grow."""
     found = []
     for size in (8, 1024):
@@ -75,26 +75,26 @@ def test_an_inquiry_asks_as_much_in_a_large_world(asked, tmp_path, folder):
             others.join("said/0", rank)
         assert others.claim("gather/0")
         others.tell(0, "all is well", {})
-        asked.clear()
+        requested.clear()
         inquiries = _inquiries(Board("s", place, store), size - 1, size)
-        heard = Mock()
-        inquiries.speak("a test", None, heard)
-        heard.assert_called_once_with("all is well", "")
-        found.append(dict(asked))
+        received = Mock()
+        inquiries.speak("a test", None, received)
+        received.assert_called_once_with("all is well", "")
+        found.append(dict(requested))
     assert found[0] == found[1]
     assert sum(found[0].values()) < 20
 
 
-def test_a_folder_is_not_looked_at_all_the_time(asked, tmp_path):
+def test_a_folder_is_not_looked_at_all_the_time(requested, tmp_path):
     """By ranks whose store answers, which still hear of one that has lost it; such a one looks each time."""
     inquiries = _inquiries(Board("s", tmp_path, dist.HashStore()), 0, 4)
     assert not any(inquiries.asked() for _ in range(21))
-    assert asked[FolderPost, "has"] == 7
+    assert requested[FolderPost, "has"] == 7
     Board("s", tmp_path, None).put("ask/0")
     assert any(inquiries.asked() for _ in range(3))
-    asked.clear()
+    requested.clear()
     assert _inquiries(Board("s", tmp_path, None), 0, 4).asked()
-    assert asked[FolderPost, "has"] == 1
+    assert requested[FolderPost, "has"] == 1
 
 
 @pytest.mark.parametrize("with_store", [False, True])
@@ -102,21 +102,21 @@ def test_one_gathers_and_all_hear(tmp_path, with_store):
     """4 ranks as threads: the first of them gathers, through a folder or a store alone; the next inquiry is another."""
     store = dist.HashStore() if with_store else None
     place = None if with_store else tmp_path
-    heard = {}
+    received = {}
 
     def rank(number):
         inquiries = _inquiries(Board("s", place, store), number, 4)
         for _ in range(2):
-            inquiries.speak("a test", None, lambda *told: heard.update({(inquiries.number, number): told}))
+            inquiries.speak("a test", None, lambda *result: received.update({(inquiries.number, number): result}))
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(heard) == [(inquiry, number) for inquiry in range(2) for number in range(4)]
-    assert [key for key, (_, report) in sorted(heard.items()) if report] == [(0, 0), (1, 0)]
-    assert all(verdict for verdict, _ in heard.values())
+    assert sorted(received) == [(inquiry, number) for inquiry in range(2) for number in range(4)]
+    assert [key for key, (_, report) in sorted(received.items()) if report] == [(0, 0), (1, 0)]
+    assert all(verdict for verdict, _ in received.values())
 
 
 def test_nothing_is_left_on_the_posts(tmp_path):
@@ -138,9 +138,9 @@ def test_nothing_is_left_on_the_posts(tmp_path):
 def test_a_folder_that_takes_nothing(tmp_path, caplog):
     """It is told of, and the ranks speak through the store."""
     (tmp_path / "file").touch()
-    heard = Mock()
-    _inquiries(Board("s", tmp_path / "file" / "folder", dist.HashStore()), 0, 1).speak("a test", None, heard)
-    assert heard.call_args.args[0].startswith("no rank waits")
+    received = Mock()
+    _inquiries(Board("s", tmp_path / "file" / "folder", dist.HashStore()), 0, 1).speak("a test", None, received)
+    assert received.call_args.args[0].startswith("no rank waits")
     assert "rank0.json.gz cannot be written: " in caplog.text
 
 

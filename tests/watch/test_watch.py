@@ -62,7 +62,7 @@ def _loop(seconds):
 
 def _hang(me, folder, how, limit=None, apart=False):
     """Some steps, then one in which the victim is stopped or loops; what this rank said, heard, and when."""
-    said = _Said()
+    output = _Said()
     here = watch.start(f"{folder}/{me.rank}" if apart else folder, limit=limit)
     _steps()
     victim, act = how
@@ -76,7 +76,7 @@ def _hang(me, folder, how, limit=None, apart=False):
             _steps(1)
     ended = time.time()
     here.close()
-    return {"verdict": here.verdict, "lines": said.lines, "began": began, "ended": ended, "folder": str(here.folder)}
+    return {"verdict": here.verdict, "lines": output.lines, "began": began, "ended": ended, "folder": str(here.folder)}
 
 
 def _recording(folder, rank):
@@ -85,20 +85,20 @@ def _recording(folder, rank):
 
 def test_half_of_the_timeout(ranks, tmp_path):
     """4 ranks, one in a loop of Python: at half of the timeout all write calls and stacks; rank 0 tells, once."""
-    told = ranks(4, _hang, str(tmp_path), (3, "loops"), timeout=10)
-    assert {one["verdict"].split(":")[0] for one in told} == {"late"}
-    assert "rank 3 behind by 1 call of world" in told[0]["verdict"]
-    assert f"{__file__.rpartition('/')[2]}" in told[0]["verdict"]
-    assert [len(one["lines"]) for one in told] == [1, 0, 0, 0]
-    assert told[0]["verdict"] in told[0]["lines"][0]
-    waited = (tmp_path / "verdict.json").stat().st_mtime - min(one["began"] for one in told)
-    assert 5 <= waited < min(one["ended"] for one in told[:3]) - told[0]["began"]
+    result = ranks(4, _hang, str(tmp_path), (3, "loops"), timeout=10)
+    assert {one["verdict"].split(":")[0] for one in result} == {"late"}
+    assert "rank 3 behind by 1 call of world" in result[0]["verdict"]
+    assert f"{__file__.rpartition('/')[2]}" in result[0]["verdict"]
+    assert [len(one["lines"]) for one in result] == [1, 0, 0, 0]
+    assert result[0]["verdict"] in result[0]["lines"][0]
+    waited = (tmp_path / "verdict.json").stat().st_mtime - min(one["began"] for one in result)
+    assert 5 <= waited < min(one["ended"] for one in result[:3]) - result[0]["began"]
     for rank in range(4):
         about = _recording(tmp_path, rank)["rankmesh"]
         assert about["rank"] == rank
         where = "_loop" if rank == 3 else "_steps"
         assert any(where in line for stack in about["threads"].values() for line in stack)
-    assert "_steps" in told[0]["lines"][0]
+    assert "_steps" in result[0]["lines"][0]
 
 
 def _names_lines_slowly(me, folder):
@@ -115,9 +115,9 @@ def _names_lines_slowly(me, folder):
 
 def test_lines_are_added_to_what_the_verdict_was_made_of(ranks, tmp_path):
     """4 ranks whose lines are there when gloo has given up: recordings say what they said, and the doctor agrees."""
-    told = ranks(4, _names_lines_slowly, str(tmp_path), timeout=10)
-    assert doctor(tmp_path).verdict == told[0]["verdict"]
-    assert "_steps" in told[0]["lines"][0]
+    result = ranks(4, _names_lines_slowly, str(tmp_path), timeout=10)
+    assert doctor(tmp_path).verdict == result[0]["verdict"]
+    assert "_steps" in result[0]["lines"][0]
     waiting = _recording(tmp_path, 0)
     assert [entry["retired"] for entry in waiting["entries"]] == [True] * 3 + [False]
     assert all("_steps" in json.dumps(waiting["stacks"][entry["frames"]]) for entry in waiting["entries"])
@@ -126,7 +126,7 @@ def test_lines_are_added_to_what_the_verdict_was_made_of(ranks, tmp_path):
 
 def _differs(me, folder, what):
     """Some steps, then one in which rank 1 has another tensor than the others; what those that live are told."""
-    said = _Said()
+    output = _Said()
     here = watch.start(folder, limit=60)
     _steps()
     odd = {"size": torch.ones(4096), "dtype": torch.ones(64, dtype=torch.float64)}[what]
@@ -134,18 +134,18 @@ def _differs(me, folder, what):
         dist.all_reduce(odd if me.rank == 1 else torch.ones(16 if what == "size" else 64))
     except RuntimeError:
         here.close()  # as at the end of a program that such an error ends
-    return {"verdict": here.verdict, "lines": said.lines}
+    return {"verdict": here.verdict, "lines": output.lines}
 
 
-@pytest.mark.parametrize(("what", "words"), [("size", "sizes differ"), ("dtype", "dtypes differ")])
-def test_a_job_that_gloo_aborts_ends_with_a_verdict(outcomes, tmp_path, what, words):
+@pytest.mark.parametrize(("what", "message"), [("size", "sizes differ"), ("dtype", "dtypes differ")])
+def test_a_job_that_gloo_aborts_ends_with_a_verdict(outcomes, tmp_path, what, message):
     """4 ranks, one with another size or dtype: gloo ends some of them, and the others are told why."""
     ended = outcomes(4, _differs, str(tmp_path), what, timeout=20, limit=60)
-    told = [one.value for one in ended if one.value is not None]
-    assert told
-    assert {one["verdict"].split(" at ")[0] for one in told} == {f"different: {words}"}
-    assert sum(len(one["lines"]) for one in told) == 1
-    assert doctor(tmp_path).verdict == told[0]["verdict"]
+    result = [one.value for one in ended if one.value is not None]
+    assert result
+    assert {one["verdict"].split(" at ")[0] for one in result} == {f"different: {message}"}
+    assert sum(len(one["lines"]) for one in result) == 1
+    assert doctor(tmp_path).verdict == result[0]["verdict"]
 
 
 def _waits(work):
@@ -177,15 +177,15 @@ def test_ranks_that_mostly_wait_do_not_hang(ranks, tmp_path):
 def _is_asked_at_work(me, folder):
     """Steps in which all wait for rank 3 for a moment, while a thread of rank 2 asks three times what hangs."""
 
-    def ask():
+    def query():
         for _ in range(3):
             time.sleep(1.5)
             here.ask("a test")
-            heard.append(here.verdict)
+            received.append(here.verdict)
 
-    heard = []
+    received = []
     with watch.start(folder, limit=60) as here:
-        asking = threading.Thread(target=ask)
+        asking = threading.Thread(target=query)
         if me.rank == 2:
             asking.start()
         going = torch.ones(1)
@@ -193,17 +193,17 @@ def _is_asked_at_work(me, folder):
             if me.rank == 3:
                 time.sleep(0.05)
             dist.all_reduce(going)
-            going.fill_(len(heard) < 3)
+            going.fill_(len(received) < 3)
             dist.broadcast(going, 2)
         dist.barrier()
-    return heard
+    return received
 
 
 @LONG
 def test_ranks_that_work_are_not_accused(ranks, tmp_path):
     """4 ranks, each looked at in another moment: a call that one has not come to yet, and another has, is no hang."""
-    heard = ranks(4, _is_asked_at_work, str(tmp_path), timeout=30)[2]
-    assert any(verdict.startswith("no rank waits") for verdict in heard), heard
+    received = ranks(4, _is_asked_at_work, str(tmp_path), timeout=30)[2]
+    assert any(verdict.startswith("no rank waits") for verdict in received), received
 
 
 def _is_slow_then_stops(me, folder):
@@ -254,8 +254,8 @@ def test_a_call_that_no_thread_waits_for(ranks, tmp_path):
 @LONG
 def test_folders_apart(ranks, tmp_path):
     """4 ranks that share no folder: the store carries the recordings, and one rank's folder has the verdict."""
-    told = ranks(4, _hang, str(tmp_path), (2, "loops"), 1.0, True, timeout=9)
-    assert all("rank 2 behind" in one["verdict"] for one in told)
+    result = ranks(4, _hang, str(tmp_path), (2, "loops"), 1.0, True, timeout=9)
+    assert all("rank 2 behind" in one["verdict"] for one in result)
     assert [path.parent.name for path in tmp_path.glob("*/verdict.json")] == ["0"]
 
 
@@ -264,11 +264,11 @@ def test_the_first_survivor_tells(outcomes, tmp_path):
     """4 ranks, the first of which serves the store and is stopped: the folder carries all, and rank 1 tells."""
     ended = outcomes(4, _hang, str(tmp_path), (0, "stops"), 1.0, timeout=28, limit=40)
     assert [one.hung for one in ended] == [True, False, False, False]
-    told = [one.value for one in ended[1:]]
-    assert {one["verdict"].partition(";")[0] for one in told} == {
+    result = [one.value for one in ended[1:]]
+    assert {one["verdict"].partition(";")[0] for one in result} == {
         "dead: rank 0 left no recording (stopped by a signal)"
     }
-    assert [len(one["lines"]) for one in told] == [1, 0, 0], told[0]["lines"]
+    assert [len(one["lines"]) for one in result] == [1, 0, 0], result[0]["lines"]
 
 
 def _again(me, folder):
@@ -293,28 +293,28 @@ def _again(me, folder):
 @ALL
 def test_what_was_left_before_is_not_what_a_rank_says_now(outcomes, tmp_path):
     """4 ranks: recordings of an earlier watch, and an earlier inquiry, lie where the last one of rank 3 is missing."""
-    told = [one.value for one in outcomes(4, _again, str(tmp_path), timeout=20, limit=45)[:3]]
-    for before, verdict in told:
+    result = [one.value for one in outcomes(4, _again, str(tmp_path), timeout=20, limit=45)[:3]]
+    for before, verdict in result:
         assert before.startswith("no rank waits") or "rank 3" not in before
         assert verdict.startswith("dead: rank 3 left no recording (stopped by a signal); ranks 0, 1, 2 wait in")
     assert read_folder(tmp_path).recordings[3].state == "stopped by a signal"
 
 
-def _asks(me, folder):
+def _queries(me, folder):
     """Steps in which two ranks get SIGUSR1, one after the other; then a step that hangs."""
-    said = _Said()
+    output = _Said()
     here = watch.start(folder, limit=2.0)
-    heard = []
+    received = []
     for turn, rank in ((1, 2), (2, 1)):
         if me.rank == rank:
             os.kill(os.getpid(), signal.SIGUSR1)
-        while len(heard) < turn:
+        while len(received) < turn:
             _steps(1)
             time.sleep(0.05)
             news = torch.tensor(float(here.verdict is not None))
             dist.all_reduce(news)
             if news == me_size():
-                heard.append(here.verdict)
+                received.append(here.verdict)
                 dist.barrier()
                 here.verdict = None
     if me.rank == 3:
@@ -323,7 +323,7 @@ def _asks(me, folder):
         with suppress(RuntimeError):
             _steps(1)
     here.close()
-    return {"heard": heard, "verdict": here.verdict, "lines": len(said.lines)}
+    return {"heard": received, "verdict": here.verdict, "lines": len(output.lines)}
 
 
 def me_size():
@@ -334,10 +334,10 @@ def me_size():
 @LONG
 def test_sigusr1(ranks, tmp_path):
     """4 ranks that work: SIGUSR1 to any asks all, again and again, and does not keep a later hang from being told."""
-    told = ranks(4, _asks, str(tmp_path), timeout=10, limit=60)
-    assert all("late: rank 3" in one["verdict"] for one in told)
-    assert all(len(one["heard"]) == 2 for one in told)
-    assert [one["lines"] for one in told] == [3, 0, 0, 0]
+    result = ranks(4, _queries, str(tmp_path), timeout=10, limit=60)
+    assert all("late: rank 3" in one["verdict"] for one in result)
+    assert all(len(one["heard"]) == 2 for one in result)
+    assert [one["lines"] for one in result] == [3, 0, 0, 0]
 
 
 def _comes_late(me, folder, what):
@@ -404,11 +404,11 @@ def _leaves_nothing(me, folder, host):
     with watch.start(folder, limit=60) as here:
         _steps()
         here.ask("a test")
-    for asks in (False, True, False):
+    for queries in (False, True, False):
         states.append(state())
         with watch.start(folder, limit=60) as here:
             _steps()
-            if asks:
+            if queries:
                 here.ask("a test")
             dist.barrier()
     states.append(state())
@@ -428,16 +428,16 @@ def test_nothing_is_left(ranks, tmp_path, tmp_path_factory):
 
 def _keeps_its_signal(me, folder):
     """A program that takes SIGUSR1 after its watch began, and gets one from another rank's look and after the watch."""
-    came = []
+    arrived = []
     with watch.start(folder, limit=1.5):
-        signal.signal(signal.SIGUSR1, lambda *_: came.append("during"))
+        signal.signal(signal.SIGUSR1, lambda *_: arrived.append("during"))
         time.sleep(1)
         if me.rank == 1:
             _loop(8)
         _steps(1)
-    during = list(came)
+    during = list(arrived)
     os.kill(os.getpid(), signal.SIGUSR1)
-    return during, len(came)
+    return during, len(arrived)
 
 
 @LONG

@@ -38,19 +38,19 @@ def load(folder: Path, shape: Shape, into: Mapping[str, Tensor], shardings: Shar
     place = max((path.parent for path in folder.glob(f"step-*/{files.INDEX}")), default=None)
     if place is None:
         raise Refused(f"received {str(folder)!r} to resume from, which holds no checkpoint; run without --resume first")
-    held = files.Checkpoint.open(place)
-    if held.about["model"] != _model(shape):
-        model = held.about["model"]
+    kept = files.Checkpoint.open(place)
+    if kept.about["model"] != _model(shape):
+        model = kept.about["model"]
         raise Refused(f"received the model {_model(shape)}, but {place} holds {model}; ask for the same model")
     torn = ""
     try:
-        files.load(held, into, shardings, rank=dist.get_rank())
+        files.load(kept, into, shardings, rank=dist.get_rank())
     except rm.TransferError as error:
         torn = str(error)
     if _of_all(groups, bool(torn)):
         # One rank may have found what others do not read: all of them refuse.
         raise Refused(torn or f"received the checkpoint {place}, of which other ranks could not read their part")
-    return int(held.about["step"])
+    return int(kept.about["step"])
 
 
 def _model(shape: Shape) -> dict[str, Any]:

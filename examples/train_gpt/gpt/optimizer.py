@@ -62,14 +62,14 @@ class Share:
 
     def restore(self, step: int, state: Mapping[str, Tensor]) -> None:
         """Go on from a state after so many steps."""
-        own = {}
+        local = {}
         for suffix in ("", *(f".{name}" for name in MOMENTS)):
             buffer = torch.zeros_like(self.values) if suffix else self.values
             for piece, view in zip(self.pieces, self.views(buffer), strict=True):
                 view.copy_(state[f"{piece.name}{suffix}"])
-            own[suffix[1:]] = buffer[self.replicas.rank()].clone()
-        del own[""]
-        kept = self.adam.state_dict() | {"state": {0: {"step": torch.tensor(float(step)), **own}}}
+            local[suffix[1:]] = buffer[self.replicas.rank()].clone()
+        del local[""]
+        kept = self.adam.state_dict() | {"state": {0: {"step": torch.tensor(float(step)), **local}}}
         self.adam.load_state_dict(kept)
 
     def collect(self) -> Tensor:

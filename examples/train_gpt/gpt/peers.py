@@ -133,12 +133,12 @@ def process_groups(sizes: Sizes) -> Iterator[Groups]:
             f"received pp = {sizes.pp}; ProcessGroups has no group of the first and last stage, which is pp itself "
             "up to pp = 2; use another --groups"
         )
-    with ProcessGroups(tp=sizes.tp, pp=sizes.pp, dp=sizes.dp) as groups, _alone() as alone:
+    with ProcessGroups(tp=sizes.tp, pp=sizes.pp, dp=sizes.dp) as groups, _single() as single:
         yield Groups(
             tp=groups.tp_group,
-            cp=alone,
+            cp=single,
             pp=groups.pp_group,
-            ep=alone,
+            ep=single,
             ep_tp=groups.tp_group,
             data=groups.dp_group,
             shards=groups.dp_group,
@@ -155,8 +155,8 @@ def process_groups(sizes: Sizes) -> Iterator[Groups]:
 
 
 @contextmanager
-def _alone() -> Iterator[ProcessGroup]:
+def _single() -> Iterator[ProcessGroup]:
     """The group of an axis that is not there: this rank and nobody else, which costs nothing."""
-    mesh = rm.Mesh(own=1, others=dist.get_world_size())
-    with rm.connect(rm.Plan(mesh, [rm.GroupSpec("own")], name="one rank")) as groups:
-        yield groups["own"].pg
+    mesh = rm.Mesh(itself=1, others=dist.get_world_size())
+    with rm.connect(rm.Plan(mesh, [rm.GroupSpec("itself")], name="one rank")) as groups:
+        yield groups["itself"].pg

@@ -56,7 +56,7 @@ def shardings(shape: Shape, groups: Groups, dtype: torch.dtype) -> dict[str, rm.
         Block(index, shape, listing)
     listing.stage = (-1,)
     listing.dense("norm", shape.hidden, scale=None)
-    return {f"{name}{moment}": held for name, held in listing.found.items() for moment in ("", *_suffixes())}
+    return {f"{name}{moment}": kept for name, kept in listing.found.items() for moment in ("", *_suffixes())}
 
 
 def _suffixes() -> tuple[str, ...]:

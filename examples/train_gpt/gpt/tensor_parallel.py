@@ -25,8 +25,8 @@ def cross_entropy(hidden: Tensor, table: Tensor, targets: Tensor, tp: ProcessGro
     scores = scores - largest(scores.detach().amax(-1, keepdim=True), tp)
     local = targets - tp.rank() * len(table)
     outside = (local < 0) | (local >= len(table))
-    own = scores.gather(-1, local.masked_fill(outside, 0)[..., None])[..., 0]
-    wanted = summed(own.masked_fill(outside, 0), tp)
+    mine = scores.gather(-1, local.masked_fill(outside, 0)[..., None])[..., 0]
+    wanted = summed(mine.masked_fill(outside, 0), tp)
     normaliser = summed(scores.exp().sum(-1), tp)
     return (normaliser.log() - wanted).sum()
 

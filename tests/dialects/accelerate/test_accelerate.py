@@ -95,7 +95,7 @@ def test_eight_ranks(ranks, sizes, communicators):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "words"),
+    ("sizes", "message"),
     [
         ({"cp_size": 2, "sp_size": 2}, "cp is 2 and sp is 2"),
         ({"dp_replicate_size": 2, "tp_size": 2}, "with shards, not with replicas alone"),
@@ -106,9 +106,9 @@ def test_eight_ranks(ranks, sizes, communicators):
         ({"pp_size": 2}, "'pp_size' is no size"),
     ],
 )
-def test_refusals(sizes, words):
+def test_refusals(sizes, message):
     """What accelerate refuses is a ValueError here too; an unknown size and no size above 1 are refused as well."""
-    with pytest.raises((PlanError, LayoutError), match=words) as raised:
+    with pytest.raises((PlanError, LayoutError), match=message) as raised:
         plan(**sizes)
     assert isinstance(raised.value, ValueError)
 

@@ -55,10 +55,10 @@ def _seen(mpu):
 
 
 def _check(seen, rank, sizes):
-    own = {family: dry.row_of(rank, kind) for family, kind in enumerated(sizes).items()}
-    for family, row in own.items():
+    local = {family: dry.row_of(rank, kind) for family, kind in enumerated(sizes).items()}
+    for family, row in local.items():
         assert seen[family] == [row, row.index(rank), len(row)], family
-    assert seen["others"] == [own["tensor_model_parallel"][0], own["data_parallel"], rank]
+    assert seen["others"] == [local["tensor_model_parallel"][0], local["data_parallel"], rank]
 
 
 def _use(mpu):
@@ -121,9 +121,9 @@ def test_any_rank_of_any_world(ranks):
 
 
 def _refused(me):
-    said = [me.error(AssertionError, Mpu.connect, tp=3)["message"]]
+    output = [me.error(AssertionError, Mpu.connect, tp=3)["message"]]
     dist.destroy_process_group()
-    return [*said, me.error(NotInitialized, Mpu.connect)["message"]]
+    return [*output, me.error(NotInitialized, Mpu.connect)["message"]]
 
 
 def test_refusals(ranks):

@@ -49,9 +49,9 @@ def test_groups_of_a_device_mesh_are_adopted(ranks):
     for rank, (new, same, places, members, sums, round_trip, backend, closed, kept, alive) in enumerate(
         ranks(8, _adopted)
     ):
-        own = {name: dry.row_of(rank, kind) for name, kind in rows.items()}
+        mine = {name: dry.row_of(rank, kind) for name, kind in rows.items()}
         assert (new, same, places, backend) == (False, [True] * 3, True, "gloo")
-        assert (members, sums) == (own, {name: sum(row) for name, row in own.items()})
+        assert (members, sums) == (mine, {name: sum(row) for name, row in mine.items()})
         assert round_trip == [True, list(NAMES)]
         assert "closed" in closed
         assert (kept, alive) == (True, True)
@@ -215,7 +215,7 @@ def _named(me):
     with rm.connect(rm.Plan(rm.Mesh(tp=8), either)) as groups:
         between = me.error(ConnectError, groups.device_mesh, "tp")["message"]
     with rm.connect(rm.Plan(rm.Mesh(tp=2, cp=2, dp=2), specs)) as groups:
-        alone = groups.device_mesh("dp")
+        single = groups.device_mesh("dp")
         mesh = to_device_mesh(groups, "dp", "cp", "tp", flattened={"zero": ("dp", "cp")})
         along = to_device_mesh(groups, "zero", "tp")
         doubtful = me.error(ConnectError, to_device_mesh, groups, flattened={"dp_cp": ("dp", "cp")})["message"]
@@ -223,7 +223,7 @@ def _named(me):
             mesh["zero"].get_group() is groups["zero"].pg,
             along["zero"].get_group() is groups["zero"].pg,
             along.mesh.shape == (4, 2),
-            [alone.get_group() is groups["dp"].pg, mesh["dp"].get_group() is groups["dp"].pg] == [True, True],
+            [single.get_group() is groups["dp"].pg, mesh["dp"].get_group() is groups["dp"].pg] == [True, True],
             between,
             doubtful,
         ]

@@ -69,9 +69,9 @@ def _biased(layer):
     """Biases start at zero: give them values, each rank its own where each has its own part."""
     assert layer.bias is None or not layer.bias.any()
     if layer.bias is not None:
-        own = tp.get_tensor_parallel_rank() if isinstance(layer, layers.ColumnParallelLinear) else 0
+        local = tp.get_tensor_parallel_rank() if isinstance(layer, layers.ColumnParallelLinear) else 0
         with torch.no_grad():
-            layer.bias.copy_(torch.arange(layer.bias.numel()) / 4 + own)
+            layer.bias.copy_(torch.arange(layer.bias.numel()) / 4 + local)
     return layer
 
 
@@ -110,7 +110,7 @@ def test_whole_weights_and_strides(ranks):
     ranks(4, _strided)
 
 
-def _alone(me):
+def _single(me):
     """Layers that are built without groups are torch's, drawn from the same random numbers."""
     torch.manual_seed(5)
     layer = layers.ColumnParallelLinear(COLUMNS, ROWS)
@@ -127,7 +127,7 @@ def _alone(me):
 
 def test_a_layer_of_another_size_is_refused(ranks):
     """2 ranks: a layer built before initialisation works alone; in the group it is refused, not wrong."""
-    for message in ranks(2, _alone):
+    for message in ranks(2, _single):
         assert "built for tensor-parallel size 1, and is in a group of 2" in message
 
 

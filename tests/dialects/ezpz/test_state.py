@@ -43,8 +43,10 @@ def enumerated(sizes):
 
 def _seen(state):
     seen = {}
-    for word, axis in AXES.items():
-        get = {what: getattr(state, f"get_{word}_parallel_{what}") for what in ("group", "ranks", "world_size", "rank")}
+    for token, axis in AXES.items():
+        get = {
+            what: getattr(state, f"get_{token}_parallel_{what}") for what in ("group", "ranks", "world_size", "rank")
+        }
         seen[axis] = [dry.members(get["group"]()), get["ranks"](), get["world_size"](), get["rank"]()]
     return {**seen, "source": state.get_tensor_parallel_src_rank()}
 
@@ -57,9 +59,9 @@ def _check(seen, rank, groups):
 
 
 def _use(state):
-    for word in AXES:
+    for token in AXES:
         total = torch.ones(1)
-        pg = getattr(state, f"get_{word}_parallel_group")()
+        pg = getattr(state, f"get_{token}_parallel_group")()
         dist.all_reduce(total, group=pg)
         assert total.item() == dist.get_world_size(pg)
 
@@ -73,7 +75,7 @@ def _cycle():
 def _others(me):
     """What the getters do without groups: the tensor axis answers 1 and 0, everything else refuses."""
     plain = [tp.get_tensor_parallel_world_size(), tp.get_tensor_parallel_rank(), tp.get_tensor_parallel_src_rank()]
-    names = [f"get_{word}_parallel_{what}" for word in AXES for what in ("group", "ranks", "world_size", "rank")]
+    names = [f"get_{token}_parallel_{what}" for token in AXES for what in ("group", "ranks", "world_size", "rank")]
     refusing = [name for name in names if name not in ("get_tensor_parallel_world_size", "get_tensor_parallel_rank")]
     kinds = {me.error(AssertionError, getattr(tp, name))["kind"] for name in refusing}
     return [plain, sorted(kinds), len(refusing)]
@@ -139,14 +141,14 @@ def test_any_rank_of_any_world(ranks):
 
 
 def _refused(me):
-    said = [
+    output = [
         me.error(SizesError, tp.initialize_tensor_parallel, 8)["message"],
         me.error(AssertionError, tp.initialize_tensor_parallel, 3)["message"],
         me.error(AssertionError, tp.initialize_tensor_parallel, 2, 2, 2)["message"],
     ]
     dist.destroy_process_group()
-    said.append(me.error(AssertionError, tp.initialize_tensor_parallel)["message"])
-    return [*said, tp.get_tensor_parallel_src_rank()]
+    output.append(me.error(AssertionError, tp.initialize_tensor_parallel)["message"])
+    return [*output, tp.get_tensor_parallel_src_rank()]
 
 
 def test_refusals(ranks):

@@ -21,7 +21,7 @@ def _none_left():
     tp.destroy_tensor_parallel()
 
 
-def told(axis):
+def group_and_members(axis):
     """The group and the ranks that the getters give."""
     return getattr(tp, f"get_{axis}_parallel_group")(), getattr(tp, f"get_{axis}_parallel_ranks")()
 
@@ -35,7 +35,7 @@ def test_what_is_written_is_what_getters_give():
         with pytest.raises(NotInitialized, match="not initialized"):
             getattr(tp, f"get_{axis}_parallel_ranks")()
         setattr(tp, ranks, [3, 4])
-        assert told(axis) == (groups[axis], [3, 4])
+        assert group_and_members(axis) == (groups[axis], [3, 4])
     assert tp.tensor_parallel_is_initialized()
     assert tp.get_tensor_parallel_src_rank() == 3
     tp.destroy_tensor_parallel()
@@ -47,20 +47,20 @@ def test_what_is_written_is_what_getters_give():
 
 def test_a_world_that_a_test_plays_is_asked_for_its_groups(monkeypatch):
     """Rank 5 of 8 without a world: each group is asked of new_group, by every rank; the own ones are held."""
-    asked = []
+    requested = []
 
     def new_group(ranks, backend=None, timeout=None):
-        asked.append((tuple(ranks), backend))
+        requested.append((tuple(ranks), backend))
         return SimpleNamespace(ranks=ranks)
 
     played = {"is_initialized": lambda: True, "get_world_size": lambda _=None: 8, "get_rank": lambda _=None: 5}
     for name, function in {**played, "new_group": new_group}.items():
         monkeypatch.setattr(dist, name, function)
     tp.initialize_tensor_parallel(2, 2, data_parallel_backend="mine")
-    assert len(asked) == len(set(asked)) == 4 + 8 + 4 + 4
-    assert sorted(ranks for ranks, backend in asked if backend) == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert len(requested) == len(set(requested)) == 4 + 8 + 4 + 4
+    assert sorted(ranks for ranks, backend in requested if backend) == [(0, 4), (1, 5), (2, 6), (3, 7)]
     for axis, ranks in {"tensor": [4, 5], "context": [5], "pipeline": [5, 7], "data": [1, 5]}.items():
-        group, members = told(axis)
+        group, members = group_and_members(axis)
         assert group.ranks == members == ranks
     with pytest.raises(AlreadyInitialized, match="already initialized"):
         tp.initialize_tensor_parallel(2)

@@ -18,12 +18,12 @@ def _answers(module, mp, pp):
     """Everything that the module says of this rank."""
     with redirect_stdout(StringIO()):
         module.initialize_model_parallel(mp, pp)
-    said = {name: dry.members(getattr(module, name)()) for name in GROUPS}
-    said |= {name: getattr(module, name)() for name in NUMBERS}
-    said["initialized"] = module.model_parallel_is_initialized()
+    output = {name: dry.members(getattr(module, name)()) for name in GROUPS}
+    output |= {name: getattr(module, name)() for name in NUMBERS}
+    output["initialized"] = module.model_parallel_is_initialized()
     module.destroy_model_parallel()
-    said["destroyed"] = module.model_parallel_is_initialized()
-    return said
+    output["destroyed"] = module.model_parallel_is_initialized()
+    return output
 
 
 def _same(me):

@@ -44,11 +44,11 @@ def _seen(state):
 
 
 def _check(seen, rank, groups):
-    own = {name: dry.row_of(rank, kind) for name, kind in groups.items()}
-    assert {name: seen[name] for name in own} == own
-    assert seen["ranks"] == {name: own[name] for name in ("cp", "pp", "dp")}
-    assert seen["places"] == {name: [own[name].index(rank), len(own[name])] for name in ("mp", "cp", "dp")}
-    assert seen["source"] == own["mp"][0]
+    local = {name: dry.row_of(rank, kind) for name, kind in groups.items()}
+    assert {name: seen[name] for name in local} == local
+    assert seen["ranks"] == {name: local[name] for name in ("cp", "pp", "dp")}
+    assert seen["places"] == {name: [local[name].index(rank), len(local[name])] for name in ("mp", "cp", "dp")}
+    assert seen["source"] == local["mp"][0]
 
 
 def _use(state):

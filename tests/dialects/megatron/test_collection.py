@@ -86,11 +86,11 @@ def _prepared(me):
             for cp, with_settings in itertools.product((1, 2), (True, False)):
                 config = SimpleNamespace(context_parallel_size=cp)
                 chunk = SimpleNamespace(config=config, **({"ddp_config": settings} if with_settings else {}))
-                said = []
+                output = []
                 for module in (ProcessGroupCollection, peer_config.ProcessGroupCollection):
                     given = None if names is None else module.use_mpu_process_groups(list(names))
                     optimizer, ddp = module.setup_process_groups_for_optimizer, module.setup_process_groups_for_ddp
-                    said.append(
+                    output.append(
                         [
                             both.answer(
                                 optimizer,
@@ -99,7 +99,7 @@ def _prepared(me):
                             both.answer(ddp, {"pg_collection": given, "config": config, "ddp_config": settings}),
                         ]
                     )
-                for ours, theirs in zip(*said, strict=True):
+                for ours, theirs in zip(*output, strict=True):
                     checked += 1
                     if not both.same(ours, theirs):
                         wrong.append(f"{instances} {sharded} {gloo} {names} {cp} {with_settings}: {ours!r}, {theirs!r}")

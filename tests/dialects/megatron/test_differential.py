@@ -136,9 +136,9 @@ def differences(both):
 
 def test_random_configurations_equal_megatron_core(ranks):
     """320 configurations, up to 2 ranks of each: every getter with every flag, every global, every refusal."""
-    told = ranks(PROCESSES, _compare, PER_PROCESS, world=None, limit=100)
-    wrong = [text for part in told for text in part["wrong"]]
+    result = ranks(PROCESSES, _compare, PER_PROCESS, world=None, limit=100)
+    wrong = [text for part in result for text in part["wrong"]]
     if wrong:
         pytest.fail("\n".join(wrong), pytrace=False)
-    assert sum(part["built"] for part in told) >= 250
-    assert sum(part["refused"] for part in told) >= 30
+    assert sum(part["built"] for part in result) >= 250
+    assert sum(part["refused"] for part in result) >= 30

@@ -110,7 +110,7 @@ def train(state, layout):
     for _ in range(STEPS):
         optimizer.zero_grad()
         with OnCpu():
-            told = step(
+            result = step(
                 forward_step_func=forward,
                 data_iterator=data,
                 model=model,
@@ -125,7 +125,7 @@ def train(state, layout):
                 group = state.get_expert_data_parallel_group() if expert else state.get_data_parallel_group()
                 dist.all_reduce(parameter.grad, group=group)
         optimizer.step()
-        losses += [part["loss"] for part in told]
+        losses += [part["loss"] for part in result]
     total = float(sum(parameter.detach().double().sum() for parameter in model.parameters()))
     state.destroy_model_parallel()
     return losses, total
@@ -136,25 +136,25 @@ def _train_on_both(me):
     from rankmesh.dialects.megatron import install, parallel_state, uninstall
 
     without_a_gpu()
-    own = megatron("parallel_state")
-    theirs = {name: train(own, layout) for name, layout in LAYOUTS.items()}
+    local = megatron("parallel_state")
+    theirs = {name: train(local, layout) for name, layout in LAYOUTS.items()}
     install()
     layers = megatron("tensor_parallel.layers")
     ours_is_used = layers.get_tensor_model_parallel_rank is parallel_state.get_tensor_model_parallel_rank
     ours = {name: train(megatron("parallel_state"), layout) for name, layout in LAYOUTS.items()}
     uninstall()
-    return {"theirs": theirs, "ours": ours, "used": ours_is_used, "back": megatron("parallel_state") is own}
+    return {"theirs": theirs, "ours": ours, "used": ours_is_used, "back": megatron("parallel_state") is local}
 
 
 def test_gpt_model_has_the_same_losses(ranks):
     """4 ranks, five steps of each layout: equal losses and equal parameters, bit for bit, and they learn."""
-    told = ranks(4, _train_on_both, limit=110, timeout=60.0)
-    for rank, part in enumerate(told):
+    result = ranks(4, _train_on_both, limit=110, timeout=60.0)
+    for rank, part in enumerate(result):
         assert part["used"] is True
         assert part["back"] is True
         assert part["ours"] == part["theirs"], f"rank {rank}"
     for name in LAYOUTS:
-        losses = [part["ours"][name][0] for part in told if part["ours"][name][0]]
+        losses = [part["ours"][name][0] for part in result if part["ours"][name][0]]
         assert len(losses) == (2 if name.startswith("PP") else 4)
         assert all(len(steps) == STEPS * MICROBATCHES for steps in losses)
         assert len({steps[0] for steps in losses}) >= 2

@@ -27,12 +27,12 @@ LATER = {
 }
 
 
-def own(module):
+def public_names(module):
     """What a module defines itself."""
     return {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
 
 
-@pytest.mark.parametrize("name", sorted(own(peer_state)))
+@pytest.mark.parametrize("name", sorted(public_names(peer_state)))
 def test_every_function_has_the_peers_signature(name):
     """Parameters, defaults and annotations are the peer's; later releases' parameters follow them."""
     theirs, ours = vars(peer_state)[name], getattr(parallel_state, name)
@@ -61,7 +61,7 @@ def test_every_global_is_there():
 def test_functions_are_functions_of_the_module():
     """They say where they are from, can be documented and listed."""
     functions = {name: value for name, value in vars(parallel_state).items() if inspect.isfunction(value)}
-    for name in own(peer_state).keys() - {"RankGenerator"}:
+    for name in public_names(peer_state).keys() - {"RankGenerator"}:
         assert functions[name].__name__ == name
         assert functions[name].__doc__
     assert parallel_state.get_tensor_model_parallel_rank.__module__ == "rankmesh.dialects.megatron.parallel_state"
@@ -76,7 +76,7 @@ def test_collection_has_the_peers_fields_first():
         "dp_cp_ag", "expt_dp_ag", "gtp_remat", "expt_gtp_remat", "dp_cp_gtp_remat",
         "expt_dp_gtp_remat", "tp_ep_pp_with_egtp_remat",
     }  # fmt: skip
-    assert own(peer_collection).keys() <= own(process_groups_config).keys()
+    assert public_names(peer_collection).keys() <= public_names(process_groups_config).keys()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def right(group):
 
 
 def _trained(me):
-    ps, before, told = parallel_state, registries(), []
+    ps, before, result = parallel_state, registries(), []
     for arguments in (
         {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "expert_model_parallel_size": 2},
         {"context_parallel_size": 4, "hierarchical_context_parallel_sizes": [2, 2], "hybrid_context_parallel": True},
@@ -38,10 +38,10 @@ def _trained(me):
     ):
         ps.initialize_model_parallel(**arguments)
         groups = [group for group in ps._global_process_group_list if group is not None]
-        told.append(all(right(group) for group in groups))
+        result.append(all(right(group) for group in groups))
         ps.destroy_model_parallel()
-        me.meet(f"destroyed {len(told)}")
-    return [told, registries() == before]
+        me.meet(f"destroyed {len(result)}")
+    return [result, registries() == before]
 
 
 def test_every_group_of_every_layout_works_and_goes(ranks):
@@ -49,7 +49,7 @@ def test_every_group_of_every_layout_works_and_goes(ranks):
     assert ranks(8, _trained) == [[[True] * 4, True]] * 8
 
 
-def _twins(me):
+def _counterparts(me):
     ps = parallel_state
     ps.initialize_model_parallel(tensor_model_parallel_size=2, num_distributed_optimizer_instances=2)
     pairs = [
@@ -63,7 +63,7 @@ def _twins(me):
             ps.get_expert_data_parallel_group_gloo(partial_expert_data_parallel=True),
         ),
     ]
-    shared = [group is twin for group, twin in pairs]
+    shared = [group is counterpart for group, counterpart in pairs]
     ps.destroy_model_parallel()
     ps.initialize_model_parallel(tensor_model_parallel_size=2, create_gloo_process_groups=False)
     absent = me.error(AssertionError, ps.get_data_parallel_group_gloo)["kind"]
@@ -72,15 +72,15 @@ def _twins(me):
 
 def test_gloo_twins_of_gloo_groups_are_these_groups(ranks):
     """4 ranks: twins cost nothing where groups are gloo already, and are absent where nobody asked for them."""
-    assert ranks(4, _twins) == [[[True] * 3, "NotInitialized"]] * 4
+    assert ranks(4, _counterparts) == [[[True] * 3, "NotInitialized"]] * 4
 
 
 def _mixed(me):
     me.world("cpu:gloo,cuda:gloo")
     ps = parallel_state
     ps.initialize_model_parallel(tensor_model_parallel_size=2)
-    group, twin = ps.get_data_parallel_group(), ps.get_data_parallel_group_gloo()
-    return [dist.get_backend(twin), group is twin, right(group), right(twin)]
+    group, counterpart = ps.get_data_parallel_group(), ps.get_data_parallel_group_gloo()
+    return [dist.get_backend(counterpart), group is counterpart, right(group), right(counterpart)]
 
 
 def test_gloo_twins_of_other_groups_are_groups_of_their_own(ranks):
@@ -122,7 +122,7 @@ def test_ranks_that_differ_are_told(ranks):
 def _timeouts(me):
     ps = parallel_state
     ps.initialize_model_parallel(tensor_model_parallel_size=2, distributed_timeout_minutes=3)
-    tp, dp, alone = (
+    tp, dp, single = (
         ps.get_tensor_model_parallel_group(),
         ps.get_data_parallel_group(),
         ps.get_context_parallel_group(),
@@ -132,7 +132,7 @@ def _timeouts(me):
     found += [seconds(tp), seconds(dp)]
     ps.update_pg_timeout(timedelta(seconds=40))
     found += [seconds(tp), seconds(dp), seconds(dist.group.WORLD)]
-    ps.update_pg_timeout(timedelta(seconds=30), alone)
+    ps.update_pg_timeout(timedelta(seconds=30), single)
     return found
 
 
@@ -150,12 +150,12 @@ def _made_by_hand(me):
     ps = parallel_state
     ps.initialize_model_parallel(context_parallel_size=4)
     group = ps.create_group(ranks=[0, 1, 2, 3], group_desc="MINE")
-    own, twins = ps.create_hierarchical_groups(me.rank, [0, 1, 2, 3], [2, 2], create_gloo_process_groups=True)
+    local, counterparts = ps.create_hierarchical_groups(me.rank, [0, 1, 2, 3], [2, 2], create_gloo_process_groups=True)
     hybrid = ps.create_hybrid_dp_cp_groups(me.rank, [0, 1, 2, 3], None)
     gather, experts = ps.create_all_gather_groups(for_expert_parallelism=True, timeout=timedelta(seconds=33))
-    listed = [group in ps._global_process_group_list, own[1] in ps._global_process_group_list]
-    works = [right(one) for one in (group, *own, *twins, *hybrid.values(), gather, experts)]
-    shown = [dist.get_process_group_ranks(one) for one in own]
+    listed = [group in ps._global_process_group_list, local[1] in ps._global_process_group_list]
+    works = [right(one) for one in (group, *local, *counterparts, *hybrid.values(), gather, experts)]
+    shown = [dist.get_process_group_ranks(one) for one in local]
     ps.destroy_model_parallel()
     return [listed, works, sorted(hybrid), shown]
 
@@ -193,14 +193,14 @@ def test_a_world_that_goes_before_its_groups(ranks):
 
 def _grid(me):
     before = registries()
-    grid, twin = (HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"]) for _ in range(2))
-    for each in (grid, twin):
+    grid, counterpart = (HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"]) for _ in range(2))
+    for each in (grid, counterpart):
         each.register_view("expert", [1, 4, 2], ["etp", "ep", "dp"], shared_dims=["dp"])
     tp = grid.create_pg("tp", timeout=timedelta(seconds=9), group_desc="MINE")
     both = grid.create_pg(["cp", "dp"])
     ep = grid.create_pg("ep", view="expert")
     dp = grid.create_pg("dp", view="expert")
-    second = twin.create_pg("tp", timeout=timedelta(seconds=9))
+    second = counterpart.create_pg("tp", timeout=timedelta(seconds=9))
     found = {
         "right": [right(group) for group in (tp, both, ep, dp, second)],
         "own": second is not tp and grid.get_pg("tp") is tp,
@@ -213,7 +213,7 @@ def _grid(me):
         "absent": me.error(KeyError, grid.get_pg, "cp")["message"],
     }
     grid.destroy()
-    twin.destroy()
+    counterpart.destroy()
     me.meet("destroyed")
     again = grid.create_pg("tp")
     found["again"] = right(again)
@@ -242,9 +242,9 @@ def _offset(me):
     low, high = HyperCommGrid([2], ["dp"]), HyperCommGrid([2, 2], ["tp", "dp"], rank_offset=2)
     made = {name: grid.create_pg("dp") for name, grid in (("low", low), ("high", high))}
     inside = [low.is_current_rank_in_grid(), high.is_current_rank_in_grid()]
-    own = made["low"] if inside[0] else made["high"]
+    local = made["low"] if inside[0] else made["high"]
     other = high if inside[0] else low
-    return [inside, right(own), made["high"] is None, me.error(LookupError, other.get_pg, "dp")["kind"]]
+    return [inside, right(local), made["high"] is None, me.error(LookupError, other.get_pg, "dp")["kind"]]
 
 
 def test_grids_side_by_side(ranks):
@@ -281,7 +281,7 @@ def _wrong_grids(me):
 
 def test_wrong_grids(ranks):
     """4 ranks: names twice, too many ranks, views that do not fit, and WORLD_SIZE that is not the world's size."""
-    words = {
+    message = {
         "duplicate": "duplicate dim_names",
         "large": "Grid shape [2, 4] is over sized",
         "offset": "-1",
@@ -295,7 +295,7 @@ def test_wrong_grids(ranks):
     }
     for found in ranks(4, _wrong_grids):
         assert found["planned"] == [14, 15]
-        for name, text in words.items():
+        for name, text in message.items():
             assert text in found[name], (name, found[name])
 
 
@@ -303,11 +303,11 @@ def test_a_replaced_torch_function_is_asked(monkeypatch):
     """No world: whoever replaces new_subgroups_by_enumeration gets Megatron's arguments, and gives the group."""
     monkeypatch.setenv("WORLD_SIZE", "8")
     group = Mock(spec=dist.ProcessGroup)
-    asked = Mock(return_value=(group, None))
-    monkeypatch.setattr("torch.distributed.new_subgroups_by_enumeration", asked)
+    requested = Mock(return_value=(group, None))
+    monkeypatch.setattr("torch.distributed.new_subgroups_by_enumeration", requested)
     grid = HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"], backend="nccl")
     assert grid.create_pg(["tp", "cp"], group_desc="MINE") is grid.get_pg(["cp", "tp"]) is group
-    asked.assert_called_once_with([[0, 1, 2, 3], [4, 5, 6, 7]], backend="nccl", group_desc="MINE")
+    requested.assert_called_once_with([[0, 1, 2, 3], [4, 5, 6, 7]], backend="nccl", group_desc="MINE")
     assert list(grid._pgs) == ["cp-tp"]
 
 

@@ -69,7 +69,7 @@ def _by_itself(me):
         {"with_context_parallel": True, "partial_data_parallel": True},
         {"partial_expert_data_parallel": True},
     )
-    asked = {
+    requested = {
         "part": ps.get_data_parallel_group(**partial),
         "its replicas": ps.get_data_parallel_group(**partial, with_gtp_remat=False),
         "all": ps.get_data_parallel_group(),
@@ -77,7 +77,7 @@ def _by_itself(me):
         "experts": ps.get_expert_data_parallel_group(**experts),
         "their replicas": ps.get_expert_data_parallel_group(**experts, with_gtp_remat=False),
     }
-    found = {name: members(group) for name, group in asked.items()}
+    found = {name: members(group) for name, group in requested.items()}
     ps.destroy_model_parallel()
     return found
 

@@ -24,12 +24,12 @@ class Reloadable(dist.ProcessGroup):
         return self.group.size()
 
 
-def reloadable(own, calls):
+def reloadable(local, calls):
     """A function in place of new_group, whose groups of several ranks can be reloaded."""
 
     def new_group(ranks=None, **options):
         calls.append((tuple(ranks), options["group_desc"]))
-        group = own(ranks, **options)
+        group = local(ranks, **options)
         return group if len(ranks) == 1 or dist.get_rank() not in ranks else Reloadable(group, ranks)
 
     return new_group
@@ -43,8 +43,8 @@ def total(group):
 
 
 def _torchs_new_group(me):
-    own, calls, ps = dist.new_group, [], parallel_state
-    dist.new_group = reloadable(own, calls)
+    local, calls, ps = dist.new_group, [], parallel_state
+    dist.new_group = reloadable(local, calls)
     ps.initialize_model_parallel(tensor_model_parallel_size=2, context_parallel_size=2)
     tp, dp_cp = ps.get_tensor_model_parallel_group(), ps.get_data_parallel_group(with_context_parallel=True)
     gather, _ = ps.create_all_gather_groups()
@@ -58,7 +58,7 @@ def _torchs_new_group(me):
     }
     ps.destroy_model_parallel()
     found["destroyed"] = [ps.is_initialized(), total(tp.group)]
-    dist.new_group, count = own, len(calls)
+    dist.new_group, count = local, len(calls)
     ps.initialize_model_parallel(tensor_model_parallel_size=2)
     found["again"] = [type(ps.get_tensor_model_parallel_group()) is Reloadable, len(calls) - count]
     ps.destroy_model_parallel()
@@ -81,14 +81,14 @@ def test_a_replaced_new_group_makes_every_group(ranks):
 
 def _of_the_state(me):
     dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=8)
-    found, made, asked = {}, [], []
+    found, made, requested = {}, [], []
 
     def create_group(ranks=None, **options):
         made.append((ranks, options["group_desc"], options["pg_options"]))
         return dist.new_group(ranks)
 
     def get_nccl_options(pg_name, nccl_comm_cfgs):
-        asked.append(pg_name)
+        requested.append(pg_name)
         return f"options of {pg_name}" if pg_name in nccl_comm_cfgs else None
 
     ps = ParallelState("replaced")
@@ -97,7 +97,7 @@ def _of_the_state(me):
     layout = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "distributed_timeout_minutes": 3}
     ps.initialize_model_parallel(**layout, high_priority_stream_groups=["dp_cp"])
     found["made"] = [options for _, desc, options in made if desc in ("DP_CP", "TP")]
-    found["asked"] = sorted(set(asked))[:4]
+    found["asked"] = sorted(set(requested))[:4]
     found["members"] = dist.get_process_group_ranks(ps.get_tensor_model_parallel_group())
     found["embedding"] = ps._EMBEDDING_GLOBAL_RANKS
     found["outside"] = ps.is_rank_in_embedding_group()

@@ -191,7 +191,7 @@ def test_refusals_say_what_was_received_and_leave_nothing(ranks):
     assert found["no world"]["kind"] == found["strict"] == "NotInitialized"
     assert found["rank 0"] == [0, 0]
     assert found["clean"] == [True, True]
-    words = {
+    fragment = {
         "indivisible": "tp 3",
         "twice": "twice",
         "unknown": "'zz'",
@@ -205,7 +205,7 @@ def test_refusals_say_what_was_received_and_leave_nothing(ranks):
         "backend": "'mpi'",
         "second": "second initialisation",
     }
-    for name, text in words.items():
+    for name, text in fragment.items():
         assert text in found[name], (name, found[name])
 
 
@@ -249,7 +249,7 @@ def test_nccl_options_reach_their_groups(ranks, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "fragment"),
     [
         ("dpp: {max_ctas: 1}", "'dpp'"),
         ("tp: [1]", "maps groups"),
@@ -257,12 +257,12 @@ def test_nccl_options_reach_their_groups(ranks, tmp_path):
         ("{", "not valid YAML"),
     ],
 )
-def test_a_wrong_nccl_configuration_is_refused(ranks, tmp_path, text, words):
+def test_a_wrong_nccl_configuration_is_refused(ranks, tmp_path, text, fragment):
     """Unknown groups, lists for options, unknown networks, text that is no YAML."""
     path = tmp_path / "nccl.yaml"
     path.write_text(text)
     (message,) = ranks(1, _wrong_configuration, str(path), world=None)
-    assert words in message
+    assert fragment in message
 
 
 def _wrong_configuration(me, path):

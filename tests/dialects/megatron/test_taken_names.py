@@ -30,9 +30,9 @@ def test_every_name_is_there(as_of_head, repository):
     """Every name that a repository takes at its commit is a name of the drop-in."""
     lacking = [
         (module, name)
-        for module, own in MODULES.items()
+        for module, local in MODULES.items()
         for name in TAKEN[repository][module]
-        if not hasattr(own, name)
+        if not hasattr(local, name)
     ]
     assert lacking == []
 

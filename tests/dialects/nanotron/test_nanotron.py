@@ -67,8 +67,8 @@ def _check(context, rank, sizes, local):
     assert np.array_equal(context.world_rank_matrix, matrix)
     assert context.parallel_order == list(ORDER)
     assert (context.world_size, context.local_world_size) == (matrix.size, local)
-    words = {"tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context", "ep": "expert"}
-    assert {axis: getattr(context, f"{word}_parallel_size") for axis, word in words.items()} == sizes
+    fragment = {"tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context", "ep": "expert"}
+    assert {axis: getattr(context, f"{token}_parallel_size") for axis, token in fragment.items()} == sizes
     for other in {0, rank, matrix.size - 1}:
         place = context.get_local_ranks(other)
         assert place == dict(zip(ORDER, (int(at[0]) for at in np.where(matrix == other)), strict=True))
@@ -239,31 +239,31 @@ def test_an_exception_inside_does_not_wait(ranks):
 def _refused(me):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID"):
         os.environ.pop(name, None)
-    said = [
+    output = [
         me.error(AssertionError, ParallelContext, 2, 1, 1)["message"],
         me.error(AssertionError, ParallelContext, 2, 1, 2, 1, 2)["message"],
         me.error(ConnectError, ParallelContext, 2, 1, 2, backend="mpi")["message"],
     ]
     os.environ["LOCAL_WORLD_SIZE"] = "3"
-    said.append(me.error(AssertionError, ParallelContext, 2, 1, 2)["message"])
+    output.append(me.error(AssertionError, ParallelContext, 2, 1, 2)["message"])
     os.environ["LOCAL_WORLD_SIZE"] = "four"
-    said.append(me.error(SizesError, ParallelContext, 2, 1, 2)["message"])
+    output.append(me.error(SizesError, ParallelContext, 2, 1, 2)["message"])
     _place(me.rank + 1, 2)
-    said.append(me.error(AssertionError, ParallelContext, 2, 1, 2)["message"])
+    output.append(me.error(AssertionError, ParallelContext, 2, 1, 2)["message"])
     left = registries()["pg_map"]
     _place(me.rank, 2)
     with ParallelContext(2, 1, 2) as context:
-        said.append(me.error(LayoutError, context.get_global_rank, 0, 0, 2, 0, 0)["message"])
-        said.append(me.error(LayoutError, context.get_global_rank, 0, 0, -1, 0, 0)["message"])
-        said.append(me.error(LayoutError, context.get_local_ranks, 4)["message"])
+        output.append(me.error(LayoutError, context.get_global_rank, 0, 0, 2, 0, 0)["message"])
+        output.append(me.error(LayoutError, context.get_global_rank, 0, 0, -1, 0, 0)["message"])
+        output.append(me.error(LayoutError, context.get_local_ranks, 4)["message"])
     dist.destroy_process_group()
-    said.append(me.error(NotInitialized, ParallelContext, 1, 1, 1)["message"])
-    return [left, *said]
+    output.append(me.error(NotInitialized, ParallelContext, 1, 1, 1)["message"])
+    return [left, *output]
 
 
 def test_refusals(ranks):
     """4 ranks: sizes, backends, hosts and places that cannot be; nothing is left of a context that failed."""
-    words = [
+    fragment = [
         "world_size is 4, but dp 1 x tp 2",
         "x ep 2 = 8; leave dp out, or use dp=1",
         "backend 'mpi' is not that of the world, 'gloo'",
@@ -275,9 +275,9 @@ def test_refusals(ranks):
         "rank 4 is outside this mesh",
         "start the program with torchrun",
     ]
-    for left, *said in ranks(4, _refused):
+    for left, *output in ranks(4, _refused):
         assert left == 1
-        for expected, message in zip(words, said, strict=True):
+        for expected, message in zip(fragment, output, strict=True):
             assert expected in message
 
 

@@ -30,9 +30,9 @@ def _layout(me):
         plan = rm.recipes.torchtitan(world, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, pp=pp, ep=ep)
         with dry.world(rank, world), ParallelDims(replicate, -1, cp, tp, pp, ep, world, backend) as dims:
             for name, mesh in dims.get_all_one_dimensional_meshes().items():
-                own = list(plan.groups("batch" if name == "dp" else name).of(rank).ranks)
-                assert mesh.mesh.tolist() == dry.members(mesh.get_group()) == own, name
-                assert mesh.get_local_rank() == own.index(rank)
+                local = list(plan.groups("batch" if name == "dp" else name).of(rank).ranks)
+                assert mesh.mesh.tolist() == dry.members(mesh.get_group()) == local, name
+                assert mesh.get_local_rank() == local.index(rank)
             missing = {"partial_dtensor": "dp_shard", "full_dtensor": "fsdp", "spmd_types": "fsdp"}[backend]
             me.error(ValueError, dims.get_mesh, missing)
 
@@ -56,9 +56,9 @@ def _mlp():
 
 
 def _train(me):
-    alone = _mlp()
+    single = _mlp()
     replicas = [torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
-    expected = torch.stack([_loss(alone, rows) for rows in replicas]).mean()
+    expected = torch.stack([_loss(single, rows) for rows in replicas]).mean()
     before = registries()["pg_map"]
     with ParallelDims(**EIGHT, spmd_backend="partial_dtensor") as dims:
         model = _mlp()
@@ -70,7 +70,7 @@ def _train(me):
         made = registries()["pg_map"] - before
     return [
         torch.allclose(loss / 4, expected, atol=1e-6),
-        torch.allclose(whole, alone[0].weight.grad / 4, atol=1e-6),
+        torch.allclose(whole, single[0].weight.grad / 4, atol=1e-6),
         made,
         registries()["pg_map"] - before,
         leaks.left_by(me, _cycle),
@@ -151,7 +151,7 @@ HAS_BOTH = "full_dtensor; def spmd_meshes"
 
 
 @pytest.mark.parametrize(
-    ("version", "source", "said"),
+    ("version", "source", "output"),
     [
         ("0.3.0", HAS_BOTH, None),
         ("0.2.2", HAS_BOTH, None),
@@ -160,11 +160,11 @@ HAS_BOTH = "full_dtensor; def spmd_meshes"
         ("0.4.0.dev1", "full_dtensor", "no spmd_meshes"),
     ],
 )
-def test_another_torchtitan_is_told(installed, version, source, said):
+def test_another_torchtitan_is_told(installed, version, source, output):
     """A newer release, or sources that dropped what 0.3.0 has, is a warning; the installed one is not imported."""
     installed(version, source)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ParallelDims(**EIGHT)
-    assert [str(one.message) for one in caught] == [] if said is None else re.search(said, str(caught[0].message))
+    assert [str(one.message) for one in caught] == [] if output is None else re.search(output, str(caught[0].message))
     assert all(one.filename == __file__ for one in caught)
