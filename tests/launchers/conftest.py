@@ -145,5 +145,5 @@ def reported(done):
 def reported_by_rank(text):
     """What the ranks of the script said, by rank: launcher, size, local rank and size, host, meeting, sum."""
     lines = [line.split() for line in text.splitlines() if "rank-report" in line]
-    words = [line[line.index("rank-report") + 1 :] for line in lines]
-    return {int(line[1]): (line[0], *map(int, line[2:5]), *line[5:7], int(line[7])) for line in words}
+    message = [line[line.index("rank-report") + 1 :] for line in lines]
+    return {int(line[1]): (line[0], *map(int, line[2:5]), *line[5:7], int(line[7])) for line in message}

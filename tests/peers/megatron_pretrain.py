@@ -111,9 +111,9 @@ def compiled():
 
 def bare_children():
     """The processes that write checkpoints are spawned without this program, which stands on another path there."""
-    own = spawn.get_preparation_data
+    mine = spawn.get_preparation_data
     spawn.get_preparation_data = lambda name: {
-        word: value for word, value in own(name).items() if not word.startswith("init_main")
+        token: value for token, value in mine(name).items() if not token.startswith("init_main")
     }
 
 

@@ -35,7 +35,7 @@ WITHOUT = (
     "bias-dropout-fusion", "rope-fusion", "create-attention-mask-in-dataloader",
 )  # fmt: skip
 ARGUMENTS = [
-    *(word for name, value in MODEL.items() for word in (f"--{name}", str(value))),
+    *(token for name, value in MODEL.items() for token in (f"--{name}", str(value))),
     *(f"--no-{name}" for name in WITHOUT),
     "--mock-data", "--use-cpu-initialization", "--disable-bias-linear",
 ]  # fmt: skip
@@ -87,35 +87,35 @@ def checkout():
 def trained(request, checkout, tmp_path_factory):
     """Four steps of one layout over each side, which saves after the second: where, the layout, what ranks recorded."""
     place, layout = tmp_path_factory.mktemp("pretrain"), PARALLEL[request.param]
-    told = {}
+    result = {}
     for side in (OWN, DROP_INS):
         saved = ["--save", str(place / f"{side}-saved"), "--save-interval", str(SAVED)]
-        told[side] = pretrain(checkout, side, [*layout, *saved], place / side)
-    return place, layout, told
+        result[side] = pretrain(checkout, side, [*layout, *saved], place / side)
+    return place, layout, result
 
 
 @pytest.mark.timeout(2 * LIMIT)
 def test_pretrain_gpt(trained):
     """Four steps of each layout: the losses and gradient norms of every rank are equal, bit for bit."""
-    _, _, told = trained
-    own, ours = told[OWN], told[DROP_INS]
-    assert {rank["mpu"] for rank in own} == {"megatron.core.parallel_state"}
+    _, _, result = trained
+    local, ours = result[OWN], result[DROP_INS]
+    assert {rank["mpu"] for rank in local} == {"megatron.core.parallel_state"}
     assert {rank["mpu"] for rank in ours} == {"rankmesh.dialects.megatron.parallel_state"}
-    assert [rank["steps"] for rank in ours] == [rank["steps"] for rank in own]
-    assert all(len(rank["steps"]) == STEPS for rank in own)
-    assert all(norm > 0 for rank in own for _, norm in rank["steps"])
-    assert any(loss["lm loss"] > 0 for rank in own for loss, _ in rank["steps"] if loss)
+    assert [rank["steps"] for rank in ours] == [rank["steps"] for rank in local]
+    assert all(len(rank["steps"]) == STEPS for rank in local)
+    assert all(norm > 0 for rank in local for _, norm in rank["steps"])
+    assert any(loss["lm loss"] > 0 for rank in local for loss, _ in rank["steps"] if loss)
 
 
 @pytest.mark.timeout(2 * LIMIT)
 @pytest.mark.parametrize(("saver", "loader"), [(OWN, DROP_INS), (DROP_INS, OWN)])
 def test_pretrain_gpt_continues_from_a_checkpoint_of_the_other(trained, checkout, saver, loader):
     """The steps after the checkpoint have the losses and norms of the run that saved it; no file of it names us."""
-    place, layout, told = trained
+    place, layout, result = trained
     saved = place / f"{saver}-saved"
     files = [file for file in saved.rglob("*") if file.is_file()]
     assert len(files) > RANKS
     assert not [file for file in files if b"rankmesh.dialects" in file.read_bytes()]
     loaded = ["--load", str(saved), "--ckpt-step", str(SAVED), "--exit-on-missing-checkpoint"]
     continued = pretrain(checkout, loader, [*layout, *loaded], place / f"{loader}-continues")
-    assert [rank["steps"] for rank in continued] == [rank["steps"][SAVED:] for rank in told[saver]]
+    assert [rank["steps"] for rank in continued] == [rank["steps"][SAVED:] for rank in result[saver]]
