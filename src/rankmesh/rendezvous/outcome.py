@@ -42,7 +42,10 @@ class Outcome:
     @property
     def text(self) -> str:
         """The outcome as JSON; what is not said has its default."""
-        return json.dumps({name: value for name, value in vars(self).items() if name == "reason" or value})
+        default = vars(Outcome())
+        return json.dumps(
+            {name: value for name, value in vars(self).items() if name == "reason" or value != default[name]}
+        )
 
     @classmethod
     def read(cls, text: str, key: str) -> Outcome:

@@ -13,8 +13,8 @@ every responsive participant answers at once, so those that do not are lost. Wha
 A round has a name, and an epoch that the channel counts: the coordinator moves the name to its next epoch before it
 announces the first outcome, so a retry never sees what an earlier attempt has left. Steps of a round share its epoch.
 
-The last participant to leave deletes the keys. Keys of a round that lost a participant go with the next one of the same
-name that ends well. A participant that serves the channel leaves last, as long as the others are responsive.
+The last participant to leave deletes the keys. Keys of a round that not all have left, as one of them died, go with the
+next one of the same name that ends well. A participant that serves the channel leaves last, as long as the others are responsive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, TypeVar
 
 from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_line, in_words
@@ -97,15 +96,17 @@ class _Step:
 
     def keys(self, digests: Iterable[str]) -> list[str]:
         """What the step may have left, besides its sets."""
-        names = ["coordinator", "outcome"]
-        names += ["reference"] if self.proposal.digest else []
+        # Documents first: the other keys say which there are, to who goes on where the one that deletes them dies.
+        names = [f"document/{digest}" for digest in digests]
+        names += ["after"] if self.probed else []
+        names += ["odd", "reference"] if self.proposal.digest else []
         names += ["texts"] if self.proposal.text else []
-        names += ["after", "odd", *(f"document/{digest}" for digest in digests)] if self.probed else []
+        names += ["coordinator", "outcome"]
         return [self.key(name) for name in names]
 
     @property
     def sets(self) -> list[str]:
-        return [self.key(name) for name in ("arrived", *(("responsive",) if self.probed else ()))]
+        return [self.key(name) for name in (*(("responsive",) if self.probed else ()), "arrived")]
 
 
 @dataclass
@@ -337,18 +338,30 @@ class Round:
     def _forget(self, outcome: Outcome) -> None:
         self._delete(self.epoch)
         if outcome.agreed:
-            epochs = {epoch for listed in self.channel.posted(self._failed).values() for epoch in listed}
+            failed = {int(epoch) for listed in self.channel.posted(self._failed).values() for epoch in listed}
+            # Not those that came since, as this rank was slow to leave: somebody may be in them.
+            old = {epoch for epoch in failed if epoch < self.epoch}
+            # Between two rounds that ended well all are failed ones: so this is every epoch that may have left keys.
+            before = {epoch - 1 for epoch in (self.epoch, *old)} - old - {-1}
+            old |= {epoch for epoch in before if self._is_open(epoch)}
             for step in self.steps:
-                step.probed = step.probed or bool(epochs)
-            for epoch in epochs:
-                self._delete(int(epoch))
-            if epochs:
+                step.probed = step.probed or bool(old)
+            for epoch in old:
+                self._delete(epoch)
+            if failed and failed <= old:
                 self.channel.delete([self._failed])
+
+    def _is_open(self, epoch: int) -> bool:
+        """Whether an epoch may have keys, as somebody died before all had left it."""
+        first = self.steps[0].base.rpartition("/")[2]
+        absent = self.channel.absent(f"{self.name}/{epoch}/{first}/arrived", self.participants)
+        return len(absent) < len(self.participants)
 
     def _delete(self, epoch: int) -> None:
         progress = any(step.progress for step in self.steps)
         keys, sets = [self._progress(epoch)] if progress else [], [f"{self.name}/{epoch}/left"]
-        for step in self.steps:
+        # The first step's arrivals go last: as long as they are there, the epoch may have keys.
+        for step in reversed(self.steps):
             step = replace(step, base=f"{self.name}/{epoch}/{step.base.rpartition('/')[2]}")
             keys += step.keys(self._digests(step) if step.probed else ())
             sets += step.sets
@@ -405,16 +418,24 @@ class Arrivals:
     round: Round
     step: _Step
     complete: bool = False
+    # Kept by hand: until Python 3.12 a `cached_property` holds a lock meanwhile, for which simulated ranks would wait.
+    _absent: list[int] | None = field(default=None, init=False)
+    _texts: dict[int, list[str]] | None = field(default=None, init=False)
 
-    @cached_property
+    @property
     def absent(self) -> list[int]:
         """The participants that have not arrived."""
-        return [] if self.complete else self._set("arrived")
+        if self._absent is None:
+            self._absent = [] if self.complete else self._set("arrived")
+        return self._absent
 
     @property
     def differ(self) -> bool:
-        """Whether some that arrived have another proposal than the first of them."""
-        return self._ask(lambda: self.round.channel.wait(self.step.key("odd"), 0))
+        """Whether the proposals of those that arrived differ."""
+        # Who is absent is asked first: a proposal that comes in between would be of nobody, and so not differ.
+        self.absent  # noqa: B018  - kept
+        # Not all that is odd differs: the first proposal may be of a process that died, and was started again.
+        return self._ask(lambda: self.round.channel.wait(self.step.key("odd"), 0)) and len(self.proposals) > 1
 
     @property
     def proposals(self) -> dict[str, list[int]]:
@@ -428,10 +449,12 @@ class Arrivals:
                 found.setdefault(odd[rank][-1] if rank in odd else reference, []).append(rank)
         return found
 
-    @cached_property
+    @property
     def texts(self) -> dict[int, list[str]]:
         """The texts of each rank that has given one."""
-        return self._ask(lambda: self.round.channel.posted(self.step.key("texts")))
+        if self._texts is None:
+            self._texts = self._ask(lambda: self.round.channel.posted(self.step.key("texts")))
+        return self._texts
 
     def document(self, digest: str) -> dict[str, Any]:
         """What a digest stands for, as those said that answered a probe; empty where none of them did."""
