@@ -14,7 +14,8 @@ A round has a name, and an epoch that the channel counts: the coordinator moves 
 announces the first outcome, so a retry never sees what an earlier attempt has left. Steps of a round share its epoch.
 
 The last participant to leave deletes the keys. Keys of a round that not all have left, as one of them died, go with the
-next one of the same name that ends well. A participant that serves the channel leaves last, as long as the others are responsive.
+next one of the same name that ends well. A participant that serves the channel leaves last, as long as the others are
+responsive.
 """
 
 from __future__ import annotations
