@@ -50,7 +50,7 @@ screenshots: $(VENV)/.installed-browser  ## make the explorer's pictures of docs
 	@$(BIN)/python -m tests.browser.screenshots
 
 test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor on what it leaves, the watch (root)
-	@HANGS=$(HANGS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/hangs tests/watch tests/check/test_verdicts.py $(ARGS)
+	@HANGS=$(HANGS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/hangs tests/watch tests/check/test_outcomes.py $(ARGS)
 
 test-wheel: $(VENV)/.installed-test  ## build the wheel, install it in an empty environment, run its command and the four lines
 	@RANKMESH_WHEEL=1 $(BIN)/python -m pytest -n 0 tests/test_wheel.py $(ARGS)

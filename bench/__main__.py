@@ -92,7 +92,7 @@ def command(
         from bench.markdown import recorded_transfers
 
         _save(markdown, document(results, recorded_transfers()))
-    _verdict(results)
+    _comparison(results)
 
 
 def _settings(
@@ -151,7 +151,7 @@ def _print(results: Results) -> None:
         sys.stdout.flush()
 
 
-def _verdict(results: Results) -> None:
+def _comparison(results: Results) -> None:
     """A peer that fails is a result; rankmesh failing is a failure of the command."""
     failed = [item for item in results.comparisons if "ours" in item.failures]
     if failed:

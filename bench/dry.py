@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from bench.contests import Contest, Make, Sizes, missing
-from bench.processes import run_alone
+from bench.processes import run_isolated
 from bench.results import Comparison
 from bench.rounds import alternate
 
@@ -37,7 +37,7 @@ def dry(contest: Contest, world: int, rounds: int, limit: float) -> Comparison:
 
 
 def _timed(make: Make, sizes: Sizes, limit: float) -> Any:
-    return lambda: run_alone(lambda: _measure(make, sizes), limit=limit)
+    return lambda: run_isolated(lambda: _measure(make, sizes), limit=limit)
 
 
 def _measure(make: Make, sizes: Sizes) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any
 from bench.contests import MEGATRON, load, missing
 from bench.dry import fake_world
 from bench.live import live_sizes
-from bench.processes import run_alone
+from bench.processes import run_isolated
 from bench.results import Comparison, compare
 from rankmesh.core.recipes.megatron import megatron
 
@@ -41,7 +41,7 @@ Question = Callable[[], object]
 def getters(rounds: int, limit: float) -> list[Comparison]:
     """Every question, ``rounds`` times on each side in turn."""
     absent = missing(MEGATRON)
-    outcome = run_alone(lambda: _measure(rounds, absent is None), limit=limit)
+    outcome = run_isolated(lambda: _measure(rounds, absent is None), limit=limit)
     failures = {} if absent is None else {"theirs": absent}
     if outcome.failure is not None:
         return [Comparison("getters", "all", _WORLD, "megatron-core", compare([], []), {"ours": outcome.failure})]

@@ -25,7 +25,7 @@ from typing import Any
 from bench.contests import CONTESTS, MEGATRON, Contest, Make, Sizes, load, missing
 from bench.gpu_text import gpu_section
 from bench.live import live_sizes, slowest
-from bench.processes import run_alone, run_world
+from bench.processes import run_isolated, run_world
 from bench.results import Comparison
 from bench.rounds import alternate
 
@@ -34,7 +34,7 @@ __all__ = ["absent_gpu", "contest_on_gpus", "measured"]
 
 def absent_gpu(limit: float) -> str | None:
     """Why nothing can be measured on a GPU here; asked in a process of its own, since CUDA does not survive a fork."""
-    outcome = run_alone(_machine, limit=limit)
+    outcome = run_isolated(_machine, limit=limit)
     return outcome.failure or (outcome.reports[0]["reason"] or None)
 
 
@@ -57,7 +57,7 @@ def _machine() -> dict[str, Any]:
 
 def measured(ranks: int, rounds: int, limit: float) -> Iterator[dict[str, Any]]:
     """The comparisons so far as plain data, after each one, with what they were measured on."""
-    about = {"machine": dict(run_alone(_machine, limit=limit).reports[0]), "rounds": rounds, "cores": os.cpu_count()}
+    about = {"machine": dict(run_isolated(_machine, limit=limit).reports[0]), "rounds": rounds, "cores": os.cpu_count()}
     kept: list[dict[str, Any]] = []
     for compared in _comparisons(ranks, rounds, limit):
         kept.append(asdict(compared))
@@ -84,7 +84,7 @@ def contest_on_gpus(contest: Contest, ranks: int, rounds: int, limit: float, *, 
         {side: _timed(contest, make, sizes, limit, bound) for side, make in sides.items()},
         rounds,
         reduce=slowest,
-        absent=run_alone(lambda: {"reason": missing(contest)}, limit=limit).reports[0]["reason"],
+        absent=run_isolated(lambda: {"reason": missing(contest)}, limit=limit).reports[0]["reason"],
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.contests import MEGATRON, Sizes, load, missing
 from bench.dry import dry_sizes
-from bench.processes import run_alone
+from bench.processes import run_isolated
 from bench.results import Comparison
 from bench.rounds import alternate
 from rankmesh.core.plan import Plan
@@ -78,4 +78,4 @@ def _timed(work: Callable[[], object], limit: float, before: int) -> Any:
         work()
         return {"planned": time.perf_counter() - started}
 
-    return lambda: run_alone(measure, limit=limit)
+    return lambda: run_isolated(measure, limit=limit)

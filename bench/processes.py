@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-__all__ = ["Outcome", "Wrap", "run_alone", "run_world"]
+__all__ = ["Outcome", "Wrap", "run_isolated", "run_world"]
 
 Report = Mapping[str, Any]
 Wrap = Callable[[Any], Any]
@@ -43,7 +43,7 @@ class Outcome:
     failure: str | None = None
 
 
-def run_alone(body: Callable[[], Report], *, limit: float) -> Outcome:
+def run_isolated(body: Callable[[], Report], *, limit: float) -> Outcome:
     """Run ``body`` in a fresh process for at most ``limit`` seconds."""
     return _run(1, lambda _: body(), lambda _: nullcontext(), limit)
 

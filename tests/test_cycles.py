@@ -46,7 +46,7 @@ def cycle(graph):
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-def test_imports_lead_in_no_circle(deferred):
+def test_imports_have_no_cycle(deferred):
     """Nowhere when a module is imported, and in the planning rooms, the command and the plugin not later either."""
     known = modules(ROOT)
     graph = {name: set(imported(tree, known, deferred=deferred)) for name, tree in known.items() if name != "rankmesh"}
@@ -55,7 +55,7 @@ def test_imports_lead_in_no_circle(deferred):
     assert cycle(graph) == []
 
 
-def test_a_circle_is_noticed(tmp_path):
+def test_a_cycle_is_seen(tmp_path):
     """Two modules that import each other are found, at once and in a function; for typing alone they may."""
     package = tmp_path / "house"
     package.mkdir()

@@ -36,7 +36,7 @@ def _run(*arguments):
     return out
 
 
-def test_the_demo_proves_its_layout():
+def test_the_demo_checks_its_layout():
     """16 ranks: `rankmesh check` of the demo's layout proves every group of every kind."""
     printed = _run(sys.executable, "-m", "rankmesh", "check", _spec())
     assert printed.splitlines()[-1] == "every group was proved: 125 groups of 20 kinds on 16 ranks (gloo)"

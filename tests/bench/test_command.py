@@ -47,7 +47,7 @@ def test_ours_always_has_figures(quick):
         assert "ours" not in item["failures"]
 
 
-def test_live_worlds_count_what_is_held(quick):
+def test_live_worlds_count_what_is_open(quick):
     """A live world has its times, descriptors, threads, groups and store operations."""
     live = [item for item in quick[0]["comparisons"] if item["section"] == "live"]
     assert [item["peer"] for item in live] == [
@@ -79,7 +79,7 @@ def test_the_document_has_a_table_for_each_section(quick):
     assert "torch" in document
 
 
-def test_progress_is_told_on_stderr(quick):
+def test_progress_goes_to_stderr(quick):
     """Each comparison is told as it is done, away from the figures."""
     assert len([line for line in quick[2].splitlines() if line.startswith("live, 8 ranks")]) == 4
 

@@ -10,7 +10,7 @@ pytest.importorskip("torch.distributed")
 
 SCRIPT = """
 import json, os, time
-from bench.processes import run_alone, run_world
+from bench.processes import run_isolated, run_world
 {body}
 print(json.dumps([list(outcome.reports), outcome.failure]))
 """
@@ -26,22 +26,22 @@ def outcome(body):
 
 def test_a_process_reports():
     """The report of a process is what its body returned; what it prints is dropped."""
-    assert outcome("outcome = run_alone(lambda: [print('noise'), {'a': 1}][1], limit=20)") == [[{"a": 1}], None]
+    assert outcome("outcome = run_isolated(lambda: [print('noise'), {'a': 1}][1], limit=20)") == [[{"a": 1}], None]
 
 
 def test_a_hung_process_is_ended():
     """A process that does not end is killed, and said to have hung."""
-    assert outcome("outcome = run_alone(lambda: time.sleep(600), limit=1)") == [[], "hung after 1 s"]
+    assert outcome("outcome = run_isolated(lambda: time.sleep(600), limit=1)") == [[], "hung after 1 s"]
 
 
 def test_a_process_that_dies_is_counted():
     """A process that ends without a word is a failure, at once."""
-    assert outcome("outcome = run_alone(lambda: os._exit(3), limit=30)") == [[], "1 of 1 processes died"]
+    assert outcome("outcome = run_isolated(lambda: os._exit(3), limit=30)") == [[], "1 of 1 processes died"]
 
 
 def test_an_error_is_named():
     """The error of a process comes back with its type and first line."""
-    assert outcome("outcome = run_alone(lambda: {}['x'], limit=20)") == [[], "KeyError: 'x'"]
+    assert outcome("outcome = run_isolated(lambda: {}['x'], limit=20)") == [[], "KeyError: 'x'"]
 
 
 def test_one_hung_rank_does_not_hold_the_others():

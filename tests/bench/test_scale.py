@@ -34,7 +34,7 @@ def test_all_ranks_come_through(side):
         assert sum(done) == scale._expected(side, plan)
 
 
-def test_who_is_not_through_is_told_as_such():
+def test_a_side_that_does_not_finish_is_shown_as_such():
     """The section states medians with their spread, and for a side that was stopped what it would have taken."""
     run = {"seconds": 2.0, "through": 1024, "operations": 10, "expected": 10, "busiest": 1, "limit": 60.0}
     stopped = run | {"seconds": None, "operations": 30, "expected": 300}

@@ -38,7 +38,7 @@ def _alive(session):
     return [line for line in listed.stdout.splitlines() if "Z" not in line]
 
 
-def test_every_group_is_proved():
+def test_every_group_is_verified():
     """8 ranks: each group of each kind is proved on each member by each operation; the time told is the command's."""
     started = time.perf_counter()
     status, out, err = _run("-m", "rankmesh", "check", "megatron:world=8,tp=2,pp=2,ep=2,etp=1", "--json")
@@ -120,7 +120,7 @@ def test_a_failing_rank_is_named(how, status, message):
     assert "every group was proved" not in out
 
 
-def test_a_wrong_group_fails_its_proof():
+def test_a_wrong_group_fails_its_verification():
     """8 ranks whose tp and pp are swapped everywhere: the proof sees other members than the plan's."""
     code, out, _ = _run(SABOTAGE, "swapped", "--json")
     result = json.loads(out)

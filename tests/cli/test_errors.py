@@ -84,7 +84,7 @@ def test_a_newer_saved_plan_is_refused(rankmesh, tmp_path) -> None:
         (ZeroDivisionError("x"), ExitCode.INTERNAL, "a defect in rankmesh: ZeroDivisionError: x"),
     ],
 )
-def test_what_else_goes_wrong_is_told_in_one_line(rankmesh, monkeypatch, problem, code, arguments) -> None:
+def test_other_failures_are_one_line(rankmesh, monkeypatch, problem, code, arguments) -> None:
     """Ctrl-C, a lack of memory and defects have exit codes of their own and no traceback."""
 
     def fail(*_: object, **__: object) -> None:

@@ -75,7 +75,7 @@ def test_a_terminal_without_lines(process) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", ["show tp=2", "groups tp=2,dp=100000 tp", "show tp=2 --svg /dev/full"])
-def test_a_full_disk_is_told(arguments: str) -> None:
+def test_a_full_disk_is_an_error(arguments: str) -> None:
     """A disk that takes no more is one line and wrong usage, not a defect, and no complaint of the interpreter."""
     with open("/dev/full", "w") as full:  # noqa: PTH123  - a device
         command = [sys.executable, "-m", "rankmesh", *arguments.split()]

@@ -307,7 +307,7 @@ def test_a_call_that_is_over_for_some_and_was_never_made_by_another_has_failed()
     assert found(ahead) == []
 
 
-def test_groups_of_one_label_are_told_apart():
+def test_groups_with_one_label_are_distinguished():
     """Two groups of the same ranks, made by torch: the sentence has torch's names of both."""
     one, other = ("7", "undefined"), ("9", "undefined")
     groups = {one: (0, 1), other: (0, 1)}

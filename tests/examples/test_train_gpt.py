@@ -9,10 +9,10 @@ from examples.train_gpt.gpt.loop import GROUPS
 from tests.examples import plain_gpt
 from tests.examples.training import (
     TINY,
+    arguments_of,
     move,
     refused_checkpoints,
     resume,
-    told_by,
     train,
     train_and_save,
     train_in_words,
@@ -67,7 +67,7 @@ def test_one_process_is_plain_torch(ranks):
 def _both(me):
     with trainer(1, "") as here:
         weights = {piece.name: piece.parameter.detach().clone() for piece in here.weights.pieces}
-        result = told_by(here.steps())
+        result = arguments_of(here.steps())
     shape = TINY.shape
     batches = [text.batch(text.read(), TINY.seed, i, shape.batch, shape.sequence) for i in range(TINY.steps)]
     return result, plain_gpt.train(weights, TINY, batches)

@@ -23,7 +23,7 @@ def trainer(world_size, layout, message="rankmesh", run=TINY):
         yield Trainer(run, groups, torch.device("cpu"))
 
 
-def told_by(steps):
+def arguments_of(steps):
     """Loss and norm of each step, as plain data."""
     return [(step.loss, step.norm) for step in steps]
 
@@ -31,14 +31,14 @@ def told_by(steps):
 def train(me, layout, message="rankmesh", dtype="float64"):
     """A whole training."""
     with trainer(me.size, layout, message, replace(TINY, dtype=dtype)) as here:
-        return told_by(here.steps())
+        return arguments_of(here.steps())
 
 
 def train_one(me, hidden, heads, sequence, steps):
     """A whole training of the command's defaults but for these sizes."""
     run = Run(Shape(hidden=hidden, heads=heads, sequence=sequence), steps=steps, dtype="float64")
     with trainer(1, "", run=run) as here:
-        return told_by(here.steps())
+        return arguments_of(here.steps())
 
 
 def train_in_words(me, *cases):
@@ -49,7 +49,7 @@ def train_in_words(me, *cases):
 def train_and_save(me, layout, folder, steps):
     """The first steps, and a checkpoint."""
     with trainer(me.size, layout, run=replace(TINY, steps=steps)) as here:
-        result = told_by(here.steps())
+        result = arguments_of(here.steps())
         here.save(Path(folder), steps)
         return result
 
@@ -57,7 +57,7 @@ def train_and_save(me, layout, folder, steps):
 def resume(me, layout, folder):
     """The steps that are left, and a checkpoint after them."""
     with trainer(me.size, layout) as here:
-        result = told_by(here.steps(here.resume(Path(folder))))
+        result = arguments_of(here.steps(here.resume(Path(folder))))
         here.save(Path(folder), TINY.steps)
         return result
 
@@ -69,7 +69,7 @@ def move(me, layouts):
         with trainer(me.size, layout) as here:
             if before is not None:
                 here.take(index, *before)
-            result += told_by([here.step(index)])
+            result += arguments_of([here.step(index)])
             before = here.state(), here.shardings
     return result
 

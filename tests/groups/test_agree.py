@@ -63,7 +63,7 @@ def test_store_operations_are_flat_in_the_world_size(ranks):
     assert max(most.values()) <= 2 * 11, most
 
 
-def _many_generations(me):
+def _many_epochs(me):
     epochs = []
     for _ in range(3):
         with rm.connect(GOOD, timeout=10) as groups:
@@ -71,9 +71,9 @@ def _many_generations(me):
     return epochs
 
 
-def test_generations_are_the_same_on_every_rank(ranks):
+def test_epochs_are_the_same_on_every_rank(ranks):
     """4 ranks: each meeting has the next generation, the same on all."""
-    assert ranks(4, _many_generations) == [[0, 1, 2]] * 4
+    assert ranks(4, _many_epochs) == [[0, 1, 2]] * 4
 
 
 # -- ranks that differ -----------------------------------------------------------------------------
@@ -116,21 +116,21 @@ def test_two_ranks_with_two_other_plans_are_both_named(ranks):
     """5 ranks: two differ from the rest and from each other."""
     plan = rm.Plan(rm.Mesh(tp=5), [rm.GroupSpec("tp")])
     odd = {number: rm.Plan(rm.Mesh(tp=5), [rm.GroupSpec("tp", timeout=number)]) for number in (1, 4)}
-    for rank in ranks(5, _each_its_own, [odd.get(rank, plan) for rank in range(5)]):
+    for rank in ranks(5, _each_another, [odd.get(rank, plan) for rank in range(5)]):
         assert (rank["ranks"], rank["missing"]) == ([1, 4], [])
         assert rank["fields"] == ["groups.tp.options"]
         assert rank["made"] is False
 
 
-def test_two_camps_are_told_apart(ranks):
+def test_two_camps_are_distinguished(ranks):
     """4 ranks, two and two: the camp of rank 0 counts as the one to follow."""
     plans = [GOOD, ODD["option"][0]] * 2
-    for rank in ranks(4, _each_its_own, plans):
+    for rank in ranks(4, _each_another, plans):
         assert rank["ranks"] == [1, 3]
         assert "groups.dp.options.timeout is 61.0, not 60.0" in rank["message"]
 
 
-def _each_its_own(me, plans):
+def _each_another(me, plans):
     answer = _connect(plans[me.rank])
     me.meet("end")
     return answer
@@ -141,7 +141,7 @@ def test_a_mismatch_inside_one_of_two_meshes_stays_there(ranks):
     left = rm.Plan(rm.Mesh(tp=2, dp=2), BASE, name="left")
     odd = rm.Plan(rm.Mesh(tp=4, dp=1), BASE, name="left")
     right = rm.Plan(rm.Mesh(tp=2, dp=2, offset=4), BASE, name="right")
-    answers = ranks(8, _each_its_own, [left, odd, left, left, right, right, right, right])
+    answers = ranks(8, _each_another, [left, odd, left, left, right, right, right, right])
     assert [answer.get("ranks") for answer in answers[:4]] == [[1]] * 4
     assert [answer.get("generation") for answer in answers[4:]] == [0] * 4
 
@@ -319,7 +319,7 @@ def test_colocated_meshes_meet_apart(ranks):
     assert ranks(4, _colocated, []) == [[0, 1]] * 4
 
 
-def test_meshes_in_another_order_are_told_at_once(ranks):
+def test_meshes_in_another_order_are_an_error_at_once(ranks):
     """4 ranks, one connects its two meshes the other way round: a named error, not a hang."""
     for answers in ranks(4, _colocated, [2]):
         assert answers == [["name"], ["name"]]
@@ -350,7 +350,7 @@ def _huge(me):
     return me.error(AgreementError, agree, me.store, proposal, LONG)
 
 
-def test_a_claim_too_large_for_the_store_is_compared_by_its_hash(ranks):
+def test_a_proposal_too_large_for_the_store_is_compared_by_its_hash(ranks):
     """2 ranks with claims of more than 8 MiB that differ: both hear that they do."""
     for error in ranks(2, _huge, world=None):
         assert error["ranks"] == [1]

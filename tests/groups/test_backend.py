@@ -105,7 +105,7 @@ def _public_on_one(me):
     return me.error(rm.AgreementError, rm.connect, PLAN, timeout=20)["fields"]
 
 
-def test_ranks_that_make_groups_in_different_ways_are_told_so(ranks):
+def test_ranks_that_create_groups_in_different_ways_are_an_error(ranks):
     """4 ranks, one of which lacks a private piece: all hear it before any group is made."""
     assert ranks(4, _public_on_one) == [["groups"]] * 4
 

@@ -142,7 +142,7 @@ def test_several_meshes_in_one_job(ranks):
             _check(plan, rank, groups)
 
 
-def _own_plan(me, plans):
+def _plan_of_rank(me, plans):
     mine = next(plan for plan in plans.values() if me.rank in plan.mesh)
     return me.error(AgreementError, rm.connect, mine, timeout=limits.LONG)
 
@@ -151,7 +151,7 @@ def test_the_plans_of_a_job_are_connected_by_all_ranks(ranks):
     """4 ranks, each with the plan of its own mesh alone: told at once, as both plans say that the world is theirs."""
     job = rm.Job(world_size=4, encoder=rm.Mesh(dp=2), llm=rm.Mesh(dp=2, offset=2))
     plans = rm.Plan.of_job(job, {"encoder": [rm.GroupSpec("dp")], "llm": [rm.GroupSpec("dp")]})
-    for error in ranks(4, _own_plan, plans):
+    for error in ranks(4, _plan_of_rank, plans):
         assert error["ranks"] == [2, 3]
         assert "name" in error["fields"]
         assert error["seconds"] < limits.AT_ONCE
@@ -263,7 +263,7 @@ def _not_built(_):
     raise ConnectError("this torch was built without it")
 
 
-def test_a_rank_that_cannot_serve_the_plan_says_so_at_the_meeting(ranks):
+def test_a_rank_that_cannot_serve_the_plan_proposes_its_reason(ranks):
     """3 ranks, one of which refuses the plan: it raises its reason, the others hear it at once."""
     errors = ranks(3, _refused_on_one)
     assert errors[1]["message"] == "this torch was built without it"
@@ -273,7 +273,7 @@ def test_a_rank_that_cannot_serve_the_plan_says_so_at_the_meeting(ranks):
         assert error["seconds"] < limits.AT_ONCE
 
 
-def test_generations_follow_each_other(ranks):
+def test_epochs_follow_each_other(ranks):
     """8 ranks: three connects of one plan on one store, each right."""
     plan = _cube()
     for rank, rounds in enumerate(ranks(8, _connect, [plan] * 3)):
@@ -311,7 +311,7 @@ def test_the_embedding_pattern_does_not_hang(ranks):
         _check(EMBEDDING_FIRST, rank, seen)
 
 
-def _torch_own_names(me):
+def _names_of_torch(me):
     """The same pattern with torch's own member-only creation, whose names count what a rank has."""
     if me.rank in (0, 3):
         dist.new_group([0, 3], use_local_synchronization=True, timeout=SHORT)
@@ -325,7 +325,7 @@ def _torch_own_names(me):
 
 def test_the_trap_is_real(ranks):
     """4 ranks: torch's own member-only groups wait for each other until the timeout, here 1 s."""
-    assert "worked" not in ranks(4, _torch_own_names, timeout=1, limit=20)
+    assert "worked" not in ranks(4, _names_of_torch, timeout=1, limit=20)
 
 
 def _random_plan(random):

@@ -22,7 +22,7 @@ def _plan(size, **options):
     return rm.Plan(rm.Mesh(dp=size), [rm.GroupSpec("dp", **options)])
 
 
-def _first_use_alone(me):
+def _first_use_without_others(me):
     """Each rank in turn uses a group of its own alone; who has to connect to whom depends on the addresses."""
     kinds = [rm.GroupSpec(f"g{rank}", "dp", timeout=1, share=False) for rank in range(me.size)]
     with rm.connect(rm.Plan(rm.Mesh(dp=me.size), kinds)) as groups:
@@ -34,11 +34,11 @@ def _first_use_alone(me):
 
 def test_the_first_use_of_a_large_group_keeps_its_timeout(ranks):
     """6 ranks, a time limit of 1 s: whoever uses a group alone hears so in time, whichever side was to connect."""
-    seconds = ranks(6, _first_use_alone)
+    seconds = ranks(6, _first_use_without_others)
     assert all(0.9 < spent < limits.AT_ONCE for spent in seconds), seconds
 
 
-def _lazy_alone(me):
+def _lazy_without_others(me):
     with rm.connect(_plan(3, timeout=1, lazy=True), timeout=limits.LONG) as groups:
         seen = me.error(ConnectError, lambda: groups["dp"].pg) if me.rank == 0 else None
         me.meet("rank 0 has waited in vain")
@@ -47,7 +47,7 @@ def _lazy_alone(me):
 
 def test_a_lazy_group_whose_members_do_not_come_names_them(ranks):
     """3 ranks, rank 0 asks alone: within the group's time limit it hears who came and who did not."""
-    error = ranks(3, _lazy_alone)[0]
+    error = ranks(3, _lazy_without_others)[0]
     assert (error["seen"], error["missing"]) == ([0], [1, 2])
     assert error["seconds"] < limits.AT_ONCE
     assert "within 1 s" in error["message"]
@@ -143,7 +143,7 @@ def _interrupted_at_the_end(me):
     return me.error(ConnectError, rm.connect, TWO, timeout=limits.LONG)
 
 
-def test_a_rank_that_is_interrupted_as_ranks_complete_tells_the_others(ranks):
+def test_a_rank_that_is_interrupted_as_ranks_complete_informs_the_others(ranks):
     """2 ranks, rank 1 is interrupted when its groups are made: rank 0 hears so long before its time limit."""
     error = ranks(2, _interrupted_at_the_end)[0]
     assert "rank 1 could not make its own groups: KeyboardInterrupt" in error["message"]

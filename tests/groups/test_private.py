@@ -29,7 +29,7 @@ def _private(name):
     return name.startswith("_") and not name.endswith("__")
 
 
-def _own_names(tree):
+def _names_here(tree):
     """Private names that a file gives to its own functions, classes, fields and attributes of self."""
     names = set()
     for node in ast.walk(tree):
@@ -100,7 +100,7 @@ def _files(inside):
 
 def test_what_is_private_in_torch_is_used_in_one_package():
     """No other package of the library reaches into torch."""
-    local = {name for path in _files(inside=False) for name in _own_names(ast.parse(path.read_text(encoding="utf-8")))}
+    local = {name for path in _files(inside=False) for name in _names_here(ast.parse(path.read_text(encoding="utf-8")))}
     found = {
         str(path.relative_to(SOURCES)): uses
         for path in _files(inside=False)

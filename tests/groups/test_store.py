@@ -49,7 +49,7 @@ def _thousand(me):
     return before, [key for key in me.store.list_keys() if "own/" in key]
 
 
-def test_a_thousand_meetings_leave_what_ten_leave(ranks):
+def test_a_thousand_rounds_leave_what_ten_leave(ranks):
     """2 ranks, 1,000 meetings of different plans: one key, the number of the next meeting."""
     for ten, thousand in ranks(2, _thousand, world=None):
         assert ten == thousand == ["own/rankmesh/job/0-2/epoch"]

@@ -89,7 +89,7 @@ STATES = {"is_stopped": "stopped by a signal", "holds_the_interpreter": "alive a
 
 
 @pytest.mark.parametrize(("name", "message"), STATES.items())
-def test_what_a_silent_rank_looks_like(name, message):
+def test_what_an_unresponsive_rank_looks_like(name, message):
     """4 ranks, recorded: others of its host looked at the rank that could not speak, as the verdict says."""
     assert f"left no recording ({message}" in _found(KEPT / name, HANGS[name]).verdict
 

@@ -209,7 +209,7 @@ def _nowhere(_, variables):
         ({}, "MASTER_ADDR is not set in a job of 2 ranks (launcher: environment)"),
     ],
 )
-def test_no_meeting_place(ranks, variables, expected):
+def test_no_rendezvous_address(ranks, variables, expected):
     """1 rank of 2 whose meeting place does not resolve, does not answer, or is not told: said at once, in one line."""
     ((message, seconds),) = ranks(1, _nowhere, variables, world=None)
     assert expected in message

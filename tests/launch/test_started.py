@@ -56,7 +56,7 @@ RECORDED = {
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_every_launcher_tells_the_same_rank(name):
+def test_every_launcher_gives_the_same_rank(name):
     """Rank 5 of 8, the second of a host: under each launcher, with the variables that say so and no others' values."""
     result = started_by(RECORDED[name])
     assert (result.launcher, result.rank, result.world_size) == (name, 5, 8)

@@ -20,7 +20,7 @@ def test_ranks_that_mpi4py_brings_together(run, script):
     assert len({line[5] for line in found.values()}) == 1
 
 
-def test_a_place_that_nobody_tells(run, script):
+def test_an_address_that_nobody_gives(run, script):
     """2 ranks of MPICH on two hosts, with an mpi4py of another MPI or none: the error says what to set."""
     needs("MPICH", "mpiexec.hydra")
     two_hosts = "export MPI_LOCALNRANKS=1 MPI_LOCALRANKID=0"

@@ -12,7 +12,7 @@ from rankmesh import LayoutError, Mesh, NotAMember, ends, first, last
 
 
 @given(st.data())
-def test_whole_groups_partition_the_span(data):
+def test_whole_groups_partition_the_rank_range(data):
     """The groups of any set of axes contain each rank of the span exactly once."""
     mesh = data.draw(meshes())
     axes = data.draw(axes_of(mesh))
@@ -194,7 +194,7 @@ def test_ends_of_one_rank_is_that_rank():
     assert Mesh(tp=2, pp=1).groups("pp").pick(ends).tolist() == [[0], [1]]
 
 
-def test_a_rank_that_the_pick_leaves_out_is_told_so():
+def test_a_rank_that_the_pick_leaves_out_is_an_error():
     """Asking for the group of a rank that was not picked raises NotAMember with the position and the pick."""
     groups = Mesh(tp=2, pp=4).groups("pp").pick(ends)
     for query in (groups.of, groups.position_of):

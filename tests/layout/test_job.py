@@ -19,7 +19,7 @@ def test_colocated_meshes():
     assert job.of(5) == ("actor", "critic")
 
 
-def test_partial_is_said_explicitly():
+def test_partial_is_explicit():
     """Idle ranks are refused unless the job says partial=True; the error lists them."""
     meshes = {"one": Mesh(dp=2, offset=1), "two": Mesh(dp=2, offset=5)}
     with pytest.raises(LayoutError, match="leave out ranks 0 to 0, 3 to 4, 7 to 8 of 9") as caught:

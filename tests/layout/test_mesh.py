@@ -43,7 +43,7 @@ def test_axes_of_size_one_may_be_left_out_of_a_coordinate():
 
 
 @given(meshes())
-def test_membership_is_the_span(mesh):
+def test_membership_is_the_rank_range(mesh):
     """A rank is in a mesh if and only if it is in its span, whatever the type of the integer."""
     assert mesh.offset in mesh
     assert mesh.offset + mesh.size not in mesh

@@ -117,7 +117,7 @@ def test_views_with_equal_contents_in_any_order_are_one_mesh():
     "parts",
     [{"a": ["a"]}, {"a": ["b"], "b": ["a"]}, {"a": ["tp", "b"], "b": ["c"], "c": ["b"]}],
 )
-def test_parts_that_lead_in_a_circle_are_refused(parts):
+def test_parts_that_form_a_cycle_are_refused(parts):
     """Saved sub-axes end at axes of the mesh or of the view; a circle is refused with its names."""
     data = Mesh(tp=2, dp=4).with_view("expert", ep=8).to_dict()
     with pytest.raises(LayoutError, match="are each other's") as caught:
@@ -135,7 +135,7 @@ def test_parts_of_parts_are_read_in_any_order():
         assert Mesh.from_dict({**data, "parts": parts}) == mesh
 
 
-def test_a_saved_view_has_the_span_of_its_mesh():
+def test_a_saved_view_has_the_rank_range_of_its_mesh():
     """A view lies on the ranks of its mesh, whatever else its data says."""
     mesh = Mesh(tp=2, dp=4, offset=8).with_view("expert", ep=8)
     data = mesh.to_dict()

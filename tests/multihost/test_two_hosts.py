@@ -39,7 +39,7 @@ def _errors(text):
     return [line for line in text.splitlines() if line.startswith("error: ")]
 
 
-def test_every_group_across_two_hosts_is_proved(torchrun):
+def test_every_group_across_two_hosts_is_verified(torchrun):
     """8 ranks, 4 on each host, tp=2,dp=2,pp=2: each group is proved on each member; only rank 0 speaks."""
     first, second = torchrun(4, "-m", "rankmesh", "check", "tp=2,dp=2,pp=2", "--json", "--timeout", "20")
     status, out, err = _end(first)

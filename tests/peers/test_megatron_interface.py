@@ -31,7 +31,7 @@ def text(default):
     return None if default is None else repr(ast.literal_eval(default))
 
 
-def own_parameters(function):
+def parameters_of(function):
     """The same of a function of ours."""
     given = inspect.signature(function).parameters.values()
     as_text = [
@@ -45,10 +45,10 @@ def own_parameters(function):
 
 def check(name, theirs, ours):
     """Ours takes what theirs takes, in that order; what it takes beside comes after, and may be left out."""
-    (listed, keywords), (local, own_keywords) = parameters(theirs), own_parameters(ours)
+    (listed, keywords), (local, new_keywords) = parameters(theirs), parameters_of(ours)
     assert local[: len(listed)] == listed, name
-    assert set(keywords) <= {*own_keywords, *local[len(listed) :]}, name
-    assert all(default is not None for _, default in (*local[len(listed) :], *own_keywords)), name
+    assert set(keywords) <= {*new_keywords, *local[len(listed) :]}, name
+    assert all(default is not None for _, default in (*local[len(listed) :], *new_keywords)), name
 
 
 def state_of(version):

@@ -189,11 +189,11 @@ def _deepspeed(me):
                 same += [getattr(grid, name) == getattr(mpu, name) for name in ATTRIBUTES]
                 for name in dir(topologies.PipelineParallelGrid):
                     if name.startswith("get_"):
-                        theirs_said, ours_said = getattr(grid, name)(), getattr(mpu, name)()
-                        if isinstance(theirs_said, dist.ProcessGroup):
-                            theirs_said, ours_said = dry.members(theirs_said), dry.members(ours_said)
-                        if theirs_said != ours_said:
-                            wrong.append((name, tp, dp, pp, rank, theirs_said, ours_said))
+                        their_error, our_error = getattr(grid, name)(), getattr(mpu, name)()
+                        if isinstance(their_error, dist.ProcessGroup):
+                            their_error, our_error = dry.members(their_error), dry.members(our_error)
+                        if their_error != our_error:
+                            wrong.append((name, tp, dp, pp, rank, their_error, our_error))
                 same.append(all(grid.stage_to_global(s) == mpu.stage_to_global(s) for s in range(pp)))
         if not all(same):
             wrong.append((tp, dp, pp, rank, same))

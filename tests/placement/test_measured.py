@@ -76,7 +76,7 @@ def test_a_slow_host_is_named(slow):
     assert measurement(PLAN, HOSTS, "gloo", times).slow_hosts == (slow,)
 
 
-def test_hops_tell_hosts_apart_that_groups_do_not():
+def test_hops_distinguish_hosts_that_groups_do_not():
     """One ring over all hosts is slow as a whole; the hops in and out of the slow host are."""
     plan = rm.Plan(rm.Mesh(dp=8), [rm.GroupSpec("dp")])
     times = {

@@ -52,7 +52,7 @@ def test_other_words_for_the_same_groups_are_no_difference() -> None:
     assert found.digests[0] != found.digests[1]
 
 
-def test_spans_and_worlds_count() -> None:
+def test_rank_ranges_and_worlds_count() -> None:
     """A mesh that starts at another rank differs, even where its axes are equal."""
     found = difference(Plan(Mesh(dp=2), [GroupSpec("dp")]), Plan(Mesh(dp=2, offset=2), [GroupSpec("dp")]))
     assert found.spans == ((0, 2), (2, 2))

@@ -31,7 +31,7 @@ def test_megatron_optional_kinds():
         assert [name for name in plan.kinds if name in plain.kinds] == list(plain.kinds)
 
 
-def test_megatron_twins():
+def test_megatron_gloo_counterparts():
     """A gloo twin has the members of its group and a backend of its own; the gather twin never shares."""
     plan = recipes.megatron(16, tp=2, cp=2, gloo=True, all_gather=True)
     for name in ("dp_cp", "intra_dp_cp", "dp", "ep_dp", "intra_ep_dp"):

@@ -12,7 +12,7 @@ def may_share(one, other):
 
 
 @given(cases())
-def test_leaders_equal_brute_force(case):
+def test_canonical_groups_equal_brute_force(case):
     """A group uses the communicator of the first of its rank with equal members and options."""
     for rank in range(case.plan.world_size):
         local = list(case.plan.of(rank).values())
@@ -37,7 +37,7 @@ def test_all_members_agree(case):
 
 
 @given(cases())
-def test_labels_tell_groups_apart(case):
+def test_labels_distinguish_groups(case):
     """No two groups of a kind have one label."""
     for name, expected in case.expected.items():
         labels = {str(case.plan.of(ranks[0])[name]) for ranks in expected.groups}

@@ -266,7 +266,7 @@ def test_what_is_ambiguous_or_not_modelled_is_refused(text, world_size, message)
         ("a.json", '{"train_batch_size": 8} // as DeepSpeed reads it\n'),
     ],
 )
-def test_a_broken_file_is_told_why(name, text, tmp_path):
+def test_a_broken_file_is_an_error_with_the_reason(name, text, tmp_path):
     """A file whose name says what it is, and whose text is not, is refused with the parser's reason."""
     (tmp_path / name).write_text(text)
     kind = {"toml": "TOML", "json": "JSON"}.get(name[2:], "YAML")

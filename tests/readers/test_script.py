@@ -294,7 +294,7 @@ def test_given_variables_that_nobody_asks_for(tmp_path):
         "WORLD_SIZE=${WORLD_SIZE:-8}\npython pretrain_gpt.py --tensor-model-parallel-size 2",
     ],
 )
-def test_a_world_size_beats_a_default(script):
+def test_a_world_size_replaces_a_default(script):
     """--world-size counts where the script's own is the default of a variable, and the note says so."""
     assert read_config(script, "run.sh").plan.world_size == 8
     config = read_config(script, "run.sh", world_size=64)
@@ -328,7 +328,7 @@ def test_a_world_size_for_a_launcher_that_does_not_say():
         ),
     ],
 )
-def test_what_is_not_read_is_said(text, note):
+def test_what_is_not_read_is_listed(text, note):
     """Arguments that come from elsewhere, files, defaults and options that make no groups are notes."""
     assert read_config(text, "run.sh").notes == (note,)
 
@@ -358,7 +358,7 @@ def test_a_file_of_arguments_that_says_too_little(text, message):
         read_config(text, "args.txt")
 
 
-def test_a_default_that_no_size_comes_from_is_not_said():
+def test_a_default_that_no_size_comes_from_is_not_listed():
     """Notes are about the layout."""
     assert read_config("DIR=${DIR:-out}\n" + TP + "2 --save $DIR", "run.sh").notes == ()
 
@@ -498,7 +498,7 @@ def test_what_a_branch_appends(tmp_path):
         read_config(flag % "--context-parallel-size 2", "run.sh")
 
 
-def test_the_environment_does_not_beat_the_scripts_own_value():
+def test_the_environment_does_not_replace_the_scripts_value():
     """--set of a variable that the script assigns itself is refused, unless it is one of the script's values."""
     text = APPENDED % "--recompute-activations"
     with pytest.raises(PlanError, match=r"sets ARGS itself, .* \(line 2 in a branch\), so --set ARGS does not reach"):

@@ -60,7 +60,7 @@ def texts(data, ranks=THREE):
 # -- all arrive --------------------------------------------------------------------------------------------------
 
 
-def test_all_hear_one_outcome_and_nothing_is_left(place):
+def test_all_get_one_outcome_and_nothing_is_left(place):
     """3 participants, two rounds of one name: the same outcome on all, of this round's texts; one key stays."""
 
     def program(rank, channel):
@@ -316,7 +316,7 @@ def test_a_number_that_is_no_set_is_refused(tmp_path, number):
         StoreChannel(store).absent("set", range(2))
 
 
-def test_an_outcome_of_an_old_epoch_is_not_heard(place):
+def test_an_outcome_of_an_old_epoch_is_not_read(place):
     """What lies under the keys of an earlier epoch is not what this round hears."""
 
     def program(rank, channel):

@@ -83,7 +83,7 @@ def test_a_cut_network_ends_the_wait_on_both_sides(monkeypatch, moment):
     assert all(seconds < 2 + 4 * 1.5 for _, seconds in answers.values()), answers
 
 
-def _server_hears_first(me, serves):
+def _server_reads_first(me, serves):
     """Rank 2 fails; rank 0, which serves the store, ends as soon as it may; rank 1 is slow to read why."""
     found = Round(StoreChannel(me.store), "meet", range(3), me.rank, serves=serves and me.rank == 0)
     if me.rank == 1:
@@ -103,7 +103,7 @@ def _server_hears_first(me, serves):
 @pytest.mark.parametrize("serves", [True, False])
 def test_who_serves_the_store_leaves_last(outcomes, serves):
     """3 ranks, one of which fails: nobody who was to hear so loses the store instead, if its server is known."""
-    _, slow, _ = outcomes(3, _server_hears_first, serves, world=None)
+    _, slow, _ = outcomes(3, _server_reads_first, serves, world=None)
     assert (slow.value == "no more sockets") is serves, slow
 
 

@@ -134,7 +134,7 @@ def _absent_member():
     return None
 
 
-def test_a_mismatch_is_told_though_a_member_is_missing():
+def test_a_mismatch_is_an_error_though_a_member_is_missing():
     """4 ranks: calls that differ are a mismatch, also when one rank has returned without a call."""
     found = failures(_absent_member, 4)
     assert {rank: error.kind for rank, error in found.items()} == dict.fromkeys((0, 2, 3), "mismatch")

@@ -79,7 +79,7 @@ def test_sums_are_made_in_order_and_in_their_own_dtype():
 ORDER = []
 
 
-def _posts():
+def _isends():
     other = 1 - dist.get_rank()
     works = []
     for _ in range(3):
@@ -95,7 +95,7 @@ def test_a_seed_lets_others_run_at_every_call():
     found = {}
     for order in ("deterministic", *range(8)):
         ORDER.clear()
-        sim.run(_posts, 2, order=order)
+        sim.run(_isends, 2, order=order)
         found[order] = tuple(ORDER)
     assert found.pop("deterministic") == (0, 0, 0, 1, 1, 1)
     assert len(set(found.rank_values()) - {(0, 0, 0, 1, 1, 1), (1, 1, 1, 0, 0, 0)}) > 2

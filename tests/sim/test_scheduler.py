@@ -71,7 +71,7 @@ def test_a_wake_comes_before_the_limit():
     assert play(2, script) == ["woken", ("in time", True)]
 
 
-def test_stuck_is_told_at_once():
+def test_stuck_is_an_error_at_once():
     """3 ranks: when nobody can run, the owner hears of all that wait, and those that it fails go on with the error."""
     received = []
 

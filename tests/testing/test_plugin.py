@@ -257,14 +257,14 @@ class TestOfUnittest(unittest.TestCase):
 """
 
 
-def test_silent_when_unused(run):
+def test_quiet_when_unused(run):
     """Where no test runs on ranks, torch is not loaded and nothing is said."""
     result = run(UNUSED, "-q")
     result.assert_outcomes(passed=1)
     assert "rankmesh" not in result.stdout.str().partition("==")[0]
 
 
-def test_misuse_is_told(run):
+def test_misuse_is_an_error(run):
     """`groups` without a layout, and marks that cannot be read, say what to write."""
     result = run(MISUSED)
     text = result.stdout.str()

@@ -29,7 +29,7 @@ def test_busiest_sender_is_within_a_tenth_of_the_linear_program(both):
     """Or an element of each tensor above it: they are sent whole; the bound that is told is the program's."""
     source, target = both
     moves = Transfer(source, target)
-    sets, _ = brute.asked(source, target, world_of(source, target))
+    sets, _ = brute.requested(source, target, world_of(source, target))
     least = brute.least_busiest(sets)
     busiest = int(moves.outgoing.max()) if moves.bytes else 0
     assert busiest <= max(1.1 * least, least + 4 * len(source) + 1e-6)
@@ -48,7 +48,7 @@ def test_copies_that_lie_across_each_other():
         source[f"expert{number}"] = Sharding(mesh, (None, None), (64, 8), at={"ep": number % 2}, view="expert")
         wanted[f"expert{number}"] = Sharding(target, (None, None), (64, 8))
     moves = Transfer(source, wanted)
-    sets, _ = brute.asked(source, wanted, 16)
+    sets, _ = brute.requested(source, wanted, 16)
     assert moves.outgoing.max() <= 1.001 * brute.least_busiest(sets)
 
 

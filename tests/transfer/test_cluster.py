@@ -27,7 +27,7 @@ def test_every_level_carries_what_no_nearer_rank_could_send(both, data):
     source, target = both
     cluster = data.draw(clusters(world_of(source, target)))
     moves = rm.Transfer(source, target, cluster)
-    sets, levels = brute.asked(source, target, moves.world_size, cluster)
+    sets, levels = brute.requested(source, target, moves.world_size, cluster)
     assert list(moves.levels.values()) == [levels[number] for number in range(len(cluster.levels))]
     least = brute.least_busiest(sets)
     busiest = int(moves.outgoing.max()) if moves.bytes else 0
@@ -36,7 +36,7 @@ def test_every_level_carries_what_no_nearer_rank_could_send(both, data):
     assert busiest <= max(1.1 * least, least + left + 1e-6)
     for rank in range(moves.world_size):
         for move in moves.of(rank).receives:
-            holders = [r for r in range(moves.world_size) if _element(target, move) in brute.held(source[move.name], r)]
+            holders = [r for r in range(moves.world_size) if _element(target, move) in brute.kept(source[move.name], r)]
             near = min(brute.level(cluster, rank, holder) for holder in holders)
             assert brute.level(cluster, rank, move.source) == near
 

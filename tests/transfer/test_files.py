@@ -40,12 +40,12 @@ def test_any_layout_reads_what_any_other_wrote(tmp_path_factory, both):
     source, target = both
     folder = tmp_path_factory.mktemp("checkpoint")
     written = _saved(folder, source, world_of(source, target))
-    once = {name: set().union(*(brute.held(s, r) for r in range(world_of(source)))) for name, s in source.items()}
+    once = {name: set().union(*(brute.kept(s, r) for r in range(world_of(source)))) for name, s in source.items()}
     assert written == sum(len(once[name]) * sharding.itemsize for name, sharding in source.items())
     for rank in range(world_of(source, target)):
         read, wrong = _loaded(folder, target, rank)
         assert wrong == []
-        assert read == sum(len(brute.held(s, rank)) * s.itemsize for s in target.values())
+        assert read == sum(len(brute.kept(s, rank)) * s.itemsize for s in target.values())
 
 
 def test_whole_tensors_of_safetensors_under_other_names(tmp_path):
@@ -65,7 +65,7 @@ def test_whole_tensors_of_safetensors_under_other_names(tmp_path):
         assert read == 2 * sum(s.of(rank).size * s.itemsize for s in shardings.values())
 
 
-def test_what_is_not_there_is_told(tmp_path):
+def test_what_is_missing_is_an_error(tmp_path):
     """No checkpoint, a name that it lacks, another shape, a file that is gone, one that is cut off."""
     source = {"w": rm.Sharding(rm.Mesh(tp=2), ("tp", None), (8, 4))}
     into = {"w": torch.empty(8, 4)}

@@ -34,12 +34,12 @@ def test_every_element_once_by_one_that_has_it_and_by_itself_where_it_has_it(bot
         for move in (*local.receives, *local.copies):
             elements = numbers(target[move.name], move.box)
             assert move.target == rank
-            assert set(elements) <= brute.held(source[move.name], move.source)
+            assert set(elements) <= brute.kept(source[move.name], move.source)
             assert move.bytes == len(elements) * target[move.name].itemsize
             written.update((move.name, element) for element in elements)
             if move.source != rank:
-                assert not set(elements) & brute.held(source[move.name], rank), "it has this itself"
-        wanted = {(name, element) for name in target for element in brute.held(target[name], rank)}
+                assert not set(elements) & brute.kept(source[move.name], rank), "it has this itself"
+        wanted = {(name, element) for name in target for element in brute.kept(target[name], rank)}
         assert written == Counter(wanted)
 
 

@@ -46,9 +46,9 @@ class Experts(nn.Module):
         leaving = counts.view(ep.size(), -1)
         arriving = exchange(leaving, every, every, ep)
         sent, received = leaving.sum(1).tolist(), arriving.sum(1).tolist()
-        return exchanged(self._apply_own(exchanged(rows, sent, received, ep), arriving), received, sent, ep)
+        return exchanged(self._apply_part(exchanged(rows, sent, received, ep), arriving), received, sent, ep)
 
-    def _apply_own(self, rows: Tensor, counts: Tensor) -> Tensor:
+    def _apply_part(self, rows: Tensor, counts: Tensor) -> Tensor:
         """The experts of this rank on rows sorted by sender, then expert; ``counts`` is (senders, experts here)."""
         expert = torch.arange(counts.shape[1], device=rows.device).repeat(len(counts))
         order = expert.repeat_interleave(counts.flatten()).argsort(stable=True)

@@ -57,7 +57,7 @@ def test_groups_of_a_device_mesh_are_adopted(ranks):
         assert (kept, alive) == (True, True)
 
 
-def _spans_the_world(me):
+def _covers_the_world(me):
     """torch gives a dimension that spans the world the world itself, and equal dimensions a group each."""
     mesh = init_device_mesh("cpu", (4, 1, 1), mesh_dim_names=("dp", "cp", "tp"))
     with adopt(mesh) as groups:
@@ -68,7 +68,7 @@ def _spans_the_world(me):
 
 def test_adopted_worlds_survive(ranks):
     """4 ranks: closing an adopted dimension that is the world leaves the world; equal dimensions keep their own."""
-    assert ranks(4, _spans_the_world) == [[True, True, True, True, 6]] * 4
+    assert ranks(4, _covers_the_world) == [[True, True, True, True, 6]] * 4
 
 
 def _permuted(me):

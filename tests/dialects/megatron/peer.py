@@ -72,11 +72,11 @@ def answer(function, arguments):
         return error
 
 
-def same(ours_said, peer_said):
+def same(our_error, peer_error):
     """Equal answers; where the peer raises, an error that whoever catches the peer's catches too."""
-    if isinstance(peer_said, Exception):
-        return isinstance(ours_said, type(peer_said))
-    return type(ours_said) is type(peer_said) and ours_said == peer_said
+    if isinstance(peer_error, Exception):
+        return isinstance(our_error, type(peer_error))
+    return type(our_error) is type(peer_error) and our_error == peer_error
 
 
 def answers(state):

@@ -70,7 +70,7 @@ def _counterparts(me):
     return [shared, absent]
 
 
-def test_gloo_twins_of_gloo_groups_are_these_groups(ranks):
+def test_gloo_counterparts_of_gloo_groups_are_these_groups(ranks):
     """4 ranks: twins cost nothing where groups are gloo already, and are absent where nobody asked for them."""
     assert ranks(4, _counterparts) == [[[True] * 3, "NotInitialized"]] * 4
 
@@ -83,7 +83,7 @@ def _mixed(me):
     return [dist.get_backend(counterpart), group is counterpart, right(group), right(counterpart)]
 
 
-def test_gloo_twins_of_other_groups_are_groups_of_their_own(ranks):
+def test_gloo_counterparts_of_other_groups_are_separate_groups(ranks):
     """4 ranks in a world of another backend: the twin is a gloo group beside the group."""
     assert ranks(4, _mixed, world=None) == [["gloo", False, True, True]] * 4
 
@@ -114,7 +114,7 @@ def _disagree(me):
     return [error["kind"], time.perf_counter() - started < 15, parallel_state.is_initialized()]
 
 
-def test_ranks_that_differ_are_told(ranks):
+def test_ranks_that_differ_are_named(ranks):
     """4 ranks, one with another size: an error on each within seconds instead of a hang, and nothing is initialised."""
     assert ranks(4, _disagree) == [["AgreementError", True, False]] * 4
 

@@ -75,7 +75,7 @@ def _check(context, rank, sizes, local):
         assert context.get_global_rank(**{f"{axis}_rank": at for axis, at in place.items()}) == other
 
 
-def _peers_own():
+def _context_of_peer():
     sizes = {"tp": 2, "pp": 2, "dp": 2, "cp": 1, "ep": 1}
     found = []
     for kind, minutes in ((ParallelContext, 20), (ParallelContext04, 10)):
@@ -100,7 +100,7 @@ def _peers_own():
 
 def test_what_nanotron_has_besides():
     """8 simulated ranks: groups wait 20 minutes (0.4: 10), `_groups` is there, and global ranks of slices."""
-    assert sim.run(_peers_own, 8) == [[timedelta(minutes=20), timedelta(minutes=10)]] * 8
+    assert sim.run(_context_of_peer, 8) == [[timedelta(minutes=20), timedelta(minutes=10)]] * 8
 
 
 # -- live --------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def _of_two_degrees(me):
     return me.error(RuntimeError, dims.build_mesh)["message"]
 
 
-def test_ranks_with_other_degrees_are_told(ranks):
+def test_ranks_with_other_degrees_are_named(ranks):
     """2 ranks that pass other degrees: an error on both, where torchtitan hangs."""
     for message in ranks(2, _of_two_degrees):
         assert "tp" in message
@@ -160,7 +160,7 @@ HAS_BOTH = "full_dtensor; def spmd_meshes"
         ("0.4.0.dev1", "full_dtensor", "no spmd_meshes"),
     ],
 )
-def test_another_torchtitan_is_told(installed, version, source, output):
+def test_another_torchtitan_is_a_warning(installed, version, source, output):
     """A newer release, or sources that dropped what 0.3.0 has, is a warning; the installed one is not imported."""
     installed(version, source)
     with warnings.catch_warnings(record=True) as caught:
