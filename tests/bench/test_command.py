@@ -33,6 +33,7 @@ def quick(tmp_path_factory):
     return json.loads(done.stdout), (folder / "benchmarks.md").read_text(encoding="utf-8"), done.stderr
 
 
+@pytest.mark.long
 def test_every_section_is_measured(quick):
     """A quick run has live, dry, planning and getters."""
     figures, _, _ = quick
@@ -40,6 +41,7 @@ def test_every_section_is_measured(quick):
     assert sections == {"live", "dry", "planning", "getters"}
 
 
+@pytest.mark.long
 def test_ours_always_has_figures(quick):
     """Our side of every comparison is there, whoever the peer is."""
     for item in quick[0]["comparisons"]:
@@ -47,6 +49,7 @@ def test_ours_always_has_figures(quick):
         assert "ours" not in item["failures"]
 
 
+@pytest.mark.long
 def test_live_worlds_count_what_is_open(quick):
     """A live world has its times, descriptors, threads, groups and store operations."""
     live = [item for item in quick[0]["comparisons"] if item["section"] == "live"]
@@ -60,6 +63,7 @@ def test_live_worlds_count_what_is_open(quick):
         assert set(item["both"]["ours"]) >= (KEYS if sys.platform == "linux" else {"built", "used"})
 
 
+@pytest.mark.long
 def test_we_make_no_fewer_groups_than_the_peer(quick):
     """Where a peer is there, we make at least as many groups as it does, so no time of ours is of less work."""
     for item in quick[0]["comparisons"]:
@@ -70,6 +74,7 @@ def test_we_make_no_fewer_groups_than_the_peer(quick):
             ]
 
 
+@pytest.mark.long
 def test_the_document_has_a_table_for_each_section(quick):
     """The document has the headings, and names machine and versions without a host or a path."""
     _, document, _ = quick
@@ -79,11 +84,13 @@ def test_the_document_has_a_table_for_each_section(quick):
     assert "torch" in document
 
 
+@pytest.mark.long
 def test_progress_goes_to_stderr(quick):
     """Each comparison is told as it is done, away from the figures."""
     assert len([line for line in quick[2].splitlines() if line.startswith("live, 8 ranks")]) == 4
 
 
+@pytest.mark.long
 def test_figures_are_shown_again_without_measuring(quick, tmp_path, capsys):
     """--from reads the figures back; the document that it writes is the same."""
     figures, document, _ = quick

@@ -63,6 +63,7 @@ def test_no_other_thread_is_there_when_ranks_are_forked():
     assert (status, out.partition("{")[0].split()) == (0, ["1"] * 4), (out, err)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_check_that_is_ended_leaves_nothing(number, tmp_path):
     """8 ranks of a check that gets a signal after they have begun: no process and no folder are left."""
@@ -92,6 +93,7 @@ def test_the_table_says_so():
     assert [line.split()[0] for line in out.splitlines()[2:4]] == ["tp", "dp"]
 
 
+@pytest.mark.long
 def test_inside_a_job_the_ranks_that_are_left_are_the_jobs():
     """4 ranks under torchrun: a * is filled from the size of the job; a SPEC of another size keeps its own error."""
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m", "rankmesh", "check")

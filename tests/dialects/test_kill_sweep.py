@@ -22,6 +22,8 @@ from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.runtime import world
 from rankmesh.runtime.connect import connect
 
+pytestmark = pytest.mark.long  # a sweep
+
 TIMEOUT, SIZE, VICTIM = 1.0, 4, 1
 SWEEP = os.environ.get("RANKMESH_TEST_SWEEP")
 

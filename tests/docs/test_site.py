@@ -61,6 +61,7 @@ def test_the_make_target_is_as_strict():
     assert "--fail-on-warning --nitpicky --keep-going --quiet docs build/docs" in (ROOT / "Makefile").read_text()
 
 
+@pytest.mark.long
 def test_every_public_name_has_its_entry(site):
     """What the packages offer, and the methods of what `import rankmesh` offers, can be looked up."""
     with (site / "objects.inv").open("rb") as file:
@@ -79,6 +80,7 @@ def test_every_public_name_has_its_entry(site):
     assert {"rankmesh.Mesh.with_view", "rankmesh.Plan.digest", "rankmesh.LiveGroup.pg"} <= known
 
 
+@pytest.mark.long
 def test_drawings_and_examples_are_literal_blocks(site):
     """Each drawing and each example of the main docstrings stands on the site, line by line, as in the source."""
     shown = _literal_blocks(site)
@@ -93,6 +95,7 @@ def test_drawings_and_examples_are_literal_blocks(site):
             assert part.rstrip() in shown, f"{name}: {part}"
 
 
+@pytest.mark.long
 def test_nothing_of_markdown_is_left(site):
     """No fence and no message of the parser is on a page of the reference."""
     for page in site.rglob("reference/*.html"):
@@ -101,6 +104,7 @@ def test_nothing_of_markdown_is_left(site):
         assert 'class="system-message' not in text, page.name
 
 
+@pytest.mark.long
 def test_the_explorer_is_on_the_site(site):
     """The playground and the concepts embed the page that the wheel holds, which lies beside them."""
     assert (site / "explorer.html").read_bytes() == (ROOT / "src" / "rankmesh" / "viz" / "explorer.html").read_bytes()

@@ -52,6 +52,7 @@ class Typed:
         return CliRunner().invoke(self.module.app, list(arguments))
 
 
+@pytest.mark.long
 def test_command_saves_and_resumes(ranks, tmp_path):
     """4 ranks of torchrun, then 1: PNGs, a checkpoint, and the losses of a run on one process."""
     train = (EXAMPLE / "train.py", *TINY, "--json", "--checkpoint", tmp_path / "saved", "--figure")
@@ -104,6 +105,7 @@ def test_help_teaches(typed):
         assert token in printed
 
 
+@pytest.mark.long
 def test_compare_prints_a_table():
     """2 ranks: the comparison of the documentation, shortened; the difference is that of float64."""
     table, _ = run(EXAMPLE / "compare.py", "dp=2,ep=2", "--steps", "1", "--dtype", "float64")

@@ -13,6 +13,8 @@ from rankmesh.backend.members import MemberBackend
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.runtime import world
 
+pytestmark = pytest.mark.long  # a sweep
+
 TIMEOUT = 1.0
 PLAN = rm.Plan(rm.Mesh(tp=3), [rm.GroupSpec("tp")])
 VICTIM = 1

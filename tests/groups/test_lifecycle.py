@@ -44,6 +44,7 @@ def _cycles(me, plan, count):
     return taken
 
 
+@pytest.mark.long
 def test_a_hundred_cycles_leave_everything_where_it_was(ranks):
     """4 ranks, 100 connects: descriptors, threads and registries as before, memory within 6 MiB."""
     for before, after in ranks(4, _cycles, _plan(), 100, limit=60):

@@ -5,6 +5,8 @@ from importlib.metadata import entry_points
 
 import pytest
 
+pytestmark = pytest.mark.long  # each test starts a pytest of its own
+
 pytest_plugins = ["pytester"]
 
 HEAD = """

@@ -31,6 +31,8 @@ from rankmesh.debug.watch import host as on_host
 from rankmesh.debug.watch.recorder import together
 from rankmesh.errors import AgreementError, ConnectError
 
+pytestmark = pytest.mark.long  # watches wait for calls that are late
+
 # Not in CI: they wait for a rank that stays stopped until all is over.
 ALL = pytest.mark.skipif(os.environ.get("HANGS") != "all", reason="make test-hangs runs it: it takes longest")
 LONG = pytest.mark.skipif("HANGS" not in os.environ, reason="make test-hangs runs it: it takes long")
