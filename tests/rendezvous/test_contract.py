@@ -1,14 +1,28 @@
 """The contract of a round, over every transport: who arrives, who dies, what is left, what a retry sees."""
 
 import os
+import threading
 import time
 
 import pytest
 from tests import limits
-from tests.rendezvous.transports import TRANSPORTS, Died, Place, mortal
+from tests.rendezvous.transports import TRANSPORTS, Died, LostChannel, Mortal, Place, mortal
 
 from rankmesh.errors import AgreementError
-from rankmesh.rendezvous import Outcome, Patience, Proposal, Round, StoreChannel, folder, lost, stores
+from rankmesh.rendezvous import (
+    BoundedChannel,
+    ChannelLost,
+    FallbackChannel,
+    FolderChannel,
+    Outcome,
+    Patience,
+    Proposal,
+    Round,
+    StoreChannel,
+    folder,
+    lost,
+    stores,
+)
 from rankmesh.rendezvous import round as rounds
 from rankmesh.rendezvous.gather import gather, or_missing
 from rankmesh.rendezvous.stores import _BITS
@@ -338,3 +352,172 @@ def test_gather_gives_all_of_it_to_all(place):
         return [gather(Round(channel, "say", THREE, rank), [rank, what], sorted, 20, "say") for what in "ab"]
 
     assert place.run(program, THREE) == [[[[0, "a"], [1, "a"], [2, "a"]], [[0, "b"], [1, "b"], [2, "b"]]]] * 3
+
+
+# -- without arriving --------------------------------------------------------------------------------------------
+
+
+def test_one_works_on_while_it_answers_a_probe(real):
+    """3 participants that publish texts; two of them arrive only after a probe has come: it is answered meanwhile."""
+
+    def who_responds(arrivals):
+        arrivals.probe(1.0)
+        absent = arrivals.still_absent(1.0)
+        return Outcome(value=[absent, arrivals.unresponsive(), arrivals.texts])
+
+    def program(rank, channel):
+        found = Round(channel, "meet", THREE, rank, identity=f"process {rank}")
+        found.introduce()
+        for text in ("began", "went on"):
+            found.publish("work", f"{text} {rank}")
+        channel.write(f"worked/{rank}", "yes")
+        assert all(channel.wait(f"worked/{other}", limits.LONG) for other in THREE)
+        assert all(found.seen(other) for other in THREE)
+        if rank == 1:
+            found.arrive("work")
+        heard = found.conclude("work", who_responds) if rank == 1 else None
+        while not any(step.prober == 1 for step in found.steps) and rank != 1:
+            assert found.listen("work", 0.01) is None
+        if rank == 0:
+            found.publish("work", f"ended {rank}")
+            assert not found.arrive("work")
+        end = time.monotonic() + limits.LONG
+        while heard is None and time.monotonic() < end:
+            heard = found.listen("work", 0.01)
+        found.leave(heard)
+        return heard
+
+    texts = {str(rank): [f"began {rank}", f"went on {rank}"] for rank in THREE}
+    texts["0"].append("ended 0")
+    assert real.run(program, THREE) == [Outcome(value=[[2], [], texts])] * 3
+    assert real.left() in (4, None), "the number of the next epoch, and what this test wrote"
+
+
+def test_one_that_listens_hears_that_the_prober_is_lost(real, monkeypatch):
+    """A participant that answers a probe of another one, which then dies: it is named when its time is over."""
+    monkeypatch.setattr(rounds, "_MOMENT", 0.3)
+
+    def die(arrivals):
+        arrivals.probe(0.1)
+        raise Died
+
+    def program(rank, channel):
+        found = Round(channel, "meet", range(2), rank)
+        if rank == 1:
+            return found.conclude("work", die)
+        began, heard = time.monotonic(), None
+        while heard is None and time.monotonic() < began + limits.LONG:
+            heard = found.listen("work", 0.01)
+        return heard
+
+    survivor, died = real.run(program, range(2))
+    assert isinstance(died, Died)
+    assert (survivor.reason, survivor.missing) == ("lost", (1,))
+
+
+def test_a_second_process_is_refused_when_it_introduces_itself(real):
+    """Two processes of rank 1: the second is refused before it arrives, and deletes nothing of the first one's."""
+
+    def program(rank, channel):
+        found = Round(channel, "meet", range(2), 1, identity=f"process {rank}")
+        time.sleep(0.2 * rank)
+        found.introduce()
+        return found
+
+    first, second = real.run(program, range(2))
+    assert isinstance(second, AgreementError)
+    assert "rank 1 came twice, as process 0 and as process 1" in str(second)
+    assert first.seen(1)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_one_reports_and_another_in_its_place(real, comes, monkeypatch):
+    """3 participants, rank 1 is to conclude: it does without waiting; where it is away, one of the others does."""
+    monkeypatch.setattr(rounds, "_MOMENT", 0.5)
+
+    def program(rank, channel):
+        found = Round(channel, "meet", THREE, rank)
+        if rank == 1 and not comes:
+            return None
+        return found.reported("result", 1, lambda _: Outcome(value=rank), limits.LONG if comes else 0.2)
+
+    answers = [answer.value for answer in real.run(program, THREE) if answer is not None]
+    assert answers in ([[1] * 3] if comes else [[0] * 2, [2] * 2])
+
+
+def test_forget_leaves_nothing(place):
+    """2 of 3 participants, a third never leaves: one forgets the round, and not even its number is left."""
+
+    def program(rank, channel):
+        found = Round(channel, "meet", THREE, rank, epoch=0)
+        outcome = found.step("agree", Proposal("same"), alike, Patience(0.2))
+        last = found.leave(outcome)
+        channel.write(f"left/{rank}", "yes")
+        assert all(channel.wait(f"left/{other}", limits.LONG) for other in (0, 2))
+        channel.delete([f"left/{2 - rank}"])
+        if rank == 0:
+            Round(channel, "meet", THREE, rank, epoch=0).forget(["agree"])
+        return last
+
+    assert place.run(lambda rank, channel: program(rank, channel) if rank != 1 else False, THREE) == [False] * 3
+    assert place.left() in (0, None)
+
+
+# -- a store and a folder ----------------------------------------------------------------------------------------
+
+
+class _Still:
+    """A remote channel that stands still until it is let go."""
+
+    remote = True
+
+    def __init__(self):
+        self.goes_on, self.calls = threading.Event(), 0
+
+    def read(self, key):
+        self.calls += 1
+        self.goes_on.wait()
+        return "the store's"
+
+
+def test_a_channel_that_stands_still_is_asked_again_later(tmp_path):
+    """While it owes an answer nobody waits for it, and the folder answers; after that it counts as before."""
+    store, place = _Still(), FolderChannel(tmp_path / "round")
+    place.write("word", "the folder's")
+    bounded = BoundedChannel(store, 0.1)
+    both = FallbackChannel([bounded, BoundedChannel(place)])
+    assert [both.read("word") for _ in range(3)] == ["the folder's"] * 3
+    assert store.calls == 1
+    with pytest.raises(ChannelLost, match="still under way"):
+        bounded.ask(lambda channel: channel.read("word"))
+    store.goes_on.set()
+    bounded._pending.join()
+    assert both.read("word") == "the store's"
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    """A folder below a file is a channel that is lost; with a store beside it, nothing is."""
+    (tmp_path / "file").touch()
+    place = FolderChannel(tmp_path / "file" / "round")
+    with pytest.raises(ChannelLost, match="Not a directory"):
+        place.write("word", "x")
+    store = StoreChannel(Place("hash", tmp_path)._store())
+    both = FallbackChannel([BoundedChannel(store), BoundedChannel(place)])
+    assert both.arrive("set", range(1), 0)
+    assert both.first("word", "x") == "x"
+
+
+def test_a_folder_is_looked_at_from_time_to_time(tmp_path):
+    """21 looks at a store are 7 at the folder; where the store is lost, each is."""
+    place = FolderChannel(tmp_path / "round")
+    folder_only = Mortal(place, 0)
+    store = StoreChannel(Place("hash", tmp_path)._store())
+    both = FallbackChannel([BoundedChannel(store), BoundedChannel(folder_only)])
+    assert not any(both.wait("word", 0) for _ in range(21))
+    assert folder_only.calls == 7
+    place.write("word", "x")
+    assert any(both.wait("word", 0) for _ in range(3))
+    alone = FallbackChannel([BoundedChannel(LostChannel()), BoundedChannel(place)])
+    assert alone.wait("word", 0)
+    with pytest.raises(ChannelLost, match="by the test"):
+        FallbackChannel([BoundedChannel(LostChannel())]).wait("word", 0)

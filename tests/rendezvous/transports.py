@@ -7,10 +7,10 @@ from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 from rankmesh import sim
 from rankmesh.backend.default import default_group
-from rankmesh.rendezvous.folder import FolderChannel
-from rankmesh.rendezvous.stores import StoreChannel
+from rankmesh.rendezvous import BoundedChannel, ChannelLost, FallbackChannel, FolderChannel, StoreChannel
 
-TRANSPORTS = ("tcp", "tcp without libuv", "prefix", "file", "hash", "folder", "simulated")
+_BOTH = ("store and folder", "lost store and folder", "store lost by some, and folder")
+TRANSPORTS = ("tcp", "tcp without libuv", "prefix", "file", "hash", "folder", *_BOTH, "simulated")
 
 
 class Died(BaseException):
@@ -48,14 +48,26 @@ def mortal(channel, at):
     return channel, dead
 
 
+class LostChannel:
+    """A channel that has failed: no call comes through."""
+
+    remote = False
+
+    def __getattr__(self, name):
+        def call(*_, **__):
+            raise ChannelLost("by the test")
+
+        return call
+
+
 class Place:
     """Where participants meet by one transport; ``channel()`` is a way there for one of them."""
 
     def __init__(self, transport, folder):
         self.transport, self.folder = transport, folder
         self._file = str(folder / "store")
-        self._served = None
-        if transport in ("tcp", "tcp without libuv", "prefix"):
+        self._served, self._channels = None, 0
+        if transport in ("tcp", "tcp without libuv", "prefix", *_BOTH):
             libuv = transport != "tcp without libuv"
             self._served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv)
         if transport == "hash":
@@ -63,8 +75,13 @@ class Place:
 
     def channel(self):
         """A way to the place of this participant's own."""
+        self._channels += 1
         if self.transport == "folder":
             return FolderChannel(self.folder / "round")
+        if self.transport in _BOTH:
+            lost = self.transport != "store and folder" and (self._channels % 3 == 2 or "some" not in self.transport)
+            store = LostChannel() if lost else StoreChannel(self._store())
+            return FallbackChannel([BoundedChannel(store), BoundedChannel(FolderChannel(self.folder / "round"))])
         return StoreChannel(self._store())
 
     def _store(self):
@@ -94,9 +111,11 @@ class Place:
 
     def left(self):
         """How many keys are left, where the transport can count them: a FileStore counts what it has read."""
-        if self.transport == "folder":
-            return len(list((self.folder / "round").iterdir()))
-        return self._store().num_keys() if self._served is not None else None
+        if "some" in self.transport:
+            return None  # what was written to a store goes with it, for those that have lost it
+        files = len(list((self.folder / "round").iterdir())) if "folder" in self.transport else 0
+        keys = self._store().num_keys() if self._served is not None else 0
+        return max(files, keys) if files or keys else None
 
 
 def _simulated(program, participants, place):

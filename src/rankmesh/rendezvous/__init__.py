@@ -1,4 +1,4 @@
-"""How ranks agree: one primitive, the round, over torch stores or a folder.
+"""How ranks agree: one primitive, the round, over torch stores, a folder, or both.
 
 ```
 round      participants arrive with proposals, one of them coordinates, all hear one outcome
@@ -6,10 +6,13 @@ outcome    what they hear
 channel    what a round needs of a transport
 stores     torch's stores: TCP, File, Hash, Prefix, the store of simulated ranks
 folder     a folder that the ranks share
+fallback   several of them as one: what is written goes to all, the first that answers counts
 ```
 """
 
 from rankmesh.rendezvous.channel import Channel, ChannelLost
+from rankmesh.rendezvous.fallback import BoundedChannel, FallbackChannel
+from rankmesh.rendezvous.folder import FolderChannel
 from rankmesh.rendezvous.gather import gather
 from rankmesh.rendezvous.outcome import Outcome
 from rankmesh.rendezvous.round import Arrivals, Patience, Proposal, Round, StoreLost, lost
@@ -17,8 +20,11 @@ from rankmesh.rendezvous.stores import StoreChannel
 
 __all__ = [
     "Arrivals",
+    "BoundedChannel",
     "Channel",
     "ChannelLost",
+    "FallbackChannel",
+    "FolderChannel",
     "Outcome",
     "Patience",
     "Proposal",

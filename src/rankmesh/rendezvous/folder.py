@@ -127,7 +127,8 @@ class FolderChannel:
         for key in (*keys, *sets):
             path = self._path(key)
             for name in self._names(key):
-                (path / name).unlink(missing_ok=True)
+                with suppress(OSError):
+                    (path / name).unlink()
             with suppress(OSError):
                 path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
         with suppress(OSError):
@@ -138,6 +139,8 @@ class FolderChannel:
             return [entry.name for entry in self._path(key).iterdir() if not entry.name.startswith(".")]
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise ChannelLost(f"{self._path(key)}: {error.strerror}") from error
 
     def _text(self, path: Path) -> str | None:
         try:
@@ -172,4 +175,5 @@ class FolderChannel:
             else:
                 return
             finally:
-                draft.unlink(missing_ok=True)
+                with suppress(OSError):
+                    draft.unlink()

@@ -57,7 +57,7 @@ def or_missing(all_arrived: Conclude, seconds: float, what: str) -> Conclude:
             )
             return Outcome("missing", tuple(absent), tuple(absent), message=message)
         arrivals.probe()
-        silent = arrivals.unresponsive()
-        return lost(silent, f"called {what}") if silent else all_arrived(replace(arrivals, complete=True))
+        unresponsive = arrivals.unresponsive()
+        return lost(unresponsive, f"called {what}") if unresponsive else all_arrived(replace(arrivals, complete=True))
 
     return conclude

@@ -84,13 +84,18 @@ class AlreadyConcluded(Exception):
 
 @dataclass
 class _Step:
-    """One step of a round: its keys, and which of them this rank knows to be in use."""
+    """One step of a round: its keys, and which of them this rank knows to be in use.
+
+    ``prober`` is whose probe this rank has answered, ``until`` how long it waits for what comes of that.
+    """
 
     base: str
     proposal: Proposal = Proposal()
     progress: bool = False
     probed: bool = False
     odd: bool = False
+    prober: int | None = None
+    until: float = 0.0
 
     def key(self, what: str) -> str:
         return f"{self.base}/{what}"
@@ -100,9 +105,8 @@ class _Step:
         # Documents first: the other keys say which there are, to who goes on where the one that deletes them dies.
         names = [f"document/{digest}" for digest in digests]
         names += ["after"] if self.probed else []
-        names += ["odd", "reference"] if self.proposal.digest else []
-        names += ["texts"] if self.proposal.text else []
-        names += ["coordinator", "outcome"]
+        names += ["odd", "reference"] if self.proposal.digest or self.probed else []
+        names += ["texts", "coordinator", "outcome"]
         return [self.key(name) for name in names]
 
     @property
@@ -115,7 +119,8 @@ class Round:
     """One round of ``participants`` (a range, or ranks in any order that all know), as ``rank`` sees it.
 
     ``serves`` is set in the process that serves the channel. ``identity`` says which process this is, in words, where
-    two of them may take one rank. ``epoch`` is asked of the channel where it is not given.
+    two of them may take one rank. ``epoch`` is asked of the channel where it is not given. ``patience`` is how many
+    seconds a channel may stand still before it counts as gone.
     """
 
     channel: Channel
@@ -125,6 +130,7 @@ class Round:
     serves: bool = False
     identity: str = ""
     epoch: int = -1
+    patience: float | None = None
     steps: list[_Step] = field(default_factory=list, init=False)
     _twice: str | None = field(default=None, init=False)
     _owes: threading.Thread | None = field(default=None, init=False)
@@ -168,9 +174,9 @@ class Round:
         under the keys of the round. A participant whose wait ends in any other way withdraws: the others hear so.
         """
         step = self._begin(name)
-        step.proposal, step.progress = proposal, patience.extends
+        step.progress = patience.extends
         try:
-            complete = self.ask(lambda: self._arrive(step))
+            complete = self.arrive(name, proposal)
             if self._twice is not None:
                 return self._coordinate(step, lambda _: twice(self.rank, self._twice, self.identity), complete=False)
             heard = None if complete else self._hear(step, patience)
@@ -181,13 +187,34 @@ class Round:
             self._withdraw(step, error)
             raise
 
-    def listen(self, name: str) -> Outcome | None:
-        """The outcome of a step in which this rank has not arrived yet, if there is one; a probe is answered."""
-        return self._hear_once(self._begin(name), 0.0)
+    def arrive(self, name: str, proposal: Proposal = Proposal()) -> bool:
+        """Arrive in a step without waiting for its outcome; whether all have arrived by that."""
+        step = self._begin(name)
+        step.proposal = proposal
+        return self.ask(lambda: self._arrive(step))
 
-    def conclude(self, name: str, conclude: Conclude) -> Outcome:
-        """End a step in which this rank cannot arrive, if nobody else does; the outcome of it."""
-        return self._coordinate(self._begin(name), conclude, complete=False)
+    def publish(self, name: str, text: str) -> None:
+        """Give the coordinator of a step a text, one line, whether this rank has arrived or not."""
+        key = self._begin(name).key("texts")
+        self.ask(lambda: self.channel.post(key, self.rank, text))
+
+    def listen(self, name: str, seconds: float = 0.0) -> Outcome | None:
+        """The outcome of a step, if there is one within so many seconds; a probe is answered, and not waited for."""
+        step = self._begin(name)
+        heard = self._read(step, seconds) if step.prober is None else None
+        return heard if heard or step.prober is None else self._after(step, seconds)
+
+    def conclude(self, name: str, conclude: Conclude, *, complete: bool = False) -> Outcome:
+        """End a step, if nobody else does; the outcome of it. ``complete``: all are known to have arrived."""
+        return self._coordinate(self._begin(name), conclude, complete=complete)
+
+    def reported(self, name: str, reporter: int, conclude: Conclude, seconds: float) -> Outcome:
+        """The outcome of a step that ``reporter`` concludes, nobody having to arrive.
+
+        Where it does not within ``seconds``, the first of the others does that finds it out.
+        """
+        heard = None if self.rank == reporter else self.listen(name, seconds)
+        return heard or self.conclude(name, conclude)
 
     def arrivals(self, name: str) -> Arrivals:
         """A step as somebody sees it who has not arrived in it."""
@@ -200,13 +227,27 @@ class Round:
             self.steps.append(found := _Step(base))
         return found
 
+    def introduce(self) -> None:
+        """Say which process this rank is, before it arrives.
+
+        Raises ``AgreementError`` where another process has said so of this rank.
+        """
+        if not self.ask(self._introduce):
+            raise AgreementError(twice(self.rank, self._twice, self.identity).message, rank=self.rank)
+
+    def _introduce(self) -> bool:
+        first = self.channel.first(self.identity_key(self.rank), self.identity)
+        self._twice = None if first == self.identity else first
+        return self._twice is None
+
+    def seen(self, rank: int) -> bool:
+        """Whether a rank has said which process it is, in this epoch."""
+        return self.ask(lambda: self.channel.wait(self.identity_key(rank), 0))
+
     def _arrive(self, step: _Step) -> bool:
         proposal = step.proposal
-        if self.identity:
-            first = self.channel.first(self.identity_key(self.rank), self.identity)
-            if first != self.identity:
-                self._twice = first
-                return False
+        if self.identity and not self._introduce():
+            return False
         if proposal.digest:
             reference = self.channel.first(step.key("reference"), proposal.digest)
             step.odd = reference != proposal.digest
@@ -236,23 +277,44 @@ class Round:
         return heard
 
     def _hear_once(self, step: _Step, seconds: float) -> Outcome | None:
-        key = step.key("outcome")
-        text = self.ask(lambda: self.channel.read(key) if self.channel.wait(key, seconds) else None, seconds)
-        if text is None:
-            return None
-        data = parsed(text, key)
-        return (
-            self._answer(step, data.get("probe"), data.get("seconds")) if "probe" in data else Outcome.read(text, key)
-        )
+        heard = self._read(step, seconds)
+        return heard if heard or step.prober is None else self._answered(step)
 
-    def _answer(self, step: _Step, coordinator: object, seconds: object) -> Outcome:
-        """Answer a probe, and hear what comes of it."""
-        if not isinstance(coordinator, int) or not isinstance(seconds, int | float):
-            raise foreign(step.key("outcome"), f"a probe by {coordinator!r:.60} for {seconds!r:.60} seconds")
+    def _read(self, step: _Step, seconds: float) -> Outcome | None:
+        """The outcome of a step; nothing where there is none in time, or a probe, which is answered."""
+        key = step.key("outcome")
+        text = self._text(key, seconds)
+        return None if text is None else self._understood(step, text, key)
+
+    def _text(self, key: str, seconds: float) -> str | None:
+        return self.ask(lambda: self.channel.read(key) if self.channel.wait(key, seconds) else None, seconds)
+
+    def _understood(self, step: _Step, text: str, key: str) -> Outcome | None:
+        data = parsed(text, key)
+        if "probe" not in data:
+            return Outcome.read(text, key)
+        prober, seconds = data["probe"], data.get("seconds")
+        if not isinstance(prober, int) or not isinstance(seconds, int | float):
+            raise foreign(key, f"a probe by {prober!r:.60} for {seconds!r:.60} seconds")
         self.ask(lambda: self._respond(step))
-        key, limit = step.key("after"), min(float(seconds), 1e6) + self.moment
-        text = self.ask(lambda: self.channel.read(key) if self.channel.wait(key, limit) else None, limit)
-        return Outcome.read(text, key) if text else self.announce(step, lost([coordinator], "coordinated the round"))
+        step.prober, step.until = prober, time.monotonic() + min(float(seconds), 1e6) + self.moment
+        return None
+
+    def _answered(self, step: _Step) -> Outcome:
+        """What comes of a probe that this rank has answered."""
+        while (heard := self._after(step, max(0.0, step.until - time.monotonic()))) is None:
+            pass
+        return heard
+
+    def _after(self, step: _Step, seconds: float) -> Outcome | None:
+        """The same, if it comes within so many seconds; after its time, that the rank is lost that sent the probe."""
+        key = step.key("after")
+        text = self._text(key, seconds)
+        if text is not None:
+            return Outcome.read(text, key)
+        if step.prober is None or time.monotonic() < step.until:
+            return None
+        return self.announce(step, lost([step.prober], "coordinated the round"))
 
     def _respond(self, step: _Step) -> None:
         step.probed = True
@@ -294,9 +356,8 @@ class Round:
             return self.channel.first(key, outcome.text)
 
         text = self.ask(announce)
-        data = parsed(text, key)
-        # Its coordinator was only slow, and probes now.
-        return self._answer(step, data["probe"], data.get("seconds")) if "probe" in data else Outcome.read(text, key)
+        # Where it is a probe, its coordinator was only slow.
+        return self._understood(step, text, key) or self._answered(step)
 
     def _withdraw(self, step: _Step, error: BaseException) -> None:
         why = f"{in_words([self.rank])} stopped waiting ({first_line(error) or type(error).__name__})"
@@ -307,27 +368,40 @@ class Round:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def leave(self, outcome: Outcome, *, stay: bool = False) -> None:
+    def leave(self, outcome: Outcome, *, stay: bool = False, readers: Iterable[int] | None = None) -> bool:
         """Hear no more of the round: the last one deletes its keys, and those of failed ones before it.
 
         After a failure the participant that serves the channel waits until the others have heard of it; with ``stay``
-        after any outcome. As far as the channel answers.
+        after any outcome. The others are the ``readers``, by default those that arrived in the last step. As far as
+        the channel answers. Whether this rank was the last.
         """
         if self._twice is not None:
-            return
+            return False
         with suppress(ConnectError, AgreementError):
             if self.ask(self._is_last):
                 self.ask(lambda: self._forget(outcome))
-            elif self.serves and self.channel.remote and (stay or not outcome.agreed):
-                self.ask(lambda: self._stay(outcome), self.moment)
+                return True
+            if self.serves and self.channel.remote and (stay or not outcome.agreed):
+                self.ask(lambda: self._stay(outcome, readers), self.moment)
+        return False
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Delete what is left of the round with steps of these names: nobody takes part in it any more."""
+        for name in names:
+            self._begin(name).probed = True
+        self.ask(lambda: self._delete(self.epoch))
+        self.ask(lambda: self.channel.delete([self.epoch_key, self._failed]))
 
     def _is_last(self) -> bool:
         if self.identity:
             self.channel.delete([self.identity_key(self.rank)])
         return self.channel.arrive(self._left, self.participants, self.rank)
 
-    def _stay(self, outcome: Outcome) -> None:
-        away = {*outcome.missing, *self.channel.absent(self.steps[-1].key("arrived"), self.participants)}
+    def _stay(self, outcome: Outcome, readers: Iterable[int] | None) -> None:
+        if readers is None:
+            away = {*outcome.missing, *self.channel.absent(self.steps[-1].key("arrived"), self.participants)}
+        else:
+            away = set(self.participants).difference(readers)
         end = time.monotonic() + self.moment
         while time.monotonic() < end:
             staying = set(self.channel.absent(self._left, self.participants))
@@ -380,7 +454,7 @@ class Round:
         try:
             if not self.channel.remote:
                 return call()
-            return self._bounded(call, seconds + self.moment + _PATIENCE)
+            return self._bounded(call, seconds + self.moment + (self.patience or _PATIENCE))
         except ChannelLost as error:
             raise StoreLost(
                 f"rank {self.rank}: the store of the world does not answer ({error}); the process that serves it is "
@@ -496,12 +570,19 @@ class Arrivals:
         """The participants that have not answered a probe within so many seconds and a moment; others are not
         waited for.
         """
-        end = time.monotonic() + seconds + self.round.moment
+        return self._awaited("responsive", besides, seconds + self.round.moment)
+
+    def still_absent(self, seconds: float) -> list[int]:
+        """The participants that have not arrived within so many seconds more."""
+        return self._awaited("arrived", (), seconds)
+
+    def _awaited(self, name: str, besides: Iterable[int], seconds: float) -> list[int]:
+        end = time.monotonic() + seconds
         expected = set(self.round.participants).difference(besides)
-        while (silent := sorted(expected.intersection(self._set("responsive")))) and time.monotonic() < end:
+        while (missing := sorted(expected.intersection(self._set(name)))) and time.monotonic() < end:
             # Not slept: ranks that are simulated go on while one of them waits for the store.
             self._ask(lambda: self.round.channel.wait(self.step.key("never"), _POLL))
-        return silent
+        return missing
 
     def _set(self, name: str) -> list[int]:
         return self._ask(lambda: self.round.channel.absent(self.step.key(name), self.round.participants))

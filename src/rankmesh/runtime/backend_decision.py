@@ -44,7 +44,7 @@ def decide(
 
         def look() -> None:
             nonlocal met
-            met = met or found.ask(lambda: found.channel.wait(found.identity_key(0), 0))
+            met = met or found.seen(0)
 
         look()
         return _decided(found, own, seconds, look), f"{prefix}/{found.epoch}"

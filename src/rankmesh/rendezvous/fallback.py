@@ -1,0 +1,187 @@
+"""Several channels as one: what is written goes to all of them, and the first that answers counts.
+
+```
+store      all ranks have it, until the process that serves it is gone, or the network
+folder     the ranks of a host share it, if not all of them do
+```
+
+For ranks that must reach each other when everything else fails. One that has lost the store still finds the others,
+because they write to the folder too, and look there from time to time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from rankmesh.rendezvous.channel import Channel, ChannelLost
+
+__all__ = ["BoundedChannel", "FallbackChannel"]
+
+_Result = TypeVar("_Result")
+
+# Seconds between two looks for a key, and that a store may take to answer.
+_PACE, _PATIENCE = 0.05, 5.0
+# One of so many looks is at all channels, as long as the first of them answers.
+_ALL = 3
+
+
+class BoundedChannel:
+    """A channel whose calls end in time; while it owes an answer, it is not asked again.
+
+    Where a network is cut, torch's client does not come back at its timeout. A store that only stood still, as for a
+    name server that does not answer, is there again after that.
+    """
+
+    def __init__(self, channel: Channel, patience: float = _PATIENCE) -> None:
+        self.channel, self._patience = channel, patience
+        self._pending: threading.Thread | None = None
+
+    def give(self, call: Callable[[Channel], _Result], answers: list[_Result]) -> ChannelLost | None:
+        """Add what a call of the channel gives to the answers; the error where there is none."""
+        try:
+            answers.append(self.ask(call))
+        except ChannelLost as error:
+            return error
+        return None
+
+    def ask(self, call: Callable[[Channel], _Result]) -> _Result:
+        """What a call of the channel gives; ``ChannelLost`` where it fails, or is not back in time."""
+        if not self.channel.remote:
+            return call(self.channel)
+        if self._pending is not None and self._pending.is_alive():
+            raise ChannelLost("an earlier call is still under way")
+        answers: list[_Result] = []
+        errors: list[Exception] = []
+
+        def work() -> None:
+            try:
+                answers.append(call(self.channel))
+            except Exception as error:  # noqa: BLE001 - raised again where the caller waits
+                errors.append(error)
+
+        self._pending = threading.Thread(target=work, daemon=True, name="rankmesh-store")
+        self._pending.start()
+        self._pending.join(self._patience)
+        if errors:
+            raise errors[0]
+        if not answers:
+            raise ChannelLost(f"no answer within {self._patience:g} s")
+        return answers[0]
+
+
+class FallbackChannel:
+    """Channels, the one that counts most first; ``pace`` is how many seconds lie between two looks for a key."""
+
+    remote = False
+
+    def __init__(self, channels: Sequence[BoundedChannel], pace: float = _PACE) -> None:
+        self._channels, self._pace, self._looks = tuple(channels), pace, 0
+
+    def again(self) -> FallbackChannel:
+        """The same keys over connections of their own."""
+        again = [BoundedChannel(bounded.ask(lambda channel: channel.again())) for bounded in self._channels]
+        return FallbackChannel(again, self._pace)
+
+    def _answers(self, call: Callable[[Channel], _Result]) -> list[_Result]:
+        """What each channel gives that answers; ``ChannelLost`` where none does."""
+        answers: list[_Result] = []
+        lost = [error for bounded in self._channels if (error := bounded.give(call, answers)) is not None]
+        if not answers:
+            raise lost[0]
+        return answers
+
+    # -- sets ---------------------------------------------------------------------------------------------------
+
+    def arrive(self, key: str, participants: Sequence[int], rank: int) -> bool:
+        """Add a participant to a set; whether the set is complete by that, on any channel."""
+        return any(self._answers(lambda channel: channel.arrive(key, participants, rank)))
+
+    def withdraw(self, key: str, participants: Sequence[int], ranks: Sequence[int]) -> None:
+        """Take these participants out of a set, in which they are."""
+        self._answers(lambda channel: channel.withdraw(key, participants, ranks))
+
+    def absent(self, key: str, participants: Sequence[int]) -> list[int]:
+        """The participants that are in a set on no channel."""
+        absent = set.intersection(*self._answers(lambda channel: set(channel.absent(key, participants))))
+        return [rank for rank in participants if rank in absent]
+
+    # -- texts --------------------------------------------------------------------------------------------------
+
+    def post(self, key: str, rank: int, text: str) -> None:
+        """Add a text of a rank, one line without a newline."""
+        self._answers(lambda channel: channel.post(key, rank, text))
+
+    def posted(self, key: str) -> dict[int, list[str]]:
+        """The texts of each rank, in its order, as the channel has them that has most of them."""
+        found: dict[int, list[str]] = {}
+        for answer in self._answers(lambda channel: channel.posted(key)):
+            for rank, texts in answer.items():
+                found[rank] = max(found.get(rank, []), texts, key=len)
+        return found
+
+    def first(self, key: str, text: str) -> str:
+        """Write a text if none is there; the text that is there then, on the first channel that answers."""
+        found: list[str] = []
+
+        def write(channel: Channel) -> None:
+            found.append(channel.first(key, found[0] if found else text))
+
+        self._answers(write)
+        return found[0]
+
+    def write(self, key: str, text: str) -> None:
+        """Write a text."""
+        self._answers(lambda channel: channel.write(key, text))
+
+    def read(self, key: str) -> str | None:
+        """The text under a key, as the first channel has it that has one; None where there is none."""
+        found: list[str] = []
+
+        def read(channel: Channel) -> None:
+            if not found and (text := channel.read(key)) is not None:
+                found.append(text)
+
+        self._answers(read)
+        return found[0] if found else None
+
+    def wait(self, key: str, seconds: float) -> bool:
+        """Look for a text under a key until there is one; whether there is one within so many seconds."""
+        end = time.monotonic() + seconds
+        while not (there := self._look(key)) and (left := end - time.monotonic()) > 0:
+            time.sleep(min(self._pace, left))
+        return there
+
+    def _look(self, key: str) -> bool:
+        self._looks += 1
+        answers: list[bool] = []
+
+        def look(channel: Channel) -> None:
+            if not any(answers) and (not answers or self._looks % _ALL == 0):
+                answers.append(channel.wait(key, 0))
+
+        self._answers(look)
+        return any(answers)
+
+    # -- numbers ------------------------------------------------------------------------------------------------
+
+    def number(self, key: str) -> int:
+        """A number that starts at 0: the highest of all channels."""
+        return max(self._answers(lambda channel: channel.number(key)))
+
+    def advance(self, key: str, number: int) -> None:
+        """Raise it by one from ``number``: once, whoever asks for it."""
+        self._answers(lambda channel: channel.advance(key, number))
+
+    def tick(self, key: str, amount: int) -> int:
+        """Add to a counter; its new value."""
+        return max(self._answers(lambda channel: channel.tick(key, amount)))
+
+    # -- the rest -----------------------------------------------------------------------------------------------
+
+    def delete(self, keys: Iterable[str], *, sets: Iterable[str] = (), participants: Sequence[int] = ()) -> None:
+        """Remove keys, and sets of participants, whether they are there or not."""
+        keys, sets = list(keys), list(sets)
+        self._answers(lambda channel: channel.delete(keys, sets=sets, participants=participants))
