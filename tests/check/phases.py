@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankmesh.cli import main
-from rankmesh.debug.verification import here, in_job
+from rankmesh.debug.verification import check, here
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import torchrun_variables
 
@@ -26,7 +26,7 @@ PHASES = {
     "agree": ("agree", "runtime/agreement.py", 1),
     "create": ("create", "backend/members.py", 1),
     "complete": ("complete", "runtime/agreement.py", 1),
-    "use": ("prove_group", "debug/verification/prove.py", 2),
+    "use": ("verify_group", "debug/verification/verify.py", 2),
     "close": ("close", "runtime/live.py", 1),
 }
 MARK = "RANKMESH_TEST_MARK"
@@ -58,7 +58,7 @@ def _with_a_victim(run_rank, phase, victim, number):
 
 def sabotage(phase, victim, number):
     """From now on a check in this process has its victim."""
-    for module in (here, in_job):
+    for module in (here, check):
         module.run_rank = _with_a_victim(module.run_rank, phase, int(victim), getattr(signal, number))
 
 

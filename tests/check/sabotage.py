@@ -6,7 +6,7 @@ import sys
 import time
 
 from rankmesh.cli import main
-from rankmesh.debug.verification import diary as check
+from rankmesh.debug.verification import event_log as check
 from rankmesh.errors import ProofError
 from rankmesh.runtime import live
 
@@ -14,16 +14,16 @@ VICTIM = 3
 SPEC = "megatron:world=8,tp=2,pp=2"
 
 
-def _at_the_third_proof(act):
-    verify = check.prove
+def _at_the_third_group(act):
+    verify = check.verify
 
     def broken(groups, device):
-        for number, proof in enumerate(verify(groups, device)):
+        for number, group in enumerate(verify(groups, device)):
             if number == 2 and groups.rank == VICTIM:
                 act()
-            yield proof
+            yield group
 
-    check.prove = broken
+    check.verify = broken
 
 
 def _raise():
@@ -46,12 +46,12 @@ def _swap_tp_and_pp():
 
 
 HOW = {
-    "killed": lambda: _at_the_third_proof(lambda: os.kill(os.getpid(), 9)),
-    "exits": lambda: _at_the_third_proof(lambda: os._exit(7)),
-    "stops": lambda: _at_the_third_proof(lambda: os.kill(os.getpid(), signal.SIGSTOP)),
-    "loops": lambda: _at_the_third_proof(_loop),
-    "raises": lambda: _at_the_third_proof(_raise),
-    "stays": lambda: _at_the_third_proof(lambda: time.sleep(60)),
+    "killed": lambda: _at_the_third_group(lambda: os.kill(os.getpid(), 9)),
+    "exits": lambda: _at_the_third_group(lambda: os._exit(7)),
+    "stops": lambda: _at_the_third_group(lambda: os.kill(os.getpid(), signal.SIGSTOP)),
+    "loops": lambda: _at_the_third_group(_loop),
+    "raises": lambda: _at_the_third_group(_raise),
+    "stays": lambda: _at_the_third_group(lambda: time.sleep(60)),
     "swapped": _swap_tp_and_pp,
 }
 

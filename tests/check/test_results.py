@@ -1,9 +1,9 @@
-"""What the diaries of all ranks tell."""
+"""What the event logs of all ranks tell."""
 
 import pytest
 
 import rankmesh as rm
-from rankmesh.debug.verification.in_job import check_in_job
+from rankmesh.debug.verification.check import check_in_job
 from rankmesh.debug.verification.results import collect
 from rankmesh.errors import PlanError
 from rankmesh.launch import started_by

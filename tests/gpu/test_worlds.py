@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import rankmesh as rm
 from rankmesh.backend.registries import registries
-from rankmesh.debug.verification.prove import prove
+from rankmesh.debug.verification.verify import verify
 
 WORLDS = [("nccl", False), ("nccl", True), ("cpu:gloo,cuda:nccl", False), ("cpu:gloo,cuda:nccl", True)]
 LIMIT = {"world": None, "limit": 90.0, "timeout": 60.0}
@@ -32,7 +32,7 @@ def _join(me, backend, bound):
 def _verified(groups):
     """Every group of the plan that this rank is in, proved on the GPU; its members and its backend."""
     found = {}
-    for proof in prove(groups, "cuda"):
+    for proof in verify(groups, "cuda"):
         group = groups[proof.name]
         mine = torch.tensor([dist.get_rank()], device="cuda")
         every = [torch.empty_like(mine) for _ in group.ranks]

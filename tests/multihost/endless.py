@@ -3,22 +3,22 @@
 import sys
 
 from rankmesh.cli import main
-from rankmesh.debug.verification import diary as check
-from rankmesh.debug.verification.prove import prove_group
+from rankmesh.debug.verification import event_log as check
+from rankmesh.debug.verification.verify import verify_group
 
-prove = check.prove
+verify = check.verify
 
 
 def _endless(groups, device):
-    yield next(prove(groups, device))
-    prove_group(groups["pp"], device)
+    yield next(verify(groups, device))
+    verify_group(groups["pp"], device)
     sys.stderr.write(f"rank {groups.rank} is proving\n")
     sys.stderr.flush()
     while True:
-        prove_group(groups["pp"], device)
+        verify_group(groups["pp"], device)
 
 
 if __name__ == "__main__":
-    check.prove = _endless
+    check.verify = _endless
     sys.argv = ["rankmesh", "check", *sys.argv[1:]]
     main()

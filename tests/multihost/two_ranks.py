@@ -12,14 +12,14 @@ from datetime import timedelta
 import torch.distributed as dist
 
 import rankmesh as rm
-from rankmesh.debug.verification.prove import prove
+from rankmesh.debug.verification.verify import verify
 
 PLAN = rm.Plan(rm.Mesh(dp=2, pp=2), [rm.GroupSpec("dp"), rm.GroupSpec("pp")])
 
 
 def _verify():
     with rm.connect(PLAN, timeout=10) as groups:
-        result = {"proved": [proof.name for proof in prove(groups)]}
+        result = {"proved": [proof.name for proof in verify(groups)]}
         dist.barrier()
     return result
 

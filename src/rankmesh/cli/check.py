@@ -83,7 +83,7 @@ def command(
 
 def _failed(message: str, code: ExitCode) -> Failed:
     """The end of a check that failed; at once where a thread hangs in a call, on which the interpreter would wait."""
-    from rankmesh.debug.verification.in_job import is_stuck
+    from rankmesh.debug.verification.check import is_stuck
 
     if is_stuck():
         if message:

@@ -1,10 +1,11 @@
-"""Proof: live groups proved by real collectives, by the ranks of this job or by ranks started on this machine.
+"""Verification: live groups against the plan, by real collectives, on this job's ranks or on ranks started here.
 
 ```
-prove     every group against the plan's arithmetic
-results   what each rank did, and the outcome over all of them
-check     the one way in: the ranks of this job, or of this machine
-in_job    the ranks that a launcher started
-here      ranks on this machine, forked from this process
+verify      every group against the plan's arithmetic
+event_log   what one rank does in a check, and the log that it leaves
+results     the result, from the logs of all ranks
+check       the one way in, and the ranks that a launcher started
+here        ranks on this machine, forked from this process (``ranks``, ``heartbeats``)
+measure     latency and bandwidth of every kind of group
 ```
 """

@@ -1,18 +1,54 @@
-"""Check a plan: with the ranks of this job, or with ranks that are started on this machine."""
+"""Check a plan: with the ranks of this job, or with ranks that are started on this machine (``here``).
+
+In a job the ranks agree in one round, whatever their collectives do:
+
+```
+every rank   a thread verifies the groups, another publishes its event log, and arrives when it has ended
+the last     completes the arrivals: nobody is lost
+in trouble   a rank that failed, that stands still for the timeout, or that its launcher ends, sends a probe:
+             ranks that do not respond are lost
+rank 0       collects the event logs ──> result: shown, then announced to all, who end with the same status
+```
+
+Where rank 0 is lost, the lowest responsive rank reports; where it served the store, each rank says so itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import timedelta
+from typing import Any
 
 from rankmesh.core.plan import Plan
+from rankmesh.debug.verification.event_log import EventLog, ended, line, next_group, run_rank
 from rankmesh.debug.verification.here import check_here
-from rankmesh.debug.verification.in_job import check_in_job
-from rankmesh.debug.verification.results import CheckResult
-from rankmesh.errors import PlanError, quoted
+from rankmesh.debug.verification.results import CheckResult, KindResult, RankFailure, collect
+from rankmesh.errors import ConnectError, PlanError, StoreLost, quoted
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NOBODY
+from rankmesh.rendezvous import Arrivals, Outcome, Round, StoreChannel, lost
+from rankmesh.rendezvous.outcome import parsed
+from rankmesh.runtime.served_store import is_served, open_store
 
-__all__ = ["check", "runs_alone"]
+__all__ = ["check", "check_in_job", "is_stuck", "runs_alone"]
+
+# The steps of the round: all ranks' work has ended, or some are lost; what came of it.
+_ENDED, _RESULT = "ended", "result"
+# Seconds for the last events of ranks after a failure, for the report, and beyond the timeout before a rank is stuck.
+_LAST_EVENTS, _GRACE, _MORE = 2.0, 3.0, 1.0
+# Seconds that a rank waits until an event is published.
+_MOMENT = 1.0
+_REPORTED = 64
+_WORKER = "rankmesh-check"
+
+Show = Callable[[CheckResult], None]
+Progress = Callable[[int, int], None]
 
 
 def check(
@@ -21,13 +57,13 @@ def check(
     backend: str | None = None,
     timeout: float = 60.0,
     since: float | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    show: Callable[[CheckResult], None] | None = None,
+    progress: Progress | None = None,
+    show: Show | None = None,
 ) -> CheckResult:
     """Build every group of a plan on real processes and prove each with collectives; how that went, rank by rank.
 
     Inside a job every rank calls it, and gets the result; started by nobody it starts the ranks itself, on this
-    machine. ``timeout`` is how long ranks wait for each other, in seconds; ``progress`` is told how many of how many
+    machine. ``timeout`` is how long ranks wait for each other, in seconds; ``progress`` is given how many of how many
     proofs are done; ``show`` gets the result on the one process that speaks to people. ``since`` is when the clock of
     the whole check began (``time.perf_counter()``), without it that is now.
 
@@ -57,3 +93,231 @@ def runs_alone(launch: Launch) -> bool:
     (True, False)
     """
     return launch.launcher == NOBODY or (launch.launcher == "slurm" and launch.alone)
+
+
+def check_in_job(
+    plan: Plan,
+    launch: Launch,
+    *,
+    backend: str | None = None,
+    timeout: float = 60.0,
+    since: float | None = None,
+    progress: Progress | None = None,
+    show: Show | None = None,
+) -> CheckResult:
+    """Check a plan on the ranks of this job; the result on every rank, its first failures on the others than rank 0.
+
+    The rank that reports gives the result to ``show`` before any rank returns: launchers end all ranks when one ends
+    in failure.
+
+    Raises ``PlanError`` when the job has another size than the plan, ``ConnectError`` when the ranks cannot meet or
+    the rank that serves the store is gone.
+    """
+    if plan.world_size != launch.world_size:
+        raise PlanError(
+            f"the plan is for {plan.world_size} ranks, but the job has {launch.world_size}; "
+            f"start {plan.world_size} ranks, or check a layout of {launch.world_size}",
+            plan_world_size=plan.world_size,
+            world_size=launch.world_size,
+        )
+    started = time.perf_counter() if since is None else since
+    launch, among = _round(launch, timeout)
+    with _outlives_sigterm() as to_end:
+        work = _Work(plan, launch, backend, timeout, progress)
+        try:
+            missing = _missing(among, work, timeout, to_end)
+            return _result(among, work, started, missing, show)
+        except StoreLost as error:
+            # What this rank's own work ends with is about to come.
+            work.over.wait(_GRACE)
+            raise _unheard(launch, _own_failure(work)) from error
+        finally:
+            work.join(_GRACE if ended(work.log) else 0)
+
+
+def is_stuck() -> bool:
+    """Whether a check has left a thread in a call that does not come back; this process can still end itself."""
+    return any(thread.name in (_WORKER, "rankmesh-store") for thread in threading.enumerate())
+
+
+# -- the round ------------------------------------------------------------------------------------------------------
+
+
+def _round(launch: Launch, timeout: float) -> tuple[Launch, Round]:
+    """The round of this check, in which rank 0 takes part.
+
+    A rank that is early may find the store of the job before, which rank 0 is about to close: it tries again.
+    """
+    end, served = time.monotonic() + timeout, is_served()
+    while True:
+        launch, store = open_store(launch, timedelta(seconds=max(1.0, end - time.monotonic())))
+        channel, ranks = StoreChannel(store, f"rankmesh/check/{launch.attempt}"), range(launch.world_size)
+        try:
+            identity = f"process {os.getpid()} on {launch.host}"
+            serves = launch.rank == 0 and not served
+            among = Round(channel, "check", ranks, launch.rank, serves, identity, patience=timeout)
+            among.introduce()
+            while not served and not among.seen(0):
+                if time.monotonic() > end:
+                    raise _unheard(launch)
+                time.sleep(_pace(launch.world_size))
+        except StoreLost as error:
+            if launch.rank == 0 or served or time.monotonic() > end:
+                raise _unheard(launch) from error
+        else:
+            return launch, among
+
+
+def _pace(world_size: int) -> float:
+    """Seconds between two looks at the store, which answers all ranks."""
+    return 0.1 if world_size <= 256 else 1.0
+
+
+class _Work:
+    """What this rank does in a check, on a thread; its events are published by the thread that takes part in the round.
+
+    ``log`` has the events, ``diagnoses`` what the watch of this rank found, ``complete`` whether it was the last of
+    all to end. ``news`` is set with each event, ``over`` with the last.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        launch: Launch,
+        backend: str | None,
+        timeout: float,
+        progress: Progress | None,
+    ) -> None:
+        self.plan, self.launch = plan, launch
+        self.log: EventLog = []
+        self.diagnoses: list[str] = []
+        self.complete = False
+        self.news, self.over, self._published = threading.Event(), threading.Event(), threading.Event()
+        self._progress, self._sent = progress, 0
+        given = (plan, launch, backend, timeout, self._write, self.diagnoses.append)
+        self._thread = threading.Thread(target=run_rank, args=given, daemon=True, name=_WORKER)
+        self._thread.start()
+
+    def _write(self, event: dict[str, Any]) -> None:
+        """Add an event, and wait a moment until it is published: if this rank dies next, the others know this much."""
+        self._published.clear()
+        self.log.append(event)
+        self.news.set()
+        if ended(self.log):
+            self.over.set()
+        self._published.wait(_MOMENT)
+        if self._progress is not None and event["event"] == "proved":
+            proved = sum(entry["event"] == "proved" for entry in self.log)
+            self._progress(proved, len(self.plan.of(self.launch.rank)))
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended in failure."""
+        return ended(self.log) and self.log[-1]["event"] == "failed"
+
+    def publish(self, among: Round) -> None:
+        """Publish the events that are new; this rank arrives with its last."""
+        self.news.clear()
+        while self._sent < len(self.log):
+            among.publish(_ENDED, line(self.log[self._sent]))
+            self._sent += 1
+            if ended(self.log[: self._sent]):
+                self.complete = among.arrive(_ENDED)
+        self._published.set()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join(seconds)
+
+
+def _missing(among: Round, work: _Work, timeout: float, to_end: threading.Event) -> Collection[int]:
+    """The ranks that are lost, once the work of all others has ended or the responsive ranks have given up."""
+    moved, events, pace = time.monotonic(), 0, _pace(work.launch.world_size)
+
+    def who_responds(arrivals: Arrivals) -> Outcome:
+        arrivals.probe(_LAST_EVENTS)
+        end = time.monotonic() + _LAST_EVENTS
+        while (absent := arrivals.still_absent(pace)) and time.monotonic() < end:
+            work.publish(among)
+        unresponsive = arrivals.unresponsive(besides=set(among.participants).difference(absent))
+        return lost(unresponsive, "took part") if unresponsive else Outcome()
+
+    while True:
+        work.publish(among)
+        if len(work.log) != events:
+            moved, events = time.monotonic(), len(work.log)
+        if work.complete:
+            return among.conclude(_ENDED, lambda _: Outcome(), complete=True).missing
+        if work.failed or to_end.is_set() or time.monotonic() - moved > timeout + _MORE:
+            return among.conclude(_ENDED, who_responds).missing
+        if (outcome := among.listen(_ENDED)) is not None:
+            return outcome.missing
+        work.news.wait(pace)
+
+
+def _result(among: Round, work: _Work, started: float, missing: Collection[int], show: Show | None) -> CheckResult:
+    """The result, made and shown by the lowest responsive rank."""
+    mine: list[CheckResult] = []
+    rank = work.launch.rank
+
+    def report(_: Arrivals) -> Outcome:
+        texts = among.arrivals(_ENDED).texts
+        logs = {writer: [parsed(text, "an event") for text in listed] for writer, listed in texts.items()}
+        gone = {one: "does not answer" for one in missing if one != rank}
+        seconds, diagnosis = time.perf_counter() - started, "".join(work.diagnoses[-1:])
+        result = collect(work.plan, {**logs, rank: list(work.log)}, seconds, gone, diagnosis)
+        if show is not None:
+            show(result)
+        mine.append(result)
+        first = replace(result, failures=result.failures[:_REPORTED], followed=result.followed[:_REPORTED])
+        return Outcome(value=asdict(first))
+
+    responsive = [one for one in among.participants if one not in missing]
+    outcome = among.reported(_RESULT, min(responsive, default=rank), report, _GRACE + among.moment)
+    among.leave(Outcome(missing=tuple(missing)), stay=True, readers=responsive)
+    if mine:
+        return mine[0]
+    if not outcome.agreed:
+        raise ConnectError(f"rank {rank}: {outcome.message}", rank=rank, missing=outcome.missing)
+    return _read(outcome.value)
+
+
+def _read(data: Mapping[str, Any]) -> CheckResult:
+    kinds = (KindResult(**{**kind, "operations": tuple(kind["operations"])}) for kind in data["kinds"])
+    failures, followed = (tuple(RankFailure(**one) for one in data[name]) for name in ("failures", "followed"))
+    return CheckResult(**{**data, "kinds": tuple(kinds), "failures": failures, "followed": followed})
+
+
+@contextmanager
+def _outlives_sigterm() -> Iterator[threading.Event]:
+    """Outlive the launcher's SIGTERM, which follows the death of any rank: time to report what was seen.
+
+    Launchers kill half a minute later.
+    """
+    to_end = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield to_end
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: to_end.set())
+    try:
+        yield to_end
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _unheard(launch: Launch, failure: str = "") -> ConnectError:
+    return ConnectError(
+        f"rank {launch.rank}: nothing was heard of rank 0 at {launch.meeting}{failure}; "
+        "rank 0, its host, or the way to it is gone; look at the logs of rank 0",
+        rank=launch.rank,
+        missing=(0,),
+    )
+
+
+def _own_failure(work: _Work) -> str:
+    if not ended(work.log) or work.log[-1]["event"] != "failed":
+        return ""
+    rank, failed = work.launch.rank, work.log[-1]
+    name = next_group(work.plan, rank, work.log)
+    place = f" at group {name} of the ranks {work.plan.of(rank)[name].group.array.tolist()[:16]}" if name else ""
+    return f", and this rank failed{place} ({failed['kind']}: {failed['message']})"

@@ -71,25 +71,25 @@ def _here(
     size = check_size(plan)
     with tempfile.TemporaryDirectory(prefix="rankmesh-measure-") as folder:
         place = Path(folder)
-        ranks = Ranks(place, size, None if progress is None else _told(place, progress))
+        ranks = Ranks(place, size, None if progress is None else _reading(place, progress))
         stopped = ranks.run(lambda rank: _rank(plan, begin(place, rank, size), place, sizes, kinds, backend, timeout))
         if stopped or not (place / "found").exists():
-            said = [path.read_text(encoding="utf-8") for path in sorted(place.glob("failed-*"))]
-            why = said[0] if said else next(iter(stopped.values()), "said nothing")
-            raise ConnectError(f"nothing was measured: a rank {why}; look at what it says", ranks=tuple(stopped))
+            failed = [path.read_text(encoding="utf-8") for path in sorted(place.glob("failed-*"))]
+            why = failed[0] if failed else next(iter(stopped.values()), "ended without an error")
+            raise ConnectError(f"nothing was measured: a rank {why}; look at its output", ranks=tuple(stopped))
         found: Measurement = pickle.loads((place / "found").read_bytes())  # noqa: S301  - written by our own rank
     return found
 
 
-def _told(place: Path, progress: Progress) -> Callable[[], None]:
-    """How far the first rank is, as it writes it down."""
+def _reading(place: Path, progress: Progress) -> Callable[[], None]:
+    """Reports how far the first rank is, as it writes it down."""
 
-    def tell() -> None:
+    def update() -> None:
         lines = (place / "far").read_text(encoding="utf-8").split() if (place / "far").exists() else []
         if len(lines) >= 2:
             progress(int(lines[-2]), int(lines[-1]))
 
-    return tell
+    return update
 
 
 def _rank(

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.core.plan import Plan
-from rankmesh.debug.verification.lifelines import ended_by
+from rankmesh.debug.verification.heartbeats import ended_by
 from rankmesh.errors import ConnectError, PlanError
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import torchrun_variables
@@ -64,9 +64,9 @@ def _rank(rank: int, place: Path, work: Callable[[int], None]) -> None:
     for number in (signal.SIGINT, *_ENDS):
         signal.signal(number, signal.SIG_DFL)
     os.environ.update(NO_NAME_SERVER)
-    said = os.open(place / f"said-{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
+    output = os.open(place / f"output-{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     work(rank)
 
 
@@ -94,10 +94,10 @@ _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Ranks:
-    """So many ranks of this machine, which leave word in the folder ``place``; ``tell`` is called while they run."""
+    """So many ranks of this machine, which write to the folder ``place``; ``update`` is called while they run."""
 
-    def __init__(self, place: Path, size: int, tell: Callable[[], None] | None = None) -> None:
-        self.place, self.size, self.tell = place, size, tell or (lambda: None)
+    def __init__(self, place: Path, size: int, update: Callable[[], None] | None = None) -> None:
+        self.place, self.size, self.update = place, size, update or (lambda: None)
         self.over = threading.Event()
         self.processes: dict[int, BaseProcess] = {}
 
@@ -124,7 +124,7 @@ class Ranks:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """All are forked: serve their store, and tell them where."""
+        """All are forked: serve their store, and write down where."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -142,12 +142,12 @@ class Ranks:
         finally:
             self.over.set()
             watcher.join()
-            self.tell()
+            self.update()
 
     def watch(self) -> None:
-        """Tell how far the ranks are, until they have ended."""
+        """Report how far the ranks are, until they have ended."""
         while not self.over.wait(0.1):
-            self.tell()
+            self.update()
 
     def end_all(self) -> None:
         """Kill the ranks that are left: one that is stopped would be waited for half a minute."""
@@ -176,7 +176,7 @@ def _ends_raise() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No words of torch on ranks that are ended: what they did is in their diaries."""
+    """No words of torch on ranks that are ended: what they did is in their logs."""
     logger = logging.getLogger("torch.multiprocessing.spawn")
     level = logger.level
     logger.setLevel(level if os.environ.get("RANKMESH_DEBUG") else logging.CRITICAL)

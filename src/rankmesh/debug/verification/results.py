@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankmesh.core.plan import Plan
-from rankmesh.debug.verification.diary import Diary, ended, next_group, where_it_was
+from rankmesh.debug.verification.event_log import EventLog, ended, next_group, where_it_was
 
 __all__ = ["CheckResult", "KindResult", "RankFailure", "collect"]
 
@@ -36,7 +36,7 @@ class RankFailure:
 
 @dataclass(frozen=True)
 class KindResult:
-    """One kind of group over all ranks: how many groups and ranks proved it, out of how many."""
+    """One kind of group over all ranks: how many groups and ranks verified it, out of how many."""
 
     name: str
     groups: int
@@ -67,7 +67,7 @@ class CheckResult:
 
     @property
     def ok(self) -> bool:
-        """Whether every group of the plan was proved on every member."""
+        """Whether every group of the plan was verified on every member."""
         return not self.failures and all(kind.ranks == kind.expected for kind in self.kinds)
 
     @property
@@ -77,18 +77,18 @@ class CheckResult:
 
 
 def collect(
-    plan: Plan, diaries: Mapping[int, Diary], seconds: float, lost: Mapping[int, str], verdict: str = ""
+    plan: Plan, logs: Mapping[int, EventLog], seconds: float, lost: Mapping[int, str], verdict: str = ""
 ) -> CheckResult:
-    """The result that the diaries of all ranks tell, and what is known of those that are ``lost``.
+    """The result, from the event logs of all ranks and what is known of those that are ``lost``.
 
-    Others without a last word were stopped because of what happened elsewhere; where nothing did, they are stuck.
+    Others whose log has no end were stopped because of what happened elsewhere; where nothing did, they are stuck.
     """
     proved: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in plan.kinds}
-    every = [(rank, event) for rank in range(plan.world_size) for event in diaries.get(rank, ())]
+    every = [(rank, event) for rank in range(plan.world_size) for event in logs.get(rank, ())]
     for rank, event in every:
         if event["event"] == "proved":
             proved[event["group"]][rank] = event
-    failures = sorted(_failures(plan, diaries, lost), key=_order)
+    failures = sorted(_failures(plan, logs, lost), key=_order)
     blamed = tuple(failure for failure in failures if _order(failure)[0] == _order(failures[0])[0])
     return CheckResult(
         world_size=plan.world_size,
@@ -118,19 +118,19 @@ def _kind(plan: Plan, name: str, found: Mapping[int, Mapping[str, Any]]) -> Kind
     )
 
 
-def _failures(plan: Plan, diaries: Mapping[int, Diary], lost: Mapping[int, str]) -> list[RankFailure]:
+def _failures(plan: Plan, logs: Mapping[int, EventLog], lost: Mapping[int, str]) -> list[RankFailure]:
     found = []
-    nowhere = not lost and not any(diary and diary[-1]["event"] == "failed" for diary in diaries.values())
+    nowhere = not lost and not any(log and log[-1]["event"] == "failed" for log in logs.values())
     for rank in range(plan.world_size):
-        diary = diaries.get(rank, [])
-        at = next_group(plan, rank, diary)
-        if ended(diary):
-            if diary[-1]["event"] == "failed":
-                found.append(RankFailure(rank, diary[-1]["kind"], diary[-1]["message"], at))
+        log = logs.get(rank, [])
+        at = next_group(plan, rank, log)
+        if ended(log):
+            if log[-1]["event"] == "failed":
+                found.append(RankFailure(rank, log[-1]["kind"], log[-1]["message"], at))
         elif rank in lost:
-            found.append(RankFailure(rank, "lost", f"{lost[rank]}{where_it_was(diary)}", at))
+            found.append(RankFailure(rank, "lost", f"{lost[rank]}{where_it_was(log)}", at))
         elif nowhere:
-            found.append(RankFailure(rank, "stuck", f"came no further{where_it_was(diary)}", at))
+            found.append(RankFailure(rank, "stuck", f"came no further{where_it_was(log)}", at))
         else:
             found.append(RankFailure(rank, "stopped", "was stopped, because another rank had failed", at))
     return found

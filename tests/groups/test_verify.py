@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 
 import rankmesh as rm
-from rankmesh.debug.verification.prove import OPERATIONS, prove
+from rankmesh.debug.verification.verify import OPERATIONS, verify
 from rankmesh.errors import ProofError
 
 PLAN = rm.Plan(rm.Mesh(stage=2, dp=2), [rm.GroupSpec("dp"), rm.GroupSpec("stage", pipeline=True)])
@@ -58,9 +58,9 @@ def _broken(me):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(dist, name, wrong)
                 kind = "stage" if operation == "send/recv" else "dp"
-                answer[operation] = me.error(ProofError, list, prove({kind: groups[kind]}))
+                answer[operation] = me.error(ProofError, list, verify({kind: groups[kind]}))
             me.meet(f"after {operation}")
-        answer["nothing"] = [(proof.name, list(proof.operations)) for proof in prove(groups)]
+        answer["nothing"] = [(proof.name, list(proof.operations)) for proof in verify(groups)]
     return answer
 
 

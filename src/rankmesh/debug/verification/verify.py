@@ -1,4 +1,4 @@
-"""Proof: every live group against the plan's arithmetic, with real collectives.
+"""Verification: every live group against the plan's arithmetic, with real collectives.
 
 ```
 operation    every member brings           and must get
@@ -24,14 +24,14 @@ import torch.distributed as dist
 from rankmesh.errors import ProofError
 from rankmesh.runtime.handles import LiveGroup
 
-__all__ = ["OPERATIONS", "Proof", "prove", "prove_group"]
+__all__ = ["OPERATIONS", "Verified", "verify", "verify_group"]
 
 OPERATIONS = ("all-reduce", "all-gather", "broadcast", "send/recv")
 
 
 @dataclass(frozen=True)
-class Proof:
-    """One group proved on one rank: the operations that gave the expected values, and the seconds they took."""
+class Verified:
+    """One group verified on one rank: the operations that gave the expected values, and the seconds they took."""
 
     name: str
     ranks: tuple[int, ...]
@@ -39,17 +39,17 @@ class Proof:
     seconds: float
 
 
-def prove(groups: Mapping[str, LiveGroup], device: str = "cpu") -> Iterator[Proof]:
-    """Prove one group after the other, in plan order; every rank of the plan must do the same.
+def verify(groups: Mapping[str, LiveGroup], device: str = "cpu") -> Iterator[Verified]:
+    """Verify one group after the other, in plan order; every rank of the plan must do the same.
 
     Raises ``ProofError`` for a wrong answer, naming the group, the operation, and both values.
     """
     for group in groups.values():
-        yield prove_group(group, device)
+        yield verify_group(group, device)
 
 
-def prove_group(group: LiveGroup, device: str = "cpu") -> Proof:
-    """Prove one group; called by all of its members."""
+def verify_group(group: LiveGroup, device: str = "cpu") -> Verified:
+    """Verify one group; called by all of its members."""
     started = time.perf_counter()
     _expect(group, "rank", dist.get_rank(group.pg), group.rank)
     _expect(group, "members", dist.get_process_group_ranks(group.pg), list(group.ranks))
@@ -57,7 +57,7 @@ def prove_group(group: LiveGroup, device: str = "cpu") -> Proof:
     for operation, (run, expected) in _checks(group).items():
         _expect(group, operation, run(group, device), expected)
         done.append(operation)
-    return Proof(group.name, group.ranks, tuple(done), time.perf_counter() - started)
+    return Verified(group.name, group.ranks, tuple(done), time.perf_counter() - started)
 
 
 def _checks(group: LiveGroup) -> dict[str, tuple[Callable[[LiveGroup, str], object], object]]:

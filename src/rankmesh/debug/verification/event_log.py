@@ -1,4 +1,4 @@
-"""What one rank does in a check, and the diary that it leaves: one JSON line an event.
+"""What one rank does in a check, and the event log that it leaves: one JSON line an event.
 
 ```
 {"event": "started"}
@@ -9,7 +9,7 @@
 {"event": "done"}                                                              groups and world are closed
 ```
 
-A rank that dies leaves its diary at the group where it was.
+The log of a rank that dies ends at the group where it was.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.core.plan import Plan
-from rankmesh.debug.verification.prove import prove
+from rankmesh.debug.verification.verify import verify
 from rankmesh.debug.watch.joined import watched
 from rankmesh.errors import first_line
 from rankmesh.launch.started import Launch
 from rankmesh.runtime.connect import connect
 from rankmesh.runtime.init import enter
 
-__all__ = ["Diary", "Write", "ended", "line", "next_group", "run_rank", "where_it_was"]
+__all__ = ["EventLog", "Write", "ended", "line", "next_group", "run_rank", "where_it_was"]
 
-Diary = list[dict[str, Any]]
+EventLog = list[dict[str, Any]]
 Write = Callable[[dict[str, Any]], None]
 
 _PAST = {
@@ -48,79 +48,79 @@ def run_rank(
     backend: str | None,
     timeout: float,
     write: Write,
-    heard: Callable[[str], None],
+    diagnosed: Callable[[str], None],
     place: Path | None = None,
 ) -> bool:
-    """Check this rank: join the world, connect, prove each group, and write the diary; whether all went well.
+    """Check this rank: join the world, connect, verify each group, and write the events; whether all went well.
 
-    ``heard`` is given the verdict on what hangs; ``place`` is a folder of this host for the time being.
+    ``diagnosed`` is given the diagnosis of what hangs; ``place`` is a temporary folder of this host.
     """
     import torch.distributed as dist
 
     write({"event": "started"})
     failures: list[Exception] = []
     try:
-        with watched(enter(launch, backend, timeout), heard, place) as me, _told(write, failures):
+        with watched(enter(launch, backend, timeout), diagnosed, place) as me, _written(write, failures):
             write({"event": "joined", "backend": me.backend})
             with connect(plan, timeout=timeout) as groups:
                 write({"event": "connected", "seconds": groups.phases["all"]})
-                for proof in prove(groups, str(me.device)):
-                    told = {"group": proof.name, "operations": proof.operations, "seconds": proof.seconds}
-                    write({"event": "proved", **told})
+                for group in verify(groups, str(me.device)):
+                    seconds = round(group.seconds, 6)
+                    write({"event": "proved", "group": group.name, "operations": group.operations, "seconds": seconds})
                 # A rank that leaves early would close connections on which a slower one still waits.
                 dist.barrier(device_ids=[me.device.index] if me.backend == "nccl" else None)
-    except Exception as error:  # noqa: BLE001  - whatever ends a rank is in its diary, for the one that reports
+    except Exception as error:  # noqa: BLE001  - whatever ends a rank is in its log, for the one that reports
         if not failures:
-            _tell(write, error)
+            _write_failure(write, error)
         return False
     write({"event": "done"})
     return True
 
 
 @contextmanager
-def _told(write: Write, failures: list[Exception]) -> Iterator[None]:
+def _written(write: Write, failures: list[Exception]) -> Iterator[None]:
     """What fails inside is written at once: it takes a while to leave a world in which something hangs."""
     try:
         yield
     except Exception as error:
         failures.append(error)
-        _tell(write, error)
+        _write_failure(write, error)
         raise
 
 
-def _tell(write: Write, error: Exception) -> None:
-    write({"event": "failed", "kind": type(error).__name__, "message": _said(error)})
+def _write_failure(write: Write, error: Exception) -> None:
+    write({"event": "failed", "kind": type(error).__name__, "message": _message(error)})
 
 
-def _said(error: Exception) -> str:
-    """What an error says, without the place in torch's sources that its network errors begin with."""
+def _message(error: Exception) -> str:
+    """The first line of an error, without the place in torch's sources that its network errors begin with."""
     line = (str(error).strip().splitlines() or [first_line(error)])[0]
     return re.sub(r"^\[/\S+:\d+\] ", "", line)[:500]
 
 
-def ended(diary: Diary) -> bool:
-    """Whether a rank has had its last word."""
-    return bool(diary) and diary[-1]["event"] in ("done", "failed")
+def ended(log: EventLog) -> bool:
+    """Whether a rank has written its last event."""
+    return bool(log) and log[-1]["event"] in ("done", "failed")
 
 
-def where_it_was(diary: Diary) -> str:
+def where_it_was(log: EventLog) -> str:
     """The last thing that a rank is known to have done, in words that follow on what happened then.
 
     >>> where_it_was([{"event": "started"}, {"event": "joined"}]), where_it_was([])
     (' after it had joined the world', ', and had not begun')
     """
-    past = [_PAST[event["event"]] for event in diary if event["event"] in _PAST]
+    past = [_PAST[event["event"]] for event in log if event["event"] in _PAST]
     return f" after it had {past[-1]}" if past else ", and had not begun"
 
 
-def next_group(plan: Plan, rank: int, diary: Diary) -> str | None:
-    """The group that the rank was at: the first of its own that it has not proved."""
-    done = {event["group"] for event in diary if event["event"] == "proved"}
-    if not any(event["event"] == "connected" for event in diary):
+def next_group(plan: Plan, rank: int, log: EventLog) -> str | None:
+    """The group that the rank was at: the first of its own that it has not verified."""
+    done = {event["group"] for event in log if event["event"] == "proved"}
+    if not any(event["event"] == "connected" for event in log):
         return None
     return next((name for name in plan.of(rank) if name not in done), None)
 
 
 def line(event: Mapping[str, Any]) -> str:
-    """One diary line."""
-    return json.dumps(event) + "\n"
+    """An event as one line of JSON."""
+    return json.dumps(event, separators=(",", ":"))

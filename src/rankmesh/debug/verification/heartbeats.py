@@ -1,13 +1,13 @@
-"""Lifelines: how a process knows of the ranks that it forked whether they are alive, stopped or gone.
+"""Heartbeats: how a process knows of the ranks that it forked whether they are alive, stopped or gone.
 
 ```
-rank    writes a beat into its pipe, five times a second, from a thread of its own
-parent  a beat       alive, even while the rank waits in a collective
-        silence      stopped, or thrashing
-        the end      gone: the system closes the pipe, in the order in which ranks die
+rank    writes a heartbeat into its pipe, five times a second, from a thread of its own
+parent  a heartbeat        alive, even while the rank waits in a collective
+        none for a while   stopped, or thrashing
+        the end            gone: the system closes the pipe, in the order in which ranks die
 ```
 
-A rank that ends on its own account says so in its diary before. How it ended is looked at without taking it from
+A rank that ends on its own account writes so in its log before. How it ended is looked at without taking it from
 whoever waits for it, or asked of the one who was faster.
 """
 
@@ -23,18 +23,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 
-__all__ = ["BEAT", "Lifelines", "ended_by"]
+__all__ = ["INTERVAL", "Heartbeats", "ended_by"]
 
-BEAT = 0.2
+# Seconds between two heartbeats.
+INTERVAL = 0.2
 
 
 @dataclass
-class Lifelines:
+class Heartbeats:
     """The pipes of so many ranks; made before they are forked."""
 
     size: int
     pipes: list[tuple[int, int]] = field(default_factory=list)
-    beats: dict[int, float] = field(default_factory=dict)
+    last: dict[int, float] = field(default_factory=dict)
     gone: dict[int, str] = field(default_factory=dict)
     processes: dict[int, BaseProcess] = field(default_factory=dict)
 
@@ -48,38 +49,38 @@ class Lifelines:
     # -- in a rank ----------------------------------------------------------------------------------------------
 
     def hold(self, rank: int) -> None:
-        """This process is one of the ranks: let go of the others' pipes, and beat from now on."""
+        """This process is one of the ranks: close the others' pipes, and send heartbeats from now on."""
         mine = self.pipes[rank][1]
         for end in (end for pipe in self.pipes for end in pipe if end != mine):
             os.close(end)
         os.set_blocking(mine, False)
-        threading.Thread(target=_beat, args=(mine,), daemon=True, name="rankmesh-beat").start()
+        threading.Thread(target=_send, args=(mine,), daemon=True, name="rankmesh-heartbeats").start()
 
     # -- in the parent ------------------------------------------------------------------------------------------
 
     def forked(self, processes: Mapping[int, BaseProcess]) -> None:
         """All ranks are there, as these processes: from now on a pipe ends when its rank does."""
         self.processes = dict(processes)
-        self.beats = dict.fromkeys(processes, time.monotonic())
+        self.last = dict.fromkeys(processes, time.monotonic())
         for _, writer in self.pipes:
             os.close(writer)
 
     def listen(self, seconds: float) -> None:
-        """Take what comes until then: beats, and ends."""
+        """Take what comes until then: heartbeats, and ends."""
         for key, _ in self._selector.select(seconds):
             with suppress(BlockingIOError):
                 if os.read(key.fd, 4096):
-                    self.beats[key.data] = time.monotonic()
+                    self.last[key.data] = time.monotonic()
                 else:
                     self._selector.unregister(key.fd)
                     self.gone[key.data] = _how(self.processes[key.data])
 
-    def silent_since(self, moment: float) -> list[int]:
-        """The ranks that are there and have not beaten since."""
-        return [rank for rank, beat in self.beats.items() if rank not in self.gone and beat < moment]
+    def unresponsive_since(self, moment: float) -> list[int]:
+        """The ranks that are there and have sent no heartbeat since."""
+        return [rank for rank, sent in self.last.items() if rank not in self.gone and sent < moment]
 
     def close(self) -> None:
-        """Let go of every pipe."""
+        """Close every pipe."""
         self._selector.close()
         for reader, writer in self.pipes:
             os.close(reader)
@@ -87,7 +88,7 @@ class Lifelines:
                 os.close(writer)
 
 
-def _beat(end: int) -> None:
+def _send(end: int) -> None:
     while True:
         try:
             os.write(end, b".")
@@ -95,7 +96,7 @@ def _beat(end: int) -> None:
             pass
         except OSError:
             return
-        time.sleep(BEAT)
+        time.sleep(INTERVAL)
 
 
 def _how(process: BaseProcess) -> str:
