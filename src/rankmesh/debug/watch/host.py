@@ -7,9 +7,9 @@
 ```
 
 Each rank has a file in a folder of this host, with its process and, by ``faulthandler``, its stacks: that works in C,
-even where a call holds the interpreter and no Python runs. A program that has SIGUSR1 for itself, as those that Slurm
-warns of their end, keeps it. Ranks that are killed take no file away: the first rank of a later session does, once all
-of a folder's processes are gone.
+even where a call holds the interpreter and no Python runs. A program that handles SIGUSR1 itself, as those that Slurm
+warns of their end, keeps it. Killed ranks leave their files: the first rank of a later session deletes them, once
+all of a folder's processes are gone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["HostRanks", "Look"]
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _SIGNAL = getattr(signal, "SIGUSR1", None)
 _FOLDER = "rankmesh-watch-"
-# Seconds after which a rank that has a file in a folder has said there which process it is.
+# Seconds after which a rank that has a file in a folder has written there which process it is.
 _SETTLED = 60.0
 
 
@@ -78,25 +78,25 @@ class HostRanks:
         came, self._seen = size > self._seen, size
         return came
 
-    def unresponsive(self, responded: Collection[int]) -> dict[int, Look]:
-        """Ranks of this host that have not responded, as they look from outside."""
+    def look(self, ranks: Collection[int]) -> dict[int, Look]:
+        """Those of the ranks that are on this host, as they look from outside."""
         found = {}
-        for file in self._place.glob("*.json"):
+        for file in self._place.glob("*.json") if ranks else ():
             rank = int(file.stem)
-            if rank not in responded and rank != self._rank:
-                found[rank] = self._looked_at(rank, json.loads(file.read_text(encoding="utf-8")))
+            if rank in ranks and rank != self._rank:
+                found[rank] = self._look_at(rank, json.loads(file.read_text(encoding="utf-8")))
         return found
 
-    def _looked_at(self, rank: int, about: dict[str, object]) -> Look:
+    def _look_at(self, rank: int, about: dict[str, object]) -> Look:
         process = int(str(about["pid"]))
         if _began(process) != about["began"] or _state(process) in ("", "Z", "X"):
             return Look("its process is gone")
         if _state(process) in ("T", "t"):
             return Look("stopped by a signal")
-        text = self._asked(rank, process) if about["signal"] else ""
+        text = self._stacks_of(rank, process) if about["signal"] else ""
         return Look(f"its process runs{_where(text)}", text, alive=True)
 
-    def _asked(self, rank: int, process: int) -> str:
+    def _stacks_of(self, rank: int, process: int) -> str:
         """The stacks of another rank, which its signal handler writes."""
         file = self._place / f"{rank}.stacks"
         before = file.stat().st_size
@@ -113,13 +113,13 @@ class HostRanks:
         return file.read_text(encoding="utf-8", errors="replace")[before:][:20000]
 
     def close(self) -> None:
-        """Give the signal back, unless the program has taken it, and take the files of this rank away."""
+        """Unregister the signal, unless the program has taken it, and delete the files of this rank."""
         if self.by_signal and _SIGNAL is not None and not _is_taken(_SIGNAL):
             faulthandler.unregister(_SIGNAL)
         self._stacks.close()
         for ending in ("stacks", "json"):
             (self._place / f"{self._rank}.{ending}").unlink(missing_ok=True)
-        with suppress(OSError):  # the last to leave takes the folder away
+        with suppress(OSError):  # the last to leave deletes the folder
             self._place.rmdir()
 
 
@@ -138,7 +138,7 @@ def _is_caught(number: signal.Signals) -> bool:
 
 
 def _sweep(place: Path) -> None:
-    """Take away the folders of sessions whose every process is gone."""
+    """Delete the folders of sessions whose every process is gone."""
     for folder in place.glob(f"{_FOLDER}*"):
         with suppress(OSError, ValueError):  # another user's, or swept by another job at this moment
             if _is_over(folder):
@@ -154,7 +154,7 @@ def _is_over(folder: Path) -> bool:
 
 
 def _space() -> str:
-    """In which numbers of processes mean the same: containers may share a folder, and count for themselves."""
+    """The process-number namespace: containers may share a folder, and number their processes by themselves."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -47,15 +47,15 @@ def init(
 
 
 @contextmanager
-def watched(live: LiveRank, heard: Callable[[str], None], place: Path | None = None) -> Iterator[LiveRank]:
-    """The same rank until it leaves its world; ``heard`` is given the verdict on what hangs, if anything does.
+def watched(live: LiveRank, diagnosed: Callable[[str], None], place: Path | None = None) -> Iterator[LiveRank]:
+    """The same rank until it leaves its world; ``diagnosed`` is given the diagnosis of what hangs, if anything does.
 
     Recordings are left only where ``RANKMESH_RECORD`` says; ``place`` is a folder of this host for the time being.
     """
     with live:
         if not live.launch.alone:
             folder = os.environ.get("RANKMESH_RECORD")
-            watch = Watch(Path(folder).absolute() if folder else None, heard=heard, place=place)
+            watch = Watch(Path(folder).absolute() if folder else None, diagnosed=diagnosed, place=place)
             live.before_leaving.append(watch.close)
         yield live
 

@@ -34,7 +34,7 @@ Mark = tuple[int, int, int]
 _TORCH = f"{Path(dist.__file__).parent.parent}/"
 _OURS = f"{Path(rankmesh.__file__).parent}/"
 _CALLS = f"{Path(dist.__file__).parent}/distributed_c10d.py"
-_MEETINGS = {"connect": f"{_OURS}runtime/connect.py", "warm_up": f"{_OURS}runtime/warm.py"}
+_COLLECTIVES = {"connect": f"{_OURS}runtime/connect.py", "warm_up": f"{_OURS}runtime/warm.py"}
 # Names that torch gives its flight recorder for calls of other names.
 _RECORDED = {
     "all_gather_single": "all_gather",
@@ -90,7 +90,7 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
         if found is not None:
             call = _call(found)
             # What waits for others asks by itself, wherever it stands by then, and may call on many groups.
-            meets = call["operation"] in _MEETINGS
+            meets = call["operation"] in _COLLECTIVES
             made = recorder.calls_made("" if meets else call.get("group", ""))
             mark = (id(found), 0 if meets else found.f_lasti, made)
             return {**call, "running": not meets and _moved(before, mark)}, mark
@@ -124,7 +124,7 @@ def _found(frame: FrameType | None) -> FrameType | None:
     found = None
     while frame is not None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if (file == _CALLS and name in _KNOWN) or _MEETINGS.get(name) == file:
+        if (file == _CALLS and name in _KNOWN) or _COLLECTIVES.get(name) == file:
             found = frame
         frame = frame.f_back
     return found

@@ -1,0 +1,112 @@
+"""The recordings of one watch: what each rank leaves, for the rank that diagnoses and for the doctor.
+
+```
+folder       rankRANK.json.gz: the last recording of each rank, whichever session and dump request it is from
+store        recording/REQUEST/RANK: for ranks that do not share the folder, until the diagnosis is made
+diagnosis    verdict.json, in the folder
+```
+
+A recording says its session and its dump request: one that an earlier watch, attempt or request left in the folder says
+nothing of what its rank does now.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import logging
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rankmesh.debug.doctor.diagnosis import Diagnosis
+from rankmesh.debug.doctor.formats import parsed, unpacked
+from rankmesh.debug.doctor.recording import Recording, recording_of
+from rankmesh.errors import AgreementError, RecordingError
+from rankmesh.rendezvous import BoundedChannel, Channel, ChannelLost
+
+__all__ = ["Recordings"]
+
+_Result = TypeVar("_Result")
+
+_log = logging.getLogger("rankmesh.watch")
+
+
+class Recordings:
+    """The recordings in a folder, and in the store of the ``session``; either may be None."""
+
+    def __init__(self, session: str, folder: Path | None, store: BoundedChannel | None) -> None:
+        # Without a store each host has a session of its own, which says nothing of the others' recordings.
+        self._session = "" if store is None else session
+        self._folder, self._store = folder, store
+
+    def put(self, rank: int, request: int, document: Mapping[str, Any], *, share: bool = False) -> None:
+        """Write a recording to the folder; with ``share`` to the store as well, until ``unshare``."""
+        about = {**document["rankmesh"], "session": self._session, "inquiry": request}
+        # The same bytes for the same data.
+        text = json.dumps({**document, "rankmesh": about}, separators=(",", ":"), default=str)
+        content = gzip.compress(text.encode(), mtime=0)
+        if self._folder is not None:
+            _write(self._path(self._folder, rank), content)
+        if share:
+            key = _key(rank, request)
+            self._ask(lambda store: store.write(key, base64.b64encode(content).decode()))
+
+    def unshare(self, rank: int, request: int) -> None:
+        """Delete a recording from the store."""
+        self._ask(lambda store: store.delete([_key(rank, request)]))
+
+    def read(self, rank: int, request: int) -> Recording | None:
+        """What a rank has recorded for this dump request, or when its program ended; None where there is neither."""
+        if text := self._ask(lambda store: store.read(_key(rank, request))):
+            return _read(text, rank)
+        path = None if self._folder is None else self._path(self._folder, rank)
+        found = None if path is None or not path.exists() else _read(path.read_bytes(), rank)
+        if found is None or found.session != self._session or not (found.ended or found.inquiry == request):
+            return None
+        return found
+
+    def conclude(self, diagnosis: Diagnosis) -> None:
+        """Write the diagnosis to the folder."""
+        if self._folder is not None:
+            _write(self._folder / "verdict.json", json.dumps(diagnosis.to_dict(), indent=2).encode())
+
+    def _ask(self, call: Callable[[Channel], _Result]) -> _Result | None:
+        """What the store gives; None where there is none, or it does not answer."""
+        with suppress(ChannelLost, AgreementError):
+            return None if self._store is None else self._store.ask(call)
+        return None
+
+    @staticmethod
+    def _path(folder: Path, rank: int) -> Path:
+        return folder / f"rank{rank}.json.gz"
+
+
+def _key(rank: int, request: int) -> str:
+    return f"recording/{request}/{rank}"
+
+
+def _read(content: bytes | str, rank: int) -> Recording | None:
+    """A recording; none, with a warning in the log, where it is truncated."""
+    try:
+        data = parsed(unpacked(io.BytesIO(content if isinstance(content, bytes) else base64.b64decode(content))))
+        return recording_of(data if isinstance(data, dict) else {}, rank, f"rank{rank}")
+    except (RecordingError, OSError, EOFError, ValueError, zlib.error) as error:
+        _log.warning("rankmesh: the recording of rank %s cannot be read: %s", rank, error)
+        return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A file that is there whole or not at all; where it cannot be written, a warning: the store has what counts."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        _log.warning("rankmesh: %s cannot be written: %s", path, error)

@@ -1,0 +1,159 @@
+"""Dump requests: each time that all ranks are asked for their recordings, from the request to the diagnosis.
+
+A request is a round whose epoch is its number:
+
+```
+request      any rank concludes it: its call lasts too long, or it got SIGUSR1; the others look for it once a tick
+recordings   every rank arrives when its recording is written; who has not, after a grace, is unresponsive
+diagnosis    the lowest responsive rank reads the recordings and announces the diagnosis
+```
+
+No rank waits for one that is dead, stopped, or in a loop: its host's ranks describe it, and the diagnosis names it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from rankmesh.backend import recorder as calls
+from rankmesh.debug.doctor.diagnosis import diagnose
+from rankmesh.debug.doctor.report import report
+from rankmesh.debug.watch.host import HostRanks
+from rankmesh.debug.watch.recorder import Recorder
+from rankmesh.debug.watch.recordings import Recordings
+from rankmesh.debug.watch.stacks import Mark
+from rankmesh.errors import AgreementError, StoreLost
+from rankmesh.rendezvous import Arrivals, Channel, Outcome, Patience, Proposal, Round
+
+__all__ = ["SESSION", "Diagnosed", "DumpRequests", "Pace"]
+
+_log = logging.getLogger("rankmesh.watch")
+
+# Takes the diagnosis in one sentence, and the whole report on the rank that made it, else "".
+Diagnosed = Callable[[str, str], None]
+
+# Where the ranks of a session find its token.
+SESSION = "session/token"
+_REQUEST, _RECORDINGS, _DIAGNOSIS = "request", "recordings", "diagnosis"
+_STEPS = (_REQUEST, _RECORDINGS, _DIAGNOSIS)
+# Seconds between two looks for a request; the store answers so many questions of all ranks in a second.
+_TICK, _QUESTIONS = 1.0, 4000
+# Seconds that it takes to read and diagnose one recording.
+_READ = 0.02
+
+
+class Pace:
+    """The times of a watch in seconds, for a limit of its calls and the ranks of its world.
+
+    ``tick`` lies between two looks, ``grace`` is what ranks have to answer a request, ``reading`` what it takes to read
+    all recordings.
+
+    >>> Pace(300, 8).tick, Pace(300, 8).grace
+    (1.0, 10.0)
+    >>> Pace(300, 16384).tick, Pace(300, 16384).grace, Pace(300, 16384).reading
+    (4.096, 13.096, 327.68)
+    """
+
+    def __init__(self, patience: float, world_size: int) -> None:
+        self.tick = min(max(_TICK, world_size / _QUESTIONS), patience / 10)
+        # A rank finds the request up to a tick later.
+        self.grace = max(3.0, min(10.0, patience / 5)) + max(0.0, self.tick - _TICK)
+        self.reading = world_size * _READ
+
+
+class DumpRequests:
+    """The dump requests of one rank.
+
+    ``number`` is that of the next; ``hung`` says whether the last one was made, or found, because of a hang.
+    """
+
+    def __init__(
+        self, channel: Channel, recordings: Recordings, recorder: Recorder, host: HostRanks, pace: Pace
+    ) -> None:
+        self.number = 0
+        self.hung = False
+        self._channel, self._recordings = channel, recordings
+        self._recorder, self._host, self._pace = recorder, host, pace
+        self._round = self._of(0)
+
+    def _of(self, number: int) -> Round:
+        return Round(self._channel, "dumps", range(self._recorder.world_size), self._recorder.rank, epoch=number)
+
+    def requested(self) -> bool:
+        """Whether a rank has made the next request."""
+        try:
+            return self._round.listen(_REQUEST) is not None
+        except (StoreLost, AgreementError):
+            return False
+
+    def respond(self, reason: str, mark: Mark | None, diagnosed: Diagnosed, *, hangs: bool = False) -> None:
+        """Make the next request, if no other rank has, and take part in it; ``diagnosed`` gets what comes of it.
+
+        ``mark`` is where the program stood (``stacks.in_call``); ``hangs`` says that this rank's call lasts too long.
+        """
+        rank, document = self._recorder.rank, None
+        self.hung = hangs
+        try:
+            self._round.conclude(_REQUEST, lambda _: Outcome(message=reason))
+            document = self._recorder.document(reason, mark)
+            self._recordings.put(rank, self.number, document, share=True)
+            self._take_part(diagnosed, hangs=hangs)
+        except (StoreLost, AgreementError) as error:
+            # The recording is in the folder, if there is one.
+            _log.warning("rankmesh: rank %s reaches no other rank: %s", rank, error)
+        finally:
+            self._recordings.unshare(rank, self.number)
+            self.number += 1
+            self._round = self._of(self.number)
+        if document is not None and not calls.frames_are_ready():
+            # Now there is time to load what names the frames; what is recorded stays what it was.
+            self._recordings.put(rank, self.number - 1, self._recorder.with_lines(document))
+        # A rank that was slow to respond was sent SIGUSR1 for its stacks: that is answered.
+        self._host.signalled()
+
+    def _take_part(self, diagnosed: Diagnosed, *, hangs: bool) -> None:
+        among, proposal, reports = self._round, Proposal(text="hangs" if hangs else ""), list[str]()
+        arrived = among.step(_RECORDINGS, proposal, _who_arrived, Patience(self._pace.grace))
+        described = self._describe(arrived.missing)
+        responsive = set(among.participants).difference(arrived.missing)
+        reporter = min(responsive, default=self._recorder.rank)
+        seconds = self._pace.grace + self._pace.reading
+        outcome = among.reported(_DIAGNOSIS, reporter, lambda _: self._diagnose(reports), seconds)
+        if outcome.agreed:
+            self.hung = self.hung or bool(outcome.value)
+            diagnosed(outcome.message, "".join(reports))
+        for rank in described:
+            self._recordings.unshare(rank, self.number)
+        among.leave(outcome)
+
+    def _describe(self, unresponsive: tuple[int, ...]) -> list[int]:
+        """Record what unresponsive ranks of this host look like from outside; which ranks these are."""
+        looks = self._host.look(unresponsive)
+        described = [rank for rank in looks if self._recordings.read(rank, self.number) is None]
+        for rank in described:
+            self._recordings.put(rank, self.number, self._recorder.unresponsive(rank, looks[rank]), share=True)
+        return described
+
+    def _diagnose(self, reports: list[str]) -> Outcome:
+        found = {rank: self._recordings.read(rank, self.number) for rank in self._round.participants}
+        diagnosis = diagnose({rank: recording for rank, recording in found.items() if recording is not None})
+        # Whatever the reason of the request: what was found is evidence, which the end of the program does not replace.
+        hangs = bool(diagnosis.causes) or any(self._round.arrivals(_RECORDINGS).texts.values())
+        self._recordings.conclude(diagnosis)
+        reports.append(report(diagnosis))
+        return Outcome(message=diagnosis.verdict, value=hangs)
+
+    def close(self) -> None:
+        """Take no part any more; the last of all ranks deletes what is left of any request."""
+        session = Round(self._channel, "session", self._round.participants, self._recorder.rank, epoch=0)
+        if session.leave(Outcome()):
+            with suppress(StoreLost):
+                for number in range(self.number + 2):
+                    self._of(number).forget(_STEPS)
+                session.ask(lambda: self._channel.delete([SESSION]))
+
+
+def _who_arrived(arrivals: Arrivals) -> Outcome:
+    return Outcome(missing=tuple(arrivals.absent))
