@@ -15,7 +15,7 @@ from tests.limits import RESOLVER
 TIMEOUT = 4
 ASKED = os.environ.get("RANKMESH_TEST_SWEEP")
 pytestmark = pytest.mark.skipif(not ASKED, reason="a sweep: make test-sweeps runs it")
-# The roll call, and what a loaded machine takes longer.
+# The probe, and what a loaded machine takes longer.
 SOON = 20
 
 

@@ -431,9 +431,8 @@ def test_a_second_process_is_refused_when_it_introduces_itself(real):
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_one_reports_and_another_in_its_place(real, comes, monkeypatch):
+def test_one_reports_and_another_in_its_place(real, comes):
     """3 participants, rank 1 is to conclude: it does without waiting; where it is away, one of the others does."""
-    monkeypatch.setattr(rounds, "_MOMENT", 0.5)
 
     def program(rank, channel):
         found = Round(channel, "meet", THREE, rank)
@@ -464,6 +463,20 @@ def test_forget_leaves_nothing(place):
 
 
 # -- a store and a folder ----------------------------------------------------------------------------------------
+
+
+def test_one_has_lost_the_store(tmp_path):
+    """3 participants of which rank 1 has only the folder: all hear one outcome, and all texts are in it."""
+    store = Place("hash", tmp_path)._store()
+
+    def program(rank, _):
+        kept = LostChannel() if rank == 1 else StoreChannel(store)
+        both = FallbackChannel([BoundedChannel(kept), BoundedChannel(FolderChannel(tmp_path / "round"))])
+        found = Round(both, "meet", THREE, rank, epoch=0)
+        every = or_missing(lambda arrivals: Outcome(value=arrivals.texts), limits.LONG, "meet")
+        return found.step("agree", Proposal(text=f"x {rank}"), every, Patience(limits.LONG))
+
+    assert Place("hash", tmp_path).run(program, THREE) == [Outcome(value=texts("x"))] * 3
 
 
 class _Still:
@@ -505,6 +518,20 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     both = FallbackChannel([BoundedChannel(store), BoundedChannel(place)])
     assert both.arrive("set", range(1), 0)
     assert both.first("word", "x") == "x"
+
+
+def test_a_folder_of_many_is_not_listed_as_long_as_the_store_answers(tmp_path):
+    """The last of 500 participants: it is complete by the store; without it, by the folder."""
+    listed = []
+    place = FolderChannel(tmp_path / "round")
+    place.absent = lambda *args: listed.append(args) or FolderChannel.absent(place, *args)
+    store = StoreChannel(Place("hash", tmp_path)._store())
+    both = FallbackChannel([BoundedChannel(store), BoundedChannel(place)])
+    assert [both.arrive("set", range(500), rank) for rank in range(500)] == [False] * 499 + [True]
+    assert not listed
+    place.withdraw("set", range(500), [7])
+    assert FallbackChannel([BoundedChannel(LostChannel()), BoundedChannel(place)]).arrive("set", range(500), 7)
+    assert len(listed) == 1
 
 
 def test_a_folder_is_looked_at_from_time_to_time(tmp_path):

@@ -9,7 +9,7 @@ from rankmesh import sim
 from rankmesh.backend.default import default_group
 from rankmesh.rendezvous import BoundedChannel, ChannelLost, FallbackChannel, FolderChannel, StoreChannel
 
-_BOTH = ("store and folder", "lost store and folder", "store lost by some, and folder")
+_BOTH = ("store and folder", "lost store and folder")
 TRANSPORTS = ("tcp", "tcp without libuv", "prefix", "file", "hash", "folder", *_BOTH, "simulated")
 
 
@@ -66,7 +66,7 @@ class Place:
     def __init__(self, transport, folder):
         self.transport, self.folder = transport, folder
         self._file = str(folder / "store")
-        self._served, self._channels = None, 0
+        self._served = None
         if transport in ("tcp", "tcp without libuv", "prefix", *_BOTH):
             libuv = transport != "tcp without libuv"
             self._served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv)
@@ -75,12 +75,10 @@ class Place:
 
     def channel(self):
         """A way to the place of this participant's own."""
-        self._channels += 1
         if self.transport == "folder":
             return FolderChannel(self.folder / "round")
         if self.transport in _BOTH:
-            lost = self.transport != "store and folder" and (self._channels % 3 == 2 or "some" not in self.transport)
-            store = LostChannel() if lost else StoreChannel(self._store())
+            store = LostChannel() if "lost" in self.transport else StoreChannel(self._store())
             return FallbackChannel([BoundedChannel(store), BoundedChannel(FolderChannel(self.folder / "round"))])
         return StoreChannel(self._store())
 
@@ -111,8 +109,6 @@ class Place:
 
     def left(self):
         """How many keys are left, where the transport can count them: a FileStore counts what it has read."""
-        if "some" in self.transport:
-            return None  # what was written to a store goes with it, for those that have lost it
         files = len(list((self.folder / "round").iterdir())) if "folder" in self.transport else 0
         keys = self._store().num_keys() if self._served is not None else 0
         return max(files, keys) if files or keys else None

@@ -294,7 +294,7 @@ def _again(me, folder):
 
 @ALL
 def test_what_was_left_before_is_not_what_a_rank_says_now(outcomes, tmp_path):
-    """4 ranks: recordings of an earlier watch, and an earlier inquiry, lie where the last one of rank 3 is missing."""
+    """4 ranks: recordings of an earlier watch, and an earlier request, lie where the last one of rank 3 is missing."""
     result = [one.value for one in outcomes(4, _again, str(tmp_path), timeout=20, limit=45)[:3]]
     for before, verdict in result:
         assert before.startswith("no rank waits") or "rank 3" not in before

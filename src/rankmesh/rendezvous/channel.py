@@ -35,8 +35,8 @@ class Channel(Protocol):
     def again(self) -> Channel:
         """The same keys over a connection of its own: a call that was given up still occupies this one."""
 
-    def arrive(self, key: str, participants: Sequence[int], rank: int) -> bool:
-        """Add a participant to a set; whether the set is complete by that."""
+    def arrive(self, key: str, participants: Sequence[int], rank: int, *, asks: bool = True) -> bool:
+        """Add a participant to a set; whether the set is complete by that, where it ``asks``."""
 
     def withdraw(self, key: str, participants: Sequence[int], ranks: Sequence[int]) -> None:
         """Take these participants out of a set, in which they are."""

@@ -26,6 +26,8 @@ _Result = TypeVar("_Result")
 _PACE, _PATIENCE = 0.05, 5.0
 # One of so many looks is at all channels, as long as the first of them answers.
 _ALL = 3
+# So many participants may each list a folder with a file of each.
+_FEW = 128
 
 
 class BoundedChannel:
@@ -95,9 +97,15 @@ class FallbackChannel:
 
     # -- sets ---------------------------------------------------------------------------------------------------
 
-    def arrive(self, key: str, participants: Sequence[int], rank: int) -> bool:
-        """Add a participant to a set; whether the set is complete by that, on any channel."""
-        return any(self._answers(lambda channel: channel.arrive(key, participants, rank)))
+    def arrive(self, key: str, participants: Sequence[int], rank: int, *, asks: bool = True) -> bool:
+        """Add a participant to a set; whether the set is complete by that, on the first channel or, of few, on any."""
+        few, complete = len(participants) <= _FEW, list[bool]()
+
+        def arrive(channel: Channel) -> None:
+            complete.append(channel.arrive(key, participants, rank, asks=asks and (few or not complete)))
+
+        self._answers(arrive)
+        return any(complete)
 
     def withdraw(self, key: str, participants: Sequence[int], ranks: Sequence[int]) -> None:
         """Take these participants out of a set, in which they are."""

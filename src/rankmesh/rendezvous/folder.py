@@ -42,10 +42,10 @@ class FolderChannel:
 
     # -- sets ---------------------------------------------------------------------------------------------------
 
-    def arrive(self, key: str, participants: Sequence[int], rank: int) -> bool:
-        """Add a participant to a set; whether the set is complete by that."""
+    def arrive(self, key: str, participants: Sequence[int], rank: int, *, asks: bool = True) -> bool:
+        """Add a participant to a set; whether the set is complete by that, where it ``asks``: the folder is listed."""
         self._create(self._path(key) / str(rank), "")
-        return not self.absent(key, participants)
+        return asks and not self.absent(key, participants)
 
     def withdraw(self, key: str, participants: Sequence[int], ranks: Sequence[int]) -> None:
         """Take these participants out of a set, in which they are."""

@@ -51,8 +51,8 @@ class StoreChannel:
 
     # -- sets ---------------------------------------------------------------------------------------------------
 
-    def arrive(self, key: str, participants: Sequence[int], rank: int) -> bool:
-        """Add a participant to a set; whether the set is complete by that."""
+    def arrive(self, key: str, participants: Sequence[int], rank: int, *, asks: bool = True) -> bool:
+        """Add a participant to a set; whether the set is complete by that: the store says so unasked."""
         block, bit = _place(participants, rank)
         if self._add(f"{key}/{block}", bit) != _whole(participants, block):
             return False
