@@ -381,6 +381,7 @@ def test_one_works_on_while_it_answers_a_probe(real):
         if rank == 0:
             found.publish("work", f"ended {rank}")
             assert not found.arrive("work")
+            heard = found.conclude("work", who_responds)  # as one that has failed meanwhile
         end = time.monotonic() + limits.LONG
         while heard is None and time.monotonic() < end:
             heard = found.listen("work", 0.01)

@@ -277,7 +277,7 @@ class Round:
         return heard
 
     def _hear_once(self, step: _Step, seconds: float) -> Outcome | None:
-        heard = self._read(step, seconds)
+        heard = self._read(step, seconds) if step.prober is None else None
         return heard if heard or step.prober is None else self._answered(step)
 
     def _read(self, step: _Step, seconds: float) -> Outcome | None:
