@@ -109,7 +109,7 @@ class Place:
 
     def left(self):
         """How many keys are left, where the transport can count them: a FileStore counts what it has read."""
-        files = len(list((self.folder / "round").iterdir())) if "folder" in self.transport else 0
+        files = len(list((self.folder / "round").glob("*"))) if "folder" in self.transport else 0
         keys = self._store().num_keys() if self._served is not None else 0
         return max(files, keys) if files or keys else None
 

@@ -3,6 +3,8 @@
 >>> outcome = Outcome("missing", ranks=(3,), missing=(3,), message="waited 2 s for rank 3")
 >>> Outcome.read(outcome.text, "key") == outcome, outcome.agreed, Outcome().agreed
 (True, False, True)
+>>> [Outcome.read(Outcome(value=value).text, "key").value for value in (0, False, [], None)]
+[0, False, [], None]
 """
 
 from __future__ import annotations
