@@ -450,7 +450,7 @@ def test_forget_leaves_nothing(place):
 
     def program(rank, channel):
         found = Round(channel, "meet", THREE, rank, epoch=0)
-        outcome = found.step("agree", Proposal("same"), alike, Patience(0.2))
+        outcome = found.step("agree", Proposal("same"), equal, Patience(0.2))
         last = found.leave(outcome)
         channel.write(f"left/{rank}", "yes")
         assert channel.wait(f"left/{2 - rank}", limits.LONG)
