@@ -50,7 +50,7 @@ def test_what_is_missing(rankmesh, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host.invalid"}.items():
         monkeypatch.setenv(name, value)
     done = rankmesh("where", "--json")
-    assert "no-such-host.invalid does not resolve" in done.err
+    assert "MASTER_ADDR=no-such-host.invalid on rank 0 does not resolve" in done.err
     assert "does not resolve" in json.loads(done.out)["missing"]
     assert done.code == 6
 

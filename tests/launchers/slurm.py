@@ -40,7 +40,7 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
-NodeName=node[1-4] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=4
+NodeName=node[1-4] NodeHostname={host} NodeAddr=127.0.0.1[1-4] Port=[{first}-{last}] CPUs=4
 PartitionName=all Nodes=node[1-4] Default=YES MaxTime=10 State=UP
 """
 TOPOLOGY = "SwitchName=leaf1 Nodes=node[1-2]\nSwitchName=leaf2 Nodes=node[3-4]\nSwitchName=spine Switches=leaf[1-2]\n"
@@ -68,6 +68,8 @@ class Slurm:
         known = Path("/etc/hosts").read_text(encoding="utf-8")
         nodes = "".join(f"127.0.0.1{node} node{node}\n" for node in range(1, NODES + 1))
         (folder / "hosts").write_text(known + nodes, encoding="utf-8")
+        # What a node's resolver knows where nobody told it of the cluster: not the names of the nodes.
+        (folder / "no-hosts").write_text(known, encoding="utf-8")
         key = folder / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)

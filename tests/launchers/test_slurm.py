@@ -6,6 +6,8 @@ import sys
 from tests.launchers.conftest import BIN, reported
 from tests.launchers.starts import LOST_IN_USE, PATH
 
+import rankmesh as rm
+
 
 def test_four_lines_under_sbatch(slurm, script):
     """2 ranks on two nodes, from the script of a batch job, which is no rank itself."""
@@ -30,12 +32,31 @@ def test_salloc_from_another_node(slurm, script):
     assert {line[5].partition(":")[0] for line in found.values()} == {"node1"}
 
 
+def test_nodes_whose_names_do_not_resolve(slurm, script):
+    """2 ranks on two nodes whose names no resolver knows: they meet at the address that Slurm has of the first."""
+    unknown = f'mount --bind {slurm.folder}/no-hosts /etc/hosts && ! getent hosts node1 >&2 && exec "$@"'
+    done = slurm.run(
+        "srun", "-N2", "-n2", "unshare", "--mount", "sh", "-c", unknown, "sh", sys.executable, script, "dp=*"
+    )
+    found = reported(done)
+    assert sorted(found) == [0, 1]
+    assert {line[5].partition(":")[0] for line in found.values()} == {"127.0.0.11"}
+
+
 def test_a_heterogeneous_job(slurm, script):
     """3 ranks, two of one component and one of another: one world, numbered through."""
     srun = ("srun", "-N1", "-n2", sys.executable, script, "dp=*", ":", "-N1", "-n1", sys.executable, script, "dp=*")
     found = reported(slurm.run(*srun))
     assert [found[rank][1:4] for rank in range(3)] == [(3, 0, 2), (3, 1, 2), (3, 0, 1)]
     assert {line[6] for line in found.values()} == {3}
+
+
+def test_what_scontrol_shows_of_the_network(slurm):
+    """The network that Slurm itself prints is the one of its file."""
+    shown = slurm.folder / "shown"
+    shown.write_text(slurm.run("scontrol", "show", "topology").stdout, encoding="utf-8")
+    assert rm.Cluster.read(shown) == rm.Cluster.read(slurm.folder / "topology.conf")
+    assert [host.places for host in rm.Cluster.read(shown).hosts] == [("leaf1", "spine")] * 2 + [("leaf2", "spine")] * 2
 
 
 def test_a_rank_that_is_killed(slurm):

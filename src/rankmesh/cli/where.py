@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug, Json
 from rankmesh.cli.shell import Failed
 from rankmesh.errors import ConnectError
+from rankmesh.launch.meeting import resolved
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import MPI, NOBODY
 
@@ -37,18 +37,18 @@ class Whereabouts:
 
     def to_dict(self) -> dict[str, Any]:
         """As data with stable keys."""
-        told = self.launch
+        launch = self.launch
         return {
-            "launcher": told.launcher,
-            "rank": told.rank,
-            "world_size": told.world_size,
-            "local_rank": told.local_rank,
-            "local_world_size": told.local_world_size,
-            "host": told.host,
-            "meeting": told.meeting,
+            "launcher": launch.launcher,
+            "rank": launch.rank,
+            "world_size": launch.world_size,
+            "local_rank": launch.local_rank,
+            "local_world_size": launch.local_world_size,
+            "host": launch.host,
+            "meeting": launch.meeting,
             "devices": None if self.devices is None else list(self.devices),
             "missing": self.missing or None,
-            "evidence": dict(told.evidence),
+            "evidence": dict(launch.evidence),
         }
 
 
@@ -58,8 +58,14 @@ def where(environment: Mapping[str, str] = os.environ) -> Whereabouts:
     >>> where({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}).launch.meeting
     '127.0.0.1:29500'
     """
-    told = started_by(environment)
-    return Whereabouts(told, _devices(), _missing(told))
+    launch = started_by(environment)
+    missing = _missing(launch)
+    if not missing and launch.address is not None and not launch.alone:
+        try:
+            launch = resolved(launch, environment=environment)
+        except ConnectError as error:
+            missing = f"a meeting place: {error.message}"
+    return Whereabouts(launch, _devices(), missing)
 
 
 def _devices() -> tuple[str, ...] | None:
@@ -71,19 +77,15 @@ def _devices() -> tuple[str, ...] | None:
     return tuple(f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(count))
 
 
-def _missing(told: Launch) -> str:
-    if told.world_size == 1:
+def _missing(launch: Launch) -> str:
+    if launch.world_size == 1:
         return ""
-    if told.address is None:
-        if told.launcher not in MPI:
+    if launch.address is None:
+        if launch.launcher not in MPI:
             return "a meeting place: MASTER_ADDR is not set; set it to the host of rank 0, on all ranks"
         if importlib.util.find_spec("mpi4py") is None:
             return "a meeting place: MASTER_ADDR is not set, and mpi4py, which could tell, is not installed"
         return ""
-    try:
-        socket.getaddrinfo(told.address, told.port)
-    except (OSError, UnicodeError) as error:
-        return f"a meeting place: {told.address} does not resolve ({getattr(error, 'strerror', None) or error})"
     return ""
 
 
@@ -113,17 +115,17 @@ def _show_evidence(error: ConnectError, json: bool) -> None:
 
 
 def _print(found: Whereabouts) -> None:
-    told = found.launch
+    launch = found.launch
     rows = {
-        "launcher": told.launcher,
-        "rank": f"{told.rank} of {told.world_size}",
-        "local rank": _local(told),
-        "host": told.host,
+        "launcher": launch.launcher,
+        "rank": f"{launch.rank} of {launch.world_size}",
+        "local rank": _local(launch),
+        "host": launch.host,
         "devices": "unknown: torch is not installed" if found.devices is None else ", ".join(found.devices) or "no GPU",
-        "meeting": told.meeting or _unmet(found),
+        "meeting": launch.meeting or _unmet(found),
     }
-    evidence = [", ".join(f"{name}={told.evidence[name]}" for name in told.facts.get(fact, ())) for fact in rows]
-    evidence[0] = evidence[0] or ("no launcher's variables" if told.launcher == NOBODY else "")
+    evidence = [", ".join(f"{name}={launch.evidence[name]}" for name in launch.facts.get(fact, ())) for fact in rows]
+    evidence[0] = evidence[0] or ("no launcher's variables" if launch.launcher == NOBODY else "")
     evidence[3] = evidence[3] or "what the machine calls itself"
     columns = [
         Column("what", list(rows), style="cyan"),
@@ -139,6 +141,6 @@ def _unmet(found: Whereabouts) -> str:
     return "not known" if found.missing else "mpi4py tells it"
 
 
-def _local(told: Launch) -> str:
-    rank = "not told" if told.local_rank is None else str(told.local_rank)
-    return rank if told.local_world_size is None else f"{rank} of {told.local_world_size}"
+def _local(launch: Launch) -> str:
+    rank = "unknown" if launch.local_rank is None else str(launch.local_rank)
+    return rank if launch.local_world_size is None else f"{rank} of {launch.local_world_size}"

@@ -7,8 +7,8 @@ MPI without one   rank 0 serves it where it is, and tells the others through mpi
 nobody            a store of this process alone
 ```
 
-A name that does not resolve is told at once, by every rank. Who waits for rank 0 knocks at its port until it answers:
-torch's own client prints a trace for each try.
+A name that does not resolve is refused at once, by every rank; inside a Slurm job Slurm is asked for its address
+first. Who waits for rank 0 knocks at its port until it answers: torch's own client prints a trace for each try.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.errors import ConnectError, first_line
+from rankmesh.launch.meeting import resolved
 from rankmesh.launch.started import Launch
 from rankmesh.launch.table import MPI
 
@@ -57,7 +58,7 @@ def open_store(launch: Launch, timeout: timedelta) -> tuple[Launch, Store]:
     if launch.address is None:
         return _met_by_mpi(launch, timeout)
     end = time.monotonic() + timeout.total_seconds()
-    _resolve(launch, end)
+    launch = _resolve(launch, end)
     if launch.rank == 0 and not is_served():
         return launch, _serve(launch, timeout)
     _knock(launch, end)
@@ -112,24 +113,15 @@ def _unreachable(launch: Launch, why: str) -> ConnectError:
     )
 
 
-def _resolve(launch: Launch, end: float) -> None:
-    """Make sure that the address means something; a name in Kubernetes appears when its pod does."""
+def _resolve(launch: Launch, end: float) -> Launch:
+    """The launch with an address that means something; a name in Kubernetes appears when its pod does."""
     while True:
         try:
-            socket.getaddrinfo(launch.address, launch.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            if launch.launcher == "kubernetes" and time.monotonic() < end:
-                time.sleep(_PAUSE)
-                continue
-            name = next((name for name in ("MASTER_ADDR", "PET_MASTER_ADDR") if name in launch.evidence), "the host")
-            raise ConnectError(
-                f"{name}={launch.address} on rank {launch.rank} does not resolve "
-                f"({getattr(error, 'strerror', None) or error}); set MASTER_ADDR to a name or an address by which "
-                "every rank reaches the host of rank 0",
-                address=launch.address,
-                rank=launch.rank,
-            ) from error
-        return
+            return resolved(launch, max(0.0, end - time.monotonic()))
+        except ConnectError:  # noqa: PERF203  - the pod's name may appear
+            if launch.launcher != "kubernetes" or time.monotonic() >= end:
+                raise
+            time.sleep(_PAUSE)
 
 
 def _is_here(launch: Launch) -> bool:
