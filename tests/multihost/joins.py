@@ -1,0 +1,23 @@
+"""One rank of two that joins the world by ``rm.init`` and sums: one line of JSON with what came of it.
+
+``python joins.py TIMEOUT``, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+"""
+
+import json
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import rankmesh as rm
+
+began = time.monotonic()
+try:
+    with rm.init("gloo", timeout=float(sys.argv[1])), rm.connect("dp=2") as groups:
+        x = torch.ones(1)
+        dist.all_reduce(x, group=groups["dp"].pg)
+        told = {"sum": x.item()}
+except rm.ConnectError as error:
+    told = {"message": str(error)}
+sys.stdout.write(json.dumps({**told, "seconds": time.monotonic() - began}))
