@@ -58,7 +58,7 @@ def test_slurm_trees(read, text):
     assert "do not say how many devices" in cluster.notes[0]
     some = read(text, hosts=["node10", "node[1-2]"], gpus_per_node=2)
     assert ([host.name for host in some.hosts], some.rank_map) == (["node1", "node2", "node10"], (2, 3, 4, 5, 0, 1))
-    assert some.notes == ()
+    assert not any("devices" in note for note in some.notes)
 
 
 def test_slurm_blocks(read):
@@ -75,9 +75,106 @@ def test_switches_of_uneven_height(read):
     assert [host.places for host in cluster.hosts] == [("a", "m", "c"), ("b", "b", "c")]
 
 
+# What `scontrol show topology` of Slurm 22.05 prints for TREE.
+SHOWN = """\
+SwitchName=s1 Level=0 LinkSpeed=100 Nodes=node[1-2]
+SwitchName=s2 Level=0 LinkSpeed=1 Nodes=node[3,10]
+SwitchName=top Level=1 LinkSpeed=1 Nodes=node[1-3,10] Switches=s[1-2]
+"""
+
+
+def test_what_scontrol_prints(read):
+    """`scontrol show topology` is read as the file is, although it lists the nodes of a switch over switches too."""
+    assert read(SHOWN) == read(TREE)
+    blocks = (
+        "BlockName=b1 BlockIndex=0 Nodes=node[1-2] BlockSize=2\nBlockName=b2 BlockIndex=1 Nodes=node[3-4] BlockSize=2\n"
+    )
+    assert _units(read(blocks), "nvlink") == ["b1", "b1", "b2", "b2"]
+    joined = read(blocks + "AggregatedBlock=b[1-2] BlockIndex=2 Nodes=node[1-4] BlockSize=4\n")
+    assert _units(joined, "leaf") == ["b[1-2]"] * 4
+
+
+def test_switches_with_the_same_below_them(read):
+    """Two spines over the same leaves, and the leaves of a host with two rails, are one unit, and a note says so."""
+    text = "SwitchName=l1 Nodes=n[1-2]\nSwitchName=l2 Nodes=n[3-4]\n"
+    spines = text + "SwitchName=s1 Switches=l[1-2]\nSwitchName=s2 Switches=l[1-2]\n"
+    cluster = read(spines)
+    assert [host.places for host in cluster.hosts] == [("l1", "s1+s2")] * 2 + [("l2", "s1+s2")] * 2
+    assert "s1+s2: 2 switches with the same below them are read as one" in cluster.notes
+    rails = "".join(f"SwitchName=r{rail} Nodes=n[1-2]\n" for rail in range(8)) + "SwitchName=other Nodes=n[3-4]\n"
+    assert _units(read(rails), "leaf") == ["r0+r1+r2+r3+4 more"] * 2 + ["other"] * 2
+    # The cores of two planes: each is over one spine of every pod, and all of them are over the same pods.
+    pods = text + "SwitchName=l3 Nodes=n5\nSwitchName=l4 Nodes=n6\n"
+    pods += "".join(
+        f"SwitchName=p{pod}s{plane} Switches=l[{2 * pod - 1}-{2 * pod}]\n" for pod in (1, 2) for plane in (1, 2)
+    )
+    pods += "".join(f"SwitchName=c{plane} Switches=p[1-2]s{plane}\n" for plane in (1, 2))
+    assert read(pods).hosts[4].places == ("l3", "p2s1+p2s2", "c1+c2")
+    planes = text + "SwitchName=l3 Nodes=n5\nSwitchName=s1 Switches=l[1-2]\nSwitchName=s2 Switches=l[2-3]\n"
+    with pytest.raises(
+        ClusterError, match="line 5: switch 'l2' is under 's2', and under 's1' on line 4, and the two do"
+    ):
+        read(planes)
+
+
+def test_link_speeds_are_ignored_with_a_note(read):
+    """LinkSpeed has a unit of each site: it is no bandwidth, and the note says what to give instead."""
+    assert any(note.startswith("LinkSpeed is ignored") for note in read(TREE).notes)
+    assert not any("LinkSpeed" in note for note in read(SHOWN.replace("100", "1")).notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "kind"),
+    [
+        ("# a ring\nRingName=r1 Nodes=node[1-8]\n", 2, "ring 'r1'"),
+        ("RingName=r1 Nodes=node[1-8] RingSize=8\n", 1, "ring 'r1'"),
+        ("TorusName=r1 Dims=2x2x2 Nodes=node[1-8]\n  Placement Dims=2x2x1\n", 1, "torus 'r1'"),
+        ("- topology: a\n  ring:\n    rings:\n      - ring: r1\n        nodes: node[1-8]\n", 4, "ring 'r1'"),
+        (
+            "- topology: a\n  torus3d:\n    toruses:\n      - name: r1\n        dims: {x: 2, y: 2, z: 2}\n",
+            4,
+            "torus 'r1'",
+        ),
+    ],
+)
+def test_rings_and_tori_are_refused_as_what_they_are(read, text, line, kind):
+    """The message names the line and the network, and the file that it suggests is read."""
+    with pytest.raises(
+        ClusterError, match=f"file, line {line}: {kind}: how near two hosts .* a number of hops"
+    ) as error:
+        read(text)
+    suggested = json.loads(str(error.value).partition("such as ")[2])
+    assert [host.places for host in read(suggested).hosts] == [("r1",)]
+
+
+def test_flat_topologies(read):
+    """A topology without levels is refused as flat."""
+    with pytest.raises(
+        ClusterError, match="topology 'a' is flat, so it has no levels to read; describe the machine as"
+    ):
+        read("- topology: a\n  flat: true\n")
+
+
+def test_a_level_that_no_host_names(read):
+    """An outermost level without names is one unit, with a note; one that some hosts name is named by all."""
+    text = "levels: [{name: host}, {name: leaf}, {name: spine}]\nhosts:\n"
+    cluster = read(text + "- {name: n1, devices: 2, leaf: a}\n- {name: n2, devices: 2, leaf: b}\n")
+    assert ([level.name for level in cluster.levels], _units(cluster, "spine")) == (
+        ["host", "leaf", "spine"],
+        ["all"] * 2,
+    )
+    assert cluster.notes == ("no host names its spine: all hosts are in one",)
+    assert read(text + "- {name: 'n[1-2]', devices: 2}\n").hosts[0].places == ("all", "all")
+    with pytest.raises(ClusterError, match=r"line 4: host 'n2' does not say its leaf; add leaf: a name"):
+        read(text + "- {name: n1, devices: 2, leaf: a}\n- {name: n2, devices: 2}\n")
+    with pytest.raises(ClusterError, match=r"host 'n1' does not say its leaf"):
+        read(text + "- {name: n1, devices: 2, spine: a}\n- {name: n2, devices: 2, spine: b}\n")
+
+
 @pytest.mark.parametrize(
     ("text", "line", "match"),
     [
+        ("SwitchName=a Nodes=n1\nSwitchName=b Nods=n2\n", 2, "'nods' is none of Nodes, Switches, LinkSpeed, Level"),
         (
             TREE + "SwitchName=s3 Nodes=node2\n",
             6,
@@ -206,11 +303,23 @@ def test_hosts_and_their_switches(read):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "3", "{", "a: [", "{}", '{"items": []}', '{"Instances": [{}]}', "- topology: x\n"]
+    "text",
+    [
+        "",
+        "[]",
+        "3",
+        "{",
+        "a: [",
+        "{}",
+        '{"tp": [{"collective": "all-reduce"}]}',
+        '{"items": []}',
+        '{"Instances": [{}]}',
+        "- topology: x\n",
+    ],
 )
 def test_files_that_are_none(read, text):
     """Whatever else a file holds is refused, with the path and what to give instead."""
-    with pytest.raises(ClusterError, match=r"file\b.*; (give|describe) "):
+    with pytest.raises(ClusterError, match=r"file\b.*; (give|describe|fix the file)"):
         read(text)
 
 

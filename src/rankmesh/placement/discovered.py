@@ -10,8 +10,8 @@ rank 3   host node2   boot a1..  slot 1                   and switches where Slu
 A host is a name, a boot and a set of shared memory: two hosts with one name are two, and so are two containers of one
 machine; what was found of either is in the notes.
 
->>> said = [Witness(0, "node10", "5e", 0), Witness(1, "node10", "5e", 1), Witness(2, "node2", "a1", 0)]
->>> cluster = discovered(said)
+>>> witnesses = [Witness(0, "node10", "5e", 0), Witness(1, "node10", "5e", 1), Witness(2, "node2", "a1", 0)]
+>>> cluster = discovered(witnesses)
 >>> [(host.name, host.devices) for host in cluster.hosts], cluster.rank_map
 ([('node2', 1), ('node10', 2)], (2, 0, 1))
 """
@@ -51,9 +51,9 @@ class Witness:
         return self.host, self.boot, self.memory
 
 
-def discovered(said: Sequence[Witness]) -> Cluster:
+def discovered(witnesses: Sequence[Witness]) -> Cluster:
     """The cluster of all ranks of a world, whoever says it first."""
-    ordered = sorted(said, key=lambda each: each.rank)
+    ordered = sorted(witnesses, key=lambda each: each.rank)
     hosts: dict[_Identity, list[Witness]] = {}
     for each in ordered:
         hosts.setdefault(each.identity, []).append(each)

@@ -9,6 +9,8 @@ hosts:
   - {name: "node[1-4]", devices: 8, leaf: a, spine: top}
   - {name: "node[5-8]", devices: 4, leaf: b, spine: top}
 ```
+
+An outermost level that no host names is one unit.
 """
 
 from __future__ import annotations
@@ -37,12 +39,21 @@ def cluster_of(data: Mapping[str, Any]) -> Cluster:
     _known(data, {"schema", "levels", "hosts", "rank_map"}, "a cluster")
     levels = tuple(_level(row, number) for number, row in enumerate(_rows(data, "levels")))
     names = [level.name for level in levels]
-    hosts = tuple(host for row in _rows(data, "hosts") for host in _hosts(row, names))
+    rows = _rows(data, "hosts")
+    unnamed = _unnamed(rows, names)
+    hosts = tuple(host for row in rows for host in _hosts({**dict.fromkeys(unnamed, "all"), **row}, names))
+    notes = tuple(f"no host names its {level}: all hosts are in one" for level in unnamed)
     rank_map = data.get("rank_map")
     if rank_map is not None and not isinstance(rank_map, list | tuple):
         raise ClusterError(f"rank_map is {quoted(rank_map)}; give a list of ranks, or leave it out")
     # A level that was added to join the others is written down, so the hosts of a document are joined as they are.
-    return Cluster(levels, hosts, None if rank_map is None else tuple(rank_map))
+    return Cluster(levels, hosts, None if rank_map is None else tuple(rank_map), notes)
+
+
+def _unnamed(rows: list[Mapping[str, Any]], levels: list[str]) -> tuple[str, ...]:
+    """The outermost levels that no host names: all hosts are in one unit of them."""
+    named = [number for number, level in enumerate(levels[1:], 1) if any(level in row for row in rows)]
+    return tuple(levels[max(named, default=0) + 1 :])
 
 
 def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:

@@ -33,24 +33,26 @@ class Site:
 
 @dataclass(frozen=True)
 class Machine:
-    """All hosts of a file by name, and the names of the levels around them."""
+    """All hosts of a file by name, the names of the levels around them, and what a person should know of the file."""
 
     levels: tuple[str, ...]
     sites: Mapping[str, Site] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def cluster(self, hosts: str | Iterable[str] | None, gpus_per_node: int | None) -> Cluster:
         """The cluster of the job's hosts in the launcher's order; without a list, of all hosts in natural order."""
         listed = sorted(self.sites, key=natural) if hosts is None else listed_hosts(hosts, self.sites)
         chosen = [(name, self.sites[name]) for name in listed]
         notes = []
-        silent = [name for name, site in chosen if site.devices is None]
-        if silent and gpus_per_node is None:
-            notes.append(f"{len(silent)} hosts do not say how many devices they have; {_DEVICES} are assumed")
+        unstated = [name for name, site in chosen if site.devices is None]
+        if unstated and gpus_per_node is None:
+            which = "1 host does" if len(unstated) == 1 else f"{len(unstated)} hosts do"
+            notes.append(f"{which} not say how many devices there are; {_DEVICES} are assumed")
         usual = _DEVICES if gpus_per_node is None else gpus_per_node
         made = [Host(name, usual if site.devices is None else site.devices, site.places) for name, site in chosen]
         levels = Level.all_unmeasured(("host", *self.levels))
         try:
-            return Cluster(levels, tuple(made), notes=tuple(notes))
+            return Cluster(levels, tuple(made), notes=(*notes, *self.notes))
         except ClusterError as error:
             line = self.sites[str(error.values["host"])].line if error.values.get("host") in self.sites else None
             raise ClusterError(error.message, **{**error.values, "line": line}) from error

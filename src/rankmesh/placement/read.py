@@ -2,7 +2,7 @@
 
 ```
 levels and hosts                  the document of rankmesh cluster --json, JSON or YAML
-SwitchName=, BlockName=           Slurm's topology.conf
+SwitchName=, BlockName=           Slurm's topology.conf, scontrol show topology
 a list with topology: names       Slurm's topology.yaml
 items of kind Node                kubectl get nodes -o json
 Instances                         aws ec2 describe-instance-topology
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.core.axes import parse_axes
-from rankmesh.core.documents import INDEX, parse, read_text, refused_as
+from rankmesh.core.documents import INDEX, Unreadable, parse, read_text, refused_as
 from rankmesh.errors import ClusterError, LayoutError, RankmeshError
 from rankmesh.placement.clouds import is_nodes, read_aws, read_nodes, read_switches
 from rankmesh.placement.cluster import Cluster, Host
@@ -68,6 +68,8 @@ def _document(path: Path) -> tuple[str, Any]:
     """The text of a file, and its data; None of a ``topology.conf``."""
     with refused_as(ClusterError, str(path), _instead(str(path)), path=str(path)):
         text = read_text(path, INDEX.size)
+        if not text.strip():
+            raise Unreadable("is an empty file")
         return text, None if is_conf(text) or _LINKS.search(text) else parse(text)
 
 
@@ -106,10 +108,15 @@ def _structured(text: str, data: Any) -> Machine | None:
     if (
         data
         and data.keys().isdisjoint({"items", "kind"})
-        and all(isinstance(value, str | list) and isinstance(key, str) for key, value in data.items())
+        and all(isinstance(key, str) and _is_switches(value) for key, value in data.items())
     ):
         return read_switches(data)
     return None
+
+
+def _is_switches(value: object) -> bool:
+    """The switch of a host, or the switches from it outward; a traffic file, say, has mappings in its lists."""
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(name, str | int) for name in value))
 
 
 def _chosen(cluster: Cluster, hosts: str | Iterable[str] | None) -> Cluster:
@@ -121,8 +128,8 @@ def _chosen(cluster: Cluster, hosts: str | Iterable[str] | None) -> Cluster:
 
 
 def _names(text: str) -> dict[str, int]:
-    """The line of each ``switch:`` and ``block:`` of a topology.yaml."""
-    found = re.compile(r"^[\s-]*(?:switch|block):\s*[\"']?([^\s\"'#]+)")
+    """The line of each ``switch:``, ``block:``, ``ring:`` and ``name:`` of a topology.yaml."""
+    found = re.compile(r"^[\s-]*(?:switch|block|ring|name):\s*[\"']?([^\s\"'#]+)")
     lines = enumerate(text.splitlines(), start=1)
     return {match[1]: number for number, line in lines if (match := found.match(line)) is not None}
 

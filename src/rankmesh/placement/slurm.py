@@ -8,12 +8,17 @@ SwitchName=top Switches=s[1-2]             BlockSizes=2,4
 levels host leaf spine                     levels host nvlink leaf: two blocks of 2 make one of 4
 ```
 
+What ``scontrol show topology`` prints is read alike. Switches that have the same below them are one unit. Rings and
+tori are refused: how near two of their hosts are is a number of hops, which levels do not describe.
+
 ``topology.yaml`` says the same; of several topologies the one with ``cluster_default: true`` is read, else the first.
-Source: topology.conf(5), topology.yaml(5), and the output variables of srun(1).
+Source: topology.conf(5), topology.yaml(5), scontrol(1) of Slurm 22.05 and of 26.05, and the output variables of
+srun(1).
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,58 +31,67 @@ from rankmesh.placement.names import host_list, task_counts
 
 __all__ = ["is_conf", "read_conf", "read_yaml", "slurm_job"]
 
-_CONF = re.compile(r"^[^\S\n]*(SwitchName|BlockName|BlockSizes)\s*=", re.IGNORECASE | re.MULTILINE)
+_CONF = re.compile(
+    r"^[^\S\n]*(SwitchName|BlockName|BlockSizes|AggregatedBlock|RingName|TorusName)\s*=", re.IGNORECASE | re.MULTILINE
+)
 _WORD = re.compile(r"(\w+)\s*=\s*(\S+)")
+# What each line of a file may say, by the name that it begins with, in lower case.
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "switchname": ("Nodes", "Switches", "LinkSpeed", "Level"),
+    "blockname": ("Nodes", "BlockIndex", "BlockSize"),
+    "aggregatedblock": ("Nodes", "BlockIndex", "BlockSize"),
+    "blocksizes": (),
+}
+# Networks whose hosts are so many hops apart, by what their lines begin with and by their name in topology.yaml.
+_HOPS: Mapping[str, str] = {"ringname": "ring", "torusname": "torus", "ring": "ring", "torus3d": "torus"}
+_JOINED = 4
 
 
 def is_conf(text: str) -> bool:
-    """Whether a text is a ``topology.conf``."""
+    """Whether a text is a ``topology.conf``, or what ``scontrol show topology`` prints."""
     return _CONF.search(text) is not None
 
 
 @dataclass
 class _Tree:
-    """Switches as they are read: the line and the children of each, and the parent of each child."""
+    """Switches as they are read: the line of each, and what is below it.
+
+    Switches with the same below them, as two spines over the same leaves, are one unit: what is below one is as near by
+    the other.
+    """
 
     lines: dict[str, int] = field(default_factory=dict)
     switches: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    parent: dict[str, str] = field(default_factory=dict)
-    leaf: dict[str, str] = field(default_factory=dict)
+    nodes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    speeds: dict[str, str] = field(default_factory=dict)
 
-    def add(self, name: str, switches: str, nodes: str, line: int) -> None:
+    def add(self, name: str, switches: str, nodes: str, line: int, speed: str = "") -> None:
         if name in self.lines:
             raise _refused(line, f"switch {name!r} is described twice, first on line {self.lines[name]}")
         self.lines[name] = line
-        self.switches[name] = host_list(switches)
-        for child in self.switches[name]:
-            self._put(self.parent, "switch", child, name, line)
-        for node in host_list(nodes):
-            self._put(self.leaf, "node", node, name, line)
-
-    def _put(self, place: dict[str, str], what: str, child: str, name: str, line: int) -> None:
-        if child in place:
-            first = place[child]
-            raise _refused(
-                line,
-                f"{what} {child!r} is under {name!r}, and under {first!r} on line {self.lines[first]}",
-                host=child,
-            )
-        place[child] = name
+        self.switches[name], self.nodes[name] = host_list(switches), host_list(nodes)
+        if speed:
+            self.speeds[name] = speed
 
     def machine(self) -> Machine:
-        for child, name in self.parent.items():
-            if child not in self.lines:
-                raise _refused(self.lines[name], f"switch {child!r} is under {name!r}, but no line describes it")
+        for name, children in self.switches.items():
+            for child in children:
+                if child not in self.lines:
+                    raise _refused(self.lines[name], f"switch {child!r} is under {name!r}, but no line describes it")
         heights: dict[str, int] = {}
         for name in self.lines:
             self._height(name, heights, ())
         depth = max(heights.values(), default=0)
         if depth > len(NETWORK):
             raise ClusterError(f"switches are {depth} deep, but at most {len(NETWORK)} levels are read", depth=depth)
+        units, notes = self._units(heights)
+        above = {what: self._above(what, units) for what in ("switch", "node")}
+        named = {units[name]: heights[name] for name in self.lines}
         sites = {
-            node: Site(self._chain(name, heights, depth), None, self.lines[name]) for node, name in self.leaf.items()
+            node: Site(_chain(unit, above["switch"], named, depth), None, line)
+            for node, (unit, line) in above["node"].items()
         }
-        return Machine(NETWORK[:depth], sites)
+        return Machine(NETWORK[:depth], sites, (*notes, *self._speed_notes()))
 
     def _height(self, name: str, heights: dict[str, int], path: tuple[str, ...]) -> int:
         if name in path:
@@ -87,15 +101,52 @@ class _Tree:
             heights[name] = 1 + max(children, default=0)
         return heights[name]
 
-    def _chain(self, name: str, heights: Mapping[str, int], depth: int) -> tuple[str, ...]:
-        """The unit at each level: a switch stands at its height, and for itself until the next one above."""
-        chain, here = [], name
-        for height in range(1, depth + 1):
-            above = self.parent.get(here)
-            if above is not None and heights[above] <= height:
-                here = above
-            chain.append(here)
-        return tuple(chain)
+    def _units(self, heights: Mapping[str, int]) -> tuple[dict[str, str], list[str]]:
+        """The unit that each switch is (a part of), and notes of those that are several switches."""
+        units: dict[str, str] = {}
+        notes = []
+        for height in range(1, max(heights.values(), default=0) + 1):
+            same: dict[object, list[str]] = {}
+            for name in (name for name, at in heights.items() if at == height):
+                below = frozenset(units[child] for child in self.switches[name]), frozenset(self.nodes[name])
+                same.setdefault(below if any(below) else name, []).append(name)
+            for names in same.values():
+                unit = "+".join(names[:_JOINED]) + (f"+{len(names) - _JOINED} more" if len(names) > _JOINED else "")
+                units.update(dict.fromkeys(names, unit))
+                if len(names) > 1:
+                    notes.append(f"{unit}: {len(names)} switches with the same below them are read as one")
+        return units, notes
+
+    def _above(self, what: str, units: Mapping[str, str]) -> dict[str, tuple[str, int]]:
+        """The unit above each unit of switches, or above each node, and the line that says so first."""
+        found: dict[str, tuple[str, int]] = {}
+        for name, line in self.lines.items():
+            below = self.nodes[name] if what == "node" else tuple(units[child] for child in self.switches[name])
+            for child in below:
+                other, first = found.setdefault(child, (units[name], line))
+                if other != units[name]:
+                    raise _refused(
+                        line,
+                        f"{what} {child!r} is under {units[name]!r}, and under {other!r} on line {first}, and the two "
+                        "do not have the same below them",
+                        host=child,
+                    )
+        return found
+
+    def _speed_notes(self) -> Iterator[str]:
+        """Slurm prints a speed of 1 where none is given."""
+        if set(self.speeds.values()) - {"1"}:
+            yield "LinkSpeed is ignored: its unit is up to each site; give levels their bandwidth, or measure them"
+
+
+def _chain(name: str, above: Mapping[str, tuple[str, int]], heights: Mapping[str, int], depth: int) -> tuple[str, ...]:
+    """The unit at each level: one of switches stands at its height, and for itself until the next one above."""
+    chain, here = [], name
+    for height in range(1, depth + 1):
+        if here in above and heights[above[here][0]] <= height:
+            here = above[here][0]
+        chain.append(here)
+    return tuple(chain)
 
 
 @dataclass
@@ -105,6 +156,11 @@ class _Blocks:
     blocks: dict[str, tuple[str, ...]] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
+    joined: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    def join(self, name: str, nodes: str, size: int) -> None:
+        """What ``scontrol`` prints of blocks that are joined to a larger one."""
+        self.joined.setdefault(size, {}).update(dict.fromkeys(host_list(nodes), name))
 
     def add(self, name: str, nodes: str, line: int) -> None:
         if name in self.blocks:
@@ -123,31 +179,62 @@ class _Blocks:
         base, *larger = self.sizes or (0,)
         if any(not base or size % base for size in larger):
             raise ClusterError(f"block sizes {quoted(self.sizes)} are no multiples of the first; fix the file")
+        if self.joined:
+            larger = sorted(self.joined)
+        if len(larger) > len(NETWORK):
+            raise ClusterError(
+                f"blocks have {len(larger)} sizes above them, but at most {len(NETWORK)} levels are read"
+            )
         sites = {}
         for number, (name, nodes) in enumerate(self.blocks.items()):
-            joined = tuple(f"{size}x{number * base // size}" for size in larger)
-            sites.update({node: Site((name, *joined), None, self.lines[name]) for node in nodes})
+            for node in nodes:
+                joined = (
+                    self.joined[size].get(node, name) if self.joined else f"{size}x{number * base // size}"
+                    for size in larger
+                )
+                sites[node] = Site((name, *joined), None, self.lines[name])
         return Machine(("nvlink", *NETWORK[: len(larger)]), sites)
 
 
 def read_conf(text: str) -> Machine:
-    """The machine of a ``topology.conf`` for ``topology/tree`` or ``topology/block``.
+    """The machine of a ``topology.conf`` for ``topology/tree`` or ``topology/block``, or of ``scontrol show topology``.
 
     Raises ``ClusterError`` with the line where it contradicts itself.
     """
     tree, blocks = _Tree(), _Blocks()
     for line, words in _lines(text):
-        if "switchname" in words:
-            tree.add(words["switchname"], words.get("switches", ""), words.get("nodes", ""), line)
-        elif "blockname" in words:
-            blocks.add(words["blockname"], words.get("nodes", ""), line)
-        elif "blocksizes" in words:
-            blocks.sizes = _sizes(words["blocksizes"].split(","), line)
-        else:
+        kind = next((word for word in words if word in _KEYS or word in _HOPS), None)
+        if kind is None:
             raise _refused(line, "the line names no switch and no block")
+        name = words[kind]
+        if kind in _HOPS:
+            raise _too_many_hops(_HOPS[kind], name, line)
+        odd = next((word for word in words if word not in (kind, *map(str.lower, _KEYS[kind]))), None)
+        if odd is not None:
+            raise _refused(line, f"{quoted(odd)} is none of {', '.join(_KEYS[kind]) or 'its words'}")
+        nodes, switches = words.get("nodes", ""), words.get("switches", "")
+        if kind == "switchname":
+            # Of a switch over others scontrol lists the nodes below all of them as well.
+            summed = switches and "level" in words
+            tree.add(name, switches, "" if summed else nodes, line, words.get("linkspeed", ""))
+        elif kind == "blockname":
+            blocks.add(name, nodes, line)
+        elif kind == "aggregatedblock":
+            blocks.join(name, nodes, _sizes([words.get("blocksize", "")], line)[0])
+        else:
+            blocks.sizes = _sizes(name.split(","), line)
     if tree.lines and blocks.blocks:
         raise _refused(min(blocks.lines.values()), "the file has blocks beside switches; it can have one of the two")
     return tree.machine() if tree.lines else blocks.machine()
+
+
+def _too_many_hops(kind: str, name: str, line: int) -> ClusterError:
+    """Levels say which hosts share a unit, and not how many hops two of them are apart."""
+    return ClusterError(
+        f"{kind} {name!r}: how near two hosts of a {kind} are is a number of hops, which levels do not describe; to "
+        f'place ranks within each {kind}, give {{host: {kind}}} as a file, such as {{"node1": {json.dumps(name)}}}',
+        line=line or None,
+    )
 
 
 def _lines(text: str) -> Iterator[tuple[int, dict[str, str]]]:
@@ -184,9 +271,14 @@ def read_yaml(data: list[Any], line_of: Mapping[str, int]) -> Machine:
             name = str(block.get("block"))
             blocks.add(name, str(block.get("nodes") or ""), line_of.get(name, 0))
         return blocks.machine()
+    for key, (rows_key, name_key) in {"ring": ("rings", "ring"), "torus3d": ("toruses", "name")}.items():
+        if isinstance(row.get(key), Mapping):
+            name = str(next((one.get(name_key) for one in _rows(row[key], rows_key)), row.get("topology")))
+            raise _too_many_hops(_HOPS[key], name, line_of.get(name, 0))
+    what = "flat" if row.get("flat") else "neither a tree nor blocks"
     raise ClusterError(
-        f"topology {quoted(row.get('topology'))} is neither a tree nor blocks, so it has no levels to read; describe "
-        "the machine as host=8,leaf=4"
+        f"topology {quoted(row.get('topology'))} is {what}, so it has no levels to read; describe the machine as "
+        "host=8,leaf=4"
     )
 
 
@@ -234,9 +326,8 @@ def slurm_job(environment: Mapping[str, str], machine: Machine | None = None) ->
     found = machine.cluster(names, 1)
     counts = dict(zip(names, tasks, strict=True))
     places = {host.name: host.places for host in found.hosts}
-    return Cluster(
-        found.levels, tuple(Host(name, counts[name], places[name]) for name in names), _dealt(environment, tasks)
-    )
+    hosts = tuple(Host(name, counts[name], places[name]) for name in names)
+    return Cluster(found.levels, hosts, _dealt(environment, tasks), found.notes)
 
 
 def _first(environment: Mapping[str, str], *names: str) -> str:
@@ -254,6 +345,6 @@ def _dealt(environment: Mapping[str, str], tasks: Sequence[int]) -> tuple[int, .
             "ranks say where they are: rankmesh cluster inside the job, or rm.discover()",
             received=how,
         )
-    rounds = [(turn, host) for turn in range(max(tasks)) for host, count in enumerate(tasks) if turn < count]
+    rounds = [(cycle, host) for cycle in range(max(tasks)) for host, count in enumerate(tasks) if cycle < count]
     rank = {place: number for number, place in enumerate(rounds)}
-    return tuple(rank[turn, host] for host, count in enumerate(tasks) for turn in range(count))
+    return tuple(rank[cycle, host] for host, count in enumerate(tasks) for cycle in range(count))
