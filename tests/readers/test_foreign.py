@@ -81,9 +81,13 @@ def test_groups_of_hydra(tmp_path):
         "base_model: x\ngradient_accumulation_steps: 4\nmicro_batch_size: 1\nsequence_parallel_size: 1\n",
         "stage: sft\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\ndeepspeed: ds_z3.json\n",
         "tensor_parallel: 4\nmodel: x\n",
+        "tensor_parallel:\n  size: 4\nmodel: x\n",
+        "train_batch_size: 32\nlearning_rate: 0.1\ntensor_parallel: 4\n",
+        "base_model: x\nfsdp_config:\n  fsdp_version: 2\n  fsdp_sharding_strategy: FULL_SHARD\n",
+        "model: x\nparallelism:\n  tp: 4\n",
     ],
 )
 def test_one_shared_key_makes_no_config(text):
-    """Files of axolotl, LLaMA-Factory and others are refused with the formats that are read."""
+    """Files of axolotl, LLaMA-Factory, Transformers and others are refused with the formats that are read."""
     with pytest.raises(PlanError, match="no key of a training config; a config is a Megatron launch script"):
         read_config(text, "run.yaml", world_size=8)

@@ -196,7 +196,7 @@ def test_other_ways_to_say_it(text, world_size, name, plan):
 REFUSED = [
     ("{}", None, "this is no training config; a config is a Megatron"),
     ("general: {project: x}", None, "no key of a training config"),
-    ("tensor_model_parallel_size: 2\ntrain_batch_size: 8\n", 8, "keys of megatron and of deepspeed"),
+    ("tensor_model_parallel_size: 2\nzero_optimization: {stage: 1}\n", 8, "keys of megatron and of deepspeed"),
     ("parallelism: {dp: 2, tp: 2, pp: 1, tensor_parallel_degree: 2}", None, "keys of nanotron and of torchtitan"),
     ("parallelism:\n  dp: 2\n  pp: 1\n  tp: 2\n  tpp: 2\n", None, r":5: parallelism.tpp = 2; .*did you mean"),
     ("parallelism:\n  dp: 2\n  pp: 1\n  tp: 2\n  zz: 2\n", None, r":5: .*the sizes that are read: tp, pp"),
@@ -270,7 +270,7 @@ def test_a_broken_file_is_an_error_with_the_reason(name, text, tmp_path):
     """A file whose name says what it is, and whose text is not, is refused with the parser's reason."""
     (tmp_path / name).write_text(text)
     kind = {"toml": "TOML", "json": "JSON"}.get(name[2:], "YAML")
-    with pytest.raises(PlanError, match=f"is not valid {kind} .*give a training config"):
+    with pytest.raises(PlanError, match=f"is not valid {kind} .*; fix the file"):
         source.read(str(tmp_path / name))
 
 

@@ -35,7 +35,14 @@ def test_experts_of_a_config(tmp_path):
               "n_shared_experts": 2}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     model, _ = read_model(str(tmp_path / "config.json"))
-    assert (model.experts, model.top, model.expert_units, model.shared_units) == (64, 6, 1408, 2816)
+    assert (model.experts, model.top_k, model.moe_ffn_hidden_size, model.shared_ffn_hidden_size) == (64, 6, 1408, 2816)
+
+
+def test_a_class_in_place_of_a_type(tmp_path):
+    """A config without a model_type is of the type of the class in its architectures."""
+    config = {key: value for key, value in CONFIG.items() if key != "model_type"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}))
+    assert read_model(str(tmp_path / "config.json"))[0] == read_model("llama3-8b")[0]
 
 
 DEEPSEEK = {
@@ -60,6 +67,9 @@ def test_latent_attention_and_dense_layers(tmp_path):
     ("change", "output"),
     [
         ({"model_type": "mamba2"}, "the model type 'mamba2' is not known"),
+        ({"model_type": None}, "the config has no model_type, and architectures is None"),
+        ({"model_type": None, "architectures": ["GemmaForCausalLM"]}, r"architectures is \['GemmaForCausalLM'\]"),
+        ({"model_type": None, "architectures": 5}, "architectures is 5"),
         ({"hidden_size": {}}, "hidden of the model is {}"),
         ({"n_shared_experts": "x"}, "n_shared_experts of the model is 'x'"),
         ({"kv_lora_rank": "512"}, "kv_lora_rank of the model is '512'"),

@@ -264,7 +264,7 @@ def test_given_variables():
         config = read_config(script, "run.sh", variables={"MODEL": model})
         assert config.plan == recipes.megatron(8, tp=tp)
         assert config.title == f"a Megatron launch script with MODEL={model}"
-    with pytest.raises(PlanError, match=r"TP is set in a branch .*or say it: --set NAME=VALUE"):
+    with pytest.raises(PlanError, match=r"TP is set in a branch .*; give the variable a value: --set TP=2"):
         read_config(script, "run.sh")
     assert read_config(TP + "${TP:-4}", "run.sh", variables={"TP": "2"}).plan == recipes.megatron(8, tp=2)
     assert read_config("TP=4\n" + TP + "$TP $X", "run.sh", variables={"X": "a", "TP": "2"}).plan == recipes.megatron(

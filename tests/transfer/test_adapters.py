@@ -270,3 +270,11 @@ def test_models_of_other_names_are_refused(kind):
     """GPT-OSS fuses its experts: a model whose tensors are not Llama's is refused, not given Mixtral's names."""
     with pytest.raises(rm.LayoutError, match=f"shapes of model type '{kind}' are not known here"):
         huggingface.shapes(MIXTURE | {"model_type": kind, "num_local_experts": 4})
+
+
+def test_a_config_without_a_type_is_not_llamas():
+    """Without a model_type the class in architectures counts; without either the config is refused."""
+    config = {key: value for key, value in CONFIG.items() if key != "model_type"}
+    assert huggingface.shapes(config | {"architectures": ["Qwen2ForCausalLM"]}) == huggingface.shapes(CONFIG)
+    with pytest.raises(rm.LayoutError, match="the configuration has no model_type, and architectures is None"):
+        huggingface.shapes(config)

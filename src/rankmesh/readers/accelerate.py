@@ -38,7 +38,8 @@ _REPLICAS = (
 _SETS = {"engine": "recipe", "strategy": "recipe", "machines": "dp_replicate", "megatron_tp": "tp", "megatron_pp": "pp"}
 _REPLICATED = ("NO_SHARD", 3, "3")
 _HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", 4, 5, "4", "5")
-_MARKS = {"compute_environment", "distributed_type", "parallelism_config", "megatron_lm_config", "fsdp_config"}
+# What no other system's file has at its top: fsdp_config, say, is in those of Transformers' trainer too.
+_MARKS = {"compute_environment", "distributed_type", "megatron_lm_config"}
 _PARALLELISM, _MEGATRON = "parallelism_config", "megatron_lm_config"
 
 
@@ -64,14 +65,14 @@ TABLE = Table(
         "fsdp_version": Read("fsdp"),
     },
     refused={"deepspeed_config_file": Refused("the sizes are in that file; give its path", (None, "none"))},
-    said={"megatron_lm_sequence_parallelism": "uses the tp groups; it makes none"},
+    mentioned={"megatron_lm_sequence_parallelism": "uses the tp groups; it makes none"},
     key=_key,
 )
 
 
 def matches(entries: Iterable[Entry]) -> bool:
-    """Whether the document has one of the sections of ``accelerate config`` at its top."""
-    return any(entry.path[0] in _MARKS for entry in entries)
+    """Whether the document has a key of ``accelerate config`` at its top, or a size as only Accelerate names it."""
+    return any(entry.path[0] in _MARKS or entry.path[-1].startswith(f"{_PARALLELISM}_") for entry in entries)
 
 
 def from_document(entries: list[Entry], path: str) -> Settled:

@@ -118,8 +118,8 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
             problem = "this script starts no training" if _is_script(text, path) else "this is no training config"
             raise PlanError(f"{path}: {problem}; {_FORMS}; give one of them", path=path)
         settled = megatron.from_run(run, path)
-        said = " ".join(f"{name}={value}" for name, value in variables.items())
-        title = "a Megatron launch script" + (f" with {said}" if said else "")
+        given = " ".join(f"{name}={value}" for name, value in variables.items())
+        title = "a Megatron launch script" + (f" with {given}" if given else "")
         return _made("megatron", title, settled, path, world_size, run)
     if variables:
         raise PlanError(

@@ -13,8 +13,21 @@ from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, refus
 __all__ = ["TABLE", "from_document", "matches"]
 
 _SECTIONS = ("tensor_parallel", "zero_optimization", "expert_parallel")
-# What no other system's file has at its top: gradient_accumulation_steps, say, is in everybody's.
-_MARKS = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"}
+# What no other system's file has at its top: gradient_accumulation_steps, say, is in everybody's. A train_batch_size
+# is in files of many, and DeepSpeed's alone or beside one of its own settings.
+_MARKS = {"train_micro_batch_size_per_gpu", "zero_optimization"}
+_BATCHES = {("train_batch_size",), ("gradient_accumulation_steps",)}
+_BESIDE = {
+    ("fp16", "enabled"),
+    ("bf16", "enabled"),
+    ("optimizer", "type"),
+    ("scheduler", "type"),
+    ("autotuning", "enabled"),
+    ("steps_per_print",),
+    ("wall_clock_breakdown",),
+    ("sequence_parallel_size",),
+    ("data_parallel_size",),
+}
 
 
 def _unless(*off: int) -> Callable[[Entry, str], int | None]:
@@ -57,8 +70,18 @@ TABLE = Table(
 
 
 def matches(entries: Iterable[Entry]) -> bool:
-    """Whether the document has one of DeepSpeed's batch sizes or one of its own sections."""
-    return any(entry.path[0] in _MARKS or (entry.path[0] in _SECTIONS and len(entry.path) > 1) for entry in entries)
+    """Whether the document has what only DeepSpeed's has: its micro batch, a section, a batch beside its settings."""
+    paths = {entry.path for entry in entries}
+    return (
+        any(path[0] in _MARKS for path in paths)
+        or any(path[0] in _SECTIONS and len(path) > 1 and _is_own(".".join(path[1:])) for path in paths)
+        or (("train_batch_size",) in paths and (paths <= _BATCHES or not paths.isdisjoint(_BESIDE)))
+    )
+
+
+def _is_own(name: str) -> bool:
+    """Whether only DeepSpeed's sections have a key of this name; of others some have a tensor_parallel.size."""
+    return name in TABLE.reads or name in TABLE.refused or name.startswith("auto")
 
 
 def from_document(entries: list[Entry], path: str) -> Settled:

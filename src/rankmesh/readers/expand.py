@@ -2,7 +2,7 @@
 
 ```
 $TP ${TP} ${TP:-4} ${TP-4} ${TP:=4} ${ARGS[@]} ${ARGS[*]} $((A * B)) "..." '...'      followed
-$1 $@ $(command) ${TP%x} ${!TP}                                                       unknown, and said to be
+$1 $@ $(command) ${TP%x} ${!TP}                                                       unknown, with the reason
 ```
 """
 
@@ -55,7 +55,7 @@ class Store(Protocol):
     """What the expansion reads and writes.
 
     ``budget``     what reading may still take
-    ``variables``  of the script, and ``given``, what the environment is said to hold
+    ``variables``  of the script, and ``given``, what --set says that the environment holds
     ``asked``      the names that were looked up
     ``defaults``   lines on which a default was taken
     ``unresolved``      why any variable may have been set by now

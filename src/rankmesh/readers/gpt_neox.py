@@ -35,7 +35,7 @@ TABLE = Table(
         "moe_expert_parallel_size": Refused("its expert groups are DeepSpeed's, inside of data parallelism"),
         "context_parallel_size": Refused("its context groups are none of this layout's"),
     },
-    said={"sequence_parallel": "uses the tp groups; it makes none"},
+    mentioned={"sequence_parallel": "uses the tp groups; it makes none"},
     key=_key,
 )
 

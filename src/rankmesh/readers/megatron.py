@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rankmesh.errors import PlanError
-from rankmesh.readers.reading import Entry, Missing, Read, Refused, Settled, Table, flag, refused, settle, whole
+from rankmesh.readers.reading import Entry, Missing, Read, Refused, Settled, Table, cut, flag, refused, settle, whole
 from rankmesh.readers.run import Run
 from rankmesh.readers.tokens import Part, gap_of, shown
 
@@ -60,7 +60,7 @@ _REFUSED = {
     "yaml_cfg": Refused("the arguments are in that file; give its path", (None,)),
 }
 
-_SAID = {
+_MENTIONED = {
     "sequence_parallel": "uses the tp groups; it makes none",
     "virtual_pipeline_model_parallel_size": "splits the stages of a rank; the groups are the same",
     "num_virtual_stages_per_pipeline_rank": "splits the stages of a rank; the groups are the same",
@@ -77,7 +77,7 @@ def _key(entry: Entry) -> str:
     return entry.path[-1].lstrip("-").replace("-", "_")
 
 
-TABLE = Table(_READS, _REFUSED, _SAID, _key)
+TABLE = Table(_READS, _REFUSED, _MENTIONED, _key)
 FLAGS = frozenset("--" + name.replace("_", "-") for name in (*_READS, *_REFUSED) if name != "world_size")
 _SWITCHES = {
     "use_tp_pp_dp_mapping",
@@ -148,7 +148,7 @@ def _switched(entry: Entry) -> Entry:
 
 
 def _written(word: tuple[Part, ...]) -> str:
-    return "".join(part.shown or part.text or "" for part in word)
+    return cut("".join(part.shown or part.text or "" for part in word))
 
 
 def _config(arguments: list[Entry]) -> str:

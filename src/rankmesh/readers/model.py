@@ -9,7 +9,7 @@ llama3-405b                     the model of a preset whose numbers were publish
 ```
 
 >>> model, training = read_model("llama3-8b")
->>> model.hidden, model.units, training
+>>> model.hidden, model.ffn_hidden_size, training
 (4096, 14336, {})
 """
 
@@ -17,45 +17,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
-from rankmesh.core.documents import parse, read_text, refused_as
+from rankmesh.core.documents import Unreadable, parse, read_text, refused_as
 from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.model import Training, Transformer
 from rankmesh.readers.megatron import FLAGS
 from rankmesh.readers.run import read_run
 
-__all__ = ["MODELS", "read_model"]
+__all__ = ["MODELS", "model_type", "read_model"]
 
 _LLAMA = {"gated": True, "tied": False, "kv_heads": 8, "vocabulary": 128256}
 # Source: The Llama 3 Herd of Models (2024), table 3; Mixtral of Experts (2024), table 1; Mistral's config of 8x22B.
 MODELS: Mapping[str, Mapping[str, Any]] = {
-    "llama3-8b": {"layers": 32, "hidden": 4096, "heads": 32, "units": 14336, **_LLAMA},
-    "llama3-70b": {"layers": 80, "hidden": 8192, "heads": 64, "units": 28672, **_LLAMA},
-    "llama3-405b": {"layers": 126, "hidden": 16384, "heads": 128, "units": 53248, **_LLAMA},
+    "llama3-8b": {"layers": 32, "hidden": 4096, "heads": 32, "ffn_hidden_size": 14336, **_LLAMA},
+    "llama3-70b": {"layers": 80, "hidden": 8192, "heads": 64, "ffn_hidden_size": 28672, **_LLAMA},
+    "llama3-405b": {"layers": 126, "hidden": 16384, "heads": 128, "ffn_hidden_size": 53248, **_LLAMA},
     "mixtral-8x7b": {
         "layers": 32,
         "hidden": 4096,
         "heads": 32,
-        "units": 14336,
+        "ffn_hidden_size": 14336,
         "kv_heads": 8,
         "vocabulary": 32000,
         "gated": True,
         "tied": False,
         "experts": 8,
-        "top": 2,
+        "top_k": 2,
     },
     "mixtral-8x22b": {
         "layers": 56,
         "hidden": 6144,
         "heads": 48,
-        "units": 16384,
+        "ffn_hidden_size": 16384,
         "kv_heads": 8,
         "vocabulary": 32768,
         "gated": True,
         "tied": False,
         "experts": 8,
-        "top": 2,
+        "top_k": 2,
     },
 }
 
@@ -66,35 +67,46 @@ _HUGGING_FACE: Mapping[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "n_head"),
     "kv_heads": ("num_key_value_heads",),
     "width": ("head_dim",),
-    "units": ("intermediate_size", "n_inner", "ffn_dim"),
+    "ffn_hidden_size": ("intermediate_size", "n_inner", "ffn_dim"),
     "vocabulary": ("vocab_size",),
     "tied": ("tie_word_embeddings",),
     "experts": ("num_local_experts", "n_routed_experts", "num_experts"),
-    "top": ("num_experts_per_tok",),
-    "expert_units": ("moe_intermediate_size",),
+    "top_k": ("num_experts_per_tok",),
+    "moe_ffn_hidden_size": ("moe_intermediate_size",),
     "expert_every": ("decoder_sparse_step", "moe_layer_freq"),
     "dense_layers": ("first_k_dense_replace",),
-    "shared_units": ("shared_expert_intermediate_size",),
+    "shared_ffn_hidden_size": ("shared_expert_intermediate_size",),
 }
-# Models whose blocks are those of Transformer: their numbers of parameters are those that were published.
-_TYPES = (
-    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt2", "gpt_oss", "phi3",
-    "deepseek_v2", "deepseek_v3",
-)  # fmt: skip
+# Models whose blocks are those of Transformer, by their class and type: their numbers of parameters are those that
+# were published.
+_TYPES: Mapping[str, str] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "GPT2LMHeadModel": "gpt2",
+    "GptOssForCausalLM": "gpt_oss",
+    "Phi3ForCausalLM": "phi3",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+}
 _MEGATRON: Mapping[str, str] = {
     "--num-layers": "layers",
     "--hidden-size": "hidden",
     "--num-attention-heads": "heads",
     "--num-query-groups": "kv_heads",
     "--kv-channels": "width",
-    "--ffn-hidden-size": "units",
+    "--ffn-hidden-size": "ffn_hidden_size",
     "--vocab-size": "vocabulary",
     "--padded-vocab-size": "vocabulary",
     "--num-experts": "experts",
-    "--moe-router-topk": "top",
-    "--moe-ffn-hidden-size": "expert_units",
+    "--moe-router-topk": "top_k",
+    "--moe-ffn-hidden-size": "moe_ffn_hidden_size",
     "--moe-layer-freq": "expert_every",
-    "--moe-shared-expert-intermediate-size": "shared_units",
+    "--moe-shared-expert-intermediate-size": "shared_ffn_hidden_size",
     "--global-batch-size": "batch",
     "--micro-batch-size": "microbatch",
     "--seq-length": "sequence",
@@ -109,8 +121,13 @@ def read_model(text: str) -> tuple[Transformer, dict[str, Any]]:
     if text in MODELS:
         return Transformer(**MODELS[text]), {}
     forms = f"give a Megatron script, config.json, a file of Transformer's fields, or one of {', '.join(MODELS)}"
-    with refused_as(PlacementError, f"model {text!r}", forms, received=text):
-        return _model(read_text(text), text)
+    near = get_close_matches(text, MODELS, n=1)
+    fix = f"did you mean {near[0]!r}?" if near else forms
+    with refused_as(PlacementError, f"model {text!r}", fix, received=text):
+        content = read_text(text)
+        if not content.strip():
+            raise Unreadable("is an empty file")
+        return _model(content, text)
 
 
 def _model(content: str, text: str) -> tuple[Transformer, dict[str, Any]]:
@@ -122,7 +139,7 @@ def _model(content: str, text: str) -> tuple[Transformer, dict[str, Any]]:
             f"{text}: the model has no {', '.join(missing)}, which make its traffic; add them",
             missing=tuple(missing),
         )
-    values.setdefault("units", 4 * values["hidden"])
+    values.setdefault("ffn_hidden_size", 4 * values["hidden"])
     model = Transformer(**{name: value for name, value in values.items() if name in names})
     known = {field.name for field in fields(Training)}
     return model, {name: value for name, value in values.items() if name in known}
@@ -145,12 +162,29 @@ def _values(content: str, path: str) -> dict[str, Any]:
     return dict(data)
 
 
+def model_type(config: Mapping[str, Any]) -> object:
+    """The type of a ``config.json``: its ``model_type``, else that of the class in ``architectures``, None if unknown.
+
+    >>> model_type({"architectures": ["LlamaForCausalLM"]}), model_type({"hidden_size": 64})
+    ('llama', None)
+    """
+    kind, classes = config.get("model_type"), config.get("architectures")
+    if kind is None and isinstance(classes, list | tuple):
+        return next((_TYPES[name] for name in map(str, classes) if name in _TYPES), None)
+    return kind
+
+
 def _hugging_face(data: Mapping[str, Any]) -> dict[str, Any]:
-    kind = data.get("model_type", "llama")
-    if kind not in _TYPES:
+    kind = model_type(data)
+    if kind not in _TYPES.values():
+        problem = (
+            f"the config has no model_type, and architectures is {quoted(data.get('architectures'))}"
+            if kind is None
+            else f"the model type {quoted(kind)} is not known"
+        )
         raise PlacementError(
-            f"the model type {quoted(kind)} is not known, and its layers may be of another form; known are "
-            f"{', '.join(_TYPES)}; write a file of Transformer's fields",
+            f"{problem}, so its layers may be of another form; known are {', '.join(_TYPES.values())}; set model_type "
+            "to one of them if the layers are its, or write a file of Transformer's fields",
             received=kind,
         )
     found = {
@@ -160,12 +194,12 @@ def _hugging_face(data: Mapping[str, Any]) -> dict[str, Any]:
     }
     activation = str(data.get("hidden_act", data.get("activation_function", "")))
     found["gated"] = "silu" in activation or "swiglu" in activation
-    found.setdefault("tied", data.get("model_type") == "gpt2")
+    found.setdefault("tied", kind == "gpt2")
     if not all(isinstance(value, int) for value in found.values()):
         wrong = next(name for name, value in found.items() if not isinstance(value, int))
         raise PlacementError(f"{wrong} of the model is {quoted(found[wrong])}; give an integer", name=wrong)
-    if "shared_units" not in found and data.get("n_shared_experts") and "expert_units" in found:
-        found["shared_units"] = _whole(data, "n_shared_experts") * found["expert_units"]
+    if "shared_ffn_hidden_size" not in found and data.get("n_shared_experts") and "moe_ffn_hidden_size" in found:
+        found["shared_ffn_hidden_size"] = _whole(data, "n_shared_experts") * found["moe_ffn_hidden_size"]
     if data.get("kv_lora_rank") is not None:
         found |= _latent(data, found["hidden"], found["heads"])
     return found

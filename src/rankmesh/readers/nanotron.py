@@ -28,7 +28,7 @@ TABLE = Table(
         "cp": Read("cp"),
         "expert_parallel_size": Read("ep"),
     },
-    said={
+    mentioned={
         "tp_mode": "says what the tp groups are used for; the groups are the same",
         "pp_engine": "is a schedule; the groups are the same",
         "tp_linear_async_communication": _REST,
@@ -42,8 +42,8 @@ TABLE = Table(
 
 
 def matches(entries: Iterable[Entry]) -> bool:
-    """Whether the document has nanotron's short names in its section."""
-    return any(_key(entry) in ("tp", "pp", "dp") for entry in entries)
+    """Whether the document has the three sizes that nanotron's section must have."""
+    return {"tp", "pp", "dp"} <= {_key(entry) for entry in entries}
 
 
 def from_document(entries: list[Entry], path: str) -> Settled:

@@ -28,7 +28,7 @@ _DTENSOR = Table(
         "expert_parallel_size": Refused("its expert groups are none of this layout's"),
         "data_parallel_size": Refused("it is what the world leaves", (None,)),
     },
-    said={"sequence_parallel": "uses the tp groups; it makes none"},
+    mentioned={"sequence_parallel": "uses the tp groups; it makes none"},
 )
 
 

@@ -4,8 +4,8 @@
 file ── entries (key, value, line) ── table ── settled: arguments, readings (the lines that gave them), notes
 ```
 
-A table has one row for each key that a format knows: ``READ`` rows set an argument, ``SAID`` rows do not shape the
-layout and are said, ``REFUSED`` rows shape it in a way that no recipe has. A key in no table passes in silence, unless
+A table has one row for each key that a format knows: ``reads`` rows set an argument, ``mentioned`` rows do not shape
+the layout and become notes, ``refused`` rows shape it in a way that no recipe has. A key in no table is ignored, unless
 it looks like a parallel size.
 
 >>> table = Table({"tp_degree": Read("tp")})
@@ -29,15 +29,28 @@ from typing import Any
 from rankmesh.core.documents import Budget
 from rankmesh.errors import PlanError
 
-__all__ = ["Entry", "Missing", "Read", "Reading", "Refused", "Settled", "Table", "flag", "refused", "settle", "whole"]
+__all__ = [
+    "Entry",
+    "Missing",
+    "Read",
+    "Reading",
+    "Refused",
+    "Settled",
+    "Table",
+    "cut",
+    "flag",
+    "refused",
+    "settle",
+    "whole",
+]
 
 _SIZE = re.compile(r"parallel\w*_(sizes?|degrees?|shards)$|_(degree|tp_size|pp_size|dp_size|cp_size|ep_size)$")
 _NEAR = 0.75
-# Characters of a setting that a message quotes: of a key and of a value.
-_LONG = 160
+# Characters that a message quotes of a key, and of a value.
+_QUOTED = 80
 # Numbers under unknown keys that are compared with the known ones, which takes half a millisecond each.
 _SUSPECTS = 2_000
-_OPEN = "write the number there, give the variable one value in this file, or say it: --set NAME=VALUE"
+_NAME = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ class Entry:
         return ".".join(self.path)
 
     def __str__(self) -> str:
-        return f"{self.key} = {_shown(self.value)}"
+        return f"{cut(self.key)} = {cut(_shown(self.value))}"
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,7 @@ class Reading:
     also: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.key} = {_shown(self.value)}"
+        return f"{cut(self.key)} = {cut(_shown(self.value))}"
 
 
 @dataclass(frozen=True)
@@ -120,7 +133,7 @@ class Table:
 
     reads: Mapping[str, Read]
     refused: Mapping[str, Refused] = field(default_factory=dict)
-    said: Mapping[str, str] = field(default_factory=dict)
+    mentioned: Mapping[str, str] = field(default_factory=dict)
     key: Callable[[Entry], str | None] = _last
     closed: bool = False
 
@@ -160,9 +173,9 @@ def settle(table: Table, entries: Iterable[Entry], path: str) -> Settled:
                 settled.add(table.reads[key].argument, value, entry, path)
         elif key in table.refused:
             _check(table.refused[key], entry, path)
-        elif key in table.said:
+        elif key in table.mentioned:
             if entry.value not in (None, False, "", Missing("", "")):
-                settled.notes.append((entry.line, f"{entry} {table.said[key]}"))
+                settled.notes.append((entry.line, f"{entry} {table.mentioned[key]}"))
         elif _counts(entry.value):
             budget.spend()
             _suspect(table, key, entry, path)
@@ -209,7 +222,9 @@ def whole(entry: Entry, path: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, Missing):
-        raise refused(path, entry, value.why, _OPEN)
+        name = _NAME.search(value.text)
+        remedy = "write the number there" if name is None else f"give the variable a value: --set {name[1]}=2"
+        raise refused(path, entry, value.why, remedy)
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -232,15 +247,22 @@ def flag(value: Any) -> Callable[[Entry, str], Any]:
 
 def refused(path: str, entry: Entry, rule: str, remedy: str) -> PlanError:
     """The error for one entry: file and line, what is written there, the rule, the remedy."""
-    written = str(entry)
-    written = written if len(written) <= _LONG else f"{written[:_LONG]}..."
     return PlanError(
-        f"{path}:{entry.line}: {written}; {rule}; {remedy}",
+        f"{path}:{entry.line}: {entry}; {rule}; {remedy}",
         path=path,
         line=entry.line,
         key=entry.key,
         received=str(entry.value) if isinstance(entry.value, Missing) else entry.value,
     )
+
+
+def cut(text: str) -> str:
+    """A text of the file as a message quotes it: at most 80 characters of it.
+
+    >>> cut("tp" * 1000)[-6:], len(cut("tp" * 1000))
+    ('ptp...', 80)
+    """
+    return text if len(text) <= _QUOTED else f"{text[: _QUOTED - 3]}..."
 
 
 def _shown(value: object) -> str:

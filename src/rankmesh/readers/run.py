@@ -60,7 +60,7 @@ _SHORT = {"-N": "--nodes", "-n": "--ntasks"}
 
 @dataclass(frozen=True)
 class Run:
-    """The run: where it starts, what it was given, and how many ranks it has (None: not said)."""
+    """The run: where it starts, what it was given, and how many ranks it has (None: not stated)."""
 
     command: Command
     arguments: tuple[Entry, ...]
@@ -132,7 +132,7 @@ def _check_given(script: Script, path: str) -> None:
 
 
 def _check_broken(script: Script, path: str, marks: frozenset[str]) -> None:
-    """A text that is no shell is refused where it speaks of a run, and said elsewhere."""
+    """A text that is no shell is refused where it speaks of a run, and noted elsewhere."""
     for line, text in script.broken:
         words = set(re.findall(r"[\w-]+", text))
         if words & (marks | set(_LAUNCHERS)):

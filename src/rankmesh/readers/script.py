@@ -69,8 +69,8 @@ class Script:
     """What was read: the commands in order, the variables at the end, what was not read, lines with defaults, and
     texts that are no shell.
 
-    ``given`` is what the environment is said to hold, ``asked`` the names that were looked up, ``unresolved`` why any
-    variable may have been set by then.
+    ``given`` is what --set says that the environment holds, ``asked`` the names that were looked up, ``unresolved`` why
+    any variable may have been set by then.
     """
 
     budget: Budget = field(default_factory=lambda: Budget(_STEPS))
@@ -88,8 +88,8 @@ def read_script(
     text: str, known: Mapping[str, Variable] | None = None, given: Mapping[str, str] | None = None
 ) -> Script:
     """Read a script; ``known`` are variables that it finds set, ``given`` those that the user says are."""
-    said = {name: Variable(((Part(value, ()),),), False, ()) for name, value in (given or {}).items()}
-    script = Script(variables={**(known or {}), **said}, given=said)
+    preset = {name: Variable(((Part(value, ()),),), False, ()) for name, value in (given or {}).items()}
+    script = Script(variables={**(known or {}), **preset}, given=preset)
     source = text.encode()
     starts = [0, *(place + 1 for place, byte in enumerate(source) if byte == 10)]
     _Reader(script, source, lambda offset: (bisect_right(starts, offset),), {}, 0).run()
@@ -289,10 +289,10 @@ class _Reader:
                     self.script.variables[name] = Variable((*same, *rest.words), True, values[0].lines)
 
     def check_given(self, name: str, values: list[Variable], lines: list[int]) -> None:
-        """What the environment is said to hold must be a value that the script leaves to it."""
+        """What --set says that the environment holds must be a value that the script leaves to it."""
         texts = [[text_of(word) for word in value.words] for value in values]
-        said = [text_of(word) for word in self.script.given[name].words]
-        if all(None not in text for text in texts) and said not in texts:
+        stated = [text_of(word) for word in self.script.given[name].words]
+        if all(None not in text for text in texts) and stated not in texts:
             known = " or ".join(quoted_value(" ".join(filter(None, text))) for text in texts[:3])
             raise Unreadable(
                 f"sets {name} itself, to {known} (line {', '.join(map(str, lines))} in a branch), so --set {name} does "

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -51,12 +52,20 @@ RECIPES: Mapping[str, Callable[..., Plan]] = {
     "sglang": recipes.sglang,
 }
 
+# Recipes of inference engines, whose sizes make the world.
+_ENGINES = ("vllm", "sglang")
 # Arguments that take Python objects; they cannot be typed.
 _UNTYPED = frozenset({"embedding", "position_embedding", "options", "rank_offset"})
 
 _FORMS = (
     "write an axis string (tp=2,dp=4), a recipe (megatron:world=64,tp=2,pp=2), a preset (llama3-405b), "
     "or the path of a saved plan (plan.json) or of a training config (train.sh, train.toml, config.yaml, ds.json)"
+)
+# An axis and its size in whatever way, and the names that are axes wherever they stand.
+_AXIS = re.compile(r"([A-Za-z_]+)[:=]?([0-9]{1,9}|\*)")
+_AXES = frozenset({"tp", "dp", "pp", "cp", "ep", "sp", "etp", "edp", "dp_shard", "dp_replicate", "fsdp", "hsdp", "vpp"})
+_FILES = (
+    "give the path of a saved plan (plan.json) or of a training config (train.sh, train.toml, config.yaml, ds.json)"
 )
 _ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh")
 
@@ -125,11 +134,18 @@ def _read(text: str, world_size: int | None, variables: Mapping[str, str]) -> So
     name, colon, arguments = text.partition(":")
     if colon and name in RECIPES:
         return Source(_recipe(name, arguments, world_size), "recipe", text)
+    if text in RECIPES and not _is_file(text):
+        such_as = f"{text}:{'tp=2' if text in _ENGINES else 'world=64,tp=2'}"
+        raise PlanError(f"recipe {text!r} is given without its sizes; write them, such as {such_as}", received=text)
     if text.endswith(_ENDINGS) or _is_file(text):
         return _file(Path(text), world_size, variables)
     if "=" in text.partition("/")[0] and ":" not in text.partition("/")[0]:
+        if re.search(r"[0-9*]\s*[;|\s]\s*[A-Za-z]", text) and (meant := _axes_meant(text)):
+            raise PlanError(
+                f"the axes of {quoted(text)} are not joined by commas; did you mean {meant!r}?", received=text
+            )
         return Source(_axes(text, world_size), "axes", text)
-    raise PlanError(f"unknown layout {quoted(text)}; {_near(name, text)}{_FORMS}", received=text)
+    raise PlanError(f"unknown layout {quoted(text)}; {_near(name, text) or _FORMS}", received=text)
 
 
 def _is_file(text: str) -> bool:
@@ -140,8 +156,22 @@ def _is_file(text: str) -> bool:
 
 
 def _near(name: str, text: str) -> str:
-    near = get_close_matches(name if ":" in text else text, [*RECIPES, *presets.names()], n=1)
-    return f"did you mean {near[0]!r}? " if near else ""
+    """What was meant, where that can be told: axes written in another way, or a recipe or preset of a near name."""
+    axes = _axes_meant(text)
+    near = [axes] if axes else get_close_matches(name if ":" in text else text, [*RECIPES, *presets.names()], n=1)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def _axes_meant(text: str) -> str:
+    """Axes that are written in another way, as an axis string; empty for anything else.
+
+    >>> _axes_meant("TP2-DP4"), _axes_meant("tp:2 dp:*"), _axes_meant("llama3")
+    ('tp=2,dp=4', 'tp=2,dp=*', '')
+    """
+    found = _AXIS.findall(text)
+    if not found or _AXIS.sub("", text).strip(" ,;|+x-") or any(name.lower() not in _AXES for name, _ in found):
+        return ""
+    return ",".join(f"{name.lower()}={size}" for name, size in found)
 
 
 def _axes(text: str, world_size: int | None) -> Plan:
@@ -156,7 +186,7 @@ def _axes(text: str, world_size: int | None) -> Plan:
 
 
 def _file(path: Path, world_size: int | None, variables: Mapping[str, str]) -> Source:
-    with refused_as(PlanError, f"the path {str(path)!r}", _FORMS, path=str(path)):
+    with refused_as(PlanError, f"the path {str(path)!r}", _FILES, path=str(path)):
         text = read_text(path)
         if not text.strip():
             raise Unreadable("is an empty file")

@@ -44,7 +44,7 @@ TABLE = Table(
         "fault_tolerance.enable": Refused("replica groups then come and go, so the world has no fixed layout"),
         "expert_parallel_mode": Refused("modes of expert parallelism lay experts out in their own ways", ("none",)),
     },
-    said={
+    mentioned={
         "pipeline_parallel_microbatch_size": "is a schedule; the groups are the same",
         "pipeline_parallel_layers_per_stage": "splits the stages of a rank; the groups are the same",
         "pipeline_parallel_first_stage_less_layers": "is a schedule; the groups are the same",

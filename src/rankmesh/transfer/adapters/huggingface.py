@@ -11,8 +11,8 @@ Source: ``base_model_tp_plan`` of transformers' configurations. The shapes are t
 expert has names of its own, as in checkpoints: ``mlp.experts.3.gate_proj`` (Qwen 3), ``block_sparse_moe.experts.3.w1``
 (Mixtral).
 
->>> config = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
-...           "num_hidden_layers": 1, "vocab_size": 100}
+>>> config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+...           "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": 100}
 >>> made = shardings(shapes(config), Mesh(tp=2), dtype="bfloat16")
 >>> made["model.layers.0.self_attn.k_proj.weight"].of(1).boxes
 (((16, 32), (0, 64)),)
@@ -27,6 +27,7 @@ from typing import Any
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import LayoutError, quoted
+from rankmesh.readers.model import model_type
 
 __all__ = ["LLAMA", "cut_of", "shapes", "shardings"]
 
@@ -67,11 +68,17 @@ def shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
-    kind = config.get("model_type", "llama")
+    kind = model_type(config)
     if kind not in _TYPES:
+        found = quoted(config.get("architectures"))
+        problem = (
+            f"the configuration has no model_type, and architectures is {found}"
+            if kind is None
+            else f"shapes of model type {quoted(kind)} are not known here"
+        )
         raise LayoutError(
-            f"shapes of model type {quoted(kind)} are not known here, only those of {', '.join(_TYPES)}; read them "
-            "from the checkpoint: Checkpoint.open(folder).shapes",
+            f"{problem}; known are the shapes of {', '.join(_TYPES)}; read others from the checkpoint: "
+            "Checkpoint.open(folder).shapes",
             received=kind,
         )
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
@@ -87,7 +94,7 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def _attention(config: Mapping[str, Any]) -> dict[str, Shape]:
-    hidden, heads, kind = config["hidden_size"], config["num_attention_heads"], config.get("model_type")
+    hidden, heads, kind = config["hidden_size"], config["num_attention_heads"], model_type(config)
     width = config.get("head_dim") or hidden // heads
     groups = config.get("num_key_value_heads") or heads
     made: dict[str, Shape] = {}

@@ -30,12 +30,14 @@ __all__ = ["read_tensors", "shardings_of"]
 _BOTH = ("shape", "dtype", "source", "target")
 _SIDE = ("cut", "at", "view", "parts", "padded")
 
+_FORM = 'write {"name": {"shape": [8, 4], "dtype": "bfloat16", "source": {"cut": ["tp", null]}, "target": {}}}'
+
 Shardings = dict[str, Sharding]
 
 
 def read_tensors(path: str | Path, source: Mesh, target: Mesh) -> tuple[Shardings, Shardings]:
     """The shardings of a tensors file on a source and a target mesh. Raises ``PlanError`` for what is none."""
-    with refused_as(PlanError, f"tensors file {quoted(str(path))}", "fix the file", path=str(path)):
+    with refused_as(PlanError, f"tensors file {quoted(str(path))}", _FORM, path=str(path)):
         return shardings_of(parse(read_text(path, INDEX.size)), source, target, str(path))
 
 
@@ -88,7 +90,4 @@ def _known(what: str, name: object, entry: object, known: tuple[str, ...]) -> No
 
 
 def _refused(what: str, why: str) -> PlanError:
-    return PlanError(
-        f"{what}: {why}; write "
-        '{"name": {"shape": [8, 4], "dtype": "bfloat16", "source": {"cut": ["tp", null]}, "target": {}}}'
-    )
+    return PlanError(f"{what}: {why}; {_FORM}")
