@@ -230,7 +230,7 @@ def example_traffic() -> Traffic:
     from gpt.text import VOCABULARY
 
     sizes: dict[str, Any] = {name: EXAMPLE[name] for name in ("layers", "hidden", "heads")}
-    model = Transformer(**sizes, units=4 * EXAMPLE["hidden"], vocabulary=VOCABULARY)
+    model = Transformer(**sizes, ffn_hidden_size=4 * EXAMPLE["hidden"], vocabulary=VOCABULARY)
     batch = EXAMPLE["batch"]
     four: dict[str, Any] = dict.fromkeys(("activation", "gradient", "parameter", "scalar"), 4)
     training = Training(

@@ -18,8 +18,8 @@ MIXED = Shape(layers=4, hidden=16, heads=2, experts=4, top=2, sequence=16, batch
 
 def _model(shape):
     return Transformer(
-        layers=shape.layers, hidden=shape.hidden, heads=shape.heads, units=4 * shape.hidden, vocabulary=VOCABULARY,
-        experts=shape.experts, top=shape.top, expert_every=2,
+        layers=shape.layers, hidden=shape.hidden, heads=shape.heads, ffn_hidden_size=4 * shape.hidden,
+        vocabulary=VOCABULARY, experts=shape.experts, top_k=shape.top, expert_every=2,
     )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def test_other_parts_send_what_is_predicted(monkeypatch, part):
     """3 or 4 simulated ranks: what the example has not, in its smallest form; without embedding, loss and norm."""
     sizes, arguments, program = PARTS[part]
     (kind,) = sizes
-    model = Transformer(layers=3, hidden=16, heads=4, kv_heads=1, units=32, vocabulary=32)
+    model = Transformer(layers=3, hidden=16, heads=4, kv_heads=1, ffn_hidden_size=32, vocabulary=32)
     replicas = sizes.get("dp", 1)
     form = dict.fromkeys(("activation", "gradient", "parameter", "scalar"), 4)
     training = Training(batch=2 * replicas, sequence=32, **form, **arguments)
@@ -136,8 +136,8 @@ def _without_ends(messages, model, training, sizes):
     kept = [message for message in messages if not (message.collective == "all-reduce" and message.bytes <= 4 * 32)]
     if "tp" not in sizes:
         return kept
-    passes = training.passes(1)
-    ends = {"all-gather": 3 * passes, "reduce-scatter": 2 * passes}
+    microbatches = training.microbatches(1)
+    ends = {"all-gather": 3 * microbatches, "reduce-scatter": 2 * microbatches}
     return [Message(each.collective, each.bytes, each.times - ends[each.collective]) for each in kept]
 
 
@@ -147,7 +147,7 @@ def test_the_busiest_stage_counts():
     model, training = _model(SHAPE), Training(batch=4, sequence=16)
     step = step_traffic(plan, model, training)
     assert step["tp"] == stage_traffic(plan, model, training, 3)["tp"]
-    assert step["pp"][0].times == 2 * training.passes(1)
+    assert step["pp"][0].times == 2 * training.microbatches(1)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_the_busiest_stage_counts():
         lambda: Training(batch=0, sequence=1),
         lambda: Training(batch=1, sequence=1, context="magic"),
         lambda: Training(batch=1, sequence=1, data="none"),
-        lambda: Transformer(layers=-1, hidden=1, heads=1, units=1, vocabulary=1),
-        lambda: Transformer(layers=1, hidden=1, heads=1, units=1, vocabulary=1, experts=2, top=3),
+        lambda: Transformer(layers=-1, hidden=1, heads=1, ffn_hidden_size=1, vocabulary=1),
+        lambda: Transformer(layers=1, hidden=1, heads=1, ffn_hidden_size=1, vocabulary=1, experts=2, top_k=3),
     ],
 )
 def test_models_that_are_none(make):

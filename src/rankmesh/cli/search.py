@@ -12,8 +12,8 @@ from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write_json
 from rankmesh.cli.options import CLUSTER_HELP, Debug, Json
 from rankmesh.placement import Training
+from rankmesh.placement.report import duration
 from rankmesh.placement.search import MEMORY, SPEED, Found, search
-from rankmesh.placement.words import duration
 from rankmesh.readers.model import read_model
 
 __all__ = ["EXAMPLES", "command", "searched"]
@@ -25,19 +25,30 @@ $ rankmesh search --world 512 --cluster host=8,nvlink=8,leaf=8 --model llama3-70
 """
 
 
+_SUCH_AS = {"batch": 256, "sequence": 4096}
+
+
 def searched(
-    world: int, cluster: str, model: str, *, most: int = 20, speed: float = SPEED, room: float = MEMORY, **training: Any
+    world: int,
+    cluster: str,
+    model: str,
+    *,
+    top: int = 20,
+    speed: float = SPEED,
+    capacity: float = MEMORY,
+    **training: Any,
 ) -> tuple[Found, ...]:
     """The best layouts; ``training`` are fields of ``Training``, which go before what the model's file says."""
-    transformer, said = read_model(model)
-    chosen = {**said, **{name: value for name, value in training.items() if value is not None}}
+    transformer, stated = read_model(model)
+    chosen = {**stated, **{name: value for name, value in training.items() if value is not None}}
     missing = [name for name in ("batch", "sequence") if name not in chosen]
     if missing:
-        raise typer.BadParameter(f"no {' and no '.join(missing)} is given; add --{' and --'.join(missing)}")
+        such_as = " ".join(f"--{name} {_SUCH_AS[name]}" for name in missing)
+        raise typer.BadParameter(f"no {' and no '.join(missing)} is given; add them, such as {such_as}")
     known = {field.name for field in fields(Training)}
     how = Training(**{name: value for name, value in chosen.items() if name in known})
     machine = described(cluster, world_size=world)
-    return search(world, machine, transformer, how, most=most, speed=speed, room=room)
+    return search(world, machine, transformer, how, top=top, speed=speed, capacity=capacity)
 
 
 def command(
@@ -53,7 +64,7 @@ def command(
     memory: Annotated[float, typer.Option(min=0.1, metavar="GB", help="Of one device.")] = MEMORY / 1e9,
     speed: Annotated[float, typer.Option(min=0.001, metavar="TFLOPS", help="Of one device, in training.")] = SPEED
     / 1e12,
-    most: Annotated[int, typer.Option(min=1, metavar="K", help="List the K best.")] = 10,
+    top: Annotated[int, typer.Option(min=1, metavar="K", help="List the K best.")] = 10,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -62,9 +73,9 @@ def command(
         world,
         cluster,
         model,
-        most=most,
+        top=top,
         speed=speed * 1e12,
-        room=memory * 1e9,
+        capacity=memory * 1e9,
         batch=batch,
         sequence=sequence,
         microbatch=microbatch,

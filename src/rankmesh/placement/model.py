@@ -1,7 +1,7 @@
 """A transformer and how it is trained: the numbers that traffic and memory follow from.
 
->>> llama = Transformer(layers=32, hidden=4096, heads=32, units=14336, vocabulary=128256, kv_heads=8, gated=True,
-...                     tied=False)
+>>> llama = Transformer(layers=32, hidden=4096, heads=32, ffn_hidden_size=14336, vocabulary=128256, kv_heads=8,
+...                     gated=True, tied=False)
 >>> f"{llama.parameters / 1e9:.2f} billion"
 '8.03 billion'
 """
@@ -24,10 +24,11 @@ class Transformer:
     """A decoder: blocks of attention and feed-forward, every ``expert_every``-th of them with experts.
 
     ``hidden``, ``heads``, ``kv_heads`` (None: as heads), ``width`` of a head (None: hidden / heads)
-    ``units``         hidden units of a feed-forward layer; ``gated``: with a third matrix (SwiGLU)
+    ``ffn_hidden_size``  of a feed-forward layer; ``gated``: with a third matrix (SwiGLU)
     ``vocabulary``    rows of the embedding; ``tied``: the output uses the same table
-    ``experts``       in each block that has some, of which a token uses ``top``, with ``expert_units`` (None: as units)
-    ``shared_units``  of an expert that every token uses
+    ``experts``       in each block that has some, of which a token uses ``top_k``
+    ``moe_ffn_hidden_size``  of one expert (None: ``ffn_hidden_size``)
+    ``shared_ffn_hidden_size``  of an expert that every token uses
     ``dense_layers``  the first blocks, which have no experts
     ``attention_weights``  parameters of one attention layer that is not four matrices, such as a latent one (MLA)
 
@@ -37,36 +38,36 @@ class Transformer:
     layers: int
     hidden: int
     heads: int
-    units: int
+    ffn_hidden_size: int
     vocabulary: int
     kv_heads: int | None = None
     width: int | None = None
     gated: bool = False
     tied: bool = True
     experts: int = 0
-    top: int = 1
-    expert_units: int | None = None
+    top_k: int = 1
+    moe_ffn_hidden_size: int | None = None
     expert_every: int = 1
-    shared_units: int = 0
+    shared_ffn_hidden_size: int = 0
     dense_layers: int = 0
     attention_weights: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "units", "vocabulary", "expert_every"):
+        for name in ("layers", "hidden", "heads", "ffn_hidden_size", "vocabulary", "expert_every"):
             _positive(name, getattr(self, name))
-        if self.experts and not 1 <= self.top <= self.experts:
+        if self.experts and not 1 <= self.top_k <= self.experts:
             raise PlacementError(
-                f"top is {quoted(self.top)}; give 1 to {self.experts}, as there are {self.experts} experts"
+                f"top_k is {quoted(self.top_k)}; give 1 to {self.experts}, as there are {self.experts} experts"
             )
 
     @property
     def queries(self) -> int:
-        """Hidden units of all queries."""
+        """The width of all queries."""
         return self.heads * (self.width or self.hidden // self.heads)
 
     @property
     def keys(self) -> int:
-        """Hidden units of all keys, and as many of values."""
+        """The width of all keys, and that of all values."""
         return (self.kv_heads or self.heads) * (self.width or self.hidden // self.heads)
 
     @property
@@ -91,13 +92,13 @@ class Transformer:
     @property
     def expert(self) -> int:
         """Parameters of one expert."""
-        return self.matrices * self.hidden * (self.expert_units or self.units)
+        return self.matrices * self.hidden * (self.moe_ffn_hidden_size or self.ffn_hidden_size)
 
     @property
     def parameters(self) -> int:
         """All parameters."""
         with_experts = int(self.expert_layers(0, self.layers))
-        dense = (self.layers - with_experts) * self.matrices * self.hidden * self.units
+        dense = (self.layers - with_experts) * self.matrices * self.hidden * self.ffn_hidden_size
         mixed = with_experts * (self.experts * (self.expert + self.hidden) + self.shared)
         tables = (1 if self.tied else 2) * self.vocabulary * self.hidden
         return self.layers * (self.attention + 2 * self.hidden) + dense + mixed + tables + self.hidden
@@ -105,20 +106,20 @@ class Transformer:
     @property
     def active(self) -> int:
         """Parameters that one token uses."""
-        return self.parameters - int(self.expert_layers(0, self.layers)) * (self.experts - self.top) * self.expert \
+        return self.parameters - int(self.expert_layers(0, self.layers)) * (self.experts - self.top_k) * self.expert \
             if self.experts else self.parameters  # fmt: skip
 
     @property
     def shared(self) -> int:
         """Parameters of the shared expert of one block."""
-        return self.matrices * self.hidden * self.shared_units
+        return self.matrices * self.hidden * self.shared_ffn_hidden_size
 
 
 @dataclass(frozen=True)
 class Training:
     """How a model is trained: the batch of a step, and what is sent in which form.
 
-    ``batch``        sequences of one step, in all; ``microbatch``: sequences of one pass of one replica
+    ``batch``        sequences of one step, in all; ``microbatch``: sequences that one replica computes at a time
     ``sequence``     tokens of a sequence
     ``sequence_parallel``   tensor parallel ranks split the tokens between their layers
     ``context``      how context parallel attention sees the others: all-gather, ring, all-to-all
@@ -146,7 +147,7 @@ class Training:
             if getattr(self, name) not in known:
                 raise PlacementError(f"{name} is {quoted(getattr(self, name))}; give one of {', '.join(known)}")
 
-    def passes(self, replicas: int) -> float:
+    def microbatches(self, replicas: int) -> float:
         """Microbatches of one replica in a step."""
         return self.batch / replicas / self.microbatch
 

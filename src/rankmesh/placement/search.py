@@ -61,31 +61,45 @@ def search(
     model: Transformer,
     training: Training,
     *,
-    most: int = 20,
+    top: int = 20,
     speed: float = SPEED,
-    room: float = MEMORY,
+    capacity: float = MEMORY,
     backend: str = "nccl",
 ) -> tuple[Found, ...]:
-    """The ``most`` best layouts that fit into ``room`` bytes a device, quickest first, predicted and not measured.
+    """The ``top`` best layouts that fit into ``capacity`` bytes a device, quickest first, predicted and not measured.
 
     ``tp`` stays inside hosts. Raises ``PlacementError`` where none fits, with the least memory that one needs.
     """
     tight, found = [], []
     for plan in _plans(world_size, cluster, model, training):
         need = memory(plan, model, training)
-        if need > room:
+        if need > capacity:
             tight.append(need)
             continue
         found.append(_found(plan, cluster, model, training, speed, need, backend))
     if not found:
-        least = f"; the least that one needs is {min(tight) / 1e9:.0f} GB a device" if tight else ""
-        raise PlacementError(
-            f"no layout of the model on {world_size} ranks fits into {room / 1e9:.0f} GB a device{least}; take more "
-            "ranks, a smaller batch, or devices with more memory",
+        raise _none(world_size, model, training, tight, capacity)
+    return tuple(sorted(found, key=lambda each: each.step)[:top])
+
+
+def _none(
+    world_size: int, model: Transformer, training: Training, tight: list[float], capacity: float
+) -> PlacementError:
+    """Why there is no layout: none fits into the memory, or no sizes divide what they cut."""
+    if not tight:
+        return PlacementError(
+            f"no sizes fit {world_size} ranks: tp divides {model.heads} heads and a host, pp {model.layers} layers, cp "
+            f"the sequence {training.sequence}, and dp microbatches of {training.microbatch} the batch "
+            f"{training.batch}; change the batch to a multiple of {world_size}, or the number of ranks",
             world_size=world_size,
-            least=min(tight, default=None),
+            least=None,
         )
-    return tuple(sorted(found, key=lambda each: each.step)[:most])
+    return PlacementError(
+        f"no layout of the model on {world_size} ranks fits into {capacity / 1e9:.0f} GB a device; the least that one "
+        f"needs is {min(tight) / 1e9:.0f} GB a device; take more ranks, a smaller batch, or devices with more memory",
+        world_size=world_size,
+        least=min(tight),
+    )
 
 
 def _plans(world: int, cluster: Cluster, model: Transformer, training: Training) -> Iterator[Plan]:
@@ -105,8 +119,8 @@ def _plans(world: int, cluster: Cluster, model: Transformer, training: Training)
                         yield recipes.megatron(world_size=world, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp)
 
 
-def _divisors(number: int, most: int) -> list[int]:
-    return [size for size in range(1, min(number, most) + 1) if number % size == 0]
+def _divisors(number: int, largest: int) -> list[int]:
+    return [size for size in range(1, min(number, largest) + 1) if number % size == 0]
 
 
 def memory(plan: Plan, model: Transformer, training: Training) -> float:
@@ -125,7 +139,7 @@ def _stage_memory(roles: Roles, model: Transformer, training: Training, stage: i
         whole = count * (training.parameter + training.gradient) / (ranks if training.data == "fsdp" else 1)
         kept += whole + 12 * count / ranks
     stages = roles.sizes["pp"]
-    flying = min(training.passes(roles.replicas), stages - stage)
+    flying = min(training.microbatches(roles.replicas), stages - stage)
     tokens = training.microbatch * training.sequence / roles.sizes["cp"]
     tp = roles.sizes["tp"]
     layer = tokens * model.hidden * (34 / tp if training.sequence_parallel else 10 + 24 / tp)
@@ -140,7 +154,7 @@ def _found(
     training = replace(training, sequence_parallel=training.sequence_parallel and sizes["tp"] > 1)
     placed = place(plan, cluster, traffic=step_traffic(plan, model, training), backend=backend, exact=False)
     compute = 6 * model.active * training.batch * training.sequence / (plan.mesh.size * speed)
-    bubble = compute * (sizes["pp"] - 1) / (training.chunks * training.passes(roles.replicas))
+    bubble = compute * (sizes["pp"] - 1) / (training.chunks * training.microbatches(roles.replicas))
     return Found(
         tp=sizes["tp"],
         cp=sizes["cp"],

@@ -1,7 +1,7 @@
 """The traffic of one training step of a transformer, kind by kind: bytes that a rank holds, times a step.
 
 ```
-T = sequences of a microbatch · sequence / cp        H = T · hidden · activation bytes     m = passes of a replica
+T = sequences of a microbatch · sequence / cp        H = T · hidden · activation bytes     m = microbatches of a replica
 R = T · top                                          K = 2 · T · keys / tp · activation     L = layers of the stage
 
 tensor parallel (Shoeybi et al. 2019, section 3)     all-reduce H      · 4 m a dense layer, 2 m for one with experts
@@ -79,7 +79,7 @@ class _Step:
         size = roles.sizes
         self.tp, self.cp, self.pp, self.etp = size["tp"], size["cp"], size["pp"], size["etp"]
         self.first, self.last = stage == 0, stage == self.pp - 1
-        self.passes = training.passes(roles.replicas)
+        self.microbatches = training.microbatches(roles.replicas)
         self.tokens = training.microbatch * training.sequence / self.cp
         self.whole = self.tokens * model.hidden * training.activation
         each = model.layers / self.pp
@@ -93,19 +93,19 @@ class _Step:
             self.found.setdefault(self.roles.names[role], []).append(Message(collective, exact, often))
 
     def tensor(self) -> None:
-        dense, passes, whole = self.layers - self.experts, self.passes, self.whole
+        dense, microbatches, whole = self.layers - self.experts, self.microbatches, self.whole
         blocks = 2 * dense + self.experts  # attention, and feed-forward where it is no expert
         if self.training.sequence_parallel:
             ends = self.first + self.last
-            self.add("tp", "all-gather", whole / self.tp, (3 * blocks + self.first + 2 * self.last) * passes)
-            self.add("tp", "reduce-scatter", whole, (2 * blocks + ends) * passes)
+            self.add("tp", "all-gather", whole / self.tp, (3 * blocks + self.first + 2 * self.last) * microbatches)
+            self.add("tp", "reduce-scatter", whole, (2 * blocks + ends) * microbatches)
         else:
-            self.add("tp", "all-reduce", whole, (2 * blocks + self.first + self.last) * passes)
+            self.add("tp", "all-reduce", whole, (2 * blocks + self.first + self.last) * microbatches)
         if self.last:
-            self.add("tp", "all-reduce", self.tokens * self.training.scalar, 3 * passes)
+            self.add("tp", "all-reduce", self.tokens * self.training.scalar, 3 * microbatches)
 
     def context(self) -> None:
-        model, times = self.model, self.layers * self.passes
+        model, times = self.model, self.layers * self.microbatches
         unit = self.tokens / self.tp * self.training.activation
         keys = 2 * unit * model.keys
         if self.training.context == "all-gather":
@@ -119,13 +119,13 @@ class _Step:
 
     def pipeline(self) -> None:
         size = self.whole / (self.tp if self.training.sequence_parallel else 1)
-        self.add("pp", "ring", size, 2 * (self.training.chunks - 1) * self.passes)
-        self.add("pp", "send/recv", size, ((not self.first) + (not self.last)) * self.passes)
+        self.add("pp", "ring", size, 2 * (self.training.chunks - 1) * self.microbatches)
+        self.add("pp", "send/recv", size, ((not self.first) + (not self.last)) * self.microbatches)
 
     def expert(self) -> None:
-        model, times = self.model, self.experts * self.passes
+        model, times = self.model, self.experts * self.microbatches
         split = self.tp if self.training.sequence_parallel else 1
-        rows = self.tokens * model.top / split * model.hidden * self.training.activation
+        rows = self.tokens * model.top_k / split * model.hidden * self.training.activation
         self.add("ep", "all-to-all", rows, 4 * times)
         self.add("ep", "all-to-all", 8 * model.experts, times)
         if self.training.sequence_parallel:
@@ -144,10 +144,10 @@ class _Step:
         if training.data == "all-reduce":
             self.add(role, "all-reduce", count * training.gradient)
             return
-        each, passes = ceil(count / ranks), self.passes if training.data == "fsdp" else 1
+        each, microbatches = ceil(count / ranks), self.microbatches if training.data == "fsdp" else 1
         gathers = 2 if training.data == "fsdp" else 1
-        self.add(role, "reduce-scatter", ranks * each * training.gradient, passes)
-        self.add(role, "all-gather", each * training.parameter, gathers * passes)
+        self.add(role, "reduce-scatter", ranks * each * training.gradient, microbatches)
+        self.add(role, "all-gather", each * training.parameter, gathers * microbatches)
 
     def rest(self) -> None:
         scalar = self.training.scalar
@@ -163,7 +163,7 @@ def parameters(model: Transformer, roles: Roles, stage: int) -> tuple[float, flo
     tp, pp, ep, etp = (roles.sizes[role] for role in ("tp", "pp", "ep", "etp"))
     each = model.layers / pp
     experts = model.expert_layers(stage * each, (stage + 1) * each)
-    split = each * model.attention + (each - experts) * model.matrices * model.hidden * model.units
+    split = each * model.attention + (each - experts) * model.matrices * model.hidden * model.ffn_hidden_size
     split += experts * model.shared
     table = model.vocabulary * model.hidden
     ends = (stage == 0) + (stage == pp - 1)
@@ -184,17 +184,17 @@ def step_traffic(plan: Plan, model: Transformer, training: Training) -> Traffic:
     """The traffic of a step: of each kind that of the stage that sends most of it, as the others wait for it.
 
     >>> from rankmesh.core import recipes
-    >>> model = Transformer(layers=2, hidden=8, heads=2, units=32, vocabulary=16)
+    >>> model = Transformer(layers=2, hidden=8, heads=2, ffn_hidden_size=32, vocabulary=16)
     >>> plan = recipes.megatron(world_size=4, tp=2)
     >>> step_traffic(plan, model, Training(batch=2, sequence=4))["tp"][0]
     Message(collective='all-reduce', bytes=64, times=10)
     """
-    most: dict[str, tuple[Message, ...]] = {}
+    largest: dict[str, tuple[Message, ...]] = {}
     for stage in sorted({0, Roles.of(plan).sizes["pp"] // 2, Roles.of(plan).sizes["pp"] - 1}):
         for name, messages in stage_traffic(plan, model, training, stage).items():
-            if _bytes(messages) > _bytes(most.get(name, ())):
-                most[name] = messages
-    return Traffic({name: most[name] for name in plan.kinds if name in most})
+            if _bytes(messages) > _bytes(largest.get(name, ())):
+                largest[name] = messages
+    return Traffic({name: largest[name] for name in plan.kinds if name in largest})
 
 
 def _bytes(messages: tuple[Message, ...]) -> float:
@@ -202,18 +202,18 @@ def _bytes(messages: tuple[Message, ...]) -> float:
 
 
 def default_traffic(plan: Plan) -> tuple[Traffic, tuple[str, ...]]:
-    """Traffic of blocks of 8192 hidden units, four a stage, in bfloat16; of kinds with other names 1 MiB each.
+    """Traffic of blocks of hidden size 8192, four a stage, in bfloat16; of kinds with other names 1 MiB each.
 
     The second value says so in words.
     """
     roles = Roles.of(plan)
     experts = 8 * roles.sizes["ep"] if roles.sizes["ep"] > 1 else 0
     model = Transformer(
-        layers=4 * roles.sizes["pp"], hidden=8192, heads=64, kv_heads=8, units=28672, vocabulary=131072, gated=True,
-        tied=False, experts=experts, top=2, expert_units=4096,
+        layers=4 * roles.sizes["pp"], hidden=8192, heads=64, kv_heads=8, ffn_hidden_size=28672, vocabulary=131072,
+        gated=True, tied=False, experts=experts, top_k=2, moe_ffn_hidden_size=4096,
     )  # fmt: skip
-    passes = 4 * roles.sizes["pp"]
-    training = Training(batch=passes * roles.replicas, sequence=8192, sequence_parallel=True)
+    microbatches = 4 * roles.sizes["pp"]
+    training = Training(batch=microbatches * roles.replicas, sequence=8192, sequence_parallel=True)
     found = step_traffic(plan, model, training)
     if found:
         return found, ("the traffic is that of a usual transformer; say yours with a traffic file or a model",)
