@@ -94,7 +94,13 @@ def test_place_refuses(rankmesh, arguments, code, output) -> None:
 
 def test_search(rankmesh, tmp_path) -> None:
     """A ranked table, quickest first, of layouts that fit; honest words; a model that fits nowhere is refused."""
-    config = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4}
+    config = {
+        "model_type": "llama",
+        "hidden_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    }
     config |= {"intermediate_size": 4096, "vocab_size": 32000, "hidden_act": "silu"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     arguments = ("search", "--world", 8, "-c", "host=4,leaf=2", "--model", tmp_path / "config.json")

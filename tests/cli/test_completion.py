@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh.cli.bash_words import rejoined
-from rankmesh.cli.complete import spec_names
+from rankmesh.cli.complete import rejoined, spec_names
 
 # A word that ends with a break and one that follows it look like one word to bash, too.
 TYPED = st.text(alphabet="ab2,=:-", min_size=1, max_size=8).filter(

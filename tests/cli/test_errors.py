@@ -19,10 +19,20 @@ REFUSED = [
     (("show", "tp=1.5"), "whole number"),
     (("show", "tp=2,tp=2"), "twice"),
     (("show", "tp=*,dp=*", "-w", 8), "only one size can be inferred"),
-    (("show", "tp=2,dp=*"), "without world_size"),
+    (("show", "tp=2,dp=*"), "--world-size"),
+    (("show", "megatron"), "recipe 'megatron' is given without its sizes; write them, such as megatron:world=64,tp=2"),
+    (("search", "-w", 8, "-c", "host=8", "-m", "llama3-7b"), "did you mean 'llama3-8b'?"),
+    (
+        ("search", "-w", 7, "-c", "host=8", "-m", "llama3-8b", "--batch", 8, "--sequence", 4096),
+        "no sizes fit 7 ranks",
+    ),
+    (("show", "tp2-dp4"), "did you mean 'tp=2,dp=4'?"),
+    (("show", "tp:2,dp:*"), "did you mean 'tp=2,dp=*'?"),
+    (("show", "tp=2;dp=4"), "are not joined by commas; did you mean 'tp=2,dp=4'?"),
+    (("show", "tp=2 dp=4"), "did you mean 'tp=2,dp=4'?"),
     (("show", "tp=3,dp=*", "-w", 8), "divide"),
     (("show", "tp=2,dp=2", "-w", 8), "set dp=4"),
-    (("show", "tp=2,dp=4/expert:ep=3"), "ep 3 = 3"),
+    (("show", "tp=2,dp=4/expert:ep=3"), "but ep=3; set ep=8"),
     (("show", "megatron:world=9,tp=2"), "does not divide"),
     (("show", "megatron:world=8,tpp=2"), "where name is one of world, tp"),
     (("show", "absent.json"), "cannot be read"),
@@ -31,6 +41,8 @@ REFUSED = [
     (("groups", "pp=4", "embd", "--rank", 1), "the pick keeps positions"),
     (("explain", "tp=2,dp=2", 4), "ranks 0 to 3"),
     (("diff", "tp=2", "nope"), "write an axis string"),
+    (("cluster", "host=8,leaf=*"), "leaves a size open, and there is no world to infer it from; write the size"),
+    (("cluster", "host=8,leaf=100000000"), "has 800000000 devices, and at most 2,097,152 are read"),
     (("presets", "nope"), "the presets are"),
 ]
 
@@ -39,7 +51,10 @@ MISUSED = [
     (("show", "tp=2", "--bar"), "No such option: --bar"),
     (("show", "tp=2", "--gpus-per-node", "0"), "Invalid value for '--gpus-per-node'"),
     (("show", "tp=2", "--members", "many"), "Invalid value for '--members'"),
-    (("explain", "tp=2", "one"), "Invalid value for 'RANK'"),
+    (("explain", "tp=2", "one"), "Invalid value for 'RANK': 'one'; give a whole number"),
+    (("explain", "tp=2", "-1"), "-1 is less than 0"),
+    (("show", "tp=2", "-w", "0"), "Invalid value for '--world-size' / '-w': '0'; give at least 1"),
+    (("check", "tp=2", "-t", "soon"), "Invalid value for '--timeout' / '-t': 'soon'; give a number"),
     (("diff", "tp=2"), "Missing argument 'RIGHT'"),
     (("shw", "tp=2"), "No such command 'shw'"),
 ]
@@ -53,6 +68,14 @@ def test_a_refused_layout_is_one_line_and_exit_3(rankmesh, arguments: tuple[obje
     assert ran.err.startswith("error: ")
     assert ran.err.count("\n") == 1
     assert rule in ran.err
+
+
+@pytest.mark.parametrize("arguments", [("show", "tp=2", "--cluster", "host=8"), ("cluster", "host=8")], ids=_arguments)
+def test_an_option_that_has_no_effect_is_named(rankmesh, arguments: tuple[object, ...]) -> None:
+    """--gpus-per-node beside a cluster that says it is not used, and a note says so."""
+    ran = rankmesh(*arguments, "-g", 4)
+    assert ran.code == 0
+    assert "note: --gpus-per-node 4 is not used: 'host=8' says how many devices a host has" in ran.err
 
 
 @pytest.mark.parametrize(("arguments", "rule"), MISUSED, ids=_arguments)

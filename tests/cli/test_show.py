@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_written_is_a_usage_error(rankmesh, tmp_path: Path
     ran = rankmesh("show", "tp=2", "--svg", tmp_path / "absent" / "a.svg")
     assert ran.code == 2
     assert ran.err.startswith("error: cannot write ")
-    assert ran.err.endswith("No such file or directory\n")
+    assert ran.err.endswith("No such file or directory; name a file in a folder that exists\n")
 
 
 def test_a_large_world_is_drawn_in_part(rankmesh, tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ def test_names_of_dtypes():
     mesh = Mesh(dp=2)
     assert Sharding(mesh, (None,), (4,), torch.bfloat16) == Sharding(mesh, (None,), (4,), "bfloat16")
     assert Sharding(mesh, (None,), (4,), "bfloat16").itemsize == 2
+    with pytest.raises(LayoutError, match="unknown dtype 'bf16'; write 'bfloat16'"):
+        Sharding(Mesh(tp=2), (None,), shape=(4,), dtype="bf16")
     with pytest.raises(LayoutError, match="unknown dtype 'float7'"):
         Sharding(mesh, (None,), (4,), "float7")
 

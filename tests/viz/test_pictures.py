@@ -12,8 +12,7 @@ from rankmesh.core import Mesh
 from rankmesh.errors import UnknownGroup
 from rankmesh.readers.source import read
 from rankmesh.viz import grid, overview, page, picture
-from rankmesh.viz.palette import colours
-from rankmesh.viz.sheet import sheet
+from rankmesh.viz.sheet import colours, sheet
 
 MESHES = [
     *(Mesh(dp=1), Mesh(dp=7), Mesh(dp=20), Mesh(tp=1, dp=4), Mesh(tp=2, dp=3), Mesh(tp=2, cp=2, dp=2, pp=2)),

@@ -4,23 +4,22 @@
 app          the subcommands, registered
 shell        errors and exit codes: one line on stderr, never a traceback
 options      the arguments that subcommands have in common
-complete     what the shell's completion offers; bash_words: how bash asks for it
+complete     what the shell's completion offers, and how bash asks for it
 outputs      files beside what is printed
 console      data to stdout, words for people to stderr
 columns      tables that fit the terminal
-show, groups, explain, diff, explore, presets      one file each; show_text and diff_text write for the terminal
+show, groups, explain, diff, explore, presets      one file each, which writes for the terminal too
 ```
 """
 
 import os
 import sys
+import time
 
-from rankmesh.cli.bash_words import answered
+__all__ = ["STARTED", "main"]
 
-# Imported before anything large, as it takes the time.
-from rankmesh.cli.started import STARTED  # noqa: F401
-
-__all__ = ["main"]
+# When the command began: what it loads is a part of the time that it takes.
+STARTED = time.perf_counter()
 
 
 def main() -> None:
@@ -31,6 +30,8 @@ def main() -> None:
         app(prog_name="rankmesh")
 
     if os.environ.get("_RANKMESH_COMPLETE") == "complete_bash":
+        from rankmesh.cli.complete import answered
+
         sys.stdout.write(answered(run))
     else:
         run()

@@ -55,7 +55,7 @@ class Column:
         """The column no wider than ``width``."""
         if not self.fit or self.width <= width:
             return self
-        shorten = self.shorten or (lambda row, room: cut(self.cells[row], room))
+        shorten = self.shorten or (lambda row, width: cut(self.cells[row], width))
         cells = [shorten(row, width) for row in range(len(self.cells))]
         return Column(self.head, cells, self.right, self.style)
 

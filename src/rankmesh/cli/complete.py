@@ -6,7 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 
 import typer
 
@@ -14,7 +18,7 @@ from rankmesh.core import presets
 from rankmesh.errors import RankmeshError
 from rankmesh.readers.source import RECIPES, read, recipe_arguments
 
-__all__ = ["group_names", "preset_names", "spec_names"]
+__all__ = ["answered", "group_names", "preset_names", "rejoined", "spec_names"]
 
 _Offers = list[tuple[str, str]]
 
@@ -67,3 +71,59 @@ def group_names(ctx: typer.Context, incomplete: str) -> _Offers:
         for name, groups in plan.kinds.items()
         if name.startswith(incomplete) and name not in done.split(",")
     ]
+
+
+# -- bash -------------------------------------------------------------------------------------------------------------
+
+
+_BREAKS = ("=", ":")
+
+
+def rejoined(words: list[str], at: int) -> tuple[list[str], int, str]:
+    """The words as they were typed, the place of the current one, and what of it bash keeps by itself.
+
+    Bash cuts words at ``=`` and ``:`` too, and replaces only the last piece.
+
+    ```
+    typed                  COMP_WORDS                      the word    its piece after the last = or :
+    rankmesh show tp=2,d   rankmesh show tp = 2,d          tp=2,d      2,d
+    rankmesh show tp=      rankmesh show tp =              tp=         (nothing yet)
+    ```
+
+    >>> rejoined(["rankmesh", "show", "tp", "=", "2,d"], 4)
+    (['rankmesh', 'show', 'tp=2,d'], 2, 'tp=')
+    """
+    typed: list[str] = []
+    place, glue = at, False
+    for number, word in enumerate(words):
+        broken = word in _BREAKS
+        if typed and (broken or glue):
+            typed[-1] += word
+        else:
+            typed.append(word)
+        glue = broken and len(typed) > 1
+        if number == at:
+            place = len(typed) - 1
+    if at >= len(words):
+        return typed, len(typed), ""
+    return typed, place, typed[place][: max(map(typed[place].rfind, _BREAKS)) + 1]
+
+
+def answered(run: Callable[[], None]) -> str:
+    """What a completion of typer's answers to bash, without what bash keeps."""
+    words, place, keeps = rejoined(_words(os.environ.get("COMP_WORDS", "")), int(os.environ.get("COMP_CWORD", "0")))
+    os.environ.update(COMP_WORDS=shlex.join(words), COMP_CWORD=str(place))
+    with redirect_stdout(StringIO()) as answer, suppress(SystemExit):
+        run()
+    return "".join(f"{line}\n" for line in _offers(answer.getvalue(), keeps))
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quote that is still open
+        return text.split()
+
+
+def _offers(answer: str, keeps: str) -> Iterator[str]:
+    return (line.removeprefix(keeps) for line in answer.splitlines())

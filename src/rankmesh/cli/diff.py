@@ -6,20 +6,25 @@ False
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankmesh.cli.columns import Column, print_columns, ranks_text
 from rankmesh.cli.complete import spec_names
 from rankmesh.cli.console import note, out, write_json
-from rankmesh.cli.diff_text import print_difference
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import SPEC_HELP, Debug, Json, Variables, WorldSize, config_of, source_of, tell
-from rankmesh.core.difference import Difference, difference
+from rankmesh.core.difference import Difference, KindDiff, OnlyKind, difference
 from rankmesh.readers.source import Source
 
-__all__ = ["EXAMPLES", "command", "compared"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["EXAMPLES", "command", "compared", "print_difference"]
 
 EXAMPLES = """\
 $ rankmesh diff tp=2,dp=4 dp=4,tp=2
@@ -93,3 +98,101 @@ def _say(found: Difference) -> None:
     note("the same: every rank sees the same groups with the same options")
     if found.digests[0] != found.digests[1]:
         note("they are spelled differently: their digests differ, and live ranks must hold the same one")
+
+
+# -- the terminal -----------------------------------------------------------------------------------------------------
+
+
+def print_difference(console: Console, found: Difference) -> None:
+    """Print what differs, then the names of the kinds that are equal."""
+    for number, columns in enumerate(_tables(found)):
+        if number:
+            console.print()
+        print_columns(console, columns)
+    lines = list(_lines(found))
+    if lines and found.different:
+        console.print()
+    for line in lines:
+        console.print(fill(line, console.width))
+
+
+def _tables(found: Difference) -> Iterator[list[Column]]:
+    if sides := list(_sides(found)):
+        yield _table(("world", "left", "right"), sides)
+    if found.axes:
+        axes = [
+            (
+                axis.axis if axis.view is None else f"{axis.view}: {axis.axis}",
+                _axis(axis.left),
+                _axis(axis.right),
+            )
+            for axis in found.axes
+        ]
+        yield _table(("axis", "left", "right"), axes)
+    if found.groups:
+        yield _groups(found)
+    if found.options:
+        yield _options(found)
+
+
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[Column]:
+    cells = list(zip(*rows, strict=True))
+    return [Column(head, cells[number], style="" if number else "bold") for number, head in enumerate(heads)]
+
+
+def _sides(found: Difference) -> Iterator[tuple[str, ...]]:
+    if found.world_sizes[0] != found.world_sizes[1]:
+        yield ("ranks", *(f"{size:,}" for size in found.world_sizes))
+    if found.spans[0] != found.spans[1]:
+        yield ("mesh", *(f"{start:,} to {start + size - 1:,}" for start, size in found.spans))
+
+
+def _axis(pair: tuple[int, int] | None) -> str:
+    return "none" if pair is None else f"{pair[0]:,}, stride {pair[1]:,}"
+
+
+def _options(found: Difference) -> list[Column]:
+    """One row for all the kinds whose option differs alike."""
+    kinds: dict[tuple[str, str, str], list[str]] = {}
+    for item in found.options:
+        kinds.setdefault((item.option, str(item.left), str(item.right)), []).append(item.kind)
+    columns = _table(("option", "left", "right"), list(kinds))
+    return [*columns, Column("kinds", [", ".join(names) for names in kinds.values()], fit=True)]
+
+
+def _groups(found: Difference) -> list[Column]:
+    world = max(found.world_sizes)
+    rows = [(kind, number, example) for kind in found.groups for number, example in enumerate(kind.examples)]
+
+    def heads(text: Callable[[KindDiff], str]) -> list[str]:
+        return ["" if number else text(kind) for kind, number, _ in rows]
+
+    return [
+        Column("kind", heads(lambda kind: kind.name), style="bold"),
+        Column("ranks", heads(lambda kind: "all" if kind.ranks == world else f"{kind.ranks:,}"), right=True),
+        Column("rank", [f"{example.rank:,}" for _, _, example in rows], right=True),
+        _side("left", [(example.left, kind.left_size) for kind, _, example in rows]),
+        _side("right", [(example.right, kind.right_size) for kind, _, example in rows]),
+    ]
+
+
+def _side(head: str, groups: list[tuple[tuple[int, ...] | None, int]]) -> Column:
+    def shorten(row: int, width: int) -> str:
+        return "none" if (ranks := groups[row][0]) is None else ranks_text(ranks, groups[row][1], width)
+
+    cells = [shorten(row, 10**6) for row in range(len(groups))]
+    return Column(head, cells, fit=True, least=16, shorten=shorten)
+
+
+def _lines(found: Difference) -> Iterator[str]:
+    for side, kinds in (("left", found.only_left), ("right", found.only_right)):
+        if kinds:
+            yield f"only {side}: {', '.join(map(_only, kinds))}"
+    if found.order:
+        yield "order: the kinds that both have come in another order"
+    if found.equal:
+        yield f"equal: {', '.join(found.equal)}"
+
+
+def _only(kind: OnlyKind) -> str:
+    return kind.name + (f" (same groups as {' '.join(kind.same_as)})" if kind.same_as else "")

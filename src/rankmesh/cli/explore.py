@@ -66,7 +66,7 @@ def _machine(text: str | None, gpus_per_node: int | None, world_size: int) -> Ma
     """A cluster of a string stays the string, which the page has controls for; its ranks must have a device."""
     if text is None:
         return None if gpus_per_node is None else str(gpus_per_node)
-    found = cluster_of(text, world_size)
+    found = cluster_of(text, world_size, gpus_per_node=gpus_per_node)
     found.hosts_of(range(world_size))
     return text if "=" in text and not Path(text).is_file() else found
 

@@ -25,7 +25,7 @@ from rankmesh.errors import AgreementError, ConnectError, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.placement import Cluster
 from rankmesh.placement.measured import Measurement, calibrated
-from rankmesh.placement.words import duration
+from rankmesh.placement.report import duration
 
 __all__ = ["EXAMPLES", "command", "sizes_of"]
 

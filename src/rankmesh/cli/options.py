@@ -122,6 +122,12 @@ def cluster_of(
     '8 devices, 4 hosts of 2, levels host leaf'
     """
     if "=" in text and not Path(text).is_file():
+        if gpus_per_node is not None:
+            note(f"note: --gpus-per-node {gpus_per_node} is not used: {quoted(text)} says how many devices a host has")
+        if "*" in text and not world_size:
+            raise LayoutError(
+                f"{quoted(text)} leaves a size open, and there is no world to infer it from; write the size"
+            )
         size = world_size if "*" in text and world_size else None
         return topology.Cluster.parse(text, world_size=size, hosts=hosts)
     return topology.Cluster.read(text, hosts=hosts, gpus_per_node=gpus_per_node)

@@ -14,7 +14,7 @@ from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, Wor
 from rankmesh.cli.shell import save as write_file
 from rankmesh.errors import quoted
 from rankmesh.placement import Placed, Traffic, place
-from rankmesh.placement.words import HOSTS, by_host, duration, saving, searched
+from rankmesh.placement.report import HOSTS, by_host, duration, saving, searched
 from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "command", "placed", "within_of"]

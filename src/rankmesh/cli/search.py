@@ -44,7 +44,7 @@ def searched(
     missing = [name for name in ("batch", "sequence") if name not in chosen]
     if missing:
         such_as = " ".join(f"--{name} {_SUCH_AS[name]}" for name in missing)
-        raise typer.BadParameter(f"no {' and no '.join(missing)} is given; add them, such as {such_as}")
+        raise typer.BadParameter(f"no {' and no '.join(missing)} is given; add {such_as}, or yours")
     known = {field.name for field in fields(Training)}
     how = Training(**{name: value for name, value in chosen.items() if name in known})
     machine = described(cluster, world_size=world)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from typer.core import TyperGroup
 
 from rankmesh.cli.console import error, note, plain
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.errors import ConnectError, MissingExtra, RankmeshError
+from rankmesh.errors import ConnectError, MissingExtra, RankmeshError, quoted
 
 __all__ = ["DEBUG", "Failed", "Shell", "outcome", "save"]
 
@@ -50,7 +51,9 @@ def save(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as problem:
-        raise Failed(f"cannot write {path}: {problem.strerror}", ExitCode.USAGE) from problem
+        raise Failed(
+            f"cannot write {path}: {problem.strerror}; name a file in a folder that exists", ExitCode.USAGE
+        ) from problem
     note(f"wrote {path}")
 
 
@@ -140,8 +143,29 @@ def _told(problem: Exception) -> tuple[str, int]:
 def _usage(problem: Any) -> str:
     ctx = getattr(problem, "ctx", None)
     path = ctx.command_path if ctx is not None else "rankmesh"
-    message = problem.format_message()
+    message = _wrong_value(problem) or problem.format_message()
     return f"{message.rstrip('.')} (see: {path} --help)" if message else ""
+
+
+# What a value that typer refuses has to be, by the kind of its error.
+_EXPECTED = {
+    "int_parsing": "give a whole number",
+    "float_parsing": "give a number",
+    "greater_than_equal": "give at least {ge}",
+    "less_than_equal": "give at most {le}",
+}
+
+
+def _wrong_value(problem: Any) -> str:
+    """A value that an option does not take, with the value, which typer's own message leaves out; empty for others."""
+    if re.fullmatch(r"-\d+", str(getattr(problem, "option_name", ""))):
+        return f"{problem.option_name} is less than 0, and the numbers here are not; give at least 0"
+    rows: list[Any] = getattr(problem.__cause__ or problem.__context__, "errors", list)()
+    expected = _EXPECTED.get(rows[0]["type"]) if rows else None
+    if expected is None or getattr(problem, "param", None) is None:
+        return ""
+    found = quoted(rows[0]["input"])
+    return f"Invalid value for {problem.param.get_error_hint()}: {found}; {expected.format(**rows[0].get('ctx', {}))}"
 
 
 def _silence(stream: Any) -> None:

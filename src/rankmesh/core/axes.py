@@ -151,14 +151,14 @@ def fill(sizes: Mapping[str, int | None], total: int | None, what: str) -> dict[
         return {name: size for name, size in sizes.items() if size is not None}
     if open_axes and total % known:
         raise LayoutError(
-            f"{what} is {total}, which {_product(sizes)} = {known} does not divide, so {open_axes[0]}=* has no size; "
+            f"{what} is {total}, which {_product(sizes)} does not divide, so {open_axes[0]}=* has no size; "
             "change a size",
             total=total,
             product=known,
         )
     if not open_axes and known != total:
         raise LayoutError(
-            f"{what} is {total}, but {_product(sizes)} = {known}; {_fitting(sizes, total)}",
+            f"{what} is {total}, but {_product(sizes)}; {_fitting(sizes, total)}",
             total=total,
             product=known,
         )
@@ -166,7 +166,11 @@ def fill(sizes: Mapping[str, int | None], total: int | None, what: str) -> dict[
 
 
 def _product(sizes: Mapping[str, int | None]) -> str:
-    return " x ".join(f"{name} {size}" for name, size in sizes.items() if size is not None) or "1"
+    """The sizes that are given, and their product: ``tp 2 x dp 4 = 8``, or ``tp=2``."""
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if len(given) == 1:
+        return next(f"{name}={size}" for name, size in given.items())
+    return f"{' x '.join(f'{name} {size}' for name, size in given.items()) or '1'} = {prod(given.values())}"
 
 
 def _fitting(sizes: Mapping[str, int | None], total: int) -> str:

@@ -119,6 +119,7 @@ def refused_as(error: type[RankmeshError], what: str, fix: str, **values: object
     except RankmeshError:
         raise
     except Unreadable as found:
+        fix = "fix the file" if isinstance(found, Invalid) else fix
         raise error(f"{what} {found}; {fix}", **values) from found
     except RecursionError as found:
         raise error(f"{what} is nested too deeply; {fix}", **values) from found

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -160,14 +161,18 @@ def _length(length: object) -> int:
     return integer(length, "length of a dimension", least=0)
 
 
+# What torch's dtypes are called elsewhere.
+_SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32",
+          "fp64": "float64", "double": "float64", "fp8": "float8_e4m3fn", "int": "int32", "long": "int64"}  # fmt: skip
+
+
 @lru_cache(maxsize=256)
 def _dtype(name: str) -> str:
     short = name.removeprefix("torch.")
     if short not in DTYPES:
-        raise LayoutError(
-            f"unknown dtype {quoted(name)}; give one of torch's, by its name: {', '.join(sorted(DTYPES))}",
-            received=name,
-        )
+        meant = _SHORT.get(short.lower()) or next(iter(get_close_matches(short, DTYPES, n=1)), None)
+        fix = f"give one of torch's, by its name: {', '.join(sorted(DTYPES))}" if meant is None else f"write {meant!r}"
+        raise LayoutError(f"unknown dtype {quoted(name)}; {fix}", received=name)
     return short
 
 

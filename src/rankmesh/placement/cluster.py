@@ -181,6 +181,12 @@ class Cluster:
         """
         sizes = fill(parse_axes(text), world_size, "world_size")
         first, *outer = sizes
+        if prod(sizes.values()) > _DEVICES:
+            raise ClusterError(
+                f"{quoted(text)} has {quoted(prod(sizes.values()))} devices, and at most {_DEVICES:,} are read; "
+                "correct a size",
+                received=text,
+            )
         count = prod(sizes[name] for name in outer)
         listed = tuple(f"node{number}" for number in range(count)) if hosts is None else host_list(hosts)
         if len(listed) != count:

@@ -36,7 +36,7 @@ from rankmesh.placement.cost import FloatArray, Lay, Machine, seconds
 from rankmesh.placement.orders import Factor, Filler, labelings, mesh_factors, primes, words
 from rankmesh.placement.steps import default_traffic
 from rankmesh.placement.traffic import Traffic
-from rankmesh.placement.within import Bound, bounds, check_room, packing
+from rankmesh.placement.within import Bound, bounds, check_capacity, packing
 
 __all__ = ["Costing", "KindCost", "Placed", "place"]
 
@@ -63,7 +63,7 @@ class KindCost:
     level_before: str
 
     def __repr__(self) -> str:
-        from rankmesh.placement.words import duration
+        from rankmesh.placement.report import duration
 
         return (
             f"KindCost({self.name}: {duration(self.cost)} within {self.level}, "
@@ -105,24 +105,24 @@ class Placed:
 
     def by_host(self) -> dict[str, str]:
         """What each host holds, by axes: ``{"node2": "tp 0-7 of dp 0"}``; hosts in natural order."""
-        from rankmesh.placement.words import by_host
+        from rankmesh.placement.report import by_host
 
         return by_host(self)
 
     def __repr__(self) -> str:
-        from rankmesh.placement.words import duration
+        from rankmesh.placement.report import duration
 
         cost = f"{duration(self.before)} before, {duration(self.cost)} after"
         return f"Placed({self.order}, {len(self.rank_map):,} ranks, {cost}, digest {self.plan.digest[:12]})"
 
     def _repr_html_(self) -> str:
-        from rankmesh.placement.words import html
+        from rankmesh.placement.report import html
 
         return html(self)
 
     def report(self) -> str:
         """Before, after and why, in words."""
-        from rankmesh.placement.words import report
+        from rankmesh.placement.report import report
 
         return report(self)
 
@@ -205,7 +205,7 @@ def place(
     sent, notes = _traffic(plan, known, traffic)
     found = bounds(plan, cluster, within or {}, known)
     ranks, machine, given = _devices(plan, cluster)
-    check_room(plan, cluster, found, machine)
+    check_capacity(plan, cluster, found, machine)
     costing = Costing(known, machine, sent, found, backend=backend)
     best, whole = _search(plan.mesh, costing, Filler(machine), found, given, exact)
     tried = costing.tried

@@ -123,10 +123,11 @@ def _messages(name: object, rows: object) -> Iterator[Message]:
         if isinstance(row, Message):
             yield row
             continue
-        if not isinstance(row, Mapping) or not {"collective", "bytes"} <= row.keys() <= {
-            "collective",
-            "bytes",
-            "times",
-        }:
+        if not isinstance(row, Mapping):
             raise PlacementError(f"traffic of {quoted(name)} has {quoted(row)}; {_FORM}", kind=name)
+        missing = {"collective", "bytes"} - row.keys()
+        unknown = row.keys() - {"collective", "bytes", "times"}
+        if missing or unknown:
+            what = f"has no {' and no '.join(sorted(missing))}" if missing else f"has {quoted(min(map(str, unknown)))}"
+            raise PlacementError(f"a message of {quoted(name)} {what}; {_FORM}", kind=name)
         yield Message(**row)

@@ -21,7 +21,7 @@ from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.cost import Machine
 
-__all__ = ["Bound", "bounds", "check_room", "joined", "packing"]
+__all__ = ["Bound", "bounds", "check_capacity", "joined", "packing"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def packing(found: Sequence[Bound], machine: Machine, size: int) -> tuple[IntArr
     return order, tuple(sizes)
 
 
-def check_room(plan: Plan, cluster: Cluster, found: Sequence[Bound], machine: Machine) -> None:
+def check_capacity(plan: Plan, cluster: Cluster, found: Sequence[Bound], machine: Machine) -> None:
     """Refuse a constraint that no placement can meet, with the group, the hosts, and the sizes that would do."""
     size = machine.units.shape[1]
     for bound in found:
@@ -79,8 +79,8 @@ def check_room(plan: Plan, cluster: Cluster, found: Sequence[Bound], machine: Ma
         sets = counts[counts > 0]
         largest = int(sets.max())
         units = np.bincount(machine.units[bound.level])
-        room = units[units > 0]
-        if len(set(sets.tolist())) > 1 and largest <= int(room.max()):
+        capacity = units[units > 0]
+        if len(set(sets.tolist())) > 1 and largest <= int(capacity.max()):
             continue  # sets of several sizes: whether they fit together is tried, not computed
         spare = [unit for unit, devices in enumerate(units) if devices % largest or (0 < devices < largest)]
         if spare:

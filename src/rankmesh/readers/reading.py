@@ -260,7 +260,7 @@ def cut(text: str) -> str:
     """A text of the file as a message quotes it: at most 80 characters of it.
 
     >>> cut("tp" * 1000)[-6:], len(cut("tp" * 1000))
-    ('ptp...', 80)
+    ('tpt...', 80)
     """
     return text if len(text) <= _QUOTED else f"{text[: _QUOTED - 3]}..."
 

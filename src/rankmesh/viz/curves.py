@@ -13,8 +13,8 @@ from math import ceil, floor, log10
 from xml.etree.ElementTree import Element, tostring
 
 from rankmesh.placement.measured import Measured, Measurement
-from rankmesh.viz.palette import colours
 from rankmesh.viz.panel import STYLE, put
+from rankmesh.viz.sheet import colours
 
 __all__ = ["curves"]
 

@@ -9,9 +9,8 @@ from xml.etree.ElementTree import Element, SubElement
 from rankmesh.core.groups import Groups
 from rankmesh.core.plan import Plan
 from rankmesh.placement import Cluster
-from rankmesh.viz.palette import colours
 from rankmesh.viz.part import Part, part_of
-from rankmesh.viz.sheet import Block, Sheet, sheet
+from rankmesh.viz.sheet import Block, Sheet, colours, sheet
 
 __all__ = ["GAP", "STYLE", "Panel", "panel", "put"]
 

@@ -17,6 +17,7 @@ A row holds consecutive positions, so nodes are runs of cells.
 
 from __future__ import annotations
 
+from colorsys import hls_to_rgb
 from dataclasses import dataclass
 from math import prod
 
@@ -24,7 +25,7 @@ from rankmesh.core.mesh import Mesh
 from rankmesh.core.strided import IntArray
 from rankmesh.viz.part import Part, part_of
 
-__all__ = ["Block", "Row", "Sheet", "sheet"]
+__all__ = ["Block", "Row", "Sheet", "colours", "sheet"]
 
 _Axes = list[tuple[str, int]]
 
@@ -119,3 +120,28 @@ def _wrapped(axis: tuple[str, int], rest: _Axes, ranks: IntArray, width: int) ->
         for label, line in zip(_labels(rest), ranks.reshape(-1, size).tolist(), strict=True)
     ]
     return Sheet((tuple(f"+{column}" for column in range(width)),), tuple(blocks))
+
+
+# -- colours ----------------------------------------------------------------------------------------------------------
+
+
+# The golden ratio spreads any number of hues evenly, and puts consecutive ones far apart.
+_STEP = 0.6180339887498949
+_FIRST = 0.593
+_LIGHTNESS = (0.78, 0.70, 0.88)
+_SATURATION = 0.80
+
+
+def colours(count: int) -> list[str]:
+    """``count`` colours as hexadecimal RGB, light enough for dark text, neighbours far apart.
+
+    Lightness changes after every twelve.
+
+    >>> colours(3)
+    ['#9ac2f4', '#dcf49a', '#f19af4']
+    """
+    return [_hex((_FIRST + number * _STEP) % 1.0, _LIGHTNESS[number // 12 % 3]) for number in range(count)]
+
+
+def _hex(hue: float, lightness: float) -> str:
+    return "#" + "".join(f"{round(channel * 255):02x}" for channel in hls_to_rgb(hue, lightness, _SATURATION))
