@@ -123,7 +123,7 @@ def _table(table: Table) -> Iterator[str]:
     yield ""
     yield f"## {table.title}"
     yield ""
-    yield table.says
+    yield table.about
     yield ""
     yield _row(table.head)
     yield _row(["---"] * len(table.head))

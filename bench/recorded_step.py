@@ -85,7 +85,7 @@ dist.broadcast(steps, 0)
 in_turn(settled)
 """
 
-_ALONE = f"""{_IN_TURN}
+_ISOLATED = f"""{_IN_TURN}
 def asleep():
     time.sleep(2)
     began = time.process_time()
@@ -114,7 +114,7 @@ if rank == 0:
 def measured(pairs: int = 10) -> dict[str, Any]:
     """All three, as figures: seconds of each block and of one call, and processor time a second that a watch takes."""
     blocks = _run(_WATCH, pairs=pairs, seconds=_BLOCK)
-    single = _run(_ALONE, pairs=3, seconds=5 * _BLOCK)
+    single = _run(_ISOLATED, pairs=3, seconds=5 * _BLOCK)
     calls: dict[str, list[float]] = {"without": [], "with": []}
     for turn in range(_ROUNDS):
         for what in ("without", "with") if turn % 2 == 0 else ("with", "without"):

@@ -22,12 +22,12 @@ class Table:
     """A heading, what it means, the names of the columns, and the rows."""
 
     title: str
-    says: str
+    about: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
-_SAYS = {
+_ABOUT = {
     "live": (
         "Live groups",
         (
@@ -58,7 +58,7 @@ def tables(results: Results) -> list[Table]:
         found = results.of(section)
         if found:
             head, rows = maker(found)
-            made.append(Table(*_SAYS[section], head, tuple(rows)))
+            made.append(Table(*_ABOUT[section], head, tuple(rows)))
     return made
 
 

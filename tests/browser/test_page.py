@@ -22,10 +22,10 @@ class Shown:
 
     def __init__(self, page):
         self.page = page
-        self.said, self.asked = [], []
+        self.messages, self.asked = [], []
         # What the tests themselves read of the canvas is remarked upon.
-        page.on("console", lambda message: "getImageData" in message.text or self.said.append(message.text))
-        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("console", lambda message: "getImageData" in message.text or self.messages.append(message.text))
+        page.on("pageerror", lambda error: self.messages.append(str(error)))
         page.on("request", lambda request: self.asked.append(request.url))
 
     def goto(self, fragment="", path=PAGE):
@@ -66,7 +66,7 @@ def shown(browser):
     shown.goto(f"spec={SPEC}")
     yield shown
     context.close()
-    assert shown.said == []
+    assert shown.messages == []
     assert [url for url in shown.asked if not re.match(r"(file|blob|about):", url)] == []
 
 

@@ -197,7 +197,7 @@ def _named(me):
 def test_a_process_group_is_known_by_its_name(ranks):
     """8 ranks, a job of two equal plans: name and description tell plan, kind, coordinate and members."""
     for rank, (found, other, unknown) in enumerate(ranks(8, _named)):
-        assert all(kind == leader and same for kind, leader, same in found)
+        assert all(kind == owner and same for kind, owner, same in found)
         assert (rank + 1) % 8 in other
         assert "of the plans that are connected here (left, right)" in unknown
 
@@ -423,8 +423,8 @@ def test_one_communicator_for_equal_members_and_options(ranks):
         assert seen["turned"] == seen["dp"][::-1]
         report = json.loads(text)
         assert report["communicators"] == 6
-        leaders = {group["name"]: group["communicator"] for group in report["groups"]}
-        assert leaders == {
+        canonical_of = {group["name"]: group["communicator"] for group in report["groups"]}
+        assert canonical_of == {
             "dp": "dp",
             "dp_pp": "dp",
             "own": "own",

@@ -36,7 +36,7 @@ _LOADED = {
     "device_mesh": ("torch.distributed.device_mesh",),
 }
 # These run in a network namespace of their own, which they take down.
-ALONE = frozenset({"loses_the_network"})
+SEPARATE = frozenset({"loses_the_network"})
 
 
 def hang(name, folder, *, size, watched):
@@ -143,7 +143,7 @@ def main():
 
     folder, *names = sys.argv[1:]
     for name in names or sorted(programs.HANGS):
-        if name in ALONE and not single():
+        if name in SEPARATE and not single():
             command = [sys.executable, "-m", "tests.hangs.running", folder, name]
             subprocess.run(
                 ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command], check=True

@@ -11,7 +11,7 @@ import sys
 import pytest
 from tests.hangs.keep import HERE, KEPT, KEPT_ON_NCCL, KEPT_TIMED_OUT
 from tests.hangs.programs import HANGS, ON_NCCL
-from tests.hangs.running import ALONE
+from tests.hangs.running import SEPARATE
 from tests.hangs.timed_out import TIMED_OUT
 
 from rankmesh.debug.doctor import CAUSES, doctor
@@ -105,7 +105,7 @@ def runs(tmp_path_factory):
 
 
 def _can_run(name):
-    return name not in ALONE or os.geteuid() == 0
+    return name not in SEPARATE or os.geteuid() == 0
 
 
 @pytest.mark.timeout(600)

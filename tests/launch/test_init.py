@@ -231,7 +231,7 @@ def test_hosts_that_listen_at_a_loopback_address_are_named(ranks):
         assert error["seconds"] < limits.AT_ONCE
 
 
-ALONE = """
+SINGLE = """
 import sys, rankmesh as rm
 sys.argv = ["/work/job.py"]
 with rm.init():
@@ -249,7 +249,7 @@ def test_a_job_that_is_started_alone_says_how_to_start_it():
     """Plain python with a plan of several ranks names torchrun with their number; a plan of one rank connects."""
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(
-        [sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", SINGLE], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout.splitlines() == [
         "torchrun --nproc-per-node 8 job.py",

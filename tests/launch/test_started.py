@@ -9,7 +9,7 @@ from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import LAUNCHERS, srun_variables, torchrun_variables
 
 HAND = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-MEETING = {"MASTER_ADDR": "node0", "MASTER_PORT": "29400"}
+RENDEZVOUS = {"MASTER_ADDR": "node0", "MASTER_PORT": "29400"}
 SLURM = {
     "SLURM_PROCID": "5",
     "SLURM_NTASKS": "8",
@@ -34,8 +34,8 @@ HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 
 # Eight ranks on two hosts, this is rank 5, the second of the second host.
 RECORDED = {
-    "torchrun": {**HAND, **MEETING, "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"},
-    "ray": {**HAND, **MEETING, "NODE_RANK": "1", "RAY_JOB_ID": "01000000"},
+    "torchrun": {**HAND, **RENDEZVOUS, "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"},
+    "ray": {**HAND, **RENDEZVOUS, "NODE_RANK": "1", "RAY_JOB_ID": "01000000"},
     "jsrun": {
         "JSM_NAMESPACE_RANK": "5",
         "JSM_NAMESPACE_SIZE": "8",
@@ -51,7 +51,7 @@ RECORDED = {
     "flux": {"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "2"},
     "slurm": SLURM,
     "pmix": {"PMIX_RANK": "5", "PMIX_NAMESPACE": "prterun-1", "WORLD_SIZE": "8"},
-    "environment": {**HAND, **MEETING},
+    "environment": {**HAND, **RENDEZVOUS},
 }
 
 
@@ -293,8 +293,8 @@ def test_tasks_per_node_that_slurm_does_not_write(text):
         ({**SLURM, "RANK": "4", "WORLD_SIZE": "8"}, ("RANK=4", "SLURM_PROCID=5 of 8")),
         ({**SLURM, "RANK": "0", "WORLD_SIZE": "16"}, ("WORLD_SIZE=16", "SLURM_PROCID=5 of 8")),
         ({**OPENMPI, "RANK": "0", "WORLD_SIZE": "2"}, ("RANK=0", "OMPI_COMM_WORLD_RANK=5 of 8")),
-        ({**HAND, **MEETING, "LOCAL_RANK": "4"}, ("LOCAL_RANK=4", "4 ranks on this host")),
-        ({**HAND, **MEETING, "RANK": "1", "LOCAL_RANK": "2"}, ("LOCAL_RANK=2", "RANK=1")),
+        ({**HAND, **RENDEZVOUS, "LOCAL_RANK": "4"}, ("LOCAL_RANK=4", "4 ranks on this host")),
+        ({**HAND, **RENDEZVOUS, "RANK": "1", "LOCAL_RANK": "2"}, ("LOCAL_RANK=2", "RANK=1")),
     ],
 )
 def test_what_contradicts_itself_is_refused_with_both_values(variables, both):
@@ -307,7 +307,7 @@ def test_what_contradicts_itself_is_refused_with_both_values(variables, both):
 def test_tasks_that_start_several_ranks_each():
     """Each task of srun starts two ranks, as torchrun would, and numbers them: the numbers count."""
     result = started_by(
-        {**SLURM, **MEETING, "RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+        {**SLURM, **RENDEZVOUS, "RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     )
     assert (result.launcher, result.rank, result.world_size) == ("environment", 11, 16)
 

@@ -16,7 +16,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 RANKS, STEPS, SAVED, LIMIT = 4, 4, 2, 500
-OWN, DROP_INS = "own", "drop-ins"
+MEGATRON, DROP_INS = "megatron", "drop-ins"
 PARALLEL = {
     "TP 2, PP 2": ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"],
     "PP 2, VPP 2": ["--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1"],
@@ -88,7 +88,7 @@ def trained(request, checkout, tmp_path_factory):
     """Four steps of one layout over each side, which saves after the second: where, the layout, what ranks recorded."""
     place, layout = tmp_path_factory.mktemp("pretrain"), PARALLEL[request.param]
     result = {}
-    for side in (OWN, DROP_INS):
+    for side in (MEGATRON, DROP_INS):
         saved = ["--save", str(place / f"{side}-saved"), "--save-interval", str(SAVED)]
         result[side] = pretrain(checkout, side, [*layout, *saved], place / side)
     return place, layout, result
@@ -98,7 +98,7 @@ def trained(request, checkout, tmp_path_factory):
 def test_pretrain_gpt(trained):
     """Four steps of each layout: the losses and gradient norms of every rank are equal, bit for bit."""
     _, _, result = trained
-    local, ours = result[OWN], result[DROP_INS]
+    local, ours = result[MEGATRON], result[DROP_INS]
     assert {rank["mpu"] for rank in local} == {"megatron.core.parallel_state"}
     assert {rank["mpu"] for rank in ours} == {"rankmesh.dialects.megatron.parallel_state"}
     assert [rank["steps"] for rank in ours] == [rank["steps"] for rank in local]
@@ -108,7 +108,7 @@ def test_pretrain_gpt(trained):
 
 
 @pytest.mark.timeout(2 * LIMIT)
-@pytest.mark.parametrize(("saver", "loader"), [(OWN, DROP_INS), (DROP_INS, OWN)])
+@pytest.mark.parametrize(("saver", "loader"), [(MEGATRON, DROP_INS), (DROP_INS, MEGATRON)])
 def test_pretrain_gpt_continues_from_a_checkpoint_of_the_other(trained, checkout, saver, loader):
     """The steps after the checkpoint have the losses and norms of the run that saved it; no file of it names us."""
     place, layout, result = trained

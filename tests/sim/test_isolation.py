@@ -77,7 +77,7 @@ def test_a_rank_that_spins_is_named():
 
 
 RELEASE = threading.Event()
-SAID = []
+OUTCOMES = []
 
 
 def _blocks():
@@ -85,17 +85,17 @@ def _blocks():
         dist.barrier()
     RELEASE.wait(30)  # a call that no exception reaches
     try:
-        SAID.append(dist.get_rank())
+        OUTCOMES.append(dist.get_rank())
         dist.all_reduce(torch.ones(1))
     except BaseException as error:
-        SAID.append(type(error).__name__)
+        OUTCOMES.append(type(error).__name__)
         raise
 
 
 def test_a_rank_that_cannot_be_ended_is_harmless():
     """2 ranks: a thread that blocks outlives its run; what it then asks of torch raises; later runs are unharmed."""
     RELEASE.clear()
-    SAID.clear()
+    OUTCOMES.clear()
     with pytest.raises(sim.RanksFailed, match="made no progress"):
         sim.run(_blocks, 2, timeout=0.2)
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "rank 1"]
@@ -105,7 +105,7 @@ def test_a_rank_that_cannot_be_ended_is_harmless():
     RELEASE.set()
     thread.join(10)
     assert not thread.is_alive()
-    assert set(SAID) <= {"Abandoned"}
+    assert set(OUTCOMES) <= {"Abandoned"}
     assert sim.run(dist.get_rank, 3) == [0, 1, 2]
     assert not hooks.in_place
 

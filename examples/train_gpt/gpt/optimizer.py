@@ -40,9 +40,9 @@ class Share:
             counts.fill_(piece.counted)
             piece.parameter.data, piece.parameter.grad = value, gradient
         self.counted = counted[replicas.rank()]
-        self.own = nn.Parameter(self.values[replicas.rank()])
-        self.gradient = torch.zeros_like(self.own)
-        self.adam = torch.optim.AdamW([self.own], lr=rate)
+        self.part = nn.Parameter(self.values[replicas.rank()])
+        self.gradient = torch.zeros_like(self.part)
+        self.adam = torch.optim.AdamW([self.part], lr=rate)
 
     def views(self, buffer: Tensor) -> list[Tensor]:
         """A buffer of all weights as one tensor for each piece."""
@@ -52,7 +52,7 @@ class Share:
 
     def state(self) -> dict[str, Tensor]:
         """Every weight with its moments, as this rank holds it; replicas hold moments in parts, and gather."""
-        kept = self.adam.state[self.own]
+        kept = self.adam.state[self.part]
         buffers = {"": self.values} | {f".{name}": gather(kept[name], self.replicas) for name in MOMENTS}
         return {
             f"{piece.name}{suffix}": view
@@ -79,9 +79,9 @@ class Share:
 
     def update(self, factor: Tensor) -> None:
         """One step of AdamW with the gradients times ``factor``; every replica gets all values."""
-        self.own.grad = self.gradient * factor
+        self.part.grad = self.gradient * factor
         self.adam.step()
-        self.values.copy_(gather(self.own.detach().clone(), self.replicas))
+        self.values.copy_(gather(self.part.detach().clone(), self.replicas))
         self.gradients.zero_()
 
 
