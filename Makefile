@@ -30,7 +30,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 help:  ## list the targets
 	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-15s %s\n", $$1, $$2 }'
 
-demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then build and prove its groups live on this machine
+demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then create and verify its groups on this machine
 	$(BIN)/rankmesh show '$(SPEC)'
 	$(BIN)/rankmesh check '$(SPEC)'
 
