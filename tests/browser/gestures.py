@@ -23,9 +23,9 @@ _TIMED = """() => {
   const kinds = [...app.model.plan.kinds.keys()], element = document.querySelector('.view');
   const counts = [0, 0];
   const counted = (owner, name, place) => {
-    const own = owner[name];
-    owner[name] = function (...how) { counts[place]++; return own.apply(this, how); };
-    return () => { owner[name] = own; };
+    const original = owner[name];
+    owner[name] = function (...how) { counts[place]++; return original.apply(this, how); };
+    return () => { owner[name] = original; };
   };
   const stop = [counted(CanvasRenderingContext2D.prototype, 'fillRect', 0), counted(document, 'createElement', 1)];
   const timed = (act) => { counts.fill(0); const start = performance.now(); act();

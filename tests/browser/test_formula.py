@@ -45,7 +45,7 @@ def facts(plan, width):
             [list(mesh.coordinate(rank, view=view).items()) for view in (None, *mesh.views)] for rank in ranks
         ],
         "groups": {name: groups.tolist() for name, groups in plan.kinds.items()},
-        "own": [
+        "local": [
             [
                 [local.name, str(local), local.rank, None if local.size == 1 else local.canonical]
                 for local in plan.of(rank).values()
@@ -69,7 +69,7 @@ FACTS = """(asked) => {
   const { read, Plan, Cluster, communicators, useText, crossings, RankmeshError } = rankmesh;
   const facts = (plan, width) => {
     const { mesh } = plan, use = communicators(plan), cluster = Cluster.ofNodes(width, plan.worldSize);
-    const { offset, stop } = mesh.span, views = [null, ...mesh.views.keys()];
+    const { offset, stop } = mesh.rankRange, views = [null, ...mesh.views.keys()];
     const ranks = [...new Set([offset, offset + Math.floor(mesh.size / 2), stop - 1])];
     const each = (make) => Object.fromEntries([...plan.kinds].map(([name, groups]) => [name, make(groups, name)]));
     return {
@@ -87,7 +87,7 @@ FACTS = """(asked) => {
               throw new Error(`rank ${rank} is not where it is listed`);
         return listed;
       }),
-      own: ranks.map((rank) => plan.of(rank).map((own) => [own.name, own.label, own.rank, own.communicator])),
+      local: ranks.map((rank) => plan.of(rank).map((local) => [local.name, local.label, local.rank, local.communicator])),
       sharing: plan.sharing,
       use: each((_, name) => useText(use.kinds.get(name))),
       communicators: [use.least, use.most, use.total],

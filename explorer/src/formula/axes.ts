@@ -4,7 +4,7 @@
  *     "tp=2,cp=2,dp=*,pp=2"      name=size, the first axis adjacent; one size may be *
  *     "dp-cp"                    a set of axes, joined by hyphens
  */
-import { layoutError, quoted, repr, unknownAxis, type Plain } from "./words";
+import { layoutError, quoted, repr, unknownAxis, type Plain } from "./messages";
 
 /** Sizes by name, in the order of the axes; `null` is a `*`. */
 export type Sizes = ReadonlyMap<string, number>;

@@ -6,7 +6,7 @@
  *                                                   units[2]  0 0 0 0 0 0 0 0      its spine
  */
 import { fill, integer, parseAxes, product } from "./axes";
-import { clusterError, quoted } from "./words";
+import { clusterError, quoted } from "./messages";
 
 /** A cluster as `rankmesh cluster --json` prints it. */
 export interface ClusterData {
@@ -50,7 +50,7 @@ export class Cluster {
     const numbers = levels.map(() => new Map<string, number>());
     let device = 0;
     hosts.forEach((host, number) => {
-      const own = levels.map((_, level) => {
+      const local = levels.map((_, level) => {
         const name = level ? host.places[level - 1] : `${number} ${host.name}`;
         const known = numbers[level].get(name);
         if (known !== undefined) return known;
@@ -61,18 +61,18 @@ export class Cluster {
       });
       for (let end = device + host.devices; device < end; device++) {
         const rank = this.ranks ? this.ranks[device] : device;
-        for (let level = 0; level < own.length; level++) {
-          units[level][rank] = own[level];
-          if (rank < lowest[level][own[level]]) lowest[level][own[level]] = rank;
+        for (let level = 0; level < local.length; level++) {
+          units[level][rank] = local[level];
+          if (rank < lowest[level][local[level]]) lowest[level][local[level]] = rank;
         }
       }
     });
     this.units = units;
     this.lowest = lowest;
     const sizes = lowest.map((ranks) => (ranks.length > 1 ? ranks[1] : this.size));
-    const alike =
+    const equal =
       !this.ranks && sizes.every((size, level) => lowest[level].every((rank, unit) => rank === unit * size));
-    this.even = alike && sizes.every((size) => this.size % size === 0) ? sizes : null;
+    this.even = equal && sizes.every((size) => this.size % size === 0) ? sizes : null;
     this.names = names;
   }
 

@@ -6,8 +6,8 @@ import { optionsKey, type Plan } from "./plan";
 
 /** The groups of one kind by what they use. */
 export interface Use {
-  readonly own: number;
-  readonly alone: number;
+  readonly separate: number;
+  readonly single: number;
   readonly shares: readonly (readonly [string, number])[];
 }
 
@@ -18,13 +18,13 @@ export interface Communicators {
   readonly total: number;
 }
 
-export function useText({ own, alone, shares }: Use): string {
-  const none = alone ? ["none needed"] : [];
-  if (!shares.length) return [...none, ...(own ? ["own"] : [])].join(", ");
-  if (!own && shares.length === 1) return `shares ${shares[0][0]}`;
+export function useText({ separate, single, shares }: Use): string {
+  const none = single ? ["none needed"] : [];
+  if (!shares.length) return [...none, ...(separate ? ["own"] : [])].join(", ");
+  if (!separate && shares.length === 1) return `shares ${shares[0][0]}`;
   return [
     ...none,
-    ...(own ? [`own (${own})`] : []),
+    ...(separate ? [`own (${separate})`] : []),
     ...shares.map(([kind, groups]) => `shares ${kind} (${groups})`),
   ].join(", ");
 }
@@ -35,20 +35,20 @@ export function communicators(plan: Plan): Communicators {
   let [everywhere, total] = [0, 0];
   plan.specs.forEach((each, number) => {
     const groups = plan.groups(each.name);
-    const alone = groups.size === 1;
-    const leaders = alone ? [] : leadersOf(plan, number);
-    kinds.set(each.name, useOf(plan, groups, leaders));
-    if (alone) return;
-    total += kinds.get(each.name)!.own;
-    if (!leaders.length && !groups.picked) everywhere++;
-    else if (kinds.get(each.name)!.own) addOwn(perRank, groups, leaders);
+    const single = groups.size === 1;
+    const canonical = single ? [] : canonicalOf(plan, number);
+    kinds.set(each.name, useOf(plan, groups, canonical));
+    if (single) return;
+    total += kinds.get(each.name)!.separate;
+    if (!canonical.length && !groups.picked) everywhere++;
+    else if (kinds.get(each.name)!.separate) addSeparate(perRank, groups, canonical);
   });
   const [least, most] = range(perRank);
   return { kinds, least: least + everywhere, most: most + everywhere, total };
 }
 
 /** For each group of a kind the number of the kind that leads it, -1 for its own; an empty list where nobody leads any. */
-function leadersOf(plan: Plan, number: number): Int32Array | number[] {
+function canonicalOf(plan: Plan, number: number): Int32Array | number[] {
   const each = plan.specs[number];
   const groups = plan.groups(each.name);
   if (each.options?.share === false) return [];
@@ -79,7 +79,7 @@ function sameGroups(plan: Plan, one: string, name: string): Uint8Array | true | 
 export function rowsThatMatch(ours: Groups, theirs: Groups): Uint8Array {
   const [index, left, right] = [ours.index(), ours.array(), theirs.array()];
   const { size } = theirs;
-  const { offset } = ours.span;
+  const { offset } = ours.rankRange;
   const same = new Uint8Array(theirs.count);
   for (let group = 0; group < same.length; group++) {
     const row = index[right[group * size] - offset] ?? -1;
@@ -90,30 +90,31 @@ export function rowsThatMatch(ours: Groups, theirs: Groups): Uint8Array {
   return same;
 }
 
-function useOf(plan: Plan, groups: Groups, leaders: ArrayLike<number>): Use {
+function useOf(plan: Plan, groups: Groups, canonical: ArrayLike<number>): Use {
   const { count } = groups;
-  if (groups.size === 1) return { own: 0, alone: count, shares: [] };
+  if (groups.size === 1) return { separate: 0, single: count, shares: [] };
   const counts = new Map<number, number>();
-  for (const leader of Array.from(leaders)) {
-    if (leader >= 0) counts.set(leader, (counts.get(leader) ?? 0) + 1);
+  for (const first of Array.from(canonical)) {
+    if (first >= 0) counts.set(first, (counts.get(first) ?? 0) + 1);
   }
   const shares = [...counts]
     .sort(([a], [b]) => a - b)
     .map(([number, times]) => [plan.specs[number].name, times] as const);
   return {
-    own: count - shares.reduce((total, [, times]) => total + times, 0),
-    alone: 0,
+    separate: count - shares.reduce((total, [, times]) => total + times, 0),
+    single: 0,
     shares,
   };
 }
 
 /** One more communicator for each member of a group that leads itself. */
-function addOwn(perRank: Int16Array, groups: Groups, leaders: ArrayLike<number>): void {
+function addSeparate(perRank: Int16Array, groups: Groups, canonical: ArrayLike<number>): void {
   const array = groups.array();
   const { size } = groups;
   for (let group = 0; group < groups.count; group++) {
-    if (leaders.length && leaders[group] >= 0) continue;
-    for (let place = group * size; place < (group + 1) * size; place++) perRank[array[place] - groups.span.offset]++;
+    if (canonical.length && canonical[group] >= 0) continue;
+    for (let place = group * size; place < (group + 1) * size; place++)
+      perRank[array[place] - groups.rankRange.offset]++;
   }
 }
 

@@ -19,10 +19,10 @@ export interface Crossings {
 
 export function crossings(groups: Groups, cluster: Cluster): Crossings {
   const { size } = groups;
-  const alike = allAlike(groups, cluster);
-  const times = alike ? sizeOf(groups.bases) : 1;
+  const equal = allEqual(groups, cluster);
+  const times = equal ? sizeOf(groups.bases) : 1;
   const count = groups.count / times;
-  const ranks = alike ? groups.ofFirstBase() : groups.array();
+  const ranks = equal ? groups.ofFirstBase() : groups.array();
   const hosts = cluster.units[0];
   const seen = new Int32Array(cluster.devices.length).fill(-1);
   const reach = cluster.levels.map(() => 0);
@@ -52,11 +52,11 @@ export function crossings(groups: Groups, cluster: Cluster): Crossings {
  * Whether the groups lie alike whatever their base: units of all sizes end where a digit of an axis ends, so that a base
  * moves a group from units to units.
  */
-function allAlike(groups: Groups, cluster: Cluster): boolean {
+function allEqual(groups: Groups, cluster: Cluster): boolean {
   const sizes = cluster.even;
-  if (!sizes || groups.span.map || groups.span.offset) return false;
+  if (!sizes || groups.rankRange.map || groups.rankRange.offset) return false;
   const pairs = [...groups.members, ...groups.bases];
-  return sizes.slice(0, -1).every((unit) => unit >= groups.span.size || pairs.some((pair) => endsIn(pair, unit)));
+  return sizes.slice(0, -1).every((unit) => unit >= groups.rankRange.size || pairs.some((pair) => endsIn(pair, unit)));
 }
 
 const endsIn = ([size, stride]: readonly [number, number], unit: number): boolean =>

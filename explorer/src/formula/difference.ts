@@ -50,12 +50,12 @@ export function difference(left: Plan, right: Plan): Difference {
 /** For each rank of the world 1 where it sees another group. */
 export function changedRanks(left: Groups, right: Groups, world: number): Uint8Array {
   const changed = new Uint8Array(world);
-  if (left.span.equals(right.span) && left.partition === right.partition) return changed;
+  if (left.rankRange.equals(right.rankRange) && left.partition === right.partition) return changed;
   const same = left.size === right.size ? rowsThatMatch(right, left) : new Uint8Array(left.count);
   const [ours, theirs] = [left.index(), right.index()];
   for (let rank = 0; rank < world; rank++) {
-    const here = ours[rank - left.span.offset] ?? -1;
-    const there = theirs[rank - right.span.offset] ?? -1;
+    const here = ours[rank - left.rankRange.offset] ?? -1;
+    const there = theirs[rank - right.rankRange.offset] ?? -1;
     const absent = here < 0 && there < 0;
     changed[rank] = Number(!absent && !(here >= 0 && same[here]));
   }

@@ -7,9 +7,9 @@
  * keeps some positions. `of(rank)` lists one group; `array()` is the whole world, group after group.
  */
 import { integer, product } from "./axes";
-import type { Span } from "./span";
+import type { RankRange } from "./rank_range";
 import { between, coalesced, dense, digitsOf, positionOf, sizeOf, valueAt, values, type Pairs } from "./strided";
-import { layoutError, shortened, tuple } from "./words";
+import { layoutError, shortened, tuple } from "./messages";
 
 export interface Level {
   readonly stride: number;
@@ -21,7 +21,7 @@ export class Groups {
   #index: Int32Array | null = null;
 
   constructor(
-    readonly span: Span,
+    readonly rankRange: RankRange,
     readonly axes: readonly string[],
     readonly members: Pairs,
     readonly fixed: readonly string[],
@@ -59,7 +59,7 @@ export class Groups {
     if (level >= widths.length)
       throw layoutError(`level ${level} of ${shortened(tuple(widths))} does not exist; give 0 to ${widths.length - 1}`);
     const [width, stride] = dense(widths)[level];
-    return new Groups(this.span, this.axes, this.members, this.fixed, this.bases, { stride, width }, this.picked);
+    return new Groups(this.rankRange, this.axes, this.members, this.fixed, this.bases, { stride, width }, this.picked);
   }
 
   pick(positions: readonly number[]): Groups {
@@ -68,12 +68,12 @@ export class Groups {
     if (outside !== undefined)
       throw layoutError(`a pick has position ${outside}, but groups have ${size} ranks; give ${-size} to ${size - 1}`);
     const picked = [...new Set(positions.map((position) => (position + size) % size))];
-    return new Groups(this.span, this.axes, this.members, this.fixed, this.bases, this.level, picked);
+    return new Groups(this.rankRange, this.axes, this.members, this.fixed, this.bases, this.level, picked);
   }
 
   /** Where a rank is: the number of its group, and its position in the whole group. */
   #locate(rank: number): { group: number; position: number } {
-    const number = this.span.position(rank);
+    const number = this.rankRange.position(rank);
     const base = positionOf(this.bases, digitsOf(this.bases, number));
     const place = positionOf(this.members, digitsOf(this.members, number));
     if (!this.level) return { group: base, position: place };
@@ -84,7 +84,7 @@ export class Groups {
   }
 
   has(rank: number): boolean {
-    if (!this.span.has(rank)) return false;
+    if (!this.rankRange.has(rank)) return false;
     return !this.picked || this.picked.includes(this.#locate(rank).position);
   }
 
@@ -106,7 +106,7 @@ export class Groups {
 
   /** The coordinate that all members of a rank's group agree on. */
   coordinateOf(rank: number): [string, number][] {
-    const digits = digitsOf(this.bases, this.span.position(rank));
+    const digits = digitsOf(this.bases, this.rankRange.position(rank));
     return this.fixed.map((name, place) => [name, digits[place]]);
   }
 
@@ -117,7 +117,7 @@ export class Groups {
     const { stride, width } = this.level ?? { stride: 1, width: 1 };
     const start = this.level ? Math.floor(piece / stride) * stride * width + (piece % stride) : 0;
     const place = this.picked ? this.picked[position] : position;
-    return this.span.rank(base + valueAt(this.members, start + place * stride));
+    return this.rankRange.rank(base + valueAt(this.members, start + place * stride));
   }
 
   /** The members of one group, in the order of their positions; the first `most` of them. */
@@ -151,7 +151,7 @@ export class Groups {
   #listed(bases: Int32Array): Int32Array {
     const members = values(this.members);
     const { size, picked } = this;
-    const { map, offset } = this.span;
+    const { map, offset } = this.rankRange;
     const { stride, width } = this.level ?? { stride: 1, width: 1 };
     const found = new Int32Array(bases.length * this.#pieces * size);
     let next = 0;
@@ -171,9 +171,9 @@ export class Groups {
     if (this.#index) return this.#index;
     const array = this.array();
     const { size } = this;
-    const found = new Int32Array(this.span.size).fill(-1);
+    const found = new Int32Array(this.rankRange.size).fill(-1);
     for (let place = 0; place < array.length; place++)
-      found[array[place] - this.span.offset] = Math.floor(place / size);
+      found[array[place] - this.rankRange.offset] = Math.floor(place / size);
     this.#index = found;
     return found;
   }

@@ -5,4 +5,4 @@ export { crossings } from "./crossings";
 export { difference } from "./difference";
 export { Plan } from "./plan";
 export { PRESETS, RECIPES, read } from "./source";
-export { RankmeshError } from "./words";
+export { RankmeshError } from "./messages";

@@ -7,9 +7,9 @@
  */
 import { axisName, axisNames, axisSize, fill, find, integer, parseAxes, product, times, type Sizes } from "./axes";
 import { Groups } from "./groups";
-import { Span } from "./span";
+import { RankRange } from "./rank_range";
 import { coalesced, dense, digitsOf, type Pairs } from "./strided";
-import { layoutError, listed, repr } from "./words";
+import { layoutError, listed, repr } from "./messages";
 
 /** A mesh as a saved plan has it. */
 export interface MeshData {
@@ -25,7 +25,7 @@ export class Mesh {
 
   private constructor(
     readonly sizes: Sizes,
-    readonly span: Span,
+    readonly rankRange: RankRange,
     readonly parts: ReadonlyMap<string, readonly string[]> = new Map(),
     readonly views: ReadonlyMap<string, Mesh> = new Map(),
   ) {
@@ -35,7 +35,7 @@ export class Mesh {
   static of(sizes: Iterable<readonly [string, number]>, offset = 0, map: readonly number[] | null = null): Mesh {
     const checked = new Map([...sizes].map(([name, size]) => [axisName(name), axisSize(name, size)]));
     if (!checked.size) throw layoutError("the mesh has no axes; give at least one, such as Mesh(dp=8)");
-    return new Mesh(checked, Span.of(offset, product(checked.values()), map));
+    return new Mesh(checked, RankRange.of(offset, product(checked.values()), map));
   }
 
   static parse(text: string, worldSize: number | null = null): Mesh {
@@ -49,13 +49,13 @@ export class Mesh {
     const views = Object.entries(data.views ?? {}).map(([name, view]): [string, Mesh] => {
       factors(name, new Map(view.axes), mesh.size);
       const other = Mesh.of(view.axes, data.offset, map);
-      return [name, new Mesh(other.sizes, mesh.span, new Map(Object.entries(view.parts ?? {})))];
+      return [name, new Mesh(other.sizes, mesh.rankRange, new Map(Object.entries(view.parts ?? {})))];
     });
-    return new Mesh(mesh.sizes, mesh.span, new Map(Object.entries(data.parts ?? {})), new Map(views));
+    return new Mesh(mesh.sizes, mesh.rankRange, new Map(Object.entries(data.parts ?? {})), new Map(views));
   }
 
   get size(): number {
-    return this.span.size;
+    return this.rankRange.size;
   }
 
   get names(): string[] {
@@ -74,7 +74,7 @@ export class Mesh {
   /** The position of a rank along each axis, in their order. */
   coordinate(rank: number, view: string | null = null): Map<string, number> {
     const mesh = this.view(view);
-    const digits = digitsOf(mesh.pairs, this.span.position(rank));
+    const digits = digitsOf(mesh.pairs, this.rankRange.position(rank));
     return new Map(mesh.names.map((name, place) => [name, digits[place]]));
   }
 
@@ -86,7 +86,7 @@ export class Mesh {
     const along = pairs.filter(([name]) => named.includes(name));
     const across = pairs.filter(([name]) => !named.includes(name));
     return new Groups(
-      this.span,
+      this.rankRange,
       along.map(([name]) => name),
       along.map(([, pair]) => pair),
       across.map(([name]) => name),
@@ -104,19 +104,23 @@ export class Mesh {
 
   /** The mesh with one more factorisation of its span; `shared` axes (null: all that both name) are proved equal. */
   withView(name: string, sizes: Sizes, shared: readonly string[] | null = null): Mesh {
-    const view = Mesh.of(factors(name, sizes, this.size), this.span.offset, this.span.map && [...this.span.map]);
+    const view = Mesh.of(
+      factors(name, sizes, this.size),
+      this.rankRange.offset,
+      this.rankRange.map && [...this.rankRange.map],
+    );
     if (this.views.has(axisName(name)))
       throw layoutError(`the mesh has a view ${repr(name)} already; give the second one another name`);
     const known = [...this.names, ...this.parts.keys()];
     for (const axis of shared ?? view.names.filter((other) => known.includes(other))) {
       find(axis, known);
       find(axis, view.names);
-      this.#proveEqual(view, name, axis);
+      this.#checkEqual(view, name, axis);
     }
-    return new Mesh(this.sizes, this.span, this.parts, new Map([...this.views, [name, view]]));
+    return new Mesh(this.sizes, this.rankRange, this.parts, new Map([...this.views, [name, view]]));
   }
 
-  #proveEqual(view: Mesh, name: string, axis: string): void {
+  #checkEqual(view: Mesh, name: string, axis: string): void {
     const ours = this.groups(axis);
     const theirs = view.groups(axis);
     if (JSON.stringify(coalesced(ours.members)) !== JSON.stringify(coalesced(theirs.members)))
@@ -133,8 +137,8 @@ export class Mesh {
     const filled = fill(sizes, old.sizes.get(find(axis, old.names))!, `size of axis ${repr(axis)}`);
     const leaves = [...old.sizes].flatMap(([name, size]) => (name === axis ? [...filled] : [[name, size] as const]));
     const parts = new Map([...old.parts, [axis, [...filled.keys()]]]);
-    const split = new Mesh(new Map(leaves), this.span, parts);
-    return new Mesh(this.sizes, this.span, this.parts, new Map([...this.views, [view, split]]));
+    const split = new Mesh(new Map(leaves), this.rankRange, parts);
+    return new Mesh(this.sizes, this.rankRange, this.parts, new Map([...this.views, [view, split]]));
   }
 
   /** The axis string. */

@@ -6,7 +6,7 @@
 import { integer } from "./axes";
 import type { Groups } from "./groups";
 import { Mesh, type MeshData } from "./mesh";
-import { planError, quoted, unknownGroup } from "./words";
+import { planError, quoted, unknownGroup } from "./messages";
 
 export type Options = Readonly<Record<string, unknown>>;
 
@@ -30,7 +30,7 @@ export interface PlanData {
 }
 
 /** One group as one of its members sees it; nobody is listed. */
-export interface Own {
+export interface Local {
   readonly name: string;
   readonly groups: Groups;
   /** The number of the group among those of its kind, and the place of the rank in it. */
@@ -62,12 +62,12 @@ export class Plan {
     readonly specs: readonly Spec[],
     worldSize: number | null = null,
   ) {
-    if (worldSize !== null && mesh.span.stop > integer(worldSize, "world_size", 1))
+    if (worldSize !== null && mesh.rankRange.stop > integer(worldSize, "world_size", 1))
       throw planError(
-        `the mesh covers ranks ${mesh.span.offset} to ${mesh.span.stop - 1}, more than a world of ${worldSize} has; lower ` +
-          `its offset or a size, or raise world_size to ${mesh.span.stop}`,
+        `the mesh covers ranks ${mesh.rankRange.offset} to ${mesh.rankRange.stop - 1}, more than a world of ${worldSize} has; lower ` +
+          `its offset or a size, or raise world_size to ${mesh.rankRange.stop}`,
       );
-    this.worldSize = worldSize ?? mesh.span.stop;
+    this.worldSize = worldSize ?? mesh.rankRange.stop;
     this.kinds = new Map(specs.map((each) => [each.name, groupsOf(each, mesh)]));
   }
 
@@ -96,28 +96,28 @@ export class Plan {
   }
 
   /** The groups that one rank is in, in the plan's order. */
-  of(rank: number): Own[] {
-    const found: Own[] = [];
+  of(rank: number): Local[] {
+    const found: Local[] = [];
     for (const each of this.specs) {
       const groups = this.groups(each.name);
       if (!groups.has(rank)) continue;
       const index = groups.indexOf(rank);
-      const leads = (other: Own): boolean => other.communicator === other.name && this.#serves(other, each, index);
-      const leader = each.options?.share === false ? undefined : found.find(leads);
+      const leads = (other: Local): boolean => other.communicator === other.name && this.#serves(other, each, index);
+      const canonical = each.options?.share === false ? undefined : found.find(leads);
       found.push({
         name: each.name,
         groups,
         index,
         rank: groups.positionOf(rank),
         label: labelOf(each.name, groups, rank),
-        communicator: groups.size === 1 ? null : (leader?.name ?? each.name),
+        communicator: groups.size === 1 ? null : (canonical?.name ?? each.name),
       });
     }
     return found;
   }
 
   /** Whether a group has the members and the options of group `index` of another kind. */
-  #serves(other: Own, each: Spec, index: number): boolean {
+  #serves(other: Local, each: Spec, index: number): boolean {
     if (optionsKey(this.spec(other.name)) !== optionsKey(each)) return false;
     if (this.partition(other.name) === this.partition(each.name)) return true;
     const groups = this.groups(each.name);

@@ -12,7 +12,7 @@ import { fitting, type Plan } from "./plan";
 import { megatron } from "./recipes/megatron";
 import { sglang, vllm } from "./recipes/serving";
 import { accelerate, axes, deepspeed, ezpz, nanotron, threeD, torchtitan, type Arguments } from "./recipes/training";
-import { layoutError, nearest, planError, quoted, repr } from "./words";
+import { layoutError, nearest, planError, quoted, repr } from "./messages";
 
 export interface Preset {
   title: string;
@@ -140,7 +140,7 @@ const FLAGS: Record<string, boolean> = {
   no: false,
   0: false,
 };
-const WORDS: Record<Kind, string> = {
+const TEXT: Record<Kind, string> = {
   sizes: "sizes joined by x, such as 2x4",
   bool: "true or false",
   float: "a number of seconds",
@@ -162,5 +162,5 @@ const CONVERT: Record<Kind, (text: string) => Value | undefined> = {
 function converted(name: string, key: string, text: string, kind: Kind): Value {
   const value = CONVERT[kind](text);
   if (value !== undefined) return value;
-  throw planError(`${key} is ${quoted(text)} in recipe ${repr(name)}; write ${WORDS[kind]}`);
+  throw planError(`${key} is ${quoted(text)} in recipe ${repr(name)}; write ${TEXT[kind]}`);
 }

@@ -5,7 +5,7 @@
  *     stage    ─┼─> state ─> model ──────┼─ controls
  *     fragment ─┘     └─> fragment       └─ inspector
  */
-import { RankmeshError } from "../formula/words";
+import { RankmeshError } from "../formula/messages";
 import { DARK, LIGHT, type Colours } from "./colours";
 import { controls } from "./controls";
 import { fill, h } from "./dom";
@@ -140,12 +140,14 @@ export class App {
     // A new pin is what the panel shows, also where the keys or a search had led to another rank.
     if (pins.includes(rank)) this.set({ pins: pins.filter((other) => other !== rank) });
     else this.set({ pins: [...pins, rank].slice(-2), rank: null });
-    this.say(this.pins.length === 2 ? `pinned ${this.pins.join(" and ")}` : `pinned ${this.pins.join() || "nothing"}`);
+    this.announce(
+      this.pins.length === 2 ? `pinned ${this.pins.join(" and ")}` : `pinned ${this.pins.join() || "nothing"}`,
+    );
   }
 
   /** Words for those who do not see the drawing. */
-  say(words: string): void {
-    this.#parts.live.textContent = words;
+  announce(text: string): void {
+    this.#parts.live.textContent = text;
   }
 
   #update(): void {

@@ -42,7 +42,7 @@ function mesh(model: Model): Nest {
   const rankAt = new Int32Array(plan.mesh.size);
   const slotOf = new Int32Array(plan.worldSize).fill(-1);
   for (let slot = 0; slot < rankAt.length; slot++) {
-    rankAt[slot] = plan.mesh.span.rank(slot);
+    rankAt[slot] = plan.mesh.rankRange.rank(slot);
     slotOf[rankAt[slot]] = slot;
   }
   const nest = {

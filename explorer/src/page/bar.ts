@@ -6,17 +6,17 @@ import { fragmentOf, type Overlay } from "./state";
 
 export function bar(app: App, stage: Stage): (Node | null)[] {
   const { state, model } = app;
-  const toggle = (words: string, pressed: boolean, change: () => void, title = ""): HTMLElement =>
+  const toggle = (text: string, pressed: boolean, change: () => void, title = ""): HTMLElement =>
     h(
       "button",
       {
         type: "button",
         "aria-pressed": pressed ? "true" : "false",
-        "data-key": `bar ${words}`,
+        "data-key": `bar ${text}`,
         onclick: change,
         title: title || null,
       },
-      words,
+      text,
     );
   const set = (change: Partial<App["state"]>) => () => app.set(change);
   const drawing = state.tab === "drawing";
@@ -58,7 +58,7 @@ export function bar(app: App, stage: Stage): (Node | null)[] {
             role: "group",
             "aria-label": "What the colours show",
           },
-          ...overlays.map(([overlay, words]) => toggle(words, state.overlay === overlay, set({ overlay }))),
+          ...overlays.map(([overlay, text]) => toggle(text, state.overlay === overlay, set({ overlay }))),
         )
       : null,
     h("label", { class: "inline" }, "Colour by", kinds),

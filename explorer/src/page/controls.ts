@@ -22,17 +22,17 @@ export function controls(app: App): Node[] {
           : [h("p", { class: "note" }, "Type a layout above.")]),
     ),
     h("section", {}, h("h2", {}, "Machine"), ...machine(app)),
-    h("section", {}, h("h2", {}, "World"), h("p", { class: "note" }, worldWords(app))),
+    h("section", {}, h("h2", {}, "World"), h("p", { class: "note" }, worldText(app))),
   ];
 }
 
-function worldWords({ model, error }: App): string {
+function worldText({ model, error }: App): string {
   const { plan, cluster } = model;
   const use = model.communicators;
   const each = use.least === use.most ? `${use.least}` : `${use.least} to ${use.most}`;
   const hosts = cluster ? ` on ${plural(new Set(cluster.units[0].subarray(0, plan.worldSize)).size, "host")}` : "";
-  const words = `${plural(plan.worldSize, "rank")}${hosts}. Communicators: ${each} a rank, ${use.total.toLocaleString("en")} in the job.`;
-  return error ? `${words} This is the last valid layout.` : words;
+  const text = `${plural(plan.worldSize, "rank")}${hosts}. Communicators: ${each} a rank, ${use.total.toLocaleString("en")} in the job.`;
+  return error ? `${text} This is the last valid layout.` : text;
 }
 
 function saved(app: App): Node[] {

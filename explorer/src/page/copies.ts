@@ -3,7 +3,7 @@ import { GIVEN, type Given } from "./given";
 import { formOf, type RecipeForm } from "./form";
 import type { Plan } from "../formula/plan";
 import { RECIPES, resolved } from "../formula/source";
-import { planError, quoted, repr } from "../formula/words";
+import { planError, quoted, repr } from "../formula/messages";
 
 export const specText = (spec: string, world: number | null): string =>
   spec.includes("*") && world !== null ? `'${spec}' --world-size ${world}` : resolved(spec);
@@ -30,14 +30,14 @@ function argumentsOf({ recipe, values }: RecipeForm): string {
     .map(([name, value]) => {
       const kind = parameters[name];
       const flag = ["true", "yes", "1"].includes(value.toLowerCase()) ? "True" : "False";
-      const said = {
+      const written = {
         int: value,
         float: value,
         str: repr(value),
         bool: flag,
         sizes: `(${value.replaceAll("x", ", ")},)`,
       }[kind];
-      return `${name === "world" ? "world_size" : name}=${said}`;
+      return `${name === "world" ? "world_size" : name}=${written}`;
     });
   return written.join(", ");
 }

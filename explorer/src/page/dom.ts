@@ -42,4 +42,4 @@ export function fill(element: HTMLElement, ...children: readonly Child[]): void 
 }
 
 export const number = (value: number): string => value.toLocaleString("en");
-export const plural = (count: number, word: string): string => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
+export const plural = (count: number, token: string): string => `${number(count)} ${token}${count === 1 ? "" : "s"}`;

@@ -53,7 +53,7 @@ class Drawing {
   count = 0;
   aggregated = 0;
   /** Ranks are written over the lines. */
-  readonly #words: (() => void)[] = [];
+  readonly #text: (() => void)[] = [];
 
   constructor(
     readonly painter: Painter,
@@ -112,8 +112,8 @@ class Drawing {
     const size = Math.min(13, box.head * k * 0.74);
     if (size < READ) return;
     const label = this.nest.depths[depth].label(slot / box.slots);
-    const room = width - 2 * box.margin * k - 2;
-    if (label.length * size * 0.58 > room) return;
+    const space = width - 2 * box.margin * k - 2;
+    if (label.length * size * 0.58 > space) return;
     this.painter.text(x + box.margin * k + 1, y + box.head * k * 0.5 + size * 0.36, label, {
       size,
       fill: host || depth > 1 ? colours.ink : colours.soft,
@@ -168,7 +168,7 @@ class Drawing {
     const noted = note !== undefined && height >= 44 && note.length * size * 0.45 < width;
     const middle = y + height / 2 + size * 0.35;
     const bold = rank === this.scene.focus;
-    this.#words.push(() => {
+    this.#text.push(() => {
       const top = noted ? middle - size * 0.45 : middle;
       this.painter.text(x + width / 2, top, String(rank), { size, fill: ink, align: "middle", bold });
       if (noted)
@@ -193,7 +193,7 @@ class Drawing {
   marks(): void {
     const { scene } = this;
     for (const each of scene.lines) this.#line(each);
-    for (const write of this.#words) write();
+    for (const write of this.#text) write();
     scene.pins.forEach((rank, place) => this.#frame(rank, scene.colours.cause, "AB"[place]));
     if (scene.focus !== null) this.#frame(scene.focus, scene.colours.focus, "");
   }
@@ -232,8 +232,8 @@ class Drawing {
     const angle = Math.atan2(y - y0, x - x0);
     const head = (length: number, ahead: number): string => {
       const [tipX, tipY] = [x + ahead * Math.cos(angle), y + ahead * Math.sin(angle)];
-      const corner = (turn: number): string =>
-        `${(tipX - length * Math.cos(angle + turn)).toFixed(1)} ${(tipY - length * Math.sin(angle + turn)).toFixed(1)}`;
+      const corner = (step: number): string =>
+        `${(tipX - length * Math.cos(angle + step)).toFixed(1)} ${(tipY - length * Math.sin(angle + step)).toFixed(1)}`;
       return `M${tipX.toFixed(1)} ${tipY.toFixed(1)}L${corner(0.5)}L${corner(-0.5)}z`;
     };
     this.painter.area(head(14, 3), this.scene.colours.paper);

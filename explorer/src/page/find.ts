@@ -4,12 +4,12 @@
  *     13      rank 13      tp=1,dp=3      tp 1 dp 3      node3
  */
 import { int } from "../formula/axes";
-import { quoted } from "../formula/words";
+import { quoted } from "../formula/messages";
 import type { Model } from "./model";
 
 export interface Found {
   readonly ranks: readonly number[];
-  readonly words: string;
+  readonly text: string;
 }
 
 const MOST = 4096;
@@ -20,30 +20,30 @@ export function search(model: Model, text: string): Found {
   if (number !== undefined) {
     const inside = number >= 0 && number < model.plan.worldSize;
     return inside
-      ? { ranks: [number], words: `rank ${number}` }
+      ? { ranks: [number], text: `rank ${number}` }
       : {
           ranks: [],
-          words: `there is no rank ${number}; ranks go from 0 to ${model.plan.worldSize - 1}`,
+          text: `there is no rank ${number}; ranks go from 0 to ${model.plan.worldSize - 1}`,
         };
   }
   const host = model.cluster?.names[0].indexOf(text.trim()) ?? -1;
   if (host >= 0) {
     const units = model.cluster!.units[0];
     const ranks = all(model).filter((rank) => units[rank] === host);
-    return { ranks, words: `host ${text.trim()}: ${ranks.length} ranks` };
+    return { ranks, text: `host ${text.trim()}: ${ranks.length} ranks` };
   }
   const wanted = coordinateOf(text);
   if (!wanted.length)
     return {
       ranks: [],
-      words: `cannot find ${quoted(text)}; write a rank (13), a coordinate (tp=1,dp=3) or a host (node3)`,
+      text: `cannot find ${quoted(text)}; write a rank (13), a coordinate (tp=1,dp=3) or a host (node3)`,
     };
   const view = [null, ...mesh.views.keys()].find((name) => wanted.every(([axis]) => mesh.view(name).sizes.has(axis)));
   if (view === undefined) {
     const known = [...new Set([...mesh.names, ...[...mesh.views.values()].flatMap((each) => each.names)])];
     return {
       ranks: [],
-      words: `no coordinate ${quoted(text)}; the axes are ${known.join(", ")}`,
+      text: `no coordinate ${quoted(text)}; the axes are ${known.join(", ")}`,
     };
   }
   const axes = mesh.view(view);
@@ -52,19 +52,19 @@ export function search(model: Model, text: string): Found {
     const size = axes.sizes.get(outside[0])!;
     return {
       ranks: [],
-      words: `position ${outside[1]} is outside axis '${outside[0]}'; its size is ${size}, so positions go from 0 to ${size - 1}`,
+      text: `position ${outside[1]} is outside axis '${outside[0]}'; its size is ${size}, so positions go from 0 to ${size - 1}`,
     };
   }
   const steps = wanted.map(([axis, at]) => [axes.strideOf(axis), axes.sizes.get(axis)!, at] as const);
   const ranks = all(model).filter((rank) => {
     if (!model.has(rank)) return false;
-    const position = mesh.span.position(rank);
+    const position = mesh.rankRange.position(rank);
     return steps.every(([stride, size, at]) => Math.floor(position / stride) % size === at);
   });
   const shown = wanted.map(([axis, at]) => `${axis}=${at}`).join(", ");
   return {
     ranks: ranks.slice(0, MOST),
-    words: `${shown}: ${ranks.length} rank${ranks.length === 1 ? "" : "s"}`,
+    text: `${shown}: ${ranks.length} rank${ranks.length === 1 ? "" : "s"}`,
   };
 }
 

@@ -71,8 +71,8 @@ export function specOf(form: Form): string {
       )
       .join("/");
   const known = Object.keys(RECIPES[form.recipe].parameters);
-  const said = known.filter((name) => form.values[name]).map((name) => `${name}=${form.values[name]}`);
-  return `${form.recipe}:${said.join(",")}`;
+  const written = known.filter((name) => form.values[name]).map((name) => `${name}=${form.values[name]}`);
+  return `${form.recipe}:${written.join(",")}`;
 }
 
 /** A size changed: views follow along the axes that they share with the mesh, and take what is left elsewhere. */
@@ -94,8 +94,8 @@ function refitted(layout: AxesLayout, mesh: AxesLayout, changed: string): AxesLa
   const total = product(mesh);
   if (total === null || product(layout) === total) return layout;
   const shared = new Set(mesh.axes.map((axis) => axis.name));
-  const own = layout.axes.filter((axis) => !shared.has(axis.name) && axis.name !== changed);
-  const open = own.find((axis) => axis.name.endsWith("dp")) ?? own.at(-1);
+  const local = layout.axes.filter((axis) => !shared.has(axis.name) && axis.name !== changed);
+  const open = local.find((axis) => axis.name.endsWith("dp")) ?? local.at(-1);
   if (!open) return layout;
   const rest = product({
     ...layout,

@@ -3,7 +3,7 @@ import type { App } from "./app";
 import { megatronOf, pythonOf, specText } from "./copies";
 import { h } from "./dom";
 import { PRESETS } from "../formula/source";
-import { RankmeshError } from "../formula/words";
+import { RankmeshError } from "../formula/messages";
 import { fragmentOf } from "./state";
 
 export function header(app: App): Node[] {
@@ -188,14 +188,14 @@ function copies(app: App): HTMLElement {
 
 /** The text in a dialog, copied where the browser allows it. */
 function show(label: string, make: () => string): void {
-  let [text, words] = ["", ""];
+  let [text, phrase] = ["", ""];
   try {
     text = make();
   } catch (error) {
     if (!(error instanceof RankmeshError)) throw error;
-    words = error.message;
+    phrase = error.message;
   }
-  const said = h("p", { role: "status" }, words);
+  const written = h("p", { role: "status" }, phrase);
   const area = h("textarea", {
     readonly: true,
     rows: Math.min(12, text.split("\n").length + 1),
@@ -207,7 +207,7 @@ function show(label: string, make: () => string): void {
     { "aria-label": label },
     h("h2", {}, label.replace("Copy", "To copy:").replace(": as ", ": ")),
     text ? area : null,
-    said,
+    written,
     h("form", { method: "dialog" }, h("button", { class: "primary" }, "Close")),
   );
   dialog.addEventListener("close", () => dialog.remove());
@@ -217,8 +217,8 @@ function show(label: string, make: () => string): void {
   area.select();
   const clipboard = navigator.clipboard as Clipboard | undefined;
   clipboard?.writeText(text).then(
-    () => (said.textContent = "Copied to the clipboard."),
-    () => (said.textContent = "The text is selected: copy it with the keyboard."),
+    () => (written.textContent = "Copied to the clipboard."),
+    () => (written.textContent = "The text is selected: copy it with the keyboard."),
   );
 }
 

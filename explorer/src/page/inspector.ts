@@ -6,7 +6,7 @@ import { h, number, plural } from "./dom";
 import { kindCard, kindsCard } from "./kind_cards";
 import { rankCard } from "./rank_card";
 import { searchBox } from "./search_box";
-import { rankWords } from "./legend";
+import { rankText } from "./legend";
 
 export function inspector(app: App): Node[] {
   return [
@@ -33,13 +33,13 @@ function hang(app: App): HTMLElement[] {
         ` ${cause.operation}, call ${cause.call} of ${cause.group}: ${plural(cause.ranks.length, "rank")} (${shortened(cause.ranks, cause.ranks.length)})`,
       ),
     );
-  const turns = found.turns
+  const flips = found.flips
     .slice(0, 6)
-    .map((turn) =>
+    .map((step) =>
       h(
         "li",
         {},
-        `${turn.call}: ${shortened(turn.waiting, turn.waiting.length)} for ${shortened(turn.missing, turn.missing.length)}`,
+        `${step.call}: ${shortened(step.waiting, step.waiting.length)} for ${shortened(step.missing, step.missing.length)}`,
       ),
     );
   return [
@@ -47,8 +47,8 @@ function hang(app: App): HTMLElement[] {
       "What hangs",
       h("p", {}, found.verdict),
       h("ul", {}, ...causes),
-      turns.length ? h("h3", {}, "Who waits for whom") : null,
-      h("ul", {}, ...turns),
+      flips.length ? h("h3", {}, "Who waits for whom") : null,
+      h("ul", {}, ...flips),
     ),
   ];
 }
@@ -67,7 +67,7 @@ function pinCard(app: App): HTMLElement[] {
     "Unpin",
   );
   const lines = pins.map((rank, place) =>
-    h("p", {}, h("span", { class: "pin" }, "AB"[place]), ` ${rankWords(model, rank)}`),
+    h("p", {}, h("span", { class: "pin" }, "AB"[place]), ` ${rankText(model, rank)}`),
   );
   if (pins.length < 2)
     return [card("Pinned", ...lines, h("p", { class: "note" }, "Pin a second rank to see what they share."), clear)];
@@ -87,10 +87,10 @@ function pinCard(app: App): HTMLElement[] {
             ? `They are on two hosts; the innermost level that contains both is ${model.cluster!.levels[level]}.`
             : "They are on the same host.",
         );
-  const words = shared.length
+  const text = shared.length
     ? `They share a group of ${shared.length} of the ${model.plan.specs.length} kinds: ${shared.map((each) => each.name).join(", ")}.`
     : "They share no group.";
-  return [card("Pinned", ...lines, h("p", {}, words), near, clear)];
+  return [card("Pinned", ...lines, h("p", {}, text), near, clear)];
 }
 
 function compareCard(app: App): HTMLElement[] {

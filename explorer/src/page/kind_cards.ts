@@ -117,11 +117,11 @@ function reach(app: App, kind: string): HTMLElement | null {
       }),
     ),
   );
-  const words = parts.map(({ count, level }) => `${number(count)} within one ${levels[level]}`).join(", ");
+  const text = parts.map(({ count, level }) => `${number(count)} within one ${levels[level]}`).join(", ");
   const hops = found.hops
     ? ` A ring takes up to ${found.hops} hops between hosts, on ${plural(found.nodes, "host")}.`
     : "";
-  return h("div", {}, bar, h("p", {}, `${words}.${hops}`));
+  return h("div", {}, bar, h("p", {}, `${text}.${hops}`));
 }
 
 function measured(app: App, kind: string): HTMLElement | null {

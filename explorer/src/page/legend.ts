@@ -6,7 +6,7 @@ import { h, number, plural } from "./dom";
 import type { Model } from "./model";
 
 /** A rank in words: its host and its coordinate. */
-export function rankWords(model: Model, rank: number): string {
+export function rankText(model: Model, rank: number): string {
   const host = model.cluster ? ` on ${model.cluster.hostOf(rank)}` : "";
   if (!model.has(rank)) return `rank ${rank}${host}, outside the mesh`;
   const coordinate = [...model.plan.mesh.coordinate(rank)].map(([axis, at]) => `${axis} ${at}`).join(", ");
@@ -24,7 +24,7 @@ export function legend(app: App): Node[] {
     ];
   if (focus !== null)
     return [
-      h("b", {}, rankWords(model, focus)),
+      h("b", {}, rankText(model, focus)),
       ...app.kinds.map((kind, place) => h("span", {}, swatch(kindColour(colours, place)), kind)),
     ];
   if (app.found.length) return [h("span", {}, swatch(colours.kinds[0]), plural(app.found.length, "rank"), " found")];
@@ -36,7 +36,7 @@ export function legend(app: App): Node[] {
     ];
   const crossing = model.crossings(app.kind);
   const cross = crossing ? `, ${number(crossing.crossing)} cross hosts` : "";
-  const words = `each colour is one group of ${app.kind}: ${plural(groups.count, "group")} of ${number(groups.size)}${cross}`;
+  const text = `each colour is one group of ${app.kind}: ${plural(groups.count, "group")} of ${number(groups.size)}${cross}`;
   const { aggregate } = app.stage.view;
   const far = aggregate
     ? [
@@ -47,8 +47,8 @@ export function legend(app: App): Node[] {
         ),
       ]
     : [];
-  const changedWords = app.compared
+  const changedText = app.compared
     ? [h("span", {}, swatch(colours.cause), `a corner: another group of ${app.kind}`)]
     : [];
-  return [h("span", {}, ...[0, 1, 2].map((group) => swatch(colours.groups[group])), words), ...far, ...changedWords];
+  return [h("span", {}, ...[0, 1, 2].map((group) => swatch(colours.groups[group])), text), ...far, ...changedText];
 }

@@ -20,15 +20,15 @@ export function neighbours(
   const pipelines = kinds.filter((kind) => model.plan.spec(kind).axes.join() === "pp");
   const drawn = [...new Set([chosen, ...pipelines])].filter((kind) => model.plan.kinds.has(kind));
   return drawn.flatMap((kind) => {
-    const own = model.plan.groups(kind).of(rank);
-    if (!own || own.length < 2) return [];
+    const local = model.plan.groups(kind).of(rank);
+    if (!local || local.length < 2) return [];
     const colour = kindColour(colours, Math.max(0, kinds.indexOf(kind)));
-    const place = own.indexOf(rank);
+    const place = local.indexOf(rank);
     const chain = pipelines.includes(kind);
-    const next = own[(place + 1) % own.length];
-    const ends = chain && place === own.length - 1;
+    const next = local[(place + 1) % local.length];
+    const ends = chain && place === local.length - 1;
     const ring: Line = {
-      ranks: own,
+      ranks: local,
       colour,
       closed: !chain,
       heavy: false,
@@ -41,7 +41,7 @@ export function neighbours(
       heavy: true,
       arrow: true,
     };
-    return [...(own.length > 2 && own.length <= RING ? [ring] : []), ...(ends ? [] : [hop])];
+    return [...(local.length > 2 && local.length <= RING ? [ring] : []), ...(ends ? [] : [hop])];
   });
 }
 
@@ -50,8 +50,8 @@ const WAITS = 48;
 
 /** A line from ranks that wait to the ranks that they wait for. */
 export function waits(hang: Hang, colours: Colours): Line[] {
-  const pairs = hang.turns.flatMap((turn) =>
-    turn.missing.flatMap((missing) => turn.waiting.map((waiting) => [waiting, missing])),
+  const pairs = hang.flips.flatMap((step) =>
+    step.missing.flatMap((missing) => step.waiting.map((waiting) => [waiting, missing])),
   );
   return pairs.slice(0, WAITS).map((ranks) => ({
     ranks,

@@ -6,7 +6,7 @@ import { communicators, type Communicators } from "../formula/communicators";
 import { crossings, type Crossings } from "../formula/crossings";
 import { Plan } from "../formula/plan";
 import { read } from "../formula/source";
-import { clusterError } from "../formula/words";
+import { clusterError } from "../formula/messages";
 import { GIVEN, type Given } from "./given";
 
 export class Model {
@@ -73,7 +73,7 @@ export class Model {
   }
 
   has(rank: number): boolean {
-    return this.plan.mesh.span.has(rank);
+    return this.plan.mesh.rankRange.has(rank);
   }
 }
 

@@ -1,5 +1,5 @@
 /** One rank: its coordinate, its groups, its neighbours, and what of them leaves the host. */
-import type { Own } from "../formula/plan";
+import type { Local } from "../formula/plan";
 import type { App } from "./app";
 import { badge, card, shortened, swatch } from "./card";
 import { kindColour } from "./colours";
@@ -28,41 +28,41 @@ export function rankCard(app: App): HTMLElement {
       ...[...mesh.coordinate(rank, view)].map(([axis, at]) => h("span", { class: "chip" }, `${axis} `, h("b", {}, at))),
     ),
   );
-  const own = model.plan.of(rank);
-  const not = model.plan.specs.length - own.length;
+  const local = model.plan.of(rank);
+  const not = model.plan.specs.length - local.length;
   return card(
     title,
     ...views,
     h("p", { class: "formula" }, formula(app, rank)),
-    groupsTable(app, own, rank),
-    not ? h("p", { class: "note" }, `Not a member of ${plural(not, "kind")}: ${notIn(app, own)}.`) : null,
+    groupsTable(app, local, rank),
+    not ? h("p", { class: "note" }, `Not a member of ${plural(not, "kind")}: ${notIn(app, local)}.`) : null,
   );
 }
 
-const notIn = (app: App, own: readonly Own[]): string =>
+const notIn = (app: App, local: readonly Local[]): string =>
   app.model.plan.specs
     .map((each) => each.name)
-    .filter((name) => !own.some((group) => group.name === name))
+    .filter((name) => !local.some((group) => group.name === name))
     .join(", ");
 
 function formula({ model }: App, rank: number): string {
   const { mesh } = model.plan;
   const terms = [...mesh.coordinate(rank)].map(([axis, at]) => `${axis} ${at}·${mesh.strideOf(axis)}`).join(" + ");
-  return mesh.span.map
+  return mesh.rankRange.map
     ? `${rank} = rank_map[${terms}]`
-    : `${rank} = ${mesh.span.offset ? `${mesh.span.offset} + ` : ""}${terms}`;
+    : `${rank} = ${mesh.rankRange.offset ? `${mesh.rankRange.offset} + ` : ""}${terms}`;
 }
 
 // Groups of the leading kinds first, the others folded away.
-function groupsTable(app: App, own: readonly Own[], rank: number): HTMLElement {
-  const first = own
+function groupsTable(app: App, local: readonly Local[], rank: number): HTMLElement {
+  const first = local
     .filter((group) => app.kinds.includes(group.name))
     .sort((a, b) => app.kinds.indexOf(a.name) - app.kinds.indexOf(b.name));
-  const rest = own.filter((group) => !app.kinds.includes(group.name));
+  const rest = local.filter((group) => !app.kinds.includes(group.name));
   return h(
     "div",
     {},
-    ownTable(app, first, rank, "Its groups, with their neighbours"),
+    localTable(app, first, rank, "Its groups, with their neighbours"),
     rest.length
       ? h(
           "details",
@@ -71,7 +71,7 @@ function groupsTable(app: App, own: readonly Own[], rank: number): HTMLElement {
             ontoggle: (event: Event) => (folded.open = (event.target as HTMLDetailsElement).open),
           },
           h("summary", { "data-key": "rest" }, plural(rest.length, "more kind")),
-          ownTable(app, rest, rank, "Its other groups"),
+          localTable(app, rest, rank, "Its other groups"),
         )
       : null,
   );
@@ -79,10 +79,10 @@ function groupsTable(app: App, own: readonly Own[], rank: number): HTMLElement {
 
 const folded = { open: false };
 
-function ownTable(app: App, own: readonly Own[], rank: number, caption: string): HTMLElement {
+function localTable(app: App, local: readonly Local[], rank: number, caption: string): HTMLElement {
   const { cluster } = app.model;
   const heads = ["group", "position", "prev", "next", ...(cluster ? ["within"] : [])];
-  const rows = own.flatMap((group) => {
+  const rows = local.flatMap((group) => {
     const { groups, index, rank: place } = group;
     const size = groups.size;
     const colour = app.kinds.indexOf(group.name);

@@ -90,12 +90,12 @@ export class GroupsScene extends Base {
   }
 
   of(rank: number): Look {
-    const group = this.#index[rank - this.model.plan.mesh.span.offset] ?? -1;
+    const group = this.#index[rank - this.model.plan.mesh.rankRange.offset] ?? -1;
     return group < 0 ? this.outside() : { ...this.#looks[hueOf(group)], note: `g${group}` };
   }
 
   override block(rankAt: Int32Array, start: number, stop: number): Look {
-    const { offset } = this.model.plan.mesh.span;
+    const { offset } = this.model.plan.mesh.rankRange;
     const seen: number[] = [];
     for (let slot = start; slot < stop && seen.length <= STRIPES; slot++) {
       const group = rankAt[slot] < 0 ? -1 : this.#index[rankAt[slot] - offset];
@@ -150,8 +150,8 @@ export class FocusScene extends Base {
     this.focus = rank;
     this.#marks = new Uint32Array(model.plan.worldSize);
     kinds.forEach((kind, place) => {
-      const own = model.has(rank) ? model.plan.groups(kind).of(rank) : null;
-      for (const other of own ?? []) this.#marks[other] |= 1 << place;
+      const local = model.has(rank) ? model.plan.groups(kind).of(rank) : null;
+      for (const other of local ?? []) this.#marks[other] |= 1 << place;
     });
   }
 
@@ -205,7 +205,7 @@ export class MeasuredScene extends Base {
   }
 
   of(rank: number): Look {
-    const group = this.#index[rank - this.model.plan.mesh.span.offset] ?? -1;
+    const group = this.#index[rank - this.model.plan.mesh.rankRange.offset] ?? -1;
     return this.#looks[group] ?? this.outside();
   }
 }

@@ -3,7 +3,7 @@ import type { App } from "./app";
 import { h } from "./dom";
 import { search } from "./find";
 
-let searched = { text: "", words: "" };
+let searched = { text: "", label: "" };
 
 export function searchBox(app: App): HTMLElement {
   const input = h("input", {
@@ -17,19 +17,19 @@ export function searchBox(app: App): HTMLElement {
   });
   const go = (event: Event): void => {
     event.preventDefault();
-    const { ranks, words } = search(app.model, input.value);
-    searched = { text: input.value, words };
+    const { ranks, text: text } = search(app.model, input.value);
+    searched = { text: input.value, label: text };
     app.hover = null;
     app.found = ranks.length > 1 ? ranks : [];
     app.set({ rank: ranks.length === 1 ? ranks[0] : null });
     if (ranks.length) app.stage.view.reveal(ranks[0]);
-    app.say(words);
+    app.announce(text);
   };
   return h(
     "form",
     { class: "search", role: "search", onsubmit: go },
     h("label", { for: "search" }, "Find ranks"),
     h("span", {}, input, h("button", { "data-key": "find" }, "Find")),
-    searched.words ? h("p", { class: "note" }, searched.words) : null,
+    searched.label ? h("p", { class: "note" }, searched.label) : null,
   );
 }

@@ -6,7 +6,7 @@ import { neighbours, waits } from "./lines";
 import type { Model } from "./model";
 import { FocusScene, FoundScene, GroupsScene, HangScene, MeasuredScene, type Scene } from "./scene";
 import { bar } from "./bar";
-import { legend, rankWords } from "./legend";
+import { legend, rankText } from "./legend";
 import { tables } from "./tables";
 import { View } from "./view";
 
@@ -28,7 +28,7 @@ export class Stage {
       drawn: () => fill(this.#legend, ...legend(app)),
       leave: () => {
         app.set({ rank: null, pins: [] });
-        app.say("nothing is pinned");
+        app.announce("nothing is pinned");
       },
     };
     this.view = new View("The layout: arrow keys walk over the ranks, Enter pins, plus and minus zoom", listeners);
@@ -45,7 +45,7 @@ export class Stage {
     app.hover = null;
     app.set({ rank });
     this.view.reveal(rank);
-    app.say(rankWords(app.model, rank));
+    app.announce(rankText(app.model, rank));
   }
 
   render(): void {

@@ -59,20 +59,20 @@ const textOf = (value: Value): string => (value === null ? "" : String(value));
 export function stateOf(fragment: string, start: State = START): State {
   const parts = new URLSearchParams(fragment.replace(/^#/, ""));
   const text = (name: keyof State): string => parts.get(name) ?? textOf(start[name]);
-  const choice = <T extends string>(name: keyof State, known: readonly T[]): T =>
-    known.find((word) => word === text(name)) ?? (start[name] as T);
+  const selection = <T extends string>(name: keyof State, known: readonly T[]): T =>
+    known.find((token) => token === text(name)) ?? (start[name] as T);
   return {
     spec: text("spec"),
     world: ranks(text("world"))[0] ?? null,
     cluster: text("cluster"),
     kind: text("kind"),
-    arrange: choice("arrange", ["places", "mesh"]),
-    tab: choice("tab", ["drawing", "table"]),
+    arrange: selection("arrange", ["places", "mesh"]),
+    tab: selection("tab", ["drawing", "table"]),
     pins: ranks(text("pins")).slice(0, 2),
     rank: ranks(text("rank"))[0] ?? null,
     compare: text("compare"),
-    overlay: choice("overlay", ["none", "measured", "hang"]),
-    theme: choice("theme", ["auto", "light", "dark"]),
+    overlay: selection("overlay", ["none", "measured", "hang"]),
+    theme: selection("theme", ["auto", "light", "dark"]),
     embed: text("embed") === "true" || text("embed") === "1",
   };
 }
@@ -80,5 +80,5 @@ export function stateOf(fragment: string, start: State = START): State {
 const ranks = (text: string): number[] =>
   text
     .split(",")
-    .filter((word) => /^\d+$/.test(word))
+    .filter((token) => /^\d+$/.test(token))
     .map(Number);

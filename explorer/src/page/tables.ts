@@ -61,19 +61,19 @@ function paged(
   const stop = Math.min(count, start + ROWS);
   const rows = Array.from({ length: stop - start }, (_, place) => row(start + place));
   if (count <= ROWS) return { rows, more: null };
-  const go = (words: string, to: number): HTMLElement =>
+  const go = (text: string, to: number): HTMLElement =>
     h(
       "button",
       {
         type: "button",
-        "data-key": `${key} ${words}`,
+        "data-key": `${key} ${text}`,
         disabled: to < 0 || to >= count,
         onclick: () => {
           from[key] = to;
           app.stage.render();
         },
       },
-      words,
+      text,
     );
   const last = Math.floor((count - 1) / ROWS) * ROWS;
   return {
@@ -155,11 +155,11 @@ function ranks(app: App): HTMLElement {
 function hosts(app: App): HTMLElement[] {
   const { cluster, plan } = app.model;
   if (!cluster) return [];
-  const held = new Map<number, number[]>();
+  const byHost = new Map<number, number[]>();
   cluster.units[0]
     .subarray(0, plan.worldSize)
-    .forEach((host, rank) => held.set(host, [...(held.get(host)?.slice(0, MEMBERS) ?? []), rank]));
-  const list = [...held];
+    .forEach((host, rank) => byHost.set(host, [...(byHost.get(host)?.slice(0, MEMBERS) ?? []), rank]));
+  const list = [...byHost];
   const { rows, more } = paged(app, "hosts", list.length, (place) => {
     const [host, inside] = list[place];
     const units = cluster.levels

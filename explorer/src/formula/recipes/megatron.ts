@@ -7,7 +7,7 @@
 import { axisNames, axisSize, integer, product, times } from "../axes";
 import { Mesh } from "../mesh";
 import { Plan, spec, type Options, type Spec } from "../plan";
-import { float, planError, quoted, repr } from "../words";
+import { float, planError, quoted, repr } from "../messages";
 import { divided, worldAndDp } from "./sizes";
 
 export interface MegatronArguments {

@@ -6,7 +6,7 @@
  */
 import { axisSize, integer } from "../axes";
 import { Plan, spec, type Spec } from "../plan";
-import { planError } from "../words";
+import { planError } from "../messages";
 import { divided } from "./sizes";
 import { meshOf, type Arguments } from "./training";
 

@@ -1,6 +1,6 @@
 /** Sizes that a recipe derives: the data-parallel size from the world, and what must divide what. */
 import { axisSize, integer, times } from "../axes";
-import { planError } from "../words";
+import { planError } from "../messages";
 
 /** `total / parts`, which must be whole. */
 export function divided(total: number, parts: number, what: string, rule: string): number {

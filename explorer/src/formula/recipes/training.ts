@@ -8,7 +8,7 @@
 import { axisSize, integer } from "../axes";
 import { Mesh } from "../mesh";
 import { Plan, spec } from "../plan";
-import { planError } from "../words";
+import { planError } from "../messages";
 import { divided, worldAndDp } from "./sizes";
 
 export interface Arguments {
@@ -17,8 +17,8 @@ export interface Arguments {
 }
 
 export function nanotron({ world_size, tp = 1, cp = 1, dp, pp = 1, ep = 1, local_world_size }: Arguments): Plan {
-  const asked = dp === undefined && world_size === undefined ? 1 : dp;
-  const [world, data] = worldAndDp(world_size, asked, { tp, cp, pp, ep });
+  const requested = dp === undefined && world_size === undefined ? 1 : dp;
+  const [world, data] = worldAndDp(world_size, requested, { tp, cp, pp, ep });
   const every = "tp-cp-dp-pp-ep";
   const specs = [spec("world", every)];
   if (local_world_size !== undefined) {
@@ -161,7 +161,7 @@ export function axes(mesh: Mesh, worldSize: number | null = null): Plan {
   }
   const unions = [spec("dp_cp", "dp-cp"), spec("embd", "pp", { pick: [0, -1] })];
   const fits = unions.filter((union) => !taken.has(union.name) && union.axes.every((axis) => mesh.sizes.has(axis)));
-  return new Plan(mesh, [...specs, ...fits], worldSize ?? mesh.span.stop);
+  return new Plan(mesh, [...specs, ...fits], worldSize ?? mesh.rankRange.stop);
 }
 
 export const meshOf = (sizes: Record<string, number>): Mesh => Mesh.of(Object.entries(sizes));

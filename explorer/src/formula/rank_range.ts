@@ -3,9 +3,9 @@
  *
  *     rank = offset + position          rank = map[position]   with a rank map
  */
-import { layoutError, quoted } from "./words";
+import { layoutError, quoted } from "./messages";
 
-export class Span {
+export class RankRange {
   #inverse: Int32Array | null = null;
 
   private constructor(
@@ -15,8 +15,8 @@ export class Span {
   ) {}
 
   /** A checked span; the identity map is no map. */
-  static of(offset: number, size: number, map: readonly number[] | null = null): Span {
-    if (map === null) return new Span(offset, size, null);
+  static of(offset: number, size: number, map: readonly number[] | null = null): RankRange {
+    if (map === null) return new RankRange(offset, size, null);
     const seen = new Set(map);
     const fits =
       map.length === size && seen.size === size && map.every((rank) => rank >= offset && rank < offset + size);
@@ -26,7 +26,7 @@ export class Span {
           `ranks ${offset} to ${offset + size - 1} exactly once, in the order of positions`,
       );
     const same = map.every((rank, position) => rank === offset + position);
-    return new Span(offset, size, same ? null : Int32Array.from(map));
+    return new RankRange(offset, size, same ? null : Int32Array.from(map));
   }
 
   get stop(): number {
@@ -56,7 +56,7 @@ export class Span {
     return this.#inverse[rank - this.offset];
   }
 
-  equals(other: Span): boolean {
+  equals(other: RankRange): boolean {
     if (this.offset !== other.offset || this.size !== other.size) return false;
     if (!this.map || !other.map) return this.map === other.map;
     return this.map.every((rank, position) => rank === other.map![position]);
