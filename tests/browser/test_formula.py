@@ -87,7 +87,7 @@ FACTS = """(asked) => {
               throw new Error(`rank ${rank} is not where it is listed`);
         return listed;
       }),
-      local: ranks.map((rank) => plan.of(rank).map((local) => [local.name, local.label, local.rank, local.communicator])),
+      local: ranks.map((rank) => plan.of(rank).map((it) => [it.name, it.label, it.rank, it.communicator])),
       sharing: plan.sharing,
       use: each((_, name) => useText(use.kinds.get(name))),
       communicators: [use.least, use.most, use.total],
