@@ -32,12 +32,12 @@ def _join(me, backend, bound):
 def _verified(groups):
     """Every group of the plan that this rank is in, proved on the GPU; its members and its backend."""
     found = {}
-    for proof in verify(groups, "cuda"):
-        group = groups[proof.name]
+    for verified in verify(groups, "cuda"):
+        group = groups[verified.name]
         mine = torch.tensor([dist.get_rank()], device="cuda")
         every = [torch.empty_like(mine) for _ in group.ranks]
         dist.all_gather(every, mine, group=group.pg)
-        found[proof.name] = [int(each) for each in every], dist.get_backend(group.pg)
+        found[verified.name] = [int(each) for each in every], dist.get_backend(group.pg)
     return found
 
 

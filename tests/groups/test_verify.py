@@ -60,7 +60,7 @@ def _broken(me):
                 kind = "stage" if operation == "send/recv" else "dp"
                 answer[operation] = me.error(ProofError, list, verify({kind: groups[kind]}))
             me.meet(f"after {operation}")
-        answer["nothing"] = [(proof.name, list(proof.operations)) for proof in verify(groups)]
+        answer["nothing"] = [(verified.name, list(verified.operations)) for verified in verify(groups)]
     return answer
 
 

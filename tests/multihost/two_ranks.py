@@ -19,7 +19,7 @@ PLAN = rm.Plan(rm.Mesh(dp=2, pp=2), [rm.GroupSpec("dp"), rm.GroupSpec("pp")])
 
 def _verify():
     with rm.connect(PLAN, timeout=10) as groups:
-        result = {"proved": [proof.name for proof in verify(groups)]}
+        result = {"proved": [verified.name for verified in verify(groups)]}
         dist.barrier()
     return result
 

@@ -46,11 +46,11 @@ def equal(arrivals):
     """Agreed where all propose the same, else who differs or is missing; the coordinator's rank is the value."""
     if arrivals.differ:
         arrivals.probe()
-        silent = arrivals.unresponsive(besides=arrivals.absent)
+        missing = arrivals.unresponsive(besides=arrivals.absent)
         first, *others = sorted(arrivals.proposals.items(), key=lambda item: -len(item[1]))
         odd = tuple(rank for _, ranks in others for rank in ranks)
         documents = [arrivals.document(digest) for digest, _ in (first, *others)]
-        return lost(silent, "had arrived") if silent else Outcome("different", odd, value=documents)
+        return lost(missing, "had arrived") if missing else Outcome("different", odd, value=documents)
     return or_missing(lambda _: Outcome(value="all the same"), 1, "meet")(arrivals)
 
 
@@ -375,18 +375,18 @@ def test_one_works_on_while_it_answers_a_probe(real):
         assert all(found.seen(other) for other in THREE)
         if rank == 1:
             found.arrive("work")
-        heard = found.conclude("work", who_responds) if rank == 1 else None
+        received = found.conclude("work", who_responds) if rank == 1 else None
         while not any(step.prober == 1 for step in found.steps) and rank != 1:
             assert found.listen("work", 0.01) is None
         if rank == 0:
             found.publish("work", f"ended {rank}")
             assert not found.arrive("work")
-            heard = found.conclude("work", who_responds)  # as one that has failed meanwhile
+            received = found.conclude("work", who_responds)  # as one that has failed meanwhile
         end = time.monotonic() + limits.LONG
-        while heard is None and time.monotonic() < end:
-            heard = found.listen("work", 0.01)
-        found.leave(heard)
-        return heard
+        while received is None and time.monotonic() < end:
+            received = found.listen("work", 0.01)
+        found.leave(received)
+        return received
 
     texts = {str(rank): [f"began {rank}", f"went on {rank}"] for rank in THREE}
     texts["0"].append("ended 0")
@@ -394,7 +394,7 @@ def test_one_works_on_while_it_answers_a_probe(real):
     assert real.left() in (4, None), "the number of the next epoch, and what this test wrote"
 
 
-def test_one_that_listens_hears_that_the_prober_is_lost(real, monkeypatch):
+def test_one_that_listens_learns_that_the_prober_is_lost(real, monkeypatch):
     """A participant that answers a probe of another one, which then dies: it is named when its time is over."""
     monkeypatch.setattr(rounds, "_MOMENT", 0.3)
 
@@ -406,10 +406,10 @@ def test_one_that_listens_hears_that_the_prober_is_lost(real, monkeypatch):
         found = Round(channel, "meet", range(2), rank)
         if rank == 1:
             return found.conclude("work", die)
-        began, heard = time.monotonic(), None
-        while heard is None and time.monotonic() < began + limits.LONG:
-            heard = found.listen("work", 0.01)
-        return heard
+        began, received = time.monotonic(), None
+        while received is None and time.monotonic() < began + limits.LONG:
+            received = found.listen("work", 0.01)
+        return received
 
     survivor, died = real.run(program, range(2))
     assert isinstance(died, Died)
@@ -545,7 +545,7 @@ def test_a_folder_is_looked_at_from_time_to_time(tmp_path):
     assert folder_only.calls == 7
     place.write("word", "x")
     assert any(both.wait("word", 0) for _ in range(3))
-    alone = FallbackChannel([BoundedChannel(LostChannel()), BoundedChannel(place)])
-    assert alone.wait("word", 0)
+    single = FallbackChannel([BoundedChannel(LostChannel()), BoundedChannel(place)])
+    assert single.wait("word", 0)
     with pytest.raises(ChannelLost, match="by the test"):
         FallbackChannel([BoundedChannel(LostChannel())]).wait("word", 0)

@@ -21,20 +21,20 @@ def meet(channel, rank, data, seconds=PATIENCE):
     """One round of two steps: what this rank heard in each."""
     found = Round(channel, "meet", THREE, rank)
     every = or_missing(lambda arrivals: Outcome(value=arrivals.texts), seconds, "meet")
-    heard = [found.step("agree", Proposal("same", text=f"{data} {rank}"), every, Patience(seconds))]
-    if heard[0].agreed:
-        heard.append(found.step("make", Proposal(), every, Patience(seconds)))
-    found.leave(heard[-1])
-    return heard
+    received = [found.step("agree", Proposal("same", text=f"{data} {rank}"), every, Patience(seconds))]
+    if received[0].agreed:
+        received.append(found.step("make", Proposal(), every, Patience(seconds)))
+    found.leave(received[-1])
+    return received
 
 
 def meet_until_agreed(channel, rank):
     """Rounds until one ends well: what this rank gave in each of them, and heard."""
-    heard = []
-    while len(heard) < MOST and not (heard and heard[-1][1][-1].agreed):
-        data = f"attempt {len(heard)} of"
-        heard.append((data, meet(channel, rank, data)))
-    return heard
+    received = []
+    while len(received) < MOST and not (received and received[-1][1][-1].agreed):
+        data = f"attempt {len(received)} of"
+        received.append((data, meet(channel, rank, data)))
+    return received
 
 
 def new():
@@ -42,11 +42,11 @@ def new():
     return [Outcome(value={str(rank): [f"new {rank}"] for rank in THREE}), Outcome(value={})]
 
 
-def alike(heard):
+def equal(received):
     """The outcomes of a step that each rank heard of it: one."""
     for step in range(2):
-        given = {answer[step].text for answer in heard if len(answer) > step}
-        assert len(given) <= 1, heard
+        given = {answer[step].text for answer in received if len(answer) > step}
+        assert len(given) <= 1, received
 
 
 @pytest.mark.parametrize("first", range(0, RUNS, 100))
@@ -70,10 +70,10 @@ def test_one_dies(first, monkeypatch):
         schedule = Schedule(seed, [fault])
         on_its_clock(monkeypatch, schedule)
         answers = schedule.run(lambda rank, channel: meet(channel, rank, "old"), THREE)
-        heard = [answer for answer in answers if not isinstance(answer, Died)]
-        assert len(heard) >= 2, (seed, answers)
-        alike(heard)
-        for answer in heard:
+        received = [answer for answer in answers if not isinstance(answer, Died)]
+        assert len(received) >= 2, (seed, answers)
+        equal(received)
+        for answer in received:
             assert answer[-1].agreed or answer[-1].missing == (fault.rank,), (seed, fault, answers)
         assert schedule.clock < 3 * PATIENCE, (seed, fault)
         schedule.faults = ()
@@ -93,10 +93,10 @@ def test_one_stands_still(first, monkeypatch):
         answers = schedule.run(lambda rank, channel: meet_until_agreed(channel, rank), THREE)
         assert not [answer for answer in answers if isinstance(answer, BaseException)], (seed, fault, answers)
         last = [answer[-1] for answer in answers]
-        assert all(heard[-1].agreed for _, heard in last), (seed, fault, answers)
-        assert {heard[0].text for _, heard in last} == {last[0][1][0].text}, (seed, fault, answers)
-        for rank, (data, heard) in enumerate(last):
-            assert heard[0].value[str(rank)] == [f"{data} {rank}"], (seed, fault, answers)
+        assert all(received[-1].agreed for _, received in last), (seed, fault, answers)
+        assert {received[0].text for _, received in last} == {last[0][1][0].text}, (seed, fault, answers)
+        for rank, (data, received) in enumerate(last):
+            assert received[0].value[str(rank)] == [f"{data} {rank}"], (seed, fault, answers)
 
 
 def propose(found, digest, data):
@@ -106,9 +106,9 @@ def propose(found, digest, data):
         if not arrivals.differ:
             return or_missing(lambda _: Outcome(value=arrivals.texts), PATIENCE, "meet")(arrivals)
         arrivals.probe()
-        silent = arrivals.unresponsive(besides=arrivals.absent)
+        missing = arrivals.unresponsive(besides=arrivals.absent)
         documents = {digest: arrivals.document(digest) for digest in arrivals.proposals}
-        return lost(silent, "had arrived") if silent else Outcome("different", value=documents)
+        return lost(missing, "had arrived") if missing else Outcome("different", value=documents)
 
     proposal = Proposal(digest, lambda: f'{{"is": "{digest}"}}', f"{data} {found.rank}")
     return found.step("agree", proposal, conclude, Patience(PATIENCE, if_odd=1.0))
@@ -131,22 +131,22 @@ def test_any_two_faults(first, monkeypatch):
         odd = chance.choice([None, *ranks])
         schedule = Schedule(seed, faults)
         on_its_clock(monkeypatch, schedule)
-        heard = {}
+        received = {}
 
-        def program(rank, channel, ranks=ranks, odd=odd, heard=heard):
+        def program(rank, channel, ranks=ranks, odd=odd, received=received):
             for _ in range(2):
                 found = Round(channel, "meet", ranks, rank)
                 outcome = propose(found, "b" if rank == odd else "a", "old")
-                heard.setdefault(found.epoch, {})[rank] = outcome
+                received.setdefault(found.epoch, {})[rank] = outcome
                 found.leave(outcome)
 
         answers = schedule.run(program, ranks)
-        what = (seed, ranks, odd, faults, heard, answers)
+        what = (seed, ranks, odd, faults, received, answers)
         assert all(answer is None or isinstance(answer, Died) for answer in answers), what
-        for outcomes in heard.values():
+        for outcomes in received.values():
             assert len({outcome.text for outcome in outcomes.values()}) == 1, what
         faulty = {fault.rank for fault in faults}
-        for outcome in heard.get(0, {}).values():
+        for outcome in received.get(0, {}).values():
             assert {*outcome.missing} <= faulty, what
             assert not outcome.agreed or odd is None, what
         assert schedule.clock < 60 + 8 * PATIENCE, what
@@ -164,7 +164,7 @@ def test_any_two_faults(first, monkeypatch):
         for outcome in schedule.run(again, ranks):
             assert outcome.agreed, (what, outcome)
             # What a process said before it died is there too where nobody had concluded without it.
-            assert {rank: said[-1] for rank, said in outcome.value.items()} == {
+            assert {rank: output[-1] for rank, output in outcome.value.items()} == {
                 str(rank): f"new {rank}" for rank in ranks
             }, (what, outcome)
         assert {*schedule.data} == {"meet/epoch"}, (what, schedule.data)

@@ -132,7 +132,7 @@ def test_a_rank_that_waits_for_a_request_asks_once_a_look(tmp_path):
 @pytest.mark.parametrize(
     "how", ["store", "folder", "both", "lost store and folder", "store lost by rank 1, and folder"]
 )
-def test_one_diagnoses_and_all_hear(tmp_path, how):
+def test_one_diagnoses_and_all_get_it(tmp_path, how):
     """4 ranks as threads: the lowest of them diagnoses, whatever they share; the next request is another."""
     store = dist.HashStore() if how != "lost store and folder" else LostChannel()
     place = tmp_path if how != "store" else None
@@ -195,8 +195,8 @@ def test_a_folder_that_takes_nothing(tmp_path, caplog):
     """A warning says so, and the ranks use the store."""
     (tmp_path / "file").touch()
     diagnosed = Mock()
-    alone = _requests(0, 1, store=dist.HashStore(), folder=tmp_path / "file" / "folder")
-    alone.respond("a test", None, diagnosed)
+    single = _requests(0, 1, store=dist.HashStore(), folder=tmp_path / "file" / "folder")
+    single.respond("a test", None, diagnosed)
     assert diagnosed.call_args.args[0].startswith("no rank waits")
     assert "rank0.json.gz cannot be written: " in caplog.text
 
@@ -204,12 +204,12 @@ def test_a_folder_that_takes_nothing(tmp_path, caplog):
 def test_neither_store_nor_folder(caplog):
     """A rank whose store is gone, and that has no folder: a warning, no diagnosis, and the watch goes on."""
     diagnosed = Mock()
-    alone = _requests(1, 4, store=LostChannel())
-    alone.respond("a test", None, diagnosed)
+    single = _requests(1, 4, store=LostChannel())
+    single.respond("a test", None, diagnosed)
     diagnosed.assert_not_called()
     assert "rank 1 reaches no other rank" in caplog.text
-    assert alone.number == 1
-    alone.close()
+    assert single.number == 1
+    single.close()
 
 
 def test_recordings_of_before_are_not_of_now(tmp_path):

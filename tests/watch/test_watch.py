@@ -38,7 +38,7 @@ ALL = pytest.mark.skipif(os.environ.get("HANGS") != "all", reason="make test-han
 LONG = pytest.mark.skipif("HANGS" not in os.environ, reason="make test-hangs runs it: it takes long")
 
 
-class _Said(logging.Handler):
+class _Messages(logging.Handler):
     """What a rank logs."""
 
     def __init__(self):
@@ -64,7 +64,7 @@ def _loop(seconds):
 
 def _hang(me, folder, how, limit=None, apart=False):
     """Some steps, then one in which the victim is stopped or loops; what this rank said, heard, and when."""
-    output = _Said()
+    output = _Messages()
     here = watch.start(f"{folder}/{me.rank}" if apart else folder, limit=limit)
     _steps()
     victim, act = how
@@ -115,7 +115,7 @@ def _names_lines_slowly(me, folder):
     return _hang(me, folder, (3, "loops"))
 
 
-def test_lines_are_added_to_what_the_verdict_was_made_of(ranks, tmp_path):
+def test_lines_are_added_to_what_the_diagnosis_was_made_of(ranks, tmp_path):
     """4 ranks whose lines are there when gloo has given up: recordings say what they said, and the doctor agrees."""
     result = ranks(4, _names_lines_slowly, str(tmp_path), timeout=10)
     assert doctor(tmp_path).verdict == result[0]["verdict"]
@@ -128,7 +128,7 @@ def test_lines_are_added_to_what_the_verdict_was_made_of(ranks, tmp_path):
 
 def _differs(me, folder, what):
     """Some steps, then one in which rank 1 has another tensor than the others; what those that live are told."""
-    output = _Said()
+    output = _Messages()
     here = watch.start(folder, limit=60)
     _steps()
     odd = {"size": torch.ones(4096), "dtype": torch.ones(64, dtype=torch.float64)}[what]
@@ -140,7 +140,7 @@ def _differs(me, folder, what):
 
 
 @pytest.mark.parametrize(("what", "message"), [("size", "sizes differ"), ("dtype", "dtypes differ")])
-def test_a_job_that_gloo_aborts_ends_with_a_verdict(outcomes, tmp_path, what, message):
+def test_a_job_that_gloo_aborts_ends_with_a_diagnosis(outcomes, tmp_path, what, message):
     """4 ranks, one with another size or dtype: gloo ends some of them, and the others are told why."""
     ended = outcomes(4, _differs, str(tmp_path), what, timeout=20, limit=60)
     result = [one.value for one in ended if one.value is not None]
@@ -187,9 +187,9 @@ def _is_asked_at_work(me, folder):
 
     received = []
     with watch.start(folder, limit=60) as here:
-        asking = threading.Thread(target=query)
+        requesting = threading.Thread(target=query)
         if me.rank == 2:
-            asking.start()
+            requesting.start()
         going = torch.ones(1)
         while going.item():
             if me.rank == 3:
@@ -224,7 +224,7 @@ def _is_slow_then_stops(me, folder):
 
 
 @LONG
-def test_a_hang_after_a_slow_call_is_told(ranks, tmp_path):
+def test_a_hang_after_a_slow_call_is_reported(ranks, tmp_path):
     """4 ranks: a call that was slow and came through is told, and does not keep a later hang from being told."""
     for slow, hang in ranks(4, _is_slow_then_stops, str(tmp_path), timeout=30):
         assert slow.startswith("late: rank 3 behind by 1 call of world")
@@ -262,7 +262,7 @@ def test_folders_apart(ranks, tmp_path):
 
 
 @ALL
-def test_the_first_survivor_tells(outcomes, tmp_path):
+def test_the_first_survivor_reports(outcomes, tmp_path):
     """4 ranks, the first of which serves the store and is stopped: the folder carries all, and rank 1 tells."""
     ended = outcomes(4, _hang, str(tmp_path), (0, "stops"), 1.0, timeout=28, limit=40)
     assert [one.hung for one in ended] == [True, False, False, False]
@@ -304,7 +304,7 @@ def test_what_was_left_before_is_not_what_a_rank_says_now(outcomes, tmp_path):
 
 def _queries(me, folder):
     """Steps in which two ranks get SIGUSR1, one after the other; then a step that hangs."""
-    output = _Said()
+    output = _Messages()
     here = watch.start(folder, limit=2.0)
     received = []
     for turn, rank in ((1, 2), (2, 1)):
@@ -358,7 +358,7 @@ def _comes_late(me, folder, what):
 
 
 @LONG
-def test_connect_ends_with_a_verdict(ranks, tmp_path):
+def test_connect_ends_with_a_diagnosis(ranks, tmp_path):
     """4 ranks, one of which does not come to connect: the errors of the others end with where it is."""
     errors = ranks(4, _comes_late, str(tmp_path), "connect")[:3]
     for error in errors:
@@ -371,7 +371,7 @@ def test_connect_ends_with_a_verdict(ranks, tmp_path):
 
 
 @LONG
-def test_warm_up_ends_with_a_verdict(ranks, tmp_path):
+def test_warm_up_ends_with_a_diagnosis(ranks, tmp_path):
     """4 ranks, one of which does not warm its groups up: the errors of those that wait end with where it is."""
     for error, group in zip(ranks(4, _comes_late, str(tmp_path), "warm_up")[1:3], ("dp@tp1", "tp@dp1"), strict=True):
         assert f"group {group} was not warm" in error["message"]
