@@ -13,7 +13,6 @@ def _in_pieces(me):
     release = (0, 20)
     releases.follow(parallel_state, release)
     process_groups_config.follow(release)
-    releases.followed.release = release
     ps, collections = parallel_state, process_groups_config
     ps.initialize_model_parallel(2, gtp_remat_size=2)
     grid = hyper_comm_grid.HyperCommGrid([2], ["tp"])

@@ -42,15 +42,6 @@ _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT: Any = None
 _DATA_PARALLEL_GLOBAL_RANKS: Any = None
 _DATA_PARALLEL_GLOBAL_RANKS_WITH_CP: Any = None
 
-# Kept answers, as in ``model_groups.py``.
-_dp_rank: Any = None
-_dp_size: Any = None
-_dp_cp_rank: Any = None
-_dp_cp_size: Any = None
-_ep_dp_rank: Any = None
-_ep_dp_size: Any = None
-
-
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
@@ -76,34 +67,8 @@ def get_data_parallel_group(
     return group
 
 
-def get_data_parallel_rank(with_context_parallel=False, partial_data_parallel=False, with_gtp_remat=True):
-    """The place of this rank in the data-parallel group that the flags choose."""
-    kept = _dp_cp_rank if with_context_parallel else _dp_rank
-    if kept is not None and with_gtp_remat and not partial_data_parallel:
-        return kept
-    return rankmesh_state.ask(
-        "dp",
-        "rank",
-        with_context_parallel=with_context_parallel,
-        partial_data_parallel=partial_data_parallel,
-        with_gtp_remat=with_gtp_remat,
-    )
-
-
-def get_data_parallel_world_size(with_context_parallel=False, partial_data_parallel=False, with_gtp_remat=True):
-    """The size of the data-parallel group that the flags choose."""
-    kept = _dp_cp_size if with_context_parallel else _dp_size
-    if kept is not None and with_gtp_remat and not partial_data_parallel:
-        return kept
-    return rankmesh_state.ask(
-        "dp",
-        "size",
-        with_context_parallel=with_context_parallel,
-        partial_data_parallel=partial_data_parallel,
-        with_gtp_remat=with_gtp_remat,
-    )
-
-
+get_data_parallel_rank = rule.data("rank")
+get_data_parallel_world_size = rule.data("size")
 set_data_parallel_rank = rule.set_rank("_MPU_DATA_PARALLEL_RANK")
 
 
@@ -165,20 +130,8 @@ def get_expert_data_parallel_group(check_initialized=True, partial_expert_data_p
     return group
 
 
-def get_expert_data_parallel_rank(partial_expert_data_parallel=False, with_gtp_remat=True):
-    """The place of this rank in the expert data-parallel group that the flags choose."""
-    if _ep_dp_rank is not None and with_gtp_remat and not partial_expert_data_parallel:
-        return _ep_dp_rank
-    flags = {"partial_expert_data_parallel": partial_expert_data_parallel, "with_gtp_remat": with_gtp_remat}
-    return rankmesh_state.ask("ep_dp", "rank", **flags)
-
-
-def get_expert_data_parallel_world_size(partial_expert_data_parallel=False, with_gtp_remat=True):
-    """The size of the expert data-parallel group that the flags choose."""
-    if _ep_dp_size is not None and with_gtp_remat and not partial_expert_data_parallel:
-        return _ep_dp_size
-    flags = {"partial_expert_data_parallel": partial_expert_data_parallel, "with_gtp_remat": with_gtp_remat}
-    return rankmesh_state.ask("ep_dp", "size", **flags)
+get_expert_data_parallel_rank = rule.expert_data("rank")
+get_expert_data_parallel_world_size = rule.expert_data("size")
 
 
 def get_data_modulo_expert_parallel_group(partial_expert_data_parallel=False):

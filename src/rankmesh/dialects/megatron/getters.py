@@ -22,7 +22,21 @@ from typing import Any, cast
 
 from rankmesh.dialects.megatron.table import BY_KIND, NUMBERS
 
-__all__ = ["first_rank", "group", "group_if_made", "named", "rank", "ranks", "set_rank", "set_size", "size", "value"]
+__all__ = [
+    "data",
+    "expert_data",
+    "first_rank",
+    "flagged",
+    "group",
+    "group_if_made",
+    "named",
+    "rank",
+    "ranks",
+    "set_rank",
+    "set_size",
+    "size",
+    "value",
+]
 
 Function = Callable[..., Any]
 
@@ -30,6 +44,8 @@ Function = Callable[..., Any]
 _GROUP: Any = None
 _RANKS: Any = None
 _ANSWER: Any = None
+_KEPT: Any = None
+_KEPT_WITH_CP: Any = None
 rankmesh_state: Any = None
 
 
@@ -106,6 +122,38 @@ def _number(kind: str, method: str, doc: str) -> Function:
         return rankmesh_state.ask("_KIND", "_METHOD")
 
     return named(getter, doc, _ANSWER=NUMBERS[kind].kept_as(method), _KIND=kind, _METHOD=method)
+
+
+def flagged(kind: str, method: str, getter: Function) -> Function:
+    """The getter of a rank or a size in the data-parallel group that flags choose; it keeps the answers of some."""
+    what = "place of this rank in" if method == "rank" else "size of"
+    kept = {"_KEPT": NUMBERS[kind].kept_as(method), "_KEPT_WITH_CP": NUMBERS["dp_cp"].kept_as(method)}
+    return named(getter, f"The {what} the {BY_KIND[kind].what} that the flags choose.", _METHOD=method, **kept)
+
+
+def data(method: str) -> Function:
+    """The getter of this rank's place in a data-parallel group, or of its size."""
+
+    def getter(with_context_parallel=False, partial_data_parallel=False, with_gtp_remat=True):
+        kept = _KEPT_WITH_CP if with_context_parallel else _KEPT
+        if kept is not None and with_gtp_remat and not partial_data_parallel:
+            return kept
+        flags = {"partial_data_parallel": partial_data_parallel, "with_gtp_remat": with_gtp_remat}
+        return rankmesh_state.ask("dp", "_METHOD", with_context_parallel=with_context_parallel, **flags)
+
+    return flagged("dp", method, getter)
+
+
+def expert_data(method: str) -> Function:
+    """The getter of this rank's place in an expert data-parallel group, or of its size."""
+
+    def getter(partial_expert_data_parallel=False, with_gtp_remat=True):
+        if _KEPT is not None and with_gtp_remat and not partial_expert_data_parallel:
+            return _KEPT
+        flags = {"partial_expert_data_parallel": partial_expert_data_parallel, "with_gtp_remat": with_gtp_remat}
+        return rankmesh_state.ask("ep_dp", "_METHOD", **flags)
+
+    return flagged("ep_dp", method, getter)
 
 
 def value(name: str, doc: str) -> Function:

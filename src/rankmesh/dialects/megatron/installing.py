@@ -111,7 +111,7 @@ def uninstall() -> None:
 
 def _follow(state: ParallelState, release: releases.Release | None) -> None:
     """Our modules as a release has them; None: as they are by themselves."""
-    releases.followed.state, releases.followed.release = state, release
+    releases.followed.state = state
     releases.follow(state, release)
     process_groups_config.follow(release)
 

@@ -45,15 +45,10 @@ if TYPE_CHECKING:  # the functions below run over the globals of a parallel stat
         _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT,
         _TENSOR_AND_DATA_PARALLEL_GROUP,
         _TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP,
-        _dp_cp_rank,
-        _dp_cp_size,
-        _dp_rank,
-        _dp_size,
-        _ep_dp_rank,
-        _ep_dp_size,
         get_data_parallel_rank,
         get_gtp_weight_remat_rank,
     )
+    from rankmesh.dialects.megatron.getters import _KEPT, _KEPT_WITH_CP
     from rankmesh.dialects.megatron.model_groups import (
         get_context_parallel_rank,
         get_expert_model_parallel_rank,
@@ -113,13 +108,17 @@ _WITH_PIECES = {"RankGenerator": WithPieces, "_inject_gtp_remat_axis": _inject_g
 
 @dataclass
 class Followed:
-    """What the drop-ins replace: a release, None for none, and the parallel state that collections are made from.
+    """The parallel state that collections are made from, and its release; None: the drop-ins by themselves.
 
-    ``install()`` sets both; the grid, the collections, and what an optimizer is given look here.
+    ``install()`` sets the state; the grid, the collections, and what an optimizer is given look here.
     """
 
-    release: Release | None = None
     state: ParallelState = cast(ParallelState, parallel_state)  # noqa: RUF009  - the module is the default state
+
+    @property
+    def release(self) -> Release | None:
+        """The release that the state follows."""
+        return self.state.rankmesh_state.release
 
 
 followed = Followed()
@@ -238,20 +237,12 @@ def _get_data_parallel_group(with_context_parallel=False, with_gtp_remat=True, p
     return group
 
 
-def _get_data_parallel_rank(with_context_parallel=False, with_gtp_remat=True, partial_data_parallel=False):
-    kept = _dp_cp_rank if with_context_parallel else _dp_rank
+def _data_number(with_context_parallel=False, with_gtp_remat=True, partial_data_parallel=False):
+    kept = _KEPT_WITH_CP if with_context_parallel else _KEPT
     if kept is not None and with_gtp_remat and not partial_data_parallel:
         return kept
     flags = {"with_gtp_remat": with_gtp_remat, "partial_data_parallel": partial_data_parallel}
-    return rankmesh_state.ask("dp", "rank", with_context_parallel=with_context_parallel, **flags)
-
-
-def _get_data_parallel_world_size(with_context_parallel=False, with_gtp_remat=True, partial_data_parallel=False):
-    kept = _dp_cp_size if with_context_parallel else _dp_size
-    if kept is not None and with_gtp_remat and not partial_data_parallel:
-        return kept
-    flags = {"with_gtp_remat": with_gtp_remat, "partial_data_parallel": partial_data_parallel}
-    return rankmesh_state.ask("dp", "size", with_context_parallel=with_context_parallel, **flags)
+    return rankmesh_state.ask("dp", "_METHOD", with_context_parallel=with_context_parallel, **flags)
 
 
 def _get_expert_data_parallel_group(check_initialized=True, with_gtp_remat=True, partial_expert_data_parallel=False):
@@ -266,18 +257,11 @@ def _get_expert_data_parallel_group(check_initialized=True, with_gtp_remat=True,
     return group
 
 
-def _get_expert_data_parallel_rank(with_gtp_remat=True, partial_expert_data_parallel=False):
-    if _ep_dp_rank is not None and with_gtp_remat and not partial_expert_data_parallel:
-        return _ep_dp_rank
+def _expert_data_number(with_gtp_remat=True, partial_expert_data_parallel=False):
+    if _KEPT is not None and with_gtp_remat and not partial_expert_data_parallel:
+        return _KEPT
     flags = {"with_gtp_remat": with_gtp_remat, "partial_expert_data_parallel": partial_expert_data_parallel}
-    return rankmesh_state.ask("ep_dp", "rank", **flags)
-
-
-def _get_expert_data_parallel_world_size(with_gtp_remat=True, partial_expert_data_parallel=False):
-    if _ep_dp_size is not None and with_gtp_remat and not partial_expert_data_parallel:
-        return _ep_dp_size
-    flags = {"with_gtp_remat": with_gtp_remat, "partial_expert_data_parallel": partial_expert_data_parallel}
-    return rankmesh_state.ask("ep_dp", "size", **flags)
+    return rankmesh_state.ask("ep_dp", "_METHOD", **flags)
 
 
 _OF_INSTANCES = {
@@ -298,11 +282,11 @@ _DIFFERENT: Mapping[tuple[Release, Release | None], Mapping[str, Callable[..., A
     ((0, 19), None): {
         "get_all_ranks": _get_all_ranks,
         "get_data_parallel_group": _get_data_parallel_group,
-        "get_data_parallel_rank": _get_data_parallel_rank,
-        "get_data_parallel_world_size": _get_data_parallel_world_size,
+        "get_data_parallel_rank": rule.flagged("dp", "rank", _data_number),
+        "get_data_parallel_world_size": rule.flagged("dp", "size", _data_number),
         "get_expert_data_parallel_group": _get_expert_data_parallel_group,
-        "get_expert_data_parallel_rank": _get_expert_data_parallel_rank,
-        "get_expert_data_parallel_world_size": _get_expert_data_parallel_world_size,
+        "get_expert_data_parallel_rank": rule.flagged("ep_dp", "rank", _expert_data_number),
+        "get_expert_data_parallel_world_size": rule.flagged("ep_dp", "size", _expert_data_number),
     },
 }
 
