@@ -3,6 +3,7 @@
 import os
 import random
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Optional
 from unittest.mock import MagicMock
@@ -205,17 +206,28 @@ def test_deepspeed(ranks):
     assert ranks(1, _deepspeed, world=None, limit=60) == [[]]
 
 
-def _nanotron(me):
+def checkout(variable):
+    """Where a variable says that another's sources lie."""
+    if not os.environ.get(variable):
+        pytest.skip(f"{variable} names no checkout")
+    return str(Path(os.environ[variable]).resolve())
+
+
+def _nanotron(me, source):
     from tests.peers import theirs
 
-    from rankmesh.dialects.nanotron import ParallelContext04
+    from rankmesh.dialects.nanotron import ParallelContext, ParallelContext04
 
     fake = ModuleType("nanotron.distributed")
     vars(fake).update(vars(dist))
     theirs.stand_in("nanotron")
     sys.modules["nanotron.distributed"] = sys.modules["nanotron"].distributed = fake
     torch.cuda.set_device = torch.cuda.device = lambda *_: None
-    context_of = theirs.load("nanotron", "nanotron/parallel/context.py").ParallelContext
+    path = "src/nanotron/parallel/context.py" if source else "nanotron/parallel/context.py"
+    context_of = theirs.load("nanotron", path, root=source).ParallelContext
+    drop_in, named = ParallelContext04, ("expert_pg",)
+    if source:
+        drop_in, named = ParallelContext, ("cp_pg", "ep_pg", "dp_cp_pg", "tp_and_ep_pg", "local_pg")
     draw, wrong = random.Random(9), []  # noqa: S311
     for _ in range(CASES):
         sizes = [draw.choice((1, 2, 3)) for _ in range(4)]
@@ -229,21 +241,35 @@ def _nanotron(me):
         }
         with dry.world(rank, world):
             local = context_of(*sizes)
-            with ParallelContext04(*sizes) as ours:
-                for name in ("tp_pg", "dp_pg", "pp_pg", "expert_pg", "mp_pg", "world_pg"):
+            with drop_in(*sizes) as ours:
+                for name in ("tp_pg", "dp_pg", "pp_pg", "mp_pg", "world_pg", *named):
                     output = [dry.members(getattr(each, name)) for each in (local, ours)]
                     if output[0] != output[1]:
                         wrong.append((name, sizes, rank, output))
-                if (local.world_rank_matrix != ours.world_rank_matrix).any() or tuple(
-                    local.get_3d_ranks(rank)
-                ) != ours.get_3d_ranks(rank):
-                    wrong.append((sizes, rank))
+                if (local.world_rank_matrix != ours.world_rank_matrix).any():
+                    wrong.append(("matrix", sizes, rank))
+                if not source and tuple(local.get_3d_ranks(rank)) != ours.get_3d_ranks(rank):
+                    wrong.append(("places", sizes, rank))
+                if source and _places(local, rank) != _places(ours, rank):
+                    wrong.append((_places(local, rank), _places(ours, rank)))
     return wrong[:10]
+
+
+def _places(context, rank):
+    """Where a rank is, the ranks of a slice, and the groups that the context knows."""
+    ranks = context.get_global_rank(0, slice(None), 0, slice(None), 0)
+    known = {tuple(map(int, ranks)) for ranks in context.world_ranks_to_pg}
+    return context.get_local_ranks(rank), context.parallel_order, ranks.tolist(), known, context._groups
 
 
 def test_nanotron(ranks):
     """40 contexts of nanotron 0.4: its groups, its matrix, its places."""
-    assert ranks(1, _nanotron, world=None, limit=60) == [[]]
+    assert ranks(1, _nanotron, None, world=None, limit=60) == [[]]
+
+
+def test_nanotron_sources(ranks):
+    """40 contexts of a checkout: groups of context parallelism too, slices of ranks, the groups that it knows."""
+    assert ranks(1, _nanotron, checkout("NANOTRON"), world=None, limit=60) == [[]]
 
 
 BOTH = ("dp_enabled", "dp_replicate_enabled", "dp_shard_enabled", "cp_enabled", "dp_cp_enabled", "fsdp_enabled",
@@ -258,8 +284,8 @@ def _mesh_of(output):
     return output.mesh_dim_names, output.mesh.tolist()
 
 
-def _requested(dims, draw):
-    """What one object answers: each function with what a training loop may ask it."""
+def _requested(dims, draw, theirs):
+    """What one object answers: each function that torchtitan's has, with what a training loop may ask it."""
     draw = random.Random(draw)  # noqa: S311
     questions = [("get_optional_mesh", axis) for axis in AXES] + [("get_mesh", axis) for axis in AXES]
     for _ in range(12):
@@ -270,7 +296,7 @@ def _requested(dims, draw):
         questions.append(("get_optional_mesh", axes))
     questions += [("resolve_mesh", axes) for axes in (["dp", "cp", "tp"], ["dp_replicate", "efsdp", "ep"])]
     questions += [(name, None) for name in ("spmd_meshes", "spmd_dense_mesh", "spmd_sparse_mesh", "get_dense_tp_mesh")]
-    for name, axes in questions:
+    for name, axes in (one for one in questions if hasattr(theirs, one[0])):
         try:
             output = getattr(dims, name)(*([] if axes is None else [axes]))
         except (ValueError, KeyError, IndexError, RuntimeError):
@@ -278,7 +304,7 @@ def _requested(dims, draw):
         yield name, axes, [_mesh_of(one) for one in output] if isinstance(output, list) else _mesh_of(output)
 
 
-def _torchtitan(me):
+def _torchtitan(me, source):
     from tests.peers import theirs
 
     from rankmesh.dialects.torchtitan import ParallelDims
@@ -293,12 +319,13 @@ def _torchtitan(me):
     ):
         theirs.stand_in(name)
     theirs.stand_in("torchtitan.tools.utils", device_type="cpu")
-    dims_of = theirs.load("torchtitan", "torchtitan/distributed/parallel_dims.py").ParallelDims
+    dims_of = theirs.load("torchtitan", "torchtitan/distributed/parallel_dims.py", root=source).ParallelDims
+    backends = ("partial_dtensor", "spmd_types") if source else ("partial_dtensor", "full_dtensor", "spmd_types")
     draw, wrong = random.Random(10), []  # noqa: S311
     for case in range(CASES):
         replicate, shard, cp, tp, pp = (draw.choice((1, 1, 2, 3)) for _ in range(5))
         ep = draw.choice([size for size in range(1, shard * cp * tp + 1) if shard * cp * tp % size == 0])
-        world, backend = replicate * shard * cp * tp * pp, ("partial_dtensor", "full_dtensor", "spmd_types")[case % 3]
+        world, backend = replicate * shard * cp * tp * pp, backends[case % len(backends)]
         rank, degrees = draw.randrange(world), (replicate, draw.choice((shard, -1)), cp, tp, pp, ep, world, backend)
         plan = rm.recipes.torchtitan(world, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, pp=pp, ep=ep)
         with dry.world(rank, world):
@@ -308,7 +335,8 @@ def _torchtitan(me):
                     wrong.append((name, degrees, rank))
             with ParallelDims(*degrees) as ours:
                 wrong += [(name, degrees) for name in BOTH if getattr(local, name) != getattr(ours, name)]
-                for one, other in zip(_requested(local, case), _requested(ours, case), strict=True):
+                wrong += [name for name in dir(local) if name[0] != "_" and not hasattr(ours, name)]
+                for one, other in zip(_requested(local, case, local), _requested(ours, case, local), strict=True):
                     if one != other:
                         wrong.append((degrees, rank, one, other[2]))
                 meshes = local.get_all_one_dimensional_meshes(), ours.get_all_one_dimensional_meshes()
@@ -326,4 +354,10 @@ def _torchtitan(me):
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="torchtitan 0.3.0 is written for Python 3.11")
 def test_torchtitan(ranks):
     """40 layouts of torchtitan 0.3.0: its ParallelDims beside the recipe, and each answer beside the drop-in's."""
-    assert ranks(1, _torchtitan, world=None, limit=100) == [[]]
+    assert ranks(1, _torchtitan, None, world=None, limit=100) == [[]]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="torchtitan is written for Python 3.11")
+def test_torchtitan_sources(ranks):
+    """40 layouts of a checkout: every public name is there, and each answer beside the drop-in's."""
+    assert ranks(1, _torchtitan, checkout("TORCHTITAN"), world=None, limit=100) == [[]]

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 from unittest.mock import MagicMock
 
@@ -18,9 +19,10 @@ def stand_in(*names, **values):
         sys.modules[name] = module
 
 
-def load(peer, path, name=None):
-    """A file of a release as a module."""
-    spec = importlib.util.spec_from_file_location(name or f"theirs_{peer}", folder(peer) / path)
+def load(peer, path, name=None, root=None):
+    """A file of a release, or of the sources in ``root``, as a module."""
+    file = Path(root or folder(peer)) / path
+    spec = importlib.util.spec_from_file_location(name or f"theirs_{peer}", file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -106,15 +106,13 @@ def for_optimizer(
     }
     if release is not None and release >= _PIECES:
         found["expt_tp_pp_with_egtp_remat_group"] = _with_pieces(pg_collection, groups["tp_ep_pp"])
-    on_cpu = pg_collection is None and use_gloo_process_groups and not in_pieces(found)
-    return found | {
-        "intra_dp_cp_group_gloo": _gloo_group("get_data_parallel_group_gloo", "partial_data_parallel", **_WITH_CP)
-        if on_cpu
-        else None,
-        "intra_expt_dp_group_gloo": _gloo_group("get_expert_data_parallel_group_gloo", "partial_expert_data_parallel")
-        if on_cpu
-        else None,
-    }
+    gloo = {"intra_dp_cp_group_gloo": None, "intra_expt_dp_group_gloo": None}
+    if pg_collection is None and use_gloo_process_groups and not in_pieces(found):
+        data = {"with_context_parallel": True, "partial_data_parallel": True}
+        experts = {"partial_expert_data_parallel": True}
+        gloo["intra_dp_cp_group_gloo"] = followed.state.get_data_parallel_group_gloo(**data)
+        gloo["intra_expt_dp_group_gloo"] = followed.state.get_expert_data_parallel_group_gloo(**experts)
+    return found | gloo
 
 
 def for_ddp(pg_collection: Any, config: Any, ddp_config: Any, release: Release | None = None) -> dict[str, Any]:
@@ -170,10 +168,6 @@ def _strict(instances: int, every: Iterable[str]) -> dict[str, Any]:
 def _asked(name: str) -> Any:
     getter, flags = _GETTERS[name]
     return getattr(followed.state, getter)(**flags)
-
-
-def _gloo_group(getter: str, partial: str, **flags: bool) -> Any:
-    return getattr(followed.state, getter)(**{partial: True}, **flags)
 
 
 # -- what a collection has ------------------------------------------------------------------------------------------
