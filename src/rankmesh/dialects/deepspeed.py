@@ -38,7 +38,7 @@ from rankmesh.runtime.handles import LiveGroup
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.registry import Registry, refusing_sizes, world_size
 
-__all__ = ["Mpu", "Topology", "plan"]
+__all__ = ["Mpu", "ProcessCoord", "Topology", "plan"]
 
 _AXES = {"pipe": "pp", "data": "dp", "model": "tp"}
 

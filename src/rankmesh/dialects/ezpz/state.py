@@ -84,7 +84,7 @@ class TensorParallel(Getters):
     def _group(self, kind: str) -> GroupLike:
         return self.assigned.get(kind) or self._registry.groups[kind]
 
-    def in_globals(self, kind: str) -> AssignedGroup:
+    def _in_globals(self, kind: str) -> AssignedGroup:
         """The group of a kind as the globals have it: assigned, made here, or neither."""
         if kind in self.assigned or not self._registry.is_open:
             return self.assigned.get(kind, AssignedGroup())
@@ -210,10 +210,10 @@ class _Global:
         self._kind, self._field = kind, field
 
     def __get__(self, module: object, owner: object) -> object:
-        return getattr(default.in_globals(self._kind), self._field)
+        return getattr(default._in_globals(self._kind), self._field)
 
     def __set__(self, module: object, value: object) -> None:
-        setattr(default.assigned.setdefault(self._kind, default.in_globals(self._kind)), self._field, value)
+        setattr(default.assigned.setdefault(self._kind, default._in_globals(self._kind)), self._field, value)
 
     def __delete__(self, module: object) -> None:
         default.assigned.pop(self._kind, None)

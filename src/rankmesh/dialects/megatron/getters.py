@@ -51,9 +51,15 @@ rankmesh_state: Any = None
 
 def named(rule: Function, doc: str, **names: str) -> Function:
     """A function of a rule, with other names for the globals that it reads, and other texts."""
+
+    def replaced(constant: object) -> Any:
+        if isinstance(constant, tuple):  # arguments that the compiler joined
+            return tuple(map(replaced, constant))
+        return names.get(constant, constant) if isinstance(constant, str) else constant
+
     code = cast(FunctionType, rule).__code__
-    constants = tuple(names.get(one, one) if isinstance(one, str) else one for one in code.co_consts)
-    code = code.replace(co_names=tuple(names.get(name, name) for name in code.co_names), co_consts=constants)
+    read = tuple(names.get(name, name) for name in code.co_names)
+    code = code.replace(co_names=read, co_consts=replaced(code.co_consts))
     made = FunctionType(code, rule.__globals__, rule.__name__, cast(FunctionType, rule).__defaults__)
     made.__doc__ = doc
     return made
