@@ -1,8 +1,8 @@
 """How ranks agree: one primitive, the round, over torch stores, a folder, or both.
 
 ```
-round      participants arrive with proposals, one of them coordinates, all hear one outcome
-outcome    what they hear
+round      participants arrive with proposals, one of them coordinates, all get one outcome
+outcome    what they get
 channel    what a round needs of a transport
 stores     torch's stores: TCP, File, Hash, Prefix, the store of simulated ranks
 folder     a folder that the ranks share

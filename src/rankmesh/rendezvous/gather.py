@@ -1,4 +1,4 @@
-"""Gather: every participant gives data, one concludes from all of it, all hear what.
+"""Gather: every participant gives data, one concludes from all of it, all get the conclusion.
 
 ```
 rank 0  ── {"host": "a"} ──┐
@@ -23,7 +23,7 @@ __all__ = ["gather", "or_missing"]
 def gather(among: Round, data: object, conclude: Callable[[list[Any]], object], seconds: float, what: str) -> Any:
     """What ``conclude`` makes of the data of all participants, in their order, as JSON data on each of them.
 
-    ``what`` says in words what they call. Raises ``AgreementError`` on every rank, naming those that do not arrive
+    ``what`` names the call for messages. Raises ``AgreementError`` on every rank, naming those that do not arrive
     within ``seconds``, and ``StoreLost`` when the store does not answer.
     """
 
@@ -43,7 +43,7 @@ def gather(among: Round, data: object, conclude: Callable[[list[Any]], object], 
 
 
 def or_missing(all_arrived: Conclude, seconds: float, what: str) -> Conclude:
-    """Conclude with all that arrived; else say who is missing, or that who arrived last is lost."""
+    """Conclude with all that arrived; else report who is missing, or that the last to arrive is lost."""
 
     def conclude(arrivals: Arrivals) -> Outcome:
         if arrivals.complete:

@@ -1,4 +1,4 @@
-"""The outcome of a round: one value that every participant hears.
+"""The outcome of a round: one value that every participant gets.
 
 >>> outcome = Outcome("missing", ranks=(3,), missing=(3,), message="waited 2 s for rank 3")
 >>> Outcome.read(outcome.text, "key") == outcome, outcome.agreed, Outcome().agreed
@@ -26,7 +26,7 @@ class Outcome:
     """Why a round ended: ``agreed``, or what kept its participants from it.
 
     ``ranks`` are those to look at, ``missing`` those of them that are not there, ``fields`` what differs between
-    proposals; ``message`` says it in words, and ``value`` is what the coordinator concluded, as JSON data.
+    proposals; ``message`` states it in words, and ``value`` is what the coordinator concluded, as JSON data.
     """
 
     reason: Reason = "agreed"
@@ -43,7 +43,7 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """The outcome as JSON; what is not said has its default."""
+        """The outcome as JSON; what is left out has its default."""
         default = vars(Outcome())
         return json.dumps(
             {name: value for name, value in vars(self).items() if name == "reason" or value != default[name]}

@@ -1,4 +1,4 @@
-"""Rounds: the participants arrive, one of them coordinates, all hear one outcome.
+"""Rounds: the participants arrive, one of them coordinates, all get one outcome.
 
 ```
 rank 0  ── arrive ───────────────── wait ─┐
@@ -118,8 +118,8 @@ class _Step:
 class Round:
     """One round of ``participants`` (a range, or ranks in any order that all know), as ``rank`` sees it.
 
-    ``serves`` is set in the process that serves the channel. ``identity`` says which process this is, in words, where
-    two of them may take one rank. ``epoch`` is asked of the channel where it is not given. ``patience`` is how many
+    ``serves`` is set in the process that serves the channel. ``identity`` names this process, where two of them may
+    take one rank. ``epoch`` is asked of the channel where it is not given. ``patience`` is how many
     seconds a channel may stand still before it counts as gone.
     """
 
@@ -162,16 +162,16 @@ class Round:
         return f"{self.name}/{epoch}/progress"
 
     def identity_key(self, rank: int) -> str:
-        """Where a rank says which process it is, as soon as it arrives."""
+        """Where a rank names its process, as soon as it arrives."""
         return f"{self.name}/{self.epoch}/identity/{rank}"
 
     # -- one step -----------------------------------------------------------------------------------------------
 
     def step(self, name: str, proposal: Proposal, conclude: Conclude, patience: Patience) -> Outcome:
-        """Arrive, and hear the outcome; who is out of patience concludes without the others.
+        """Arrive, and wait for the outcome; a participant that is out of patience concludes without the others.
 
         Raises ``StoreLost`` when the channel does not answer in time, ``AgreementError`` for what no rank has written
-        under the keys of the round. A participant whose wait ends in any other way withdraws: the others hear so.
+        under the keys of the round. A participant whose wait ends in any other way withdraws, as the others learn.
         """
         step = self._begin(name)
         step.progress = patience.extends
@@ -179,8 +179,8 @@ class Round:
             complete = self.arrive(name, proposal)
             if self._twice is not None:
                 return self._coordinate(step, lambda _: twice(self.rank, self._twice, self.identity), complete=False)
-            heard = None if complete else self._hear(step, patience)
-            return heard or self._coordinate(step, conclude, complete=complete)
+            received = None if complete else self._await_outcome(step, patience)
+            return received or self._coordinate(step, conclude, complete=complete)
         except StoreLost:
             raise
         except BaseException as error:
@@ -201,8 +201,8 @@ class Round:
     def listen(self, name: str, seconds: float = 0.0) -> Outcome | None:
         """The outcome of a step, if there is one within so many seconds; a probe is answered, and not waited for."""
         step = self._begin(name)
-        heard = self._read(step, seconds) if step.prober is None else None
-        return heard if heard or step.prober is None else self._after(step, seconds)
+        received = self._read(step, seconds) if step.prober is None else None
+        return received if received or step.prober is None else self._after(step, seconds)
 
     def conclude(self, name: str, conclude: Conclude, *, complete: bool = False) -> Outcome:
         """End a step, if nobody else does; the outcome of it. ``complete``: all are known to have arrived."""
@@ -213,8 +213,8 @@ class Round:
 
         Where it does not within ``seconds``, the first of the others does that finds it out.
         """
-        heard = None if self.rank == reporter else self.listen(name, seconds)
-        return heard or self.conclude(name, conclude)
+        received = None if self.rank == reporter else self.listen(name, seconds)
+        return received or self.conclude(name, conclude)
 
     def arrivals(self, name: str) -> Arrivals:
         """A step as somebody sees it who has not arrived in it."""
@@ -228,9 +228,9 @@ class Round:
         return found
 
     def introduce(self) -> None:
-        """Say which process this rank is, before it arrives.
+        """Name the process of this rank, before it arrives.
 
-        Raises ``AgreementError`` where another process has said so of this rank.
+        Raises ``AgreementError`` where another process has this rank.
         """
         if not self.ask(self._introduce):
             raise AgreementError(twice(self.rank, self._twice, self.identity).message, rank=self.rank)
@@ -241,7 +241,7 @@ class Round:
         return self._twice is None
 
     def seen(self, rank: int) -> bool:
-        """Whether a rank has said which process it is, in this epoch."""
+        """Whether a rank has named its process, in this epoch."""
         return self.ask(lambda: self.channel.wait(self.identity_key(rank), 0))
 
     def _arrive(self, step: _Step) -> bool:
@@ -261,24 +261,24 @@ class Round:
         """Say that this rank makes progress, at the latest step for which others may wait."""
         self.ask(lambda: self.channel.tick(self._progress(self.epoch), 1))
 
-    def _hear(self, step: _Step, patience: Patience) -> Outcome | None:
+    def _await_outcome(self, step: _Step, patience: Patience) -> Outcome | None:
         seconds = min(patience.seconds, patience.if_odd) if step.odd and patience.if_odd else patience.seconds
         if patience.meanwhile is not None:
             early, call = patience.meanwhile
-            if (heard := self._hear_once(step, min(early, seconds))) is not None:
-                return heard
+            if (received := self._receive(step, min(early, seconds))) is not None:
+                return received
             call()
         seen = -1
-        while (heard := self._hear_once(step, seconds)) is None and patience.extends:
+        while (received := self._receive(step, seconds)) is None and patience.extends:
             ticks = self.ask(lambda: self.channel.tick(self._progress(self.epoch), 0))
             if ticks == seen:
                 return None
             seen = ticks
-        return heard
+        return received
 
-    def _hear_once(self, step: _Step, seconds: float) -> Outcome | None:
-        heard = self._read(step, seconds) if step.prober is None else None
-        return heard if heard or step.prober is None else self._answered(step)
+    def _receive(self, step: _Step, seconds: float) -> Outcome | None:
+        received = self._read(step, seconds) if step.prober is None else None
+        return received if received or step.prober is None else self._answered(step)
 
     def _read(self, step: _Step, seconds: float) -> Outcome | None:
         """The outcome of a step; nothing where there is none in time, or a probe, which is answered."""
@@ -302,9 +302,9 @@ class Round:
 
     def _answered(self, step: _Step) -> Outcome:
         """What comes of a probe that this rank has answered."""
-        while (heard := self._after(step, max(0.0, step.until - time.monotonic()))) is None:
+        while (received := self._after(step, max(0.0, step.until - time.monotonic()))) is None:
             pass
-        return heard
+        return received
 
     def _after(self, step: _Step, seconds: float) -> Outcome | None:
         """The same, if it comes within so many seconds; after its time, that the rank is lost that sent the probe."""
@@ -329,8 +329,8 @@ class Round:
     def _coordinate(self, step: _Step, conclude: Conclude, *, complete: bool) -> Outcome:
         coordinator = self.coordinator(step)
         if coordinator != self.rank:
-            heard = self._hear_once(step, self.moment)
-            return heard or self.announce(step, lost([coordinator], "coordinated the round"))
+            received = self._receive(step, self.moment)
+            return received or self.announce(step, lost([coordinator], "coordinated the round"))
         try:
             return self.announce(step, conclude(Arrivals(self, step, complete=complete)))
         except AlreadyConcluded as given:
@@ -345,7 +345,7 @@ class Round:
         return int(text)
 
     def announce(self, step: _Step, outcome: Outcome) -> Outcome:
-        """Give the outcome of a step, if none is given; the one that all hear."""
+        """Give the outcome of a step, if none is given; the one that all get."""
         key = step.key("after" if step.probed else "outcome")
 
         def announce() -> str:
@@ -532,7 +532,7 @@ class Arrivals:
         return self._texts
 
     def document(self, digest: str) -> dict[str, Any]:
-        """What a digest stands for, as those said that answered a probe; empty where none of them did."""
+        """What a digest stands for, as published by those that answered a probe; empty where none of them did."""
         key = self.step.key(f"document/{digest}")
         text = self._ask(lambda: self.round.channel.read(key))
         return parsed(text, key) if text else {}
@@ -551,7 +551,7 @@ class Arrivals:
         self._ask(lambda: self.round.channel.advance(self.round.epoch_key, self.round.epoch))
 
     def announce(self, outcome: Outcome) -> Outcome:
-        """Give the outcome of the step, if none is given; the one that all hear."""
+        """Give the outcome of the step, if none is given; the one that all get."""
         return self.round.announce(self.step, outcome)
 
     def probe(self, seconds: float = 0.0) -> None:
@@ -601,6 +601,6 @@ def twice(rank: int, first: str | None, second: str) -> Outcome:
 
 
 def lost(ranks: Sequence[int], doing: str) -> Outcome:
-    """Ranks that stopped responding: ``doing`` says what they had done, or were to do."""
+    """Ranks that stopped responding: ``doing`` is what they had done, in words."""
     message = f"{in_words(ranks)} {doing} and stopped responding; look at the logs of the missing ranks"
     return Outcome("lost", tuple(ranks), tuple(ranks), message=message)

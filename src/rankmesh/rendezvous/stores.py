@@ -1,7 +1,7 @@
 """Torch stores as side channels.
 
 A set of participants is a counter of 64 bits for each 62 of them. Each rank adds its own bit, so one operation both
-arrives and says whether all have arrived:
+arrives and tells whether all have arrived:
 
 ```
 participants 0 .. 3     rank 0 adds 1, rank 2 adds 4, rank 3 adds 8      sum 13 = 1101      absent: rank 1
@@ -52,7 +52,7 @@ class StoreChannel:
     # -- sets ---------------------------------------------------------------------------------------------------
 
     def arrive(self, key: str, participants: Sequence[int], rank: int, *, asks: bool = True) -> bool:
-        """Add a participant to a set; whether the set is complete by that: the store says so unasked."""
+        """Add a participant to a set; whether the set is complete by that, which the store returns unasked."""
         block, bit = _place(participants, rank)
         if self._add(f"{key}/{block}", bit) != _whole(participants, block):
             return False
