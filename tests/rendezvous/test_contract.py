@@ -7,6 +7,7 @@ import time
 import pytest
 from tests import limits
 from tests.rendezvous.transports import TRANSPORTS, Died, LostChannel, Mortal, Place, mortal
+from torch.distributed import TCPStore
 
 from rankmesh.errors import AgreementError
 from rankmesh.rendezvous import (
@@ -343,6 +344,16 @@ def test_an_outcome_of_an_old_epoch_is_not_read(place):
         return attempt(channel, rank, f"x {rank}", seconds=20)
 
     assert place.run(program, THREE) == [(1, Outcome(value=texts("x")))] * 3
+
+
+def test_the_texts_of_a_large_world_are_read():
+    """16,384 participants of a TCPStore, each with a text of 1.7 kB: more than the store takes at once."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    channel = StoreChannel(server)
+    text = "x" * 1700
+    for rank in range(16_384):
+        channel.post("texts", rank, text)
+    assert channel.posted("texts") == {rank: [text] for rank in range(16_384)}
 
 
 def test_gather_gives_all_of_it_to_all(place):

@@ -15,10 +15,10 @@ from typing import Protocol
 
 from rankmesh.errors import AgreementError
 
-__all__ = ["LARGEST", "Channel", "ChannelLost", "foreign"]
+__all__ = ["LARGEST", "LARGEST_LIST", "Channel", "ChannelLost", "foreign"]
 
-# Bytes of one value that are read: texts of all ranks of a large world, and no more.
-LARGEST = 2**23
+# Bytes of one value: a store with libuv takes no more at once. And of the texts of all ranks of a large world.
+LARGEST, LARGEST_LIST = 2**23, 2**25
 
 
 class ChannelLost(RuntimeError):

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.errors import first_line
-from rankmesh.rendezvous.channel import LARGEST, ChannelLost, foreign
+from rankmesh.rendezvous.channel import LARGEST, LARGEST_LIST, ChannelLost, foreign
 from rankmesh.rendezvous.waiting import come, underlying
 
 __all__ = ["StoreChannel"]
@@ -94,7 +94,7 @@ class StoreChannel:
     def posted(self, key: str) -> dict[int, list[str]]:
         """The texts of each rank, in its order."""
         found: dict[int, list[str]] = {}
-        for line in (self.read(key) or "").splitlines():
+        for line in (self._read(key, LARGEST_LIST) or "").splitlines():
             rank, _, text = line.partition(" ")
             if not rank.isdecimal() or len(rank) > 9:
                 raise foreign(self._key(key), f"{line[:60]!r}, which is no text of a rank")
@@ -103,7 +103,7 @@ class StoreChannel:
 
     def first(self, key: str, text: str) -> str:
         """Write a text if none is there; the text that is there then."""
-        return self._text(key, _answered(lambda: self._store.compare_set(self._key(key), "", text)))
+        return self._text(key, _answered(lambda: self._store.compare_set(self._key(key), "", text)), LARGEST)
 
     def write(self, key: str, text: str) -> None:
         """Write a text; it wakes those that wait for the key."""
@@ -111,12 +111,15 @@ class StoreChannel:
 
     def read(self, key: str) -> str | None:
         """The text under a key, None where there is none."""
-        found = _answered(lambda: self._store.compare_set(self._key(key), _NEVER, _NEVER))
-        return None if found == _NEVER.encode() else self._text(key, found)
+        return self._read(key, LARGEST)
 
-    def _text(self, key: str, content: bytes) -> str:
-        if len(content) > LARGEST:
-            raise foreign(self._key(key), f"{len(content)} bytes; at most {LARGEST} are read from the store")
+    def _read(self, key: str, largest: int) -> str | None:
+        found = _answered(lambda: self._store.compare_set(self._key(key), _NEVER, _NEVER))
+        return None if found == _NEVER.encode() else self._text(key, found, largest)
+
+    def _text(self, key: str, content: bytes, largest: int) -> str:
+        if len(content) > largest:
+            raise foreign(self._key(key), f"{len(content)} bytes; at most {largest} are read from the store")
         return content.decode(errors="replace")
 
     # -- numbers ------------------------------------------------------------------------------------------------

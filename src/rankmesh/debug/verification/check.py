@@ -192,7 +192,7 @@ class _Work:
         self.log: EventLog = []
         self.diagnoses: list[str] = []
         self.complete = False
-        self.news, self.over, self._published = threading.Event(), threading.Event(), threading.Event()
+        self.news, self.over, self._published = threading.Event(), threading.Event(), threading.Condition()
         self._progress, self._sent = progress, 0
         given = (plan, launch, backend, timeout, self._write, self.diagnoses.append)
         self._thread = threading.Thread(target=run_rank, args=given, daemon=True, name=_WORKER)
@@ -200,12 +200,12 @@ class _Work:
 
     def _write(self, event: dict[str, Any]) -> None:
         """Add an event, and wait a moment until it is published: if this rank dies next, the others know this much."""
-        self._published.clear()
         self.log.append(event)
         self.news.set()
         if ended(self.log):
             self.over.set()
-        self._published.wait(_MOMENT)
+        with self._published:
+            self._published.wait_for(lambda: self._sent == len(self.log), _MOMENT)
         if self._progress is not None and event["event"] == "proved":
             proved = sum(entry["event"] == "proved" for entry in self.log)
             self._progress(proved, len(self.plan.of(self.launch.rank)))
@@ -220,10 +220,11 @@ class _Work:
         self.news.clear()
         while self._sent < len(self.log):
             among.publish(_ENDED, line(self.log[self._sent]))
-            self._sent += 1
+            with self._published:
+                self._sent += 1
+                self._published.notify_all()
             if ended(self.log[: self._sent]):
                 self.complete = among.arrive(_ENDED)
-        self._published.set()
 
     def join(self, seconds: float) -> None:
         """Wait for the end of the thread."""

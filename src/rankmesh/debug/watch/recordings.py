@@ -29,6 +29,7 @@ from rankmesh.debug.doctor.formats import parsed, unpacked
 from rankmesh.debug.doctor.recording import Recording, recording_of
 from rankmesh.errors import AgreementError, RecordingError
 from rankmesh.rendezvous import BoundedChannel, Channel, ChannelLost
+from rankmesh.rendezvous.channel import LARGEST
 
 __all__ = ["Recordings"]
 
@@ -54,8 +55,13 @@ class Recordings:
         if self._folder is not None:
             _write(self._path(self._folder, rank), content)
         if share:
-            key = _key(rank, request)
-            self._ask(lambda store: store.write(key, base64.b64encode(content).decode()))
+            shared = base64.b64encode(content).decode()
+            if len(shared) < LARGEST:
+                self._ask(lambda store: store.write(_key(rank, request), shared))
+            else:
+                _log.warning(
+                    "rankmesh: the recording of rank %s is too large for the store: %s bytes", rank, len(shared)
+                )
 
     def unshare(self, rank: int, request: int) -> None:
         """Delete a recording from the store."""
