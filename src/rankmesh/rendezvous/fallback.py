@@ -92,7 +92,7 @@ class FallbackChannel:
         answers: list[_Result] = []
         lost = [error for bounded in self._channels if (error := bounded.give(call, answers)) is not None]
         if not answers:
-            raise lost[0]
+            raise lost[0] if lost else ChannelLost("there is neither a store nor a folder")
         return answers
 
     # -- sets ---------------------------------------------------------------------------------------------------
