@@ -140,8 +140,9 @@ def test_one_is_absent(place):
 @pytest.mark.parametrize("victim", ["first", "last"])
 def test_one_dies_at_each_operation(real, victim, monkeypatch):
     """3 participants, one dies at each of its operations: the others name it and nobody else, and a retry is clean."""
-    if real.transport not in ("tcp", "folder") and os.environ.get("RANKMESH_TEST_SWEEP") != "all":
-        pytest.skip("two transports; RANKMESH_TEST_SWEEP=all (make test-sweeps SWEEP=all) takes all of them")
+    some = ("tcp", "folder", "store and folder")
+    if real.transport not in some and os.environ.get("RANKMESH_TEST_SWEEP") != "all":
+        pytest.skip("three transports; RANKMESH_TEST_SWEEP=all (make test-sweeps SWEEP=all) takes all of them")
     monkeypatch.setattr(rounds, "_MOMENT", 1.5)
     size, at = 3, 0
     while True:

@@ -201,10 +201,12 @@ def test_a_folder_that_takes_nothing(tmp_path, caplog):
     assert "rank0.json.gz cannot be written: " in caplog.text
 
 
-def test_neither_store_nor_folder(caplog):
-    """A rank whose store is gone, and that has no folder: a warning, no diagnosis, and the watch goes on."""
+@pytest.mark.parametrize("store", [LostChannel(), None])
+def test_neither_store_nor_folder(caplog, store):
+    """A rank that has no store, or has lost it, and no folder: a warning, no diagnosis, and the watch goes on."""
     diagnosed = Mock()
-    single = _requests(1, 4, store=LostChannel())
+    single = _requests(1, 4, store=store)
+    assert not single.requested()
     single.respond("a test", None, diagnosed)
     diagnosed.assert_not_called()
     assert "rank 1 reaches no other rank" in caplog.text
