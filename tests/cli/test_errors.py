@@ -42,7 +42,7 @@ REFUSED = [
     (("explain", "tp=2,dp=2", 4), "ranks 0 to 3"),
     (("diff", "tp=2", "nope"), "write an axis string"),
     (("cluster", "host=8,leaf=*"), "leaves a size open, and there is no world to infer it from; write the size"),
-    (("cluster", "host=8,leaf=100000000"), "has 800000000 devices, and at most 2,097,152 are read"),
+    (("cluster", "host=8,leaf=100000000"), "has 800000000 devices, but at most 2,097,152 are read"),
     (("presets", "nope"), "the presets are"),
 ]
 

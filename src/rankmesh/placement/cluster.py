@@ -147,13 +147,9 @@ class Cluster:
     def _given(self, hosts: tuple[Host, ...]) -> IntArray:
         """The rank of each device, in the order in which the hosts were given."""
         size = sum(host.devices for host in hosts)
-        if size > _DEVICES:
-            largest = max(hosts, key=lambda host: host.devices)
-            raise ClusterError(
-                f"the cluster has {quoted(size)} devices, {quoted(largest.devices)} of them in {largest.name!r}; at "
-                f"most {_DEVICES:,} are read; correct the number",
-                host=largest.name,
-            )
+        largest = max(hosts, key=lambda host: host.devices)
+        of_it = f"the cluster, with {quoted(largest.devices)} in {largest.name!r},"
+        _check_size(size, of_it, host=largest.name)
         if self.rank_map is None:
             return np.arange(size, dtype=np.int64)
         ranks = np.asarray(tuple(self.rank_map))
@@ -181,12 +177,7 @@ class Cluster:
         """
         sizes = fill(parse_axes(text), world_size, "world_size")
         first, *outer = sizes
-        if prod(sizes.values()) > _DEVICES:
-            raise ClusterError(
-                f"{quoted(text)} has {quoted(prod(sizes.values()))} devices, and at most {_DEVICES:,} are read; "
-                "correct a size",
-                received=text,
-            )
+        _check_size(prod(sizes.values()), quoted(text), received=text)
         count = prod(sizes[name] for name in outer)
         listed = tuple(f"node{number}" for number in range(count)) if hosts is None else host_list(hosts)
         if len(listed) != count:
@@ -195,9 +186,6 @@ class Cluster:
                 hosts=len(listed),
                 expected=count,
             )
-        if len(set(listed)) < count:
-            twice = next(name for name in listed if listed.count(name) > 1)
-            raise ClusterError(f"host {quoted(twice)} is named twice; name it once", host=twice)
         step = 1
         places: dict[str, tuple[str, ...]] = dict.fromkeys(listed, ())
         for level in outer:
@@ -376,6 +364,13 @@ def _number(value: object, what: str, *, zero: bool = False) -> None:
         raise ClusterError(
             f"{what} is {quoted(value)}; give a number {'of at least' if zero else 'above'} 0",
             received=value,
+        )
+
+
+def _check_size(size: int, what: str, **values: object) -> None:
+    if size > _DEVICES:
+        raise ClusterError(
+            f"{what} has {quoted(size)} devices, but at most {_DEVICES:,} are read; correct the number", **values
         )
 
 
