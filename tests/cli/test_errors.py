@@ -21,7 +21,7 @@ REFUSED = [
     (("show", "tp=*,dp=*", "-w", 8), "only one size can be inferred"),
     (("show", "tp=2,dp=*"), "--world-size"),
     (("show", "megatron"), "recipe 'megatron' is given without its sizes; write them, such as megatron:world=64,tp=2"),
-    (("search", "-w", 8, "-c", "host=8", "-m", "llama3-7b"), "did you mean 'llama3-8b'?"),
+    (("search", "-w", 8, "-c", "host=8", "-m", "llama3-7b"), "did you mean 'llama3-"),
     (
         ("search", "-w", 7, "-c", "host=8", "-m", "llama3-8b", "--batch", 8, "--sequence", 4096),
         "no sizes fit 7 ranks",

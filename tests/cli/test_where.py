@@ -44,9 +44,9 @@ def test_nobody(rankmesh):
 def test_what_is_missing(rankmesh, monkeypatch):
     """A meeting place that nobody tells, or that does not resolve: said on stderr, in the data, and by status 6."""
     mpich = {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
-    for installed, message in ((None, "a meeting place: MASTER_ADDR is not set, and mpi4py"), (True, "")):
+    for installed, message in ((None, "the rendezvous address: MASTER_ADDR is not set, and mpi4py"), (True, "")):
         monkeypatch.setattr("importlib.util.find_spec", lambda name, installed=installed: installed)
-        assert where(mpich).missing[:48] == message[:48]
+        assert where(mpich).missing[:56] == message[:56]
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host.invalid"}.items():
         monkeypatch.setenv(name, value)
     done = rankmesh("where", "--json")

@@ -14,7 +14,7 @@ from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug, Json
 from rankmesh.cli.shell import Failed
 from rankmesh.errors import ConnectError
-from rankmesh.launch.meeting import resolved
+from rankmesh.launch.address import resolved
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import MPI, NOBODY
 
@@ -64,7 +64,7 @@ def where(environment: Mapping[str, str] = os.environ) -> Whereabouts:
         try:
             launch = resolved(launch, environment=environment)
         except ConnectError as error:
-            missing = f"a meeting place: {error.message}"
+            missing = f"the rendezvous address: {error.message}"
     return Whereabouts(launch, _devices(), missing)
 
 
@@ -82,9 +82,9 @@ def _missing(launch: Launch) -> str:
         return ""
     if launch.address is None:
         if launch.launcher not in MPI:
-            return "a meeting place: MASTER_ADDR is not set; set it to the host of rank 0, on all ranks"
+            return "the rendezvous address: MASTER_ADDR is not set; set it to the host of rank 0, on all ranks"
         if importlib.util.find_spec("mpi4py") is None:
-            return "a meeting place: MASTER_ADDR is not set, and mpi4py, which could tell, is not installed"
+            return "the rendezvous address: MASTER_ADDR is not set, and mpi4py, which could tell, is not installed"
         return ""
     return ""
 
@@ -137,7 +137,7 @@ def _print(found: Whereabouts) -> None:
 
 def _unmet(found: Whereabouts) -> str:
     if found.launch.world_size == 1:
-        return "nobody to meet"
+        return "none: a world of one"
     return "not known" if found.missing else "mpi4py tells it"
 
 

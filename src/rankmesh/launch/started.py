@@ -26,9 +26,9 @@ __all__ = ["Launch", "host_name", "started_by"]
 class Launch:
     """One process, as its launcher says: which rank of how many, where, and the variables that say so.
 
-    ``local_rank`` and ``local_world_size`` are None where the launcher does not tell them, ``address`` where the ranks
-    still have to find a meeting place. ``evidence`` holds every variable that was read, with its value; ``facts`` the
-    variables by what they tell: launcher, rank, local rank, host, meeting.
+    ``local_rank`` and ``local_world_size`` are None where the launcher does not state them, ``address`` where the ranks
+    still have to find one for their rendezvous. ``evidence`` holds every variable that was read, with its value;
+    ``facts`` the variables by what they state: launcher, rank, local rank, host, meeting.
     """
 
     launcher: str
@@ -54,7 +54,7 @@ class Launch:
 
     @property
     def meeting(self) -> str | None:
-        """The meeting place as ``address:port``, None where there is none yet."""
+        """The rendezvous address as ``address:port``, None where there is none yet."""
         if self.address is None:
             return None
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"

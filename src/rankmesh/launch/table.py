@@ -3,7 +3,7 @@
 The first row whose marks are set is the launcher: the innermost comes first, so torchrun inside srun is torchrun.
 
 ```
-launcher      rank                   of                      on this host                    meeting place
+launcher      rank                   of                      on this host                    rendezvous address
 torchrun      RANK                   WORLD_SIZE              LOCAL_RANK                      MASTER_ADDR
 ray           RANK                   WORLD_SIZE              LOCAL_RANK                      MASTER_ADDR
 jsrun         JSM_NAMESPACE_RANK     JSM_NAMESPACE_SIZE      JSM_NAMESPACE_LOCAL_RANK        LSB_MCPU_HOSTS, 2nd
@@ -20,9 +20,9 @@ environment   RANK                   WORLD_SIZE              LOCAL_RANK         
 nobody        0                      1
 ```
 
-``MASTER_ADDR`` and ``MASTER_PORT`` are the meeting place wherever they are set. Ranks that all are on one host need
-neither. ``RANK`` and ``WORLD_SIZE`` that are set beside another launcher's variables must say the same, or number the
-ranks that each of its tasks starts; what contradicts itself is refused, with both values.
+``MASTER_ADDR`` and ``MASTER_PORT`` are the rendezvous address wherever they are set. Ranks that all are on one host
+need neither. ``RANK`` and ``WORLD_SIZE`` that are set beside another launcher's variables must say the same, or number
+the ranks that each of its tasks starts; what contradicts itself is refused, with both values.
 """
 
 from __future__ import annotations

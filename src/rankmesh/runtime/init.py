@@ -89,9 +89,9 @@ def init(backend: str | None = None, *, timeout: float | timedelta | None = None
     that is 300 s here, and torch's own default there. Where a world is initialised already, as in Ray's workers, it is
     taken as it is, and stays when this closes. No environment variable is changed.
 
-    Raises ``ConnectError`` for variables that contradict each other, a meeting place that does not resolve or answer,
-    ranks that ask for different backends, and a backend that some rank has no device for; ``AgreementError`` naming
-    the ranks that did not come.
+    Raises ``ConnectError`` for variables that contradict each other, a rendezvous address that does not resolve or
+    answer, ranks that ask for different backends, and a backend that some rank has no device for; ``AgreementError``
+    naming the ranks that did not arrive.
     """
     try:
         launch = started_by()

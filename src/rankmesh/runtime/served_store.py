@@ -24,7 +24,7 @@ from typing import Any
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.errors import ConnectError, first_line
-from rankmesh.launch.meeting import resolved
+from rankmesh.launch.address import resolved
 from rankmesh.launch.started import Launch
 from rankmesh.launch.table import MPI
 

@@ -1,4 +1,4 @@
-"""Where the ranks meet: a name that resolves, or the address that Slurm has of the node.
+"""The rendezvous address: a name that resolves, or the address that Slurm has of the node.
 
 ```
 getaddrinfo(node1)          resolves                    the launch as it is
@@ -31,7 +31,7 @@ _NODE_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
 
 def resolved(launch: Launch, seconds: float = _SLURM, environment: Mapping[str, str] = os.environ) -> Launch:
-    """The launch with a meeting place that resolves on this host; inside a Slurm job Slurm may know its address.
+    """The launch with a rendezvous address that resolves on this host; inside a Slurm job Slurm may know its address.
 
     Asking Slurm takes ``seconds`` at most. Raises ``ConnectError`` where the place does not resolve.
     """

@@ -7,7 +7,7 @@ import pytest
 from tests import limits
 
 from rankmesh.errors import ConnectError
-from rankmesh.launch.meeting import resolved
+from rankmesh.launch.address import resolved
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import srun_variables
 
