@@ -25,7 +25,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test test-all test-torch test-browser screenshots test-gpu test-hangs test-sweeps test-cluster test-launchers test-wheel \
-	test-peers lint lint-page page bench bench-transfers bench-cluster docs clean
+	test-peers downloads lint lint-page page bench bench-transfers bench-cluster docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-15s %s\n", $$1, $$2 }'
@@ -72,6 +72,8 @@ test-launchers: $(VENV)/.installed-launchers  ## run under a real Slurm, Open MP
 
 test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, each release of it (ARGS='-k interface')
 	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load --timeout 400 tests/peers $(ARGS)
+
+downloads: $(VENV)/.installed-peers $(VENV)/torch-$(TORCH)/.installed  ## download what test-peers and test-torch need
 
 lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@echo '== style: ruff check'
