@@ -58,6 +58,7 @@ __all__ = [
     "UnknownArgument",
     "UnknownAxis",
     "UnknownGroup",
+    "cut",
     "first_line",
     "in_words",
     "listed",
@@ -264,6 +265,15 @@ def quoted(value: object) -> str:
     """
     text = repr(value)
     return text if len(text) <= _QUOTED else f"{text[: _QUOTED - 4]}...{text[-1]}"
+
+
+def cut(text: str) -> str:
+    """A text as a message shows it without quotes: at most 80 characters of it.
+
+    >>> cut("tp" * 1000)[-6:], len(cut("tp" * 1000))
+    ('tpt...', 80)
+    """
+    return text if len(text) <= _QUOTED else f"{text[: _QUOTED - 3]}..."
 
 
 def first_line(error: BaseException) -> str:

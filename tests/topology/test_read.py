@@ -361,3 +361,40 @@ def test_listings_that_are_incomplete_or_of_one_host(read):
         read({"Instances": [{"InstanceId": "i-1", "NetworkNodes": ["a", "b", "c"]}], "NextToken": "x"})
     with pytest.raises(ClusterError, match="nvidia-smi topo -m prints"):
         read("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-47\nGPU1\tNV18\t X \t0-47\n")
+
+
+LONG = "s" * 5000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"SwitchName={LONG} Nodes=n1\nSwitchName={LONG} Nodes=n2\n",
+        f"SwitchName=a Switches={LONG}\n",
+        f"SwitchName={LONG} Switches={LONG}\n",
+        f"SwitchName={LONG} Nodes=n1,n2\nSwitchName=b Nodes=n1\n",
+        f"SwitchName=a Nodes={LONG},n2\nSwitchName=b Nodes={LONG}\n",
+        f"SwitchName=a {LONG}=1 Nodes=n1\n",
+        f"BlockName=a Nodes={LONG}\nBlockName=b Nodes={LONG}\n",
+        f"RingName={LONG} Nodes=n1\n",
+        {"levels": [{"name": "host"}], "hosts": [{"name": LONG, "devices": 1}, {"name": LONG, "devices": 1}]},
+        {"levels": [{"name": "host"}, {"name": "leaf", LONG: 1}], "hosts": [{"name": "a", "devices": 1, "leaf": "b"}]},
+        {
+            "levels": [{"name": "host"}, {"name": "leaf"}, {"name": "spine"}],
+            "hosts": [{"name": LONG + end, "devices": 1, "leaf": LONG, "spine": LONG + end} for end in "ab"],
+        },
+    ],
+)
+def test_messages_quote_80_characters(read, text):
+    """A name of 5,000 characters is cut, in every message that quotes it."""
+    with pytest.raises(ClusterError) as error:
+        read(text)
+    assert len(str(error.value)) < 900
+
+
+def test_a_list_of_hosts_with_a_long_name(read):
+    """A host that is unknown, and one that is listed twice, are cut alike."""
+    for hosts in (LONG, f"{LONG},{LONG}", f"n[{LONG}]"):
+        with pytest.raises(ClusterError) as error:
+            read(TREE, hosts=hosts)
+        assert len(str(error.value)) < 900

@@ -32,7 +32,7 @@ import numpy as np
 
 from rankmesh.core.axes import fill, integer, parse_axes
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import ClusterError, LayoutError, quoted
+from rankmesh.errors import ClusterError, LayoutError, cut, quoted
 from rankmesh.placement.names import host_list, natural
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ class Level:
                 f"{quoted(self.name)} cannot name a level; use letters, digits and underscores, such as leaf",
                 received=self.name,
             )
-        _number(self.latency, f"latency of level {self.name!r}, in seconds", zero=True)
-        _number(self.bandwidth, f"bandwidth of level {self.name!r}, in bytes/s")
+        _number(self.latency, f"latency of level {quoted(self.name)}, in seconds", zero=True)
+        _number(self.bandwidth, f"bandwidth of level {quoted(self.name)}, in bytes/s")
         if self.uplink is not None:
-            _number(self.uplink, f"uplink of level {self.name!r}, in bytes/s")
+            _number(self.uplink, f"uplink of level {quoted(self.name)}, in bytes/s")
 
     @classmethod
     def unmeasured(cls, name: str, number: int) -> Level:
@@ -148,7 +148,7 @@ class Cluster:
         """The rank of each device, in the order in which the hosts were given."""
         size = sum(host.devices for host in hosts)
         largest = max(hosts, key=lambda host: host.devices)
-        of_it = f"the cluster, with {quoted(largest.devices)} in {largest.name!r},"
+        of_it = f"the cluster, with {quoted(largest.devices)} in {quoted(largest.name)},"
         _check_size(size, of_it, host=largest.name)
         if self.rank_map is None:
             return np.arange(size, dtype=np.int64)
@@ -186,6 +186,9 @@ class Cluster:
                 hosts=len(listed),
                 expected=count,
             )
+        if len(set(listed)) < count:
+            twice = next(name for name in listed if listed.count(name) > 1)
+            raise ClusterError(f"host {quoted(twice)} is named twice; name it once", host=twice)
         step = 1
         places: dict[str, tuple[str, ...]] = dict.fromkeys(listed, ())
         for level in outer:
@@ -391,7 +394,7 @@ def _check_hosts(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
             )
         seen.add(host.name)
         try:
-            integer(host.devices, f"devices of host {host.name!r}", least=1)
+            integer(host.devices, f"devices of host {quoted(host.name)}", least=1)
         except LayoutError as error:
             raise ClusterError(str(error), host=host.name, received=host.devices) from error
         if len(host.places) != len(levels) - 1 or not all(map(_is_word, host.places)):
@@ -410,9 +413,11 @@ def _check_nesting(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
             other = around.setdefault(host.places[number], host)
             if other.places[number + 1] != host.places[number + 1]:
                 inner, outer = levels[number + 1].name, levels[number + 2].name
+                places = (
+                    f"in {outer} {quoted(one.places[number + 1])} (host {cut(one.name)})" for one in (other, host)
+                )
                 raise ClusterError(
-                    f"{inner} {host.places[number]!r} is in {outer} {other.places[number + 1]!r} (host {other.name}) "
-                    f"and in {outer} {host.places[number + 1]!r} (host {host.name}); fix one of the two",
+                    f"{inner} {quoted(host.places[number])} is {' and '.join(places)}; fix one of the two",
                     host=host.name,
                     unit=host.places[number],
                 )

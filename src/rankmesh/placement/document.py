@@ -64,7 +64,7 @@ def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 
 def _level(row: Mapping[str, Any], number: int) -> Level:
-    _known(row, {"name", "latency", "bandwidth", "uplink"}, f"level {row.get('name')!r}")
+    _known(row, {"name", "latency", "bandwidth", "uplink"}, f"level {quoted(row.get('name'))}")
     level = Level.unmeasured(row.get("name", ""), number)
     return replace(level, **{key: row[key] for key in ("latency", "bandwidth", "uplink") if row.get(key) is not None})
 

@@ -90,12 +90,12 @@ def listed_hosts(hosts: str | Iterable[str], known: Collection[str]) -> tuple[st
     names = host_list(hosts)
     for name, count in Counter(names).items():
         if count > 1:
-            raise ClusterError(f"the host list has {name!r} twice; list each host once", host=name, of=HOST_LIST)
+            raise ClusterError(f"the host list has {quoted(name)} twice; list each host once", host=name, of=HOST_LIST)
         if name not in known:
             near = get_close_matches(name, known, n=1)
             some = ", ".join(sorted(known, key=natural)[:8]) + (", ..." if len(known) > 8 else "")
             raise ClusterError(
-                f"the host list has {name!r}, which is none of the cluster's {len(known)} hosts ({some}); "
+                f"the host list has {quoted(name)}, which is none of the cluster's {len(known)} hosts ({some}); "
                 + (f"did you mean {near[0]!r}?" if near else "list hosts by these names"),
                 host=name,
                 of=HOST_LIST,
@@ -144,10 +144,10 @@ def _numbers(inside: str, text: str) -> Iterator[str]:
     for item in inside.split(","):
         found = _RANGE.fullmatch(item.strip())
         if found is None or max(map(len, filter(None, found.groups()))) > 18:
-            raise _refused(text, f"{item!r} in brackets is no number and no range")
+            raise _refused(text, f"{quoted(item)} in brackets is no number and no range")
         first, last = int(found[1]), int(found[2] or found[1])
         if not 0 <= last - first < _LIMIT:
-            raise _refused(text, f"the range {item!r} runs backwards or is too long")
+            raise _refused(text, f"the range {quoted(item)} runs backwards or is too long")
         for number in range(first, last + 1):
             yield str(number).zfill(len(found[1]))
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from rankmesh.core.axes import parse_axes
 from rankmesh.core.documents import INDEX, Unreadable, parse, read_text, refused_as
-from rankmesh.errors import ClusterError, LayoutError, RankmeshError
+from rankmesh.errors import ClusterError, LayoutError, RankmeshError, quoted
 from rankmesh.placement.clouds import is_nodes, read_aws, read_nodes, read_switches
 from rankmesh.placement.cluster import Cluster, Host
 from rankmesh.placement.document import cluster_of
@@ -79,7 +79,7 @@ def _instead(path: str) -> str:
         parse_axes(path)
     except LayoutError:
         return f"{_FORMS}, or an axis string of the machine (host=8,leaf=4)"
-    return f"a text of levels is read by Cluster.parse({path!r})"
+    return f"a text of levels is read by Cluster.parse({quoted(path)})"
 
 
 def _machine(text: str, data: Any) -> Machine:

@@ -67,7 +67,7 @@ class _Tree:
 
     def add(self, name: str, switches: str, nodes: str, line: int, speed: str = "") -> None:
         if name in self.lines:
-            raise _refused(line, f"switch {name!r} is described twice, first on line {self.lines[name]}")
+            raise _refused(line, f"switch {quoted(name)} is described twice, first on line {self.lines[name]}")
         self.lines[name] = line
         self.switches[name], self.nodes[name] = host_list(switches), host_list(nodes)
         if speed:
@@ -77,7 +77,9 @@ class _Tree:
         for name, children in self.switches.items():
             for child in children:
                 if child not in self.lines:
-                    raise _refused(self.lines[name], f"switch {child!r} is under {name!r}, but no line describes it")
+                    raise _refused(
+                        self.lines[name], f"switch {quoted(child)} is under {quoted(name)}, but no line describes it"
+                    )
         heights: dict[str, int] = {}
         for name in self.lines:
             self._height(name, heights, ())
@@ -95,7 +97,9 @@ class _Tree:
 
     def _height(self, name: str, heights: dict[str, int], path: tuple[str, ...]) -> int:
         if name in path:
-            raise _refused(self.lines[name], f"switch {name!r} is under itself ({' < '.join((*path, name))})")
+            raise _refused(
+                self.lines[name], f"switch {quoted(name)} is under itself: {quoted(' < '.join((*path, name)))}"
+            )
         if name not in heights:
             children = (self._height(child, heights, (*path, name)) for child in self.switches[name])
             heights[name] = 1 + max(children, default=0)
@@ -127,8 +131,8 @@ class _Tree:
                 if other != units[name]:
                     raise _refused(
                         line,
-                        f"{what} {child!r} is under {units[name]!r}, and under {other!r} on line {first}, and the two "
-                        "do not have the same below them",
+                        f"{what} {quoted(child)} is under {quoted(units[name])}, and under {quoted(other)} on line "
+                        f"{first}, and the two do not have the same below them",
                         host=child,
                     )
         return found
@@ -164,13 +168,14 @@ class _Blocks:
 
     def add(self, name: str, nodes: str, line: int) -> None:
         if name in self.blocks:
-            raise _refused(line, f"block {name!r} is described twice, first on line {self.lines[name]}")
+            raise _refused(line, f"block {quoted(name)} is described twice, first on line {self.lines[name]}")
         self.lines[name], listed = line, host_list(nodes)
         for other, taken in self.blocks.items():
             for node in set(listed).intersection(taken):
                 raise _refused(
                     line,
-                    f"node {node!r} is in block {name!r}, and in {other!r} on line {self.lines[other]}",
+                    f"node {quoted(node)} is in block {quoted(name)}, and in {quoted(other)} on line "
+                    f"{self.lines[other]}",
                     host=node,
                 )
         self.blocks[name] = listed
@@ -230,9 +235,10 @@ def read_conf(text: str) -> Machine:
 
 def _too_many_hops(kind: str, name: str, line: int) -> ClusterError:
     """Levels say which hosts share a unit, and not how many hops two of them are apart."""
+    such_as = json.dumps({"node1": name[:40]})
     return ClusterError(
-        f"{kind} {name!r}: how near two hosts of a {kind} are is a number of hops, which levels do not describe; to "
-        f'place ranks within each {kind}, give {{host: {kind}}} as a file, such as {{"node1": {json.dumps(name)}}}',
+        f"{kind} {quoted(name)}: how near two hosts of a {kind} are is a number of hops, which levels do not describe; "
+        f"to place ranks within each {kind}, give {{host: {kind}}} as a file, such as {such_as}",
         line=line or None,
     )
 

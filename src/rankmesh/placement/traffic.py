@@ -78,7 +78,7 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
     @classmethod
     def read(cls, path: str | Path) -> Traffic:
         """The traffic of a YAML or JSON file; ``PlacementError`` says what is wrong with it."""
-        with refused_as(PlacementError, f"traffic file {str(path)!r}", _FORM, path=str(path)):
+        with refused_as(PlacementError, f"traffic file {quoted(str(path))}", _FORM, path=str(path)):
             try:
                 return cls(parse(read_text(path)))
             except PlacementError as error:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from rankmesh.core.documents import Budget
+from rankmesh.errors import cut
 from rankmesh.readers.effects import assigned_in, kept
 from rankmesh.readers.tokens import BREAK, Part, Word, fields, gap_of, joined, lines_of, quoted, text_of, unbroken
 
@@ -285,7 +286,7 @@ class Expander:
         used += word
         if re.fullmatch(r"0|[1-9]\d{0,17}", text.strip()):  # a leading zero is octal in shell
             return int(text)
-        return f"{self.source_of(node)} is {text!r}, which is no decimal number"
+        return f"{self.source_of(node)} is {cut(repr(text))}, which is no decimal number"
 
 
 def _split(part: Part) -> Part:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankmesh.errors import PlanError
-from rankmesh.readers.reading import Entry, Missing, Read, Refused, Settled, Table, cut, flag, refused, settle, whole
+from rankmesh.errors import PlanError, cut
+from rankmesh.readers.reading import Entry, Missing, Read, Refused, Settled, Table, flag, refused, settle, whole
 from rankmesh.readers.run import Run
 from rankmesh.readers.tokens import Part, gap_of, shown
 

@@ -123,7 +123,7 @@ def read_model(text: str) -> tuple[Transformer, dict[str, Any]]:
     forms = f"give a Megatron script, config.json, a file of Transformer's fields, or one of {', '.join(MODELS)}"
     near = get_close_matches(text, MODELS, n=1)
     fix = f"did you mean {near[0]!r}?" if near else forms
-    with refused_as(PlacementError, f"model {text!r}", fix, received=text):
+    with refused_as(PlacementError, f"model {quoted(text)}", fix, received=text):
         content = read_text(text)
         if not content.strip():
             raise Unreadable("is an empty file")

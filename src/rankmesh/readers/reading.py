@@ -27,7 +27,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from rankmesh.core.documents import Budget
-from rankmesh.errors import PlanError
+from rankmesh.errors import PlanError, cut
 
 __all__ = [
     "Entry",
@@ -37,7 +37,6 @@ __all__ = [
     "Refused",
     "Settled",
     "Table",
-    "cut",
     "flag",
     "refused",
     "settle",
@@ -46,8 +45,6 @@ __all__ = [
 
 _SIZE = re.compile(r"parallel\w*_(sizes?|degrees?|shards)$|_(degree|tp_size|pp_size|dp_size|cp_size|ep_size)$")
 _NEAR = 0.75
-# Characters that a message quotes of a key, and of a value.
-_QUOTED = 80
 # Numbers under unknown keys that are compared with the known ones, which takes half a millisecond each.
 _SUSPECTS = 2_000
 _NAME = re.compile(r"\$\{?([A-Za-z_]\w*)")
@@ -254,15 +251,6 @@ def refused(path: str, entry: Entry, rule: str, remedy: str) -> PlanError:
         key=entry.key,
         received=str(entry.value) if isinstance(entry.value, Missing) else entry.value,
     )
-
-
-def cut(text: str) -> str:
-    """A text of the file as a message quotes it: at most 80 characters of it.
-
-    >>> cut("tp" * 1000)[-6:], len(cut("tp" * 1000))
-    ('tpt...', 80)
-    """
-    return text if len(text) <= _QUOTED else f"{text[: _QUOTED - 3]}..."
 
 
 def _shown(value: object) -> str:

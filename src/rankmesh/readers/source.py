@@ -142,7 +142,7 @@ def _read(text: str, world_size: int | None, variables: Mapping[str, str]) -> So
     if "=" in text.partition("/")[0] and ":" not in text.partition("/")[0]:
         if re.search(r"[0-9*]\s*[;|\s]\s*[A-Za-z]", text) and (meant := _axes_meant(text)):
             raise PlanError(
-                f"the axes of {quoted(text)} are not joined by commas; did you mean {meant!r}?", received=text
+                f"the axes of {quoted(text)} are not joined by commas; did you mean {quoted(meant)}?", received=text
             )
         return Source(_axes(text, world_size), "axes", text)
     raise PlanError(f"unknown layout {quoted(text)}; {_near(name, text) or _FORMS}", received=text)
@@ -159,7 +159,7 @@ def _near(name: str, text: str) -> str:
     """What was meant, where that can be told: axes written in another way, or a recipe or preset of a near name."""
     axes = _axes_meant(text)
     near = [axes] if axes else get_close_matches(name if ":" in text else text, [*RECIPES, *presets.names()], n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
+    return f"did you mean {quoted(near[0])}?" if near else ""
 
 
 def _axes_meant(text: str) -> str:
@@ -186,7 +186,7 @@ def _axes(text: str, world_size: int | None) -> Plan:
 
 
 def _file(path: Path, world_size: int | None, variables: Mapping[str, str]) -> Source:
-    with refused_as(PlanError, f"the path {str(path)!r}", _FILES, path=str(path)):
+    with refused_as(PlanError, f"the path {quoted(str(path))}", _FILES, path=str(path)):
         text = read_text(path)
         if not text.strip():
             raise Unreadable("is an empty file")
