@@ -1,6 +1,8 @@
 """Transfers planned: conservation, local first, nearest, and one answer for all ranks, on random pairs of layouts."""
 
 import pickle
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -152,3 +154,14 @@ def test_one_rank_of_405b_is_planned_in_a_hundred_calls_a_name(target):
         local = Transfer(source, wanted).of(rank)
         assert local.sends or local.receives
         assert calls(lambda rank=rank: Transfer(source, wanted).of(rank)) < 100 * len(wanted)
+
+
+def test_a_first_plan_loads_nothing_more():
+    """Not numpy.ma, which numpy's ``unique`` loads and which takes as long as the plan."""
+    program = (
+        "import sys; from rankmesh import Mesh, Sharding, Transfer\n"
+        "sides = [{'up': Sharding(Mesh(dp=2, tp=n), ('tp', None), shape=(8, 4))} for n in (2, 4)]\n"
+        "print(Transfer(*sides).of(1).bytes_in, 'numpy.ma' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[1] == "False"

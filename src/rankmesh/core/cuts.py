@@ -142,7 +142,7 @@ def overlaps(source: Cut, target: Cut) -> Overlaps:
     [[0, 0, 1, 1], [0, 1, 1, 2], [0, 4, 6, 8], [4, 6, 8, 12]]
     """
     (left, left_shards), (right, right_shards) = source.bounds(), target.bounds()
-    starts = np.unique(np.concatenate([left, right]))
+    starts = np.sort(np.concatenate([left, right]))
     ours = left_shards[np.searchsorted(left, starts, "right") - 1]
     theirs = right_shards[np.searchsorted(right, starts, "right") - 1]
     new = np.ones(len(starts), dtype=bool)

@@ -163,7 +163,7 @@ def _nearest(asked: _Asked, start: IntArray, ranks: IntArray, units: IntArray | 
     sizes = np.diff(start)
     of = np.repeat(np.arange(len(sizes)), sizes)
     for number, unit in enumerate(units):
-        here = np.unique(of * (unit.max() + 1) + unit[ranks])
+        here = of * (unit.max() + 1) + unit[ranks]
         mine = asked.group * (unit.max() + 1) + unit[asked.target]
         found = (level < 0) & np.isin(mine, here)
         level[found], place[found] = number, unit[asked.target[found]]
@@ -198,7 +198,7 @@ def _sets(
 
 def _flows(at: IntArray, length: IntArray, pieces: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Records against senders' pieces, both in order: (record, sender, from, to) wherever the two meet."""
-    cuts = np.unique(np.concatenate([at, pieces[:-1]]))
+    cuts = np.sort(np.concatenate([at, pieces[:-1]]))  # of equal ones only the last is not empty
     record = np.searchsorted(at, cuts, "right") - 1
     sender = np.searchsorted(pieces, cuts, "right") - 1
     stops = np.minimum(np.append(cuts[1:], pieces[-1]), (at + length)[record])
