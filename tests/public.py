@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "public.md"
@@ -51,7 +52,8 @@ def _class(name: str, kind: type, home: str) -> Iterator[str]:
     bases = ", ".join(base.__name__ for base in kind.__bases__ if base is not object)
     made = "" if issubclass(kind, BaseException) else _parameters(kind)
     yield f"{name}{made}" + (f": {bases}" if bases else "")
-    for member, value in sorted(vars(kind).items()):
+    members = {**dict.fromkeys(_fields(kind)), **vars(kind)}
+    for member, value in sorted(members.items()):
         if member.startswith("_") or issubclass(kind, BaseException):
             continue
         plain = value.__func__ if isinstance(value, classmethod | staticmethod) else value
@@ -59,6 +61,12 @@ def _class(name: str, kind: type, home: str) -> Iterator[str]:
             yield f"  .{member}{_parameters(plain)}"
         elif not inspect.ismemberdescriptor(plain):
             yield f"  .{member}"
+
+
+def _fields(kind: type) -> list[str]:
+    """The fields of a dataclass whose constructor takes something else; of any other they are its parameters."""
+    params = getattr(kind, "__dataclass_params__", None)
+    return [field.name for field in fields(kind)] if params is not None and not params.init else []
 
 
 def _parameters(value: object) -> str:

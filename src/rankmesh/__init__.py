@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rankmesh.core import Group, Groups, GroupSpec, Job, Mesh, Options, Pick, Plan, ends, first, last
-from rankmesh.core.extras import extra
 from rankmesh.errors import (
     AgreementError,
     ClusterError,
@@ -29,6 +28,7 @@ from rankmesh.errors import (
     TransferError,
     UnknownAxis,
     UnknownGroup,
+    extra,
 )
 
 if TYPE_CHECKING:

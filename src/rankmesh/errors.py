@@ -35,7 +35,8 @@ dpp ('tp', 'dp')
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "UnknownAxis",
     "UnknownGroup",
     "cut",
+    "extra",
     "first_line",
     "in_words",
     "listed",
@@ -180,6 +182,37 @@ class NotAMember(RankmeshError, KeyError):
 
 class MissingExtra(RankmeshError, ModuleNotFoundError):
     """A package is not installed that comes with an extra: ``name`` of the package, and ``extra``."""
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Around the imports of an extra's packages: one that is not installed is a ``MissingExtra``.
+
+    ```
+    pip install rankmesh                 plans and the rankmesh command: numpy, typer, rich, PyYAML
+    pip install 'rankmesh[configs]'      launch scripts, JSON and TOML training configs as SPECs: tree-sitter
+    pip install 'rankmesh[torch]'        live groups, the simulator, dialects, checks
+    pip install 'rankmesh[files]'        checkpoints of safetensors, read under any layout
+    pip install 'rankmesh[testing]'      the pytest plugin and the strategies
+    ```
+
+    >>> with extra("configs"):
+    ...     import a_package_that_nobody_has
+    Traceback (most recent call last):
+    rankmesh.errors.MissingExtra: the package 'a_package_that_nobody_has' is not installed; \
+pip install 'rankmesh[configs]'
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "rankmesh") or isinstance(error, MissingExtra):
+            raise
+        raise MissingExtra(
+            f"the package {package!r} is not installed; pip install 'rankmesh[{name}]'",
+            name=package,
+            extra=name,
+        ) from error
 
 
 class UnknownAxis(RankmeshError, KeyError):

@@ -21,8 +21,7 @@ from rankmesh.cli.console import error, note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, source_of, tell
 from rankmesh.cli.shell import Failed
-from rankmesh.core.extras import extra
-from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, in_words
+from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, extra, in_words
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NOBODY
 from rankmesh.readers.source import Source

@@ -13,8 +13,7 @@ from rankmesh.cli.console import note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug, Json, cluster_of
 from rankmesh.cli.shell import Failed
-from rankmesh.core.extras import extra
-from rankmesh.errors import AgreementError, ClusterError, ConnectError, MissingExtra
+from rankmesh.errors import AgreementError, ClusterError, ConnectError, MissingExtra, extra
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.placement import Cluster
 from rankmesh.placement.read import machine_of

@@ -19,9 +19,8 @@ from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, tell
 from rankmesh.cli.shell import Failed
 from rankmesh.cli.shell import save as write_file
-from rankmesh.core.extras import extra
 from rankmesh.core.plan import Plan
-from rankmesh.errors import AgreementError, ConnectError, quoted
+from rankmesh.errors import AgreementError, ConnectError, extra, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.placement import Cluster
 from rankmesh.placement.measured import Measurement, calibrated

@@ -30,8 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rankmesh.core.extras import extra
-from rankmesh.errors import RankmeshError, first_line, quoted
+from rankmesh.errors import RankmeshError, extra, first_line, quoted
 
 __all__ = [
     "DOCUMENT",

@@ -21,6 +21,7 @@ The ranks of a mesh may be apart, as those of a slice of another mesh are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -32,33 +33,31 @@ from rankmesh.errors import LayoutError, quoted
 __all__ = ["Job"]
 
 
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Job(Mapping[str, Mesh]):
-    """Named meshes over one world of ``world_size`` ranks, a mapping from name to mesh."""
+    """Named meshes over one world of ``world_size`` ranks, a mapping from name to mesh.
 
-    __slots__ = ("_meshes", "_partial", "_world_size")
+    ``partial``   whether some ranks of the world may be in no mesh
+    """
+
+    world_size: int
+    partial: bool
+    _meshes: dict[str, Mesh]
 
     def __init__(self, /, *, world_size: int, partial: bool = False, **meshes: Mesh) -> None:
-        self._world_size = integer(world_size, "world_size", least=1)
-        self._partial = bool(partial)
-        self._meshes = {axis_name(name): _mesh(name, mesh) for name, mesh in meshes.items()}
+        vars(self).update(
+            world_size=integer(world_size, "world_size", least=1),
+            partial=bool(partial),
+            _meshes={axis_name(name): _mesh(name, mesh) for name, mesh in meshes.items()},
+        )
         if not meshes:
             raise LayoutError("the job has no meshes; give at least one, such as Job(world_size=8, llm=Mesh(dp=8))")
         for name, mesh in self._meshes.items():
-            _inside(name, mesh, self._world_size)
+            _inside(name, mesh, self.world_size)
         for one, other in combinations(self._meshes, 2):
             _disjoint_or_colocated(one, self._meshes[one], other, self._meshes[other])
         if not partial:
-            _covers(self._meshes, self._world_size)
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks the world has."""
-        return self._world_size
-
-    @property
-    def partial(self) -> bool:
-        """Whether some ranks of the world may be in no mesh."""
-        return self._partial
+            _covers(self._meshes, self.world_size)
 
     @property
     def meshes(self) -> dict[str, Mesh]:
@@ -68,11 +67,11 @@ class Job(Mapping[str, Mesh]):
     def of(self, rank: int) -> tuple[str, ...]:
         """The names of the meshes that a rank is in; several when they are colocated."""
         number = integer(rank, "rank", least=0)
-        if number >= self._world_size:
+        if number >= self.world_size:
             raise LayoutError(
-                f"rank {number} is outside the world of ranks 0 to {self._world_size - 1}; ask for a rank inside",
+                f"rank {number} is outside the world of ranks 0 to {self.world_size - 1}; ask for a rank inside",
                 rank=number,
-                world_size=self._world_size,
+                world_size=self.world_size,
             )
         return tuple(name for name, mesh in self._meshes.items() if number in mesh.rank_range)
 
@@ -88,14 +87,14 @@ class Job(Mapping[str, Mesh]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Job):
             return NotImplemented
-        return (self._world_size, self._meshes) == (other._world_size, other._meshes)
+        return (self.world_size, self._meshes) == (other.world_size, other._meshes)
 
     def __hash__(self) -> int:
-        return hash((self._world_size, frozenset(self._meshes.items())))
+        return hash((self.world_size, frozenset(self._meshes.items())))
 
     def __repr__(self) -> str:
         meshes = ", ".join(f"{name}={mesh!r}" for name, mesh in self._meshes.items())
-        return f"Job(world_size={self._world_size}, {'partial=True, ' if self._partial else ''}{meshes})"
+        return f"Job(world_size={self.world_size}, {'partial=True, ' if self.partial else ''}{meshes})"
 
 
 def _mesh(name: str, mesh: object) -> Mesh:

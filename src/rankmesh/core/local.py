@@ -20,11 +20,10 @@ from typing import TypeVar, overload
 
 from rankmesh.core.groups import Group, Groups
 from rankmesh.core.options import Options
-from rankmesh.core.sharing import canonical_groups
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import NotAMember, UnknownGroup, listed
 
-__all__ = ["LocalGroup", "LocalGroups"]
+__all__ = ["LocalGroup", "LocalGroups", "canonical_groups"]
 
 _Default = TypeVar("_Default")
 
@@ -78,6 +77,42 @@ class LocalGroup:
         place = ",".join(f"{axis}{position}" for axis, position in reversed(self.coordinate))
         piece = "" if self.piece is None else f"#{self.piece}"
         return f"{self.name}@{place}{piece}" if place or piece else self.name
+
+
+def canonical_groups(groups: Iterable[tuple[str, Group, Options]]) -> dict[str, str]:
+    """For one rank's groups in plan order: the name of the group whose process group each uses.
+
+    Two groups share when they have the same members in the same order and the same effective options. The first of
+    them in the plan's order is canonical. Every member finds the same one, because it has the same plan and the same
+    members.
+
+    ```
+    dp_cp     [0, 2, 4, 6]   gloo        canonical
+    intra     [0, 2, 4, 6]   gloo        uses dp_cp's
+    dp_ag     [0, 2, 4, 6]   gloo        does not share: overlap class 'gather'
+    ```
+
+    >>> from rankmesh.core import Mesh
+    >>> mesh = Mesh(tp=2, dp=2)
+    >>> whole = mesh.groups("tp-dp").of(0)
+    >>> canonical_groups([("world", whole, Options()), ("mp", whole, Options()), ("own", whole, Options(share=False))])
+    {'world': 'world', 'mp': 'world', 'own': 'own'}
+    """
+    found: dict[str, str] = {}
+    # First, last and size sort out nearly all candidates without listing a member.
+    candidates: dict[tuple[int, int, int, Options], list[tuple[str, Group]]] = {}
+    for name, group, options in groups:
+        found[name] = name
+        if options.share is False:
+            continue
+        bucket = candidates.setdefault((len(group), group[0], group[-1], options), [])
+        for canonical, other in bucket:
+            if group == other:
+                found[name] = canonical
+                break
+        else:
+            bucket.append((name, group))
+    return found
 
 
 class LocalGroups(Mapping[str, LocalGroup]):

@@ -12,7 +12,7 @@ Options(backend='gloo', timeout=1800.0)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -22,11 +22,13 @@ from rankmesh.errors import PlanError, UnknownArgument, quoted
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
-__all__ = ["GivenOptions", "NcclConfig", "Options", "flag"]
+__all__ = ["GivenOptions", "NcclConfig", "Options", "flag", "time_limit"]
 
 NcclValue = int | float | str | bool
 NcclConfig = Mapping[str, NcclValue] | Iterable[tuple[str, NcclValue]]
 
+# Stores count in milliseconds, and take zero for no limit at all.
+_MIN_LIMIT, _MAX_LIMIT = 0.001, 1e9
 # Seconds; the largest timedelta, which is what a timeout becomes.
 _LONGEST = timedelta.max.total_seconds()
 
@@ -44,6 +46,73 @@ class GivenOptions(TypedDict, total=False):
     lazy: bool | None
 
 
+def _text(name: str, value: object) -> str:
+    if isinstance(value, str) and value:
+        return value
+    raise _refused(name, value, "give a name, such as 'gloo'")
+
+
+def flag(name: str, value: object) -> bool:
+    """``value`` if it is a bool."""
+    if isinstance(value, bool):
+        return value
+    raise _refused(name, value, "give True or False")
+
+
+def _seconds(name: str, value: object) -> float:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST:
+        raise _refused(name, value, "give a number of seconds above 0, or a timedelta")
+    return float(seconds)
+
+
+def time_limit(timeout: object) -> timedelta:
+    """The time limit of a call, seconds or a timedelta, as a timedelta. Raises ``PlanError`` for none, 0 or less.
+
+    >>> time_limit(1.5)
+    datetime.timedelta(seconds=1, microseconds=500000)
+    """
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not _MIN_LIMIT <= seconds <= _MAX_LIMIT:
+        raise PlanError(
+            f"timeout is {quoted(timeout)}; give a timedelta or a number of seconds from {_MIN_LIMIT:g} to "
+            f"{_MAX_LIMIT:g}, or leave it out for the default",
+            received=timeout,
+        )
+    return timedelta(seconds=seconds)
+
+
+def _config(name: str, value: object) -> tuple[tuple[str, NcclValue], ...]:
+    try:
+        config = dict(value)  # type: ignore[call-overload]  # TypeError is caught
+    except (TypeError, ValueError):
+        config = {None: None}
+    for key, setting in config.items():
+        if not isinstance(key, str) or not _is_setting(setting):
+            raise _refused(name, value, "map names of NCCL options to numbers or words, such as {'max_ctas': 8}")
+    return tuple(sorted((key, _plain(setting)) for key, setting in config.items()))
+
+
+def _refused(name: str, value: object, fix: str) -> PlanError:
+    return PlanError(f"{name} is {quoted(value)}; {fix}", option=name, received=value)
+
+
+def _is_setting(setting: object) -> bool:
+    return isfinite(setting) if isinstance(setting, float) else isinstance(setting, int | str)
+
+
+def _plain(setting: NcclValue) -> NcclValue:
+    """One spelling for settings that are equal: 1, 1.0 and True are all 1, as NCCL's fields are integers."""
+    if isinstance(setting, int) or (isinstance(setting, float) and setting.is_integer()):
+        return int(setting)
+    return setting
+
+
+def _checked(check: Callable[[str, object], object]) -> Any:
+    """A field that ``check`` normalises or refuses, by name and value."""
+    return field(default=None, metadata={"check": check})
+
+
 @dataclass(frozen=True, init=False, repr=False)
 class Options:
     """The options of one group; every field may be None, which means inherited.
@@ -58,14 +127,14 @@ class Options:
     ``lazy``           create the process group at its first use, which waits for the other members to come
     """
 
-    backend: str | None = None
-    timeout: float | None = None
-    nccl: tuple[tuple[str, NcclValue], ...] | None = None
-    high_priority: bool | None = None
-    sharp: bool | None = None
-    share: bool | None = None
-    overlap: str | None = None
-    lazy: bool | None = None
+    backend: str | None = _checked(_text)
+    timeout: float | None = _checked(_seconds)
+    nccl: tuple[tuple[str, NcclValue], ...] | None = _checked(_config)
+    high_priority: bool | None = _checked(flag)
+    sharp: bool | None = _checked(flag)
+    share: bool | None = _checked(flag)
+    overlap: str | None = _checked(_text)
+    lazy: bool | None = _checked(flag)
 
     def __init__(self, **given: Unpack[GivenOptions]) -> None:
         values = vars(self)  # holds what is given alone; the rest stays at the default of its field
@@ -99,59 +168,4 @@ class Options:
         return ", ".join(f"{name} {value}" for name, value in self.to_dict().items())
 
 
-def _text(name: str, value: object) -> str:
-    if isinstance(value, str) and value:
-        return value
-    raise _refused(name, value, "give a name, such as 'gloo'")
-
-
-def flag(name: str, value: object) -> bool:
-    """``value`` if it is a bool."""
-    if isinstance(value, bool):
-        return value
-    raise _refused(name, value, "give True or False")
-
-
-def _seconds(name: str, value: object) -> float:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST:
-        raise _refused(name, value, "give a number of seconds above 0, or a timedelta")
-    return float(seconds)
-
-
-def _config(name: str, value: object) -> tuple[tuple[str, NcclValue], ...]:
-    try:
-        config = dict(value)  # type: ignore[call-overload]  # TypeError is caught
-    except (TypeError, ValueError):
-        config = {None: None}
-    for key, setting in config.items():
-        if not isinstance(key, str) or not _is_setting(setting):
-            raise _refused(name, value, "map names of NCCL options to numbers or words, such as {'max_ctas': 8}")
-    return tuple(sorted((key, _plain(setting)) for key, setting in config.items()))
-
-
-def _refused(name: str, value: object, fix: str) -> PlanError:
-    return PlanError(f"{name} is {quoted(value)}; {fix}", option=name, received=value)
-
-
-def _is_setting(setting: object) -> bool:
-    return isfinite(setting) if isinstance(setting, float) else isinstance(setting, int | str)
-
-
-def _plain(setting: NcclValue) -> NcclValue:
-    """One spelling for settings that are equal: 1, 1.0 and True are all 1, as NCCL's fields are integers."""
-    if isinstance(setting, int) or (isinstance(setting, float) and setting.is_integer()):
-        return int(setting)
-    return setting
-
-
-_CHECKS: Mapping[str, Callable[[str, object], object]] = {
-    "backend": _text,
-    "timeout": _seconds,
-    "nccl": _config,
-    "high_priority": flag,
-    "sharp": flag,
-    "share": flag,
-    "overlap": _text,
-    "lazy": flag,
-}
+_CHECKS: Mapping[str, Callable[[str, object], object]] = {each.name: each.metadata["check"] for each in fields(Options)}

@@ -18,9 +18,10 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from types import EllipsisType
+from types import EllipsisType, MappingProxyType
 
 from rankmesh.core.axes import integer
 from rankmesh.core.explain import describe, explain
@@ -30,24 +31,33 @@ from rankmesh.core.local import LocalGroups
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
 from rankmesh.core.saved import digest_of, dump, load
-from rankmesh.core.sharing import kinds_that_share
 from rankmesh.core.spec import GroupSpec, check_specs
 from rankmesh.errors import PlanError, UnknownGroup, quoted
 
 __all__ = ["Plan"]
 
 
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Plan:
     """The groups that a job wants over one mesh; frozen, equal when equivalent.
 
+    ``mesh``          the mesh that the groups are cut from
+    ``specs``         the kinds of group in order, their options resolved
     ``world_size``    the size of the world that the plan is for. None: the world that the mesh spans, or, for the
-                      ranks inside it, a larger one; a recipe always says it
-    ``options``       for every group, unless its view or the group itself says otherwise
+                      ranks inside it, a larger one; a recipe always gives it
+    ``fixed_world``   whether the world size was given, so that a live world of another size is refused
+    ``options``       for every group, unless its view or the group itself has others
     ``view_options``  for every group of one view; groups that are added later inherit both
     ``name``          tells two plans of one job apart
     """
 
-    __slots__ = ("__dict__", "_mesh", "_name", "_options", "_specs", "_view_options", "_world_size")
+    mesh: Mesh
+    specs: tuple[GroupSpec, ...]
+    world_size: int
+    fixed_world: bool
+    options: Options
+    view_options: Mapping[str, Options]
+    name: str
 
     def __init__(
         self,
@@ -59,31 +69,57 @@ class Plan:
         view_options: Mapping[str, Options] | None = None,
         name: str = "",
     ) -> None:
-        self._options = _options(options, "options")
-        self._view_options = {
+        of_views = {
             view: _options(of_view, f"options of view {view!r}") for view, of_view in (view_options or {}).items()
         }
-        self._set(mesh, specs, (), world_size, name)
+        _check_mesh(mesh)
+        inherited = _options(options, "options")
+        self._hold(mesh, _resolved(specs, mesh, inherited, of_views), world_size, inherited, of_views, name)
 
-    def _set(
-        self, mesh: Mesh, specs: Iterable[GroupSpec], resolved: tuple[GroupSpec, ...], world_size: int | None, name: str
+    def _hold(
+        self,
+        mesh: Mesh,
+        specs: tuple[GroupSpec, ...],
+        world_size: int | None,
+        options: Options,
+        view_options: Mapping[str, Options],
+        name: str,
     ) -> None:
-        """Take these values; the specs that are ``resolved`` inherit nothing more."""
-        if not isinstance(mesh, Mesh):
-            raise PlanError(f"the mesh of a plan is {quoted(mesh)}; give a Mesh, such as Mesh(tp=2, dp=4)")
-        for view in self._view_options:
+        """Check and keep these values, whose specs inherit nothing more."""
+        for view in view_options:
             mesh.view(view)
-        self._mesh = mesh
-        self._name = _plan_name(name)
-        self._world_size = None if world_size is None else _world(world_size, mesh)
-        self._specs = tuple(
-            spec if spec in resolved else spec.on(mesh, self._inherited(spec.view)) for spec in check_specs(specs)
+        vars(self).update(
+            mesh=mesh,
+            specs=specs,
+            world_size=mesh.rank_range.stop if world_size is None else _world(world_size, mesh),
+            fixed_world=world_size is not None,
+            options=options,
+            view_options=MappingProxyType(dict(view_options)),
+            name=_plan_name(name),
         )
         self._kinds  # noqa: B018  - a spec that does not fit the mesh is refused here, not at its first use
 
-    def _inherited(self, view: str | None) -> Options:
-        of_view = self._view_options.get(view or "")
-        return self._options if of_view is None else of_view.over(self._options)
+    def _with(
+        self,
+        *,
+        mesh: Mesh | None = None,
+        specs: tuple[GroupSpec, ...] | None = None,
+        world_size: int | EllipsisType | None = ...,
+        options: Options | None = None,
+        view_options: Mapping[str, Options] | None = None,
+        name: str | None = None,
+    ) -> Plan:
+        """The plan with these values, whose specs inherit nothing more."""
+        other = object.__new__(Plan)
+        other._hold(
+            self.mesh if mesh is None else mesh,
+            self.specs if specs is None else specs,
+            (self.world_size if self.fixed_world else None) if world_size is ... else world_size,
+            self.options if options is None else options,
+            self.view_options if view_options is None else view_options,
+            self.name if name is None else name,
+        )
+        return other
 
     @classmethod
     def of_job(cls, job: Job, specs: Mapping[str, Iterable[GroupSpec]]) -> dict[str, Plan]:
@@ -96,44 +132,9 @@ class Plan:
         """
         return {name: cls(job[name], chosen, world_size=job.world_size, name=name) for name, chosen in specs.items()}
 
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh that the groups are cut from."""
-        return self._mesh
-
-    @property
-    def specs(self) -> tuple[GroupSpec, ...]:
-        """The kinds of group in order, their options resolved."""
-        return self._specs
-
-    @property
-    def options(self) -> Options:
-        """What every group inherits, those that are added later too."""
-        return self._options
-
-    @property
-    def view_options(self) -> dict[str, Options]:
-        """What the groups of each view inherit before that."""
-        return dict(self._view_options)
-
-    @property
-    def name(self) -> str:
-        """The name of the plan inside its job, empty when there is one plan."""
-        return self._name
-
-    @property
-    def world_size(self) -> int:
-        """The size of the world that the plan is for: as said, else up to the last rank of the mesh."""
-        return self._mesh.rank_range.stop if self._world_size is None else self._world_size
-
-    @property
-    def fixed_world(self) -> bool:
-        """Whether the plan says its world size, so that a live world of another size is refused."""
-        return self._world_size is not None
-
     @cached_property
     def _kinds(self) -> dict[str, Groups]:
-        return {spec.name: spec.groups(self._mesh) for spec in self._specs}
+        return {spec.name: spec.groups(self.mesh) for spec in self.specs}
 
     @property
     def kinds(self) -> dict[str, Groups]:
@@ -149,19 +150,24 @@ class Plan:
     def spec(self, name: str) -> GroupSpec:
         """The spec of one kind."""
         self.groups(name)
-        return next(spec for spec in self._specs if spec.name == name)
+        return next(spec for spec in self.specs if spec.name == name)
 
     def of(self, rank: int) -> LocalGroups:
         """The groups that one rank is in, by name; O(groups · axes), whatever the size of the world."""
         number = integer(rank, "rank", least=0)
         if number >= self.world_size:
-            self._mesh.rank_range.position(number)
-        return LocalGroups(number, ((spec, self._kinds[spec.name]) for spec in self._specs))
+            self.mesh.rank_range.position(number)
+        return LocalGroups(number, ((spec, self._kinds[spec.name]) for spec in self.specs))
 
     @cached_property
     def sharing(self) -> list[tuple[str, ...]]:
         """The kinds in classes that use one communicator on every rank."""
-        return kinds_that_share((spec.name, self._kinds[spec.name], spec.options) for spec in self._specs)
+        classes: dict[Hashable, list[str]] = {}
+        for spec in self.specs:
+            shares = spec.options.share is not False
+            key = (self._kinds[spec.name].partition, spec.options) if shares else spec.name
+            classes.setdefault(key, []).append(spec.name)
+        return [tuple(names) for names in classes.values()]
 
     def explain(self, rank: int) -> str:
         """One rank in words: coordinate, groups, neighbours, and why."""
@@ -192,27 +198,11 @@ class Plan:
         >>> plan.replace(rank_map=(0, 2, 1, 3)).groups("tp").tolist()
         [[0, 2], [1, 3]]
         """
-        return self._replaced(
-            self._mesh if mesh is None else mesh,
-            rank_map,
-            self._specs if specs is None else specs,
-            self._world_size if world_size is ... else world_size,
-            self._name if name is None else name,
-        )
-
-    def _replaced(
-        self,
-        mesh: Mesh,
-        rank_map: Iterable[int] | EllipsisType | None,
-        specs: Iterable[GroupSpec],
-        world_size: int | None,
-        name: str,
-    ) -> Plan:
-        other = object.__new__(Plan)
-        other._options, other._view_options = self._options, self._view_options
-        placed = mesh if rank_map is ... else mesh.replace(rank_map=rank_map)
-        other._set(placed, specs, self._specs, world_size, name)
-        return other
+        of = self.mesh if mesh is None else mesh
+        _check_mesh(of)
+        placed = of if rank_map is ... else of.replace(rank_map=rank_map)
+        chosen = None if specs is None else _resolved(specs, placed, self.options, self.view_options, self.specs)
+        return self._with(mesh=placed, specs=chosen, world_size=world_size, name=name)
 
     def with_groups(self, *specs: GroupSpec) -> Plan:
         """The plan with more kinds of group, last in its order; they inherit its options, and so may share.
@@ -222,13 +212,13 @@ class Plan:
         >>> plan.with_groups(GroupSpec("zero", "dp-cp")).sharing
         [('dp_cp', 'zero')]
         """
-        return self.replace(specs=(*self._specs, *specs))
+        return self.replace(specs=(*self.specs, *specs))
 
     def without(self, *names: str) -> Plan:
         """The plan without these kinds of group."""
         for name in names:
             self.groups(name)
-        return self.replace(specs=[spec for spec in self._specs if spec.name not in names])
+        return self.replace(specs=[spec for spec in self.specs if spec.name not in names])
 
     def with_options(self, options: Options, *names: str) -> Plan:
         """The plan with ``options`` over those of these kinds; of every kind, and of groups to come, if none is named.
@@ -241,15 +231,14 @@ class Plan:
         asked = _options(options, "options")
         for name in names:
             self.groups(name)
-        other = self.replace()
-        other._specs = tuple(
+        specs = tuple(
             spec.with_options(asked.over(spec.options).effective()) if not names or spec.name in names else spec
-            for spec in self._specs
+            for spec in self.specs
         )
-        if not names:
-            other._options = asked.over(self._options)
-            other._view_options = {view: asked.over(of_view) for view, of_view in self._view_options.items()}
-        return other
+        if names:
+            return self._with(specs=specs)
+        of_views = {view: asked.over(of_view) for view, of_view in self.view_options.items()}
+        return self._with(specs=specs, options=asked.over(self.options), view_options=of_views)
 
     # -- value semantics ----------------------------------------------------------------------------------------
 
@@ -265,9 +254,9 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The plan of ``to_json``; a text that is no plan, or of a newer schema, is refused."""
-        plan, options, view_options = load(text, cls)
-        plan._options, plan._view_options = options, view_options
-        return plan
+        saved = load(text)
+        plan = cls(saved.mesh, saved.specs, world_size=saved.world_size, name=saved.name)
+        return plan._with(options=saved.options, view_options=saved.view_options)
 
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, Plan) else NotImplemented
@@ -284,13 +273,34 @@ class Plan:
 
         rows = [
             (spec.name, "-".join(spec.axes), spec.view or "", len(kind), kind.size, ranks_text(kind[0], kind.size))
-            for spec, kind in zip(self._specs, self._kinds.values(), strict=True)
+            for spec, kind in zip(self.specs, self._kinds.values(), strict=True)
         ]
-        title = f"{self._mesh}: {self.world_size:,} ranks, {len(rows)} kinds of group, digest {self.digest[:12]}"
+        title = f"{self.mesh}: {self.world_size:,} ranks, {len(rows)} kinds of group, digest {self.digest[:12]}"
         return section(title, table(("group", "axes", "view", "groups", "size", "first group"), rows))
 
     def __repr__(self) -> str:
-        return f"Plan({self._mesh!r}, {len(self._specs)} kinds: {' '.join(self._kinds)})"
+        return f"Plan({self.mesh!r}, {len(self.specs)} kinds: {' '.join(self._kinds)})"
+
+
+def _resolved(
+    specs: Iterable[GroupSpec],
+    mesh: Mesh,
+    options: Options,
+    view_options: Mapping[str, Options],
+    known: tuple[GroupSpec, ...] = (),
+) -> tuple[GroupSpec, ...]:
+    """The specs with what they inherit; those that are ``known`` have it."""
+
+    def inherited(view: str | None) -> Options:
+        of_view = view_options.get(view or "")
+        return options if of_view is None else of_view.over(options)
+
+    return tuple(spec if spec in known else spec.on(mesh, inherited(spec.view)) for spec in check_specs(specs))
+
+
+def _check_mesh(mesh: object) -> None:
+    if not isinstance(mesh, Mesh):
+        raise PlanError(f"the mesh of a plan is {quoted(mesh)}; give a Mesh, such as Mesh(tp=2, dp=4)")
 
 
 def _options(options: Options | None, what: str) -> Options:

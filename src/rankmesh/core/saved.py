@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankmesh.core.documents import INDEX, parse_json, refused_as
 from rankmesh.core.mesh import Mesh
@@ -24,7 +24,7 @@ from rankmesh.errors import PlanError, quoted
 if TYPE_CHECKING:
     from rankmesh.core.plan import Plan
 
-__all__ = ["SCHEMA", "contents", "digest_of", "dump", "load"]
+__all__ = ["SCHEMA", "SavedPlan", "contents", "digest_of", "dump", "load"]
 
 SCHEMA = 1
 _FORM = "a plan has a mesh and groups; write one with Plan.to_json()"
@@ -57,23 +57,29 @@ def _inherited(plan: Plan) -> dict[str, Any]:
     return {key: value for key, value in data.items() if value}
 
 
-def load(text: str, make: Callable[..., Plan]) -> tuple[Plan, Options, dict[str, Options]]:
-    """The plan that a JSON text holds, made by ``make``, and the options that groups to come inherit, of views too.
+class SavedPlan(NamedTuple):
+    """What a JSON text holds; ``options`` and ``view_options`` are what groups to come inherit."""
 
-    Whatever does not fit together is refused.
-    """
+    mesh: Mesh
+    specs: list[GroupSpec]
+    world_size: int | None
+    name: str
+    options: Options
+    view_options: dict[str, Options]
+
+
+def load(text: str) -> SavedPlan:
+    """The plan that a JSON text holds. Raises ``PlanError`` for one that holds none."""
     data = _document(text)
     with refused_as(PlanError, "the saved plan", _FORM):
-        plan = make(
+        return SavedPlan(
             mesh=Mesh.from_dict(data["mesh"]),
             specs=[GroupSpec.from_dict(spec) for spec in data["groups"]],
             world_size=data.get("world_size"),
             name=data.get("name", ""),
+            options=Options(**data.get("options", {})),
+            view_options={view: Options(**options) for view, options in data.get("view_options", {}).items()},
         )
-        of_views = {view: Options(**options) for view, options in data.get("view_options", {}).items()}
-        for view in of_views:
-            plan.mesh.view(view)
-        return plan, Options(**data.get("options", {})), of_views
 
 
 def _document(text: str) -> Mapping[str, Any]:

@@ -99,7 +99,8 @@ class Sharding:
         parts = _by_dimension(self.parts, names, len(shape))
         padded = dict(self.padded or {})
         where = shard_map(self.mesh, self.view, names, at)
-        self._set(
+        # One spelling of equal values, and what follows from them.
+        vars(self).update(
             shape=shape,
             cut=tuple(["-".join(axes) or None for axes in names]),
             dtype=_dtype(str(self.dtype)),
@@ -109,11 +110,6 @@ class Sharding:
             shard_map=where,
             cuts=_cuts(shape, where.sizes, tuple(sorted(parts.items())), tuple(sorted(padded.items()))),
         )
-
-    def _set(self, **values: object) -> None:
-        """The fields as they are kept: one spelling of equal values, and what follows from them."""
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
 
     @property
     def itemsize(self) -> int:

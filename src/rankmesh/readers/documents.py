@@ -12,8 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rankmesh.core.documents import Invalid, Unreadable, YamlTree, compose_yaml, parse_json, parse_toml, refused_as
-from rankmesh.core.extras import extra
-from rankmesh.errors import PlanError
+from rankmesh.errors import PlanError, extra
 from rankmesh.readers.reading import Entry
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rankmesh.core.documents import Budget, Unreadable
-from rankmesh.core.extras import extra
+from rankmesh.errors import extra
 from rankmesh.errors import quoted as quoted_value
 from rankmesh.readers.effects import assigned_by, assigned_in, chosen_branch, kept, may_set_any
 from rankmesh.readers.expand import Expander, Variable

@@ -15,7 +15,7 @@ report          what exists, what is shared, what it cost
 ```
 """
 
-from rankmesh.core.extras import extra
+from rankmesh.errors import extra
 
 with extra("torch"):
     import torch.distributed  # noqa: F401  - said here once, for every module of this package

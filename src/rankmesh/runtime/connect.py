@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from rankmesh.core import recipes
-from rankmesh.core.limits import time_limit
 from rankmesh.core.mesh import Mesh
+from rankmesh.core.options import time_limit
 from rankmesh.core.plan import Plan
 from rankmesh.errors import ConnectError, LayoutError, PlanError, UnknownAxis, quoted
 from rankmesh.launch.started import started_by

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from rankmesh.backend.default import default_group
-from rankmesh.core.limits import time_limit
+from rankmesh.core.options import time_limit
 from rankmesh.errors import ConnectError
 from rankmesh.launch.started import host_name
 from rankmesh.launch.table import LAUNCHERS

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
 
-from rankmesh.core.limits import time_limit
+from rankmesh.core.options import time_limit
 from rankmesh.errors import ConnectError, first_line, quoted
 from rankmesh.launch.started import Launch, host_name, started_by
 from rankmesh.launch.table import NOBODY

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rankmesh.backend.meshes import device_mesh
 from rankmesh.backend.protocol import NotJoined
-from rankmesh.core.limits import time_limit
 from rankmesh.core.local import LocalGroup, LocalGroups
+from rankmesh.core.options import time_limit
 from rankmesh.core.plan import Plan
 from rankmesh.errors import ConnectError, NotAMember, RankmeshError, first_line
 from rankmesh.placement.measured import Measurement

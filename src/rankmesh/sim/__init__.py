@@ -25,7 +25,7 @@ failures     the errors, and what they say
 deadlock dp@tp0
 """
 
-from rankmesh.core.extras import extra
+from rankmesh.errors import extra
 
 with extra("torch"):
     import torch.distributed  # noqa: F401  - said here once, for every module of this package

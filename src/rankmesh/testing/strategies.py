@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from rankmesh.core.extras import extra
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
+from rankmesh.errors import extra
 
 with extra("testing"):
     from hypothesis import strategies as st

@@ -36,9 +36,8 @@ from rankmesh.core.documents import (
     read_text,
     refused_as,
 )
-from rankmesh.core.extras import extra
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import TransferError, first_line, quoted
+from rankmesh.errors import TransferError, extra, first_line, quoted
 from rankmesh.transfer.live.shards import Shards, local
 from rankmesh.transfer.live.stream import Slices, where
 from rankmesh.transfer.torch_checkpoint import METADATA, chunks_of, read_chunk

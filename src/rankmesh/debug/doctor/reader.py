@@ -20,7 +20,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, astuple, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
@@ -202,7 +202,7 @@ def _packed(recording: Recording) -> dict[str, Any]:
     plain |= {name: plain[name].tobytes() for name in CALLS}
     plain["exchanges"] = {name: column.tobytes() for name, column in recording.exchanges.items()}
     plain["signatures"] = [(one.operation, one.facts, one.shown) for one in recording.signatures]
-    plain["groups"] = [astuple(group) for group in recording.groups]
+    plain["groups"] = [tuple(vars(group).values()) for group in recording.groups]  # astuple copies every member
     plain["in_call"] = None if recording.in_call is None else asdict(recording.in_call)
     return plain
 

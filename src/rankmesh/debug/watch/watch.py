@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 
 from rankmesh.backend.default import default_group
-from rankmesh.core.limits import time_limit
+from rankmesh.core.options import time_limit
 from rankmesh.debug.watch.host import HostRanks
 from rankmesh.debug.watch.overdue import Overdue
 from rankmesh.debug.watch.recorder import Recorder

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from rankmesh.backend.default import default_group
 from rankmesh.core.axes import integer
-from rankmesh.core.limits import time_limit
+from rankmesh.core.options import time_limit
 from rankmesh.errors import PlanError, TransferError
 from rankmesh.rendezvous import Outcome
 from rankmesh.runtime.served_store import is_served

@@ -31,10 +31,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankmesh.core.axes import integer
-from rankmesh.core.extras import extra
 from rankmesh.core.sharding import Sharding
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import PlanError, quoted
+from rankmesh.errors import PlanError, extra, quoted
 from rankmesh.transfer.planning.classes import TensorClass, classes_of, digest_of
 from rankmesh.transfer.planning.flows import Flows, flows_of
 from rankmesh.transfer.planning.local import LocalMoves, local_moves
