@@ -65,7 +65,7 @@ def test_text_of_a_rank_map_and_of_idle_ranks():
     plan = Plan(Mesh(tp=1, dp=2, rank_map=[1, 0]), [GroupSpec("tp")], world_size=3)
     assert plan.explain(0).splitlines()[1:] == [
         "  0 = rank_map[tp 0·1 + dp 1·1]",
-        "  tp  [0]  alone, needs no communicator   varies tp by 1; fixed dp=1",
+        "  tp  [0]  the only rank, needs no communicator   varies tp by 1; fixed dp=1",
     ]
     assert plan.explain(2) == "rank 2 of 3: outside the mesh, which covers ranks 0 to 1"
 

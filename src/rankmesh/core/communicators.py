@@ -94,7 +94,7 @@ def communicators(plan: Plan) -> Communicators:
 
 
 def _canonical(plan: Plan, name: str, groups: Groups, options: Options) -> IntArray:
-    """For each group of a kind the number of the kind whose communicator it uses; -1: its own."""
+    """For each group of a kind the number of the kind whose communicator it uses; -1: it creates one."""
     canonical = np.full(len(groups), -1, dtype=np.int64)
     if groups.size == 1 or options.share is False:
         return canonical

@@ -16,8 +16,8 @@ length 10 over "dp-tp", dp=2, tp=2      shard  0      1      2      3
 parts (8, 2, 2) over tp=2               shard 0 holds 0..3, 8, 10     shard 1 holds 4..7, 9, 11
 ```
 
-``padded`` is the length that is cut where more is stored: the pieces are those of the padded length, and what lies
-beyond the length is nobody's.
+``padded`` is the length that is cut where more is stored: the pieces are those of the padded length, and no shard
+holds what is beyond the length.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class Cut:
         >>> Cut((2,), (8, 2, 2), 12).intervals((1,))
         [(4, 8, 0), (9, 10, 4), (11, 12, 5)]
         """
-        held: list[tuple[int, int, int]] = []
+        found: list[tuple[int, int, int]] = []
         begin, place = 0, 0
         for length, stored in zip(self.parts, self._stored, strict=True):
             low, high = _piece(stored, self.sizes, digits)
             first, last = begin + min(low, length), begin + min(high, length)
-            if held and first == held[-1][1]:  # goes on where the part before ended
-                held[-1] = (held[-1][0], last, held[-1][2])
+            if found and first == found[-1][1]:  # goes on where the part before ended
+                found[-1] = (found[-1][0], last, found[-1][2])
             elif first < last:
-                held.append((first, last, place))
+                found.append((first, last, place))
             begin, place = begin + length, place + high - low
-        return held
+        return found
 
     def extent(self, digits: Sequence[int]) -> int:
         """How long the shard at these positions is, its padding included."""

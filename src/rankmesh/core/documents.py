@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from rankmesh.errors import RankmeshError, extra, first_line, quoted
 
@@ -88,7 +88,7 @@ _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Budget:
-    """A count of work that a reader has left.
+    """A limit on the work of a reader; ``remaining`` steps.
 
     >>> budget = Budget(2)
     >>> budget.spend(2)
@@ -98,12 +98,12 @@ class Budget:
     """
 
     def __init__(self, steps: int = DOCUMENT.values) -> None:
-        self.steps, self.left = steps, steps
+        self.steps, self.remaining = steps, steps
 
     def spend(self, steps: int = 1) -> None:
-        """Take some of what is left; ``Unreadable`` where nothing is."""
-        self.left -= steps
-        if self.left < 0:
+        """Count some steps of work. Raises ``Unreadable`` when none remain."""
+        self.remaining -= steps
+        if self.remaining < 0:
             raise Unreadable(f"takes more than {self.steps:,} steps to read")
 
 
@@ -230,8 +230,8 @@ def _check_count(text: str, signs: str, limits: Limits) -> None:
         raise Unreadable(f"holds more than {limits.values:,} values")
 
 
-def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
+def _no_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _integer(digits: str) -> int:

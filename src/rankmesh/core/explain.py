@@ -92,7 +92,7 @@ def explain(plan: Plan, rank: int) -> str:
 
 def _position(group: dict[str, Any]) -> str:
     if group["size"] == 1:
-        return "alone, needs no communicator"
+        return "the only rank, needs no communicator"
     return f"position {group['rank']} of {group['size']}, prev {group['prev']}, next {group['next']}"
 
 

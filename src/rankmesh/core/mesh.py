@@ -21,7 +21,7 @@ The first axis varies fastest: ranks next to each other differ in ``tp`` here, w
 >>> mesh.groups("dp-cp").of(13)
 Group(1, 3, 5, 7, 9, 11, 13, 15)
 
-Experts see the same ranks through another factorisation, a *view*, whose shared axes are proved equal:
+Experts see the same ranks through another factorisation, a *view*, whose shared axes are checked to be equal:
 
 >>> mesh = mesh.with_view("expert", etp=1, ep=8, edp=2, pp=2, shared=("pp",))
 >>> mesh.groups("ep", view="expert").of(13)
@@ -31,6 +31,7 @@ Group(8, 9, 10, 11, 12, 13, 14, 15)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from math import prod
 from types import EllipsisType
 from typing import Any
@@ -39,13 +40,10 @@ from rankmesh.core.axes import AxesLike, axis_name, axis_names, axis_size, fill,
 from rankmesh.core.groups import Groups
 from rankmesh.core.rank_range import RankRange
 from rankmesh.core.strided import Strided
-from rankmesh.core.views import factors, prove_shared
+from rankmesh.core.views import check_shared, factors
 from rankmesh.errors import LayoutError, first_line, quoted
 
 __all__ = ["Mesh"]
-
-# Up to so many ranks are drawn in a notebook, so many in a row where the axes allow it.
-_DRAWN, _ACROSS = 64, 8
 
 
 class Mesh:
@@ -57,8 +55,6 @@ class Mesh:
 
     Raises ``LayoutError`` for sizes that are not integers of at least 1, and for a map that is no permutation.
     """
-
-    __slots__ = ("_pairs", "_parts", "_rank_range", "_sizes", "_views")
 
     _sizes: dict[str, int]
     _rank_range: RankRange
@@ -133,8 +129,8 @@ class Mesh:
         """
         start = integer(offset, "offset", least=0)
         total = None if world_size is None else integer(world_size, "world_size", least=1)
-        left = None if total is None else integer(total - start, "world_size minus offset", least=1)
-        return cls.of(fill(parse_axes(text), left, "world_size"), offset=start, rank_map=rank_map)
+        available = None if total is None else integer(total - start, "world_size minus offset", least=1)
+        return cls.of(fill(parse_axes(text), available, "world_size"), offset=start, rank_map=rank_map)
 
     # -- what it is ---------------------------------------------------------------------------------------------
 
@@ -237,7 +233,7 @@ class Mesh:
         return {name: self._pairs[name] for name in (named if ordered else self._sizes) if ordered or name in named}
 
     def slice(self, axes: AxesLike, of: int, *, view: str | None = None) -> Mesh:
-        """The sub-mesh of some axes through one rank, the others left where that rank is.
+        """The sub-mesh of some axes through one rank, the others fixed where that rank is.
 
         Axes stand in the order of the mesh. Its ranks may be apart: they are those of ``groups(axes).of(rank)``.
 
@@ -296,7 +292,7 @@ class Mesh:
         )
 
     def with_view(self, name: str, /, *, shared: Iterable[str] | None = None, **sizes: int) -> Mesh:
-        """The mesh with one more factorisation of its ranks, whose ``shared`` axes are proved equal.
+        """The mesh with one more factorisation of its ranks, whose ``shared`` axes are checked to be equal.
 
         By default every axis that both name is shared. Two axes are equal when they give the same groups in the
         same order: same size and same stride.
@@ -309,7 +305,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         view = self._with(sizes=factors(name, sizes, self.size), parts={}, views={})
         if axis_name(name) in self._views:
             raise LayoutError(f"the mesh has a view {name!r} already; give the second one another name", view=name)
-        prove_shared(self, view, name, shared)
+        check_shared(self, view, name, shared)
         return self._with(views={**self._views, name: view})
 
     def split(self, axis: str, /, *, view: str | None = None, **sizes: int | EllipsisType) -> Mesh:
@@ -355,8 +351,8 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         {'tp': 1, 'pp': 2, 'dp': 4}
         """
         names = self._leaves(axis_names(order))
-        left = [name for name in self._sizes if name not in names]
-        missing = [name for name in left if self._sizes[name] > 1]
+        omitted = [name for name in self._sizes if name not in names]
+        missing = [name for name in omitted if self._sizes[name] > 1]
         if missing:
             raise LayoutError(
                 f"order {'-'.join(names)!r} leaves out {', '.join(missing)}, whose size is more than 1; add "
@@ -364,7 +360,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
                 order=names,
                 missing=missing,
             )
-        return self._with(sizes={name: self._sizes[name] for name in (*names, *left)}, views={})
+        return self._with(sizes={name: self._sizes[name] for name in (*names, *omitted)}, views={})
 
     # -- value semantics ----------------------------------------------------------------------------------------
 
@@ -421,7 +417,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         _check_acyclic(split)
         return split
 
-    @property
+    @cached_property
     def _value(self) -> tuple[object, ...]:
         return (
             tuple(self._sizes.items()),
@@ -457,38 +453,9 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
 
     def _repr_html_(self) -> str:
         """For notebooks: sizes and strides, and of a small mesh every rank in its place."""
-        from rankmesh.core.notebook import section, table
+        from rankmesh.core.notebook import mesh_tables
 
-        layouts = {"mesh": self, **self._views}
-        rows = [
-            (name, axis, size, layout.strides[axis])
-            for name, layout in layouts.items()
-            for axis, size in layout.axes.items()
-        ]
-        tables = [table(("layout", "axis", "size", "stride"), rows)]
-        if self.size <= _DRAWN:
-            tables.append(self._drawing())
-        return section(f"{self}: {self._rank_range}", *tables)
-
-    def _drawing(self) -> str:
-        """The ranks as a table: the first axes from left to right, up to eight ranks, the others downward."""
-        from rankmesh.core.notebook import table
-
-        names = [name for name, size in self._sizes.items() if size > 1] or list(self._sizes)[:1]
-        count = 1
-        while count < len(names) and prod(self._sizes[axis] for axis in names[: count + 1]) <= _ACROSS:
-            count += 1
-        across, down = names[:count], names[count:]
-        width = prod(self._sizes[axis] for axis in across)
-
-        def at(position: int, axes: list[str]) -> str:
-            return " ".join(f"{axis}={position // self.strides[axis] % self._sizes[axis]}" for axis in axes)
-
-        rows = [
-            (at(start, down), *(self._rank_range.rank(start + number) for number in range(width)))
-            for start in range(0, self.size, width)
-        ]
-        return table(("", *(at(number, across) for number in range(width))), rows)
+        return mesh_tables(self)
 
 
 def _digit(name: str, size: int, coordinate: Mapping[str, int]) -> int:

@@ -13,9 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import islice
+from math import prod
+from typing import TYPE_CHECKING
 
-__all__ = ["ROWS", "Text", "ranks_text", "section", "table"]
+if TYPE_CHECKING:
+    from rankmesh.core.mesh import Mesh
 
+__all__ = ["ROWS", "Text", "mesh_tables", "ranks_text", "section", "table"]
+
+# Up to so many ranks of a mesh are drawn, so many in a row where the axes allow it.
+_DRAWN, _ACROSS = 64, 8
 # How many rows of a table are shown, and how many ranks of a group.
 ROWS, _RANKS = 20, 8
 
@@ -52,6 +59,39 @@ def ranks_text(ranks: Iterable[int], size: int) -> str:
     """
     listed = ", ".join(map(str, islice(ranks, _RANKS)))
     return f"[{listed}]" if size <= _RANKS else f"[{listed}, ... {size:,} ranks]"
+
+
+def mesh_tables(mesh: Mesh) -> str:
+    """Sizes and strides of a mesh and its views, and of a small mesh every rank in its place."""
+    rows = [
+        (name, axis, size, layout.strides[axis])
+        for name, layout in {"mesh": mesh, **mesh.views}.items()
+        for axis, size in layout.axes.items()
+    ]
+    tables = [table(("layout", "axis", "size", "stride"), rows)]
+    if mesh.size <= _DRAWN:
+        tables.append(_drawing(mesh))
+    return section(f"{mesh}: {mesh.rank_range}", *tables)
+
+
+def _drawing(mesh: Mesh) -> str:
+    """The ranks as a table: the first axes from left to right, up to eight ranks, the others downward."""
+    sizes, strides = mesh.axes, mesh.strides
+    names = [name for name, size in sizes.items() if size > 1] or list(sizes)[:1]
+    count = 1
+    while count < len(names) and prod(sizes[axis] for axis in names[: count + 1]) <= _ACROSS:
+        count += 1
+    across, down = names[:count], names[count:]
+    width = prod(sizes[axis] for axis in across)
+
+    def at(position: int, axes: list[str]) -> str:
+        return " ".join(f"{axis}={position // strides[axis] % sizes[axis]}" for axis in axes)
+
+    rows = [
+        (at(start, down), *(mesh.rank_range.rank(start + number) for number in range(width)))
+        for start in range(0, mesh.size, width)
+    ]
+    return table(("", *(at(number, across) for number in range(width))), rows)
 
 
 def _cells(tag: str, row: Sequence[object]) -> str:

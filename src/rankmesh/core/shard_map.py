@@ -1,6 +1,6 @@
 """Shard maps: which ranks of a mesh hold which shard of a tensor, and which hold copies of one.
 
-Each tensor dimension is cut by some axes, ``at`` fixes some others, and along the axes that are left lie copies:
+Each tensor dimension is cut by some axes, ``at`` fixes some others, and the remaining axes hold copies:
 
 ```
 Mesh(tp=2, dp=2), cut ("tp", None)      rank      0  1  2  3
@@ -71,8 +71,8 @@ class ShardMap:
     def _order(self) -> IntArray:
         """The positions that hold something by shard, (shards, copies)."""
         order = np.argsort(self._shard_of_position, kind="stable")
-        held = order[np.count_nonzero(self._shard_of_position < 0) :]
-        return held.reshape(prod(self.shards), -1)
+        holders = order[np.count_nonzero(self._shard_of_position < 0) :]
+        return holders.reshape(prod(self.shards), -1)
 
     @cached_property
     def first(self) -> IntArray:

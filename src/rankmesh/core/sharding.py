@@ -67,7 +67,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one tensor of ``shape`` is sharded on a mesh (or a ``view`` of it); frozen, equal when stated alike.
+    """How one tensor of ``shape`` is sharded on a mesh (or a ``view`` of it); frozen, equal when equivalent.
 
     ``cut``     for each dimension the axes that cut it, outermost first (``"dp-tp"``), or None; None: all are whole
     ``dtype``   torch's name of it, such as ``"bfloat16"``, or the dtype itself
@@ -126,9 +126,9 @@ class Sharding:
         digits = self.shard_map.digits(integer(rank, "rank", least=0))
         if digits is None:
             return Shard((), (), (0,) * len(self.shape))
-        held = [cut.intervals(places) for cut, places in zip(self.cuts, digits, strict=True)]
-        boxes = tuple(product(*([(low, high) for low, high, _ in pieces] for pieces in held)))
-        places = tuple(product(*([place for _, _, place in pieces] for pieces in held)))
+        found = [cut.intervals(places) for cut, places in zip(self.cuts, digits, strict=True)]
+        boxes = tuple(product(*([(low, high) for low, high, _ in pieces] for pieces in found)))
+        places = tuple(product(*([place for _, _, place in pieces] for pieces in found)))
         return Shard(boxes, places, tuple(cut.extent(places) for cut, places in zip(self.cuts, digits, strict=True)))
 
     def holds(self, rank: int) -> bool:
@@ -136,8 +136,8 @@ class Sharding:
         return self.shard_map.digits(rank) is not None
 
     def to_dict(self) -> dict[str, object]:
-        """What is said about the tensor but its mesh, as plain data."""
-        said = {
+        """The sharding as plain data, without its mesh."""
+        data = {
             "shape": list(self.shape),
             "dtype": self.dtype,
             "cut": list(self.cut or ()),
@@ -146,7 +146,7 @@ class Sharding:
             "parts": {str(dim): list(parts) for dim, parts in (self.parts or {}).items()},  # type: ignore[union-attr]
             "padded": {str(dim): length for dim, length in (self.padded or {}).items()},
         }
-        return {name: value for name, value in said.items() if value or name == "shape"}
+        return {name: value for name, value in data.items() if value or name == "shape"}
 
     def __reduce__(self) -> tuple[object, ...]:
         given = (self.mesh, self.cut, self.shape, self.dtype, self.at, self.view, self.parts, self.padded)

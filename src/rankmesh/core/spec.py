@@ -155,14 +155,14 @@ class GroupSpec:
         )
 
     def __repr__(self) -> str:
-        words = [repr(self.name)]
-        words += [f"axes={'-'.join(self.axes)!r}"] if self.axes != (self.name,) else []
-        words += [f"view={self.view!r}"] if self.view is not None else []
-        words += [f"pick={self.pick}"] if self.pick is not None else []
-        words += [f"levels={self.levels}, level={self.level}"] if self.levels is not None else []
-        words += [f"pipeline={self.pipeline}"] if self.pipeline != _is_pipeline(self.axes, self.pick) else []
-        words += [f"{name}={value!r}" for name, value in self.options.to_dict().items()]
-        return f"GroupSpec({', '.join(words)})"
+        parts = [repr(self.name)]
+        parts += [f"axes={'-'.join(self.axes)!r}"] if self.axes != (self.name,) else []
+        parts += [f"view={self.view!r}"] if self.view is not None else []
+        parts += [f"pick={self.pick}"] if self.pick is not None else []
+        parts += [f"levels={self.levels}, level={self.level}"] if self.levels is not None else []
+        parts += [f"pipeline={self.pipeline}"] if self.pipeline != _is_pipeline(self.axes, self.pick) else []
+        parts += [f"{name}={value!r}" for name, value in self.options.to_dict().items()]
+        return f"GroupSpec({', '.join(parts)})"
 
 
 def _name(name: object) -> str:
@@ -196,7 +196,7 @@ def _levels(levels: object, group: str) -> tuple[int, ...]:
 
 
 def check_specs(specs: Iterable[GroupSpec]) -> tuple[GroupSpec, ...]:
-    """The specs as a tuple: every one a GroupSpec with a name of its own."""
+    """The specs as a tuple: each a GroupSpec, no two with one name."""
     if not isinstance(specs, Iterable):
         raise PlanError(f"the groups of a plan are {quoted(specs)}; list them: [GroupSpec('tp')]", received=specs)
     checked = tuple(_checked(spec) for spec in specs)

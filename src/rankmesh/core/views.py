@@ -1,8 +1,8 @@
-"""Views: another factorisation of the ranks of a mesh, with the axes that both share proved equal.
+"""Views: another factorisation of the ranks of a mesh, whose shared axes are checked to be equal.
 
 ```
 mesh     tp=2 dp=4 pp=2          pp   [0, 8] [1, 9] ...
-expert   etp=1 ep=4 edp=2 pp=2   pp   [0, 8] [1, 9] ...     the same groups: proved, not assumed
+expert   etp=1 ep=4 edp=2 pp=2   pp   [0, 8] [1, 9] ...     the same groups, checked
 ```
 """
 
@@ -18,7 +18,7 @@ from rankmesh.errors import LayoutError, listed
 if TYPE_CHECKING:
     from rankmesh.core.mesh import Mesh
 
-__all__ = ["factors", "prove_shared"]
+__all__ = ["check_shared", "factors"]
 
 
 def factors(name: str, sizes: Mapping[str, int], total: int) -> dict[str, int]:
@@ -41,10 +41,10 @@ def factors(name: str, sizes: Mapping[str, int], total: int) -> dict[str, int]:
     return checked
 
 
-def prove_shared(mesh: Mesh, view: Mesh, name: str, shared: Iterable[str] | None) -> None:
+def check_shared(mesh: Mesh, view: Mesh, name: str, shared: Iterable[str] | None) -> None:
     """Raise ``LayoutError`` unless each shared axis (None: each that both name) gives the same groups in both."""
     for axis in _shared_axes(mesh, view, shared):
-        _prove_equal(mesh, view, name, axis)
+        _check_equal(mesh, view, name, axis)
 
 
 def _shared_axes(mesh: Mesh, view: Mesh, shared: Iterable[str] | None) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def _shared_axes(mesh: Mesh, view: Mesh, shared: Iterable[str] | None) -> tuple[
     return names
 
 
-def _prove_equal(mesh: Mesh, view: Mesh, name: str, axis: str) -> None:
+def _check_equal(mesh: Mesh, view: Mesh, name: str, axis: str) -> None:
     ours, theirs = mesh.groups(axis), view.groups(axis)
     # Equal patterns tile the ranks in one way only: the lowest one not yet covered must start a group.
     if ours.members != theirs.members:
