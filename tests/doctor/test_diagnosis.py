@@ -5,7 +5,7 @@ from tests.doctor.making import WORLD, call, document, recordings
 
 import rankmesh as rm
 from rankmesh.debug.doctor import diagnose
-from rankmesh.debug.doctor.report import report
+from rankmesh.debug.doctor.diagnosis import report
 
 TP, DP = {}, {}
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])

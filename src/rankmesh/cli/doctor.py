@@ -13,7 +13,7 @@ from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, s
 from rankmesh.cli.shell import Failed
 from rankmesh.debug.doctor import Diagnosis
 from rankmesh.debug.doctor import doctor as diagnosed
-from rankmesh.debug.doctor.report import report
+from rankmesh.debug.doctor.diagnosis import report
 from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "command", "doctor"]

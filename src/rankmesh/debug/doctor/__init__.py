@@ -2,7 +2,7 @@
 
 ```
 files ── formats, columns, reader ──> Recording ── folder ──> one a rank ── history ──> tracks of each group
-tracks ── waits, exchanges ──> who waits for whom ── order, roots, cycles ──> causes ── diagnosis ──> report
+tracks ── waits ──> who waits for whom ── order, roots ──> causes ── diagnosis ──> report
 ```
 """
 

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,11 +22,13 @@ from rankmesh.debug.doctor.roots import roots
 from rankmesh.debug.doctor.waits import Waits, waits_of
 from rankmesh.errors import in_words
 
-__all__ = ["Diagnosis", "diagnose", "doctor"]
+__all__ = ["Diagnosis", "diagnose", "doctor", "report"]
 
-# For how many causes it is counted how many ranks wait because of them, and for how many it is looked where a rank left
+# For how many causes the ranks that wait because of them are counted, and for how many it is searched where a rank left
 # the order.
-_COUNTED, _TOLD = 64, 8
+_COUNTED, _DEPARTED = 64, 8
+# How many causes a report lists, and how many lines of code of each.
+_SHOWN = 8
 # What a divergence of the same ranks or the same group explains, and what may have begun at an earlier call.
 _DIVERGED = ("different", "order")
 _EXPLAINED, _LEFT_THE_ORDER = ("absent", "late", "crosswise"), ("absent", *_DIVERGED)
@@ -51,11 +53,11 @@ class Diagnosis:
                 return f"{in_words(self.waiting)} wait, and nothing in these recordings says for what"
             return "no rank waits: nothing in these recordings hangs"
         first = self.causes[0]
-        alike = [cause for cause in self.causes if cause.cause == first.cause]
-        ranks = sorted({rank for cause in alike for rank in cause.ranks})
-        count = "1 more call" if len(alike) == 2 else f"{len(alike) - 1} more calls"
-        more = f" (and {count} like it: {in_words(ranks)})" if len(alike) > 1 else ""
-        # Whoever is unresponsive is not dead: its process runs.
+        same = [cause for cause in self.causes if cause.cause == first.cause]
+        ranks = sorted({rank for cause in same for rank in cause.ranks})
+        count = "1 more call" if len(same) == 2 else f"{len(same) - 1} more calls"
+        more = f" (and {count} like it: {in_words(ranks)})" if len(same) > 1 else ""
+        # An unresponsive rank is not dead: its process runs.
         runs = first.cause == "dead" and self.history.are_alive(first.ranks)
         return f"{'unresponsive' if runs else first.cause}: {first.evidence}{more}"
 
@@ -101,7 +103,7 @@ def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, note
         if not (cause.cause in _EXPLAINED and (odd & set(cause.ranks) or _follows(cause, numbers)))
     ]
     causes = _ordered(history, waits, [*diverged, *others])
-    causes = [_with_departure(history, cause) if place < _TOLD else cause for place, cause in enumerate(causes)]
+    causes = [_with_departure(history, cause) if place < _DEPARTED else cause for place, cause in enumerate(causes)]
     return Diagnosis(tuple(causes), waiting, history.world_size, notes, history, waits)
 
 
@@ -135,9 +137,9 @@ def _ordered(history: History, waits: Waits, causes: list[Cause]) -> list[Cause]
 
     def explained(place: int) -> bool:
         """Whether another cause explains this one and not the other way round: the dead do not explain a wrong call."""
-        own, diverged = set(causes[place].ranks), causes[place].cause in _DIVERGED
+        ranks_of, diverged = set(causes[place].ranks), causes[place].cause in _DIVERGED
         return any(
-            own <= ranks and (causes[other].cause in _DIVERGED or not set(causes[other].ranks) <= reached[place])
+            ranks_of <= ranks and (causes[other].cause in _DIVERGED or not set(causes[other].ranks) <= reached[place])
             for other, ranks in enumerate(reached)
             if other != place and not (diverged and causes[other].cause == "dead")
         )
@@ -175,3 +177,41 @@ def _reached(history: History, waits: Waits, cause: Cause) -> set[int]:
                 reached.update(fresh)
                 pending += fresh
     return ranks
+
+
+# -- the report ------------------------------------------------------------------------------------------------------
+
+
+def report(diagnosis: Diagnosis) -> str:
+    """The diagnosis as text: one sentence, then the evidence for each cause.
+
+    ```
+    late: rank 3 behind by 1 call of dp@tp1: it is in no call at train.py:8 in load; rank 1 waits in all_reduce, ...
+
+    late       rank 3   all_reduce, call 5 of dp@tp1 of ranks 1, 3; 3 ranks wait because of it
+               rank 1   train.py:31 in step
+               rank 3   train.py:8 in load
+    waiting    ranks 0, 1, 2
+    ```
+    """
+    lines = [diagnosis.verdict]
+    if diagnosis.causes:
+        lines += ["", *(line for cause in diagnosis.causes[:_SHOWN] for line in _cause_lines(cause))]
+    if len(diagnosis.causes) > _SHOWN:
+        lines.append(f"{'':10} and {len(diagnosis.causes) - _SHOWN} more")
+    if unrecorded := diagnosis.unrecorded:
+        lines.append(f"{'unknown':10} {in_words(unrecorded)} left no recording")
+    if diagnosis.waiting:
+        lines.append(f"{'waiting':10} {in_words(diagnosis.waiting)} of {diagnosis.world_size}")
+    return "\n".join(lines)
+
+
+def _cause_lines(cause: Cause) -> Iterator[str]:
+    waits = "1 rank waits" if cause.explains == 1 else f"{cause.explains} ranks wait"
+    because = f"; {waits} because of it" if cause.explains else ""
+    operation = f"{cause.operation}, " if cause.operation else ""
+    members = in_words(cause.group.members)
+    yield f"{cause.cause:10} {in_words(cause.ranks)}: {operation}call {cause.call} of {cause.group}, {members}{because}"
+    yield f"{'':10} {cause.evidence}"
+    for rank, site in sorted(cause.sites.items())[:_SHOWN]:
+        yield f"{'':10} rank {rank}  {site}"

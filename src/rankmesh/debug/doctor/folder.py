@@ -3,7 +3,7 @@
 ```
 nccl_trace_rank_3      torch, with NCCL          rank 3: the last number of the name
 rank3.json.gz          rankmesh                  the recording says its rank, job and attempt
-train.log              no recording              left alone
+train.log              no recording              ignored
 ```
 
 A folder without recordings whose subfolders have some (one for each attempt) stands for the newest of them.
@@ -74,9 +74,9 @@ def _named(folder: Path) -> list[tuple[Path, int | None]]:
 def chosen(recordings: list[Recording], refused: list[str]) -> Found:
     """One recording for each rank: of the job that most are of, its last attempt, watch and inquiry, and its time."""
     notes, current = list(refused), recordings
-    for choose, left_out in _CHOICES:
+    for choose, others in _CHOICES:
         before, current = current, choose(current)
-        _note(notes, before, current, left_out)
+        _note(notes, before, current, others)
     newest: dict[int, Recording] = {}
     for recording in sorted(current, key=_newest):
         newest[recording.rank] = recording
@@ -85,7 +85,7 @@ def chosen(recordings: list[Recording], refused: list[str]) -> Found:
 
 
 def _newest(recording: Recording) -> tuple[bool, int, int]:
-    return recording.is_own, recording.written, int(recording.created[-1]) if len(recording) else 0
+    return recording.from_rank, recording.written, int(recording.created[-1]) if len(recording) else 0
 
 
 def _of_one_job(recordings: list[Recording]) -> list[Recording]:
@@ -119,17 +119,17 @@ def _of_one_time(recordings: list[Recording]) -> list[Recording]:
 
 
 def _is_older(one: Recording, newest: Recording) -> bool:
-    """Whether a rank had gone on from a call long before the newest came to it, which no collective allows."""
-    theirs = _times(newest)
-    for name, numbers in _times(one).items():
+    """Whether a rank left a call long before the newest one entered it, which no collective allows."""
+    theirs = _call_times(newest)
+    for name, numbers in _call_times(one).items():
         for number, time in numbers.items():
-            came = theirs.get(name, {}).get(number - 1)
-            if came is not None and time + _SKEW < came:
+            entered = theirs.get(name, {}).get(number - 1)
+            if entered is not None and time + _SKEW < entered:
                 return True
     return False
 
 
-# What is chosen, one after the other, and what the note says of the others.
+# The choices, in order, and how a note calls the recordings that are left out.
 _CHOICES = (
     (_of_one_job, "another job"),
     (_of_one_attempt, "an earlier attempt"),
@@ -139,7 +139,7 @@ _CHOICES = (
 )
 
 
-def _times(recording: Recording) -> dict[str, dict[int, int]]:
+def _call_times(recording: Recording) -> dict[str, dict[int, int]]:
     """When the last calls of each group were made."""
     times: dict[str, dict[int, int]] = {}
     for row in range(max(0, len(recording) - _ROWS), len(recording)):
@@ -150,6 +150,6 @@ def _times(recording: Recording) -> dict[str, dict[int, int]]:
 
 def _note(notes: list[str], before: list[Recording], after: list[Recording], what: str) -> None:
     kept = {id(recording) for recording in after}
-    gone = sorted(recording.rank for recording in before if id(recording) not in kept)
-    if gone:
-        notes.append(f"left out: {len(gone)} of {what} ({in_words(gone)})")
+    ranks = sorted(recording.rank for recording in before if id(recording) not in kept)
+    if ranks:
+        notes.append(f"left out: {len(ranks)} of {what} ({in_words(ranks)})")

@@ -42,7 +42,7 @@ class KnownGroup:
 
     @property
     def family(self) -> Hashable:
-        """What groups share that play the same part: the kind; without one, how many members lie how far apart."""
+        """What groups share that play the same part: the kind; without one, how many members, how far apart."""
         if self.kind != _UNNAMED or len(self.members) < 2:
             return self.kind
         steps = {after - before for before, after in pairwise(self.members)}
@@ -83,7 +83,7 @@ def _seen(recordings: Mapping[int, Recording]) -> dict[str, set[int]]:
 def _listed_members(
     recordings: Mapping[int, Recording], seen: Mapping[str, set[int]]
 ) -> dict[tuple[str, int], tuple[int, ...]]:
-    """The members by group and rank: what one member lists holds for those that list none."""
+    """The members by group and rank: members that list none have those that another member lists."""
     listed = {(group.name, group.members) for r in recordings.values() for group in r.groups if group.members}
     return {
         (name, rank): members
@@ -94,33 +94,35 @@ def _listed_members(
 
 
 class _Namer:
-    """Names groups after a plan, and without one after what they say of themselves."""
+    """Names groups after a plan, and without one by their description."""
 
     def __init__(self, plan: Plan | None, world_size: int) -> None:
         self._plan, self._world = plan, tuple(range(world_size))
 
     def guess(self, group: GroupName, seen: Iterable[int]) -> tuple[int, ...]:
-        """Members that nobody lists: the world's, those of the only group of the plan that fits, or who uses it."""
+        """Members that nobody lists: the world's, those of the one group of the plan that fits, or its users."""
         if group.desc == _DEFAULT:
             return self._world
         ranks = tuple(sorted(seen))
-        fitting = {own.ranks for own in self._own(ranks[0]) if set(ranks) <= set(own.ranks)}
+        fitting = {local.ranks for local in self._local(ranks[0]) if set(ranks) <= set(local.ranks)}
         return fitting.pop() if len(fitting) == 1 else ranks
 
-    def _own(self, rank: int) -> list[LocalGroup]:
+    def _local(self, rank: int) -> list[LocalGroup]:
         if self._plan is None or not 0 <= rank < self._plan.world_size or rank not in self._plan.mesh:
             return []
         return list(self._plan.of(rank).values())
 
     def known(self, group: GroupName, members: tuple[int, ...]) -> KnownGroup:
-        """The group under its name in the plan, or its own."""
+        """The group under its name in the plan, or under the name that torch has for it."""
         desc = group.desc.rpartition(":")[2] if "@" in group.desc else group.desc
         kind = desc.partition("@")[0]
         if group.desc == _DEFAULT:
             return KnownGroup(group.name, "world", "world", members)
-        fitting = [own for own in self._own(members[0]) if sorted(own.ranks) == sorted(members)] if members else []
+        fitting = (
+            [local for local in self._local(members[0]) if sorted(local.ranks) == sorted(members)] if members else []
+        )
         if fitting:
-            chosen = next((own for own in fitting if own.name == kind), fitting[0])
+            chosen = next((local for local in fitting if local.name == kind), fitting[0])
             return KnownGroup(group.name, chosen.name, str(chosen), members)
         if "@" in group.desc or _OURS.fullmatch(group.name):
             return KnownGroup(group.name, kind, desc, members)

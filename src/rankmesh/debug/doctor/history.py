@@ -131,7 +131,7 @@ class History:
     def has(self, rank: int) -> bool:
         """Whether the rank left a recording of its own."""
         recording = self.recordings.get(rank)
-        return recording is not None and recording.is_own
+        return recording is not None and recording.from_rank
 
     def are_alive(self, ranks: Iterable[int]) -> bool:
         """Whether others saw that the processes of these ranks run."""

@@ -75,11 +75,11 @@ def _aborted(history: History, group: KnownGroup) -> Iterator[Cause]:
     tracks = history.tracks[group]
     number = max((track.last for track in tracks.values()), default=0)
     calls = _calls(history, group, number)
-    others = [made for other in _alike(history, group) if (made := set(_calls(history, other, number).values()))]
+    others = [made for other in _same_family(history, group) if (made := set(_calls(history, other, number).values()))]
     usual = {call for made in others for call in made}
     if len(others) < 2 or len(usual) != 1 or not calls or usual & set(calls.values()):
         return
-    known = [(other, rank) for other in _alike(history, group) for rank in list(history.tracks[other])[:1]]
+    known = [(other, rank) for other in _same_family(history, group) for rank in list(history.tracks[other])[:1]]
     for earlier in range(max(1, number - _AHEAD), number):
         if {history.signature(*one, earlier) for one in known} != set(_calls(history, group, earlier).values()):
             return
@@ -136,14 +136,14 @@ def _odd(history: History, group: KnownGroup, number: int, calls: dict[int, Sign
     if len(odd) < len(calls):
         return odd
     others: Counter[Signature] = Counter()
-    for other in _alike(history, group):
+    for other in _same_family(history, group):
         others.update(set(_calls(history, other, number).values()))
     usual = {call for call, count in others.items() if count == max(others.values())}
     kept = [rank for rank, call in calls.items() if call not in usual]
     return kept if 0 < len(kept) < len(calls) else odd
 
 
-def _alike(history: History, group: KnownGroup) -> list[KnownGroup]:
+def _same_family(history: History, group: KnownGroup) -> list[KnownGroup]:
     return [other for other in history.tracks if other.family == group.family and other is not group][:_OF_A_KIND]
 
 
@@ -159,14 +159,14 @@ def _in_another_order(
     if not usual:
         return _swapped(history, group, number, odd, calls)
     peers = [(group, rank) for rank in usual[:4]]
-    peers += [(other, rank) for other in _alike(history, group)[:4] for rank in list(history.tracks[other])[:2]]
-    words = []
+    peers += [(other, rank) for other in _same_family(history, group)[:4] for rank in list(history.tracks[other])[:2]]
+    positions = []
     for rank in odd:
         later = _found(history, peers, number, calls[rank]) or _found(history, [(group, rank)], number, calls[usual[0]])
         if not later:
             return ""
-        words.append(later)
-    return f"{in_words(odd)} took another order: the call of one at {number} is that of the other at {words[0]}"
+        positions.append(later)
+    return f"{in_words(odd)} took another order: the call of one at {number} is that of the other at {positions[0]}"
 
 
 def _swapped(history: History, group: KnownGroup, number: int, odd: list[int], calls: dict[int, Signature]) -> str:

@@ -95,8 +95,8 @@ class Recording:
         return True  # one without calls is there all the same
 
     @property
-    def is_own(self) -> bool:
-        """Whether the rank wrote it; of an unresponsive one there is only what others saw of it."""
+    def from_rank(self) -> bool:
+        """Whether the rank wrote it; of an unresponsive rank there is only what others saw."""
         return not self.state
 
 

@@ -3,10 +3,12 @@
 ```
 rank 0 ─> call 7 of tp@dp0 ─> rank 1 ─> call 3 of dp@tp1 ─> rank 3, which is in no call       late: rank 3
 rank 0 ─> call 7 of tp@dp0 ─> rank 1, whose device reports no call as over                    stuck: rank 1
-rank 0 ─> call 7 of tp@dp0 ─> rank 1 ─> call 3 of dp@tp1 ─> rank 0                            a cycle (``cycles``)
+rank 0 ─> call 7 of tp@dp0 ─> rank 1 ─> call 3 of dp@tp1 ─> rank 0                            a cycle
 ```
 
-A rank that waits itself is a consequence.
+A rank that waits itself is a consequence. In a cycle of ranks that wait for each other, the ranks in the same kinds of
+group decide who left the order of calls: where others made the missed call before the call in which the missing rank
+is, that rank is the cause. Else the cycle is a deadlock.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from rankmesh.debug.doctor.causes import Cause, cause_of, wait_in
-from rankmesh.debug.doctor.cycles import crossed, cycles
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall
 from rankmesh.debug.doctor.order import votes
@@ -32,8 +33,8 @@ def roots(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) ->
     """The causes in these waits, but for what a divergence explains: ``diverged`` is its call, by group."""
     yield from _broken(history, waits)
     yield from _never_came(history, waits)
-    for cycle in cycles(waits):
-        yield from crossed(history, waits, cycle)
+    for cycle in _cycles(waits):
+        yield from _crossed(history, waits, cycle)
     yield from _stuck(history, waits, diverged)
 
 
@@ -41,7 +42,7 @@ def roots(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) ->
 
 
 def _never_came(history: History, waits: Waits) -> Iterator[Cause]:
-    """Dead, absent and late ranks: each at the call in which most wait for it, or first did."""
+    """Dead, absent and late ranks: each at the call in which most ranks wait for it, or waited first."""
     worst: dict[int, PendingCall] = {}
     for call in waits.calls:
         for rank in call.missing:
@@ -82,9 +83,9 @@ def _went_past(history: History, rank: int, call: PendingCall) -> bool:
 
 def _no_recording(history: History, ranks: Sequence[int], call: PendingCall) -> str:
     states = sorted({history.recordings[rank].state for rank in ranks if rank in history.recordings})
-    left = "did not respond" if history.are_alive(ranks) else "left no recording"
-    said = f"{in_words(ranks)} {left}" + (f" ({', '.join(states)})" if states else "")
-    return f"{said}; {wait_in(call)}"
+    trace = "did not respond" if history.are_alive(ranks) else "left no recording"
+    problem = f"{in_words(ranks)} {trace}" + (f" ({', '.join(states)})" if states else "")
+    return f"{problem}; {wait_in(call)}"
 
 
 def _elsewhere(history: History, ranks: Sequence[int], call: PendingCall) -> str:
@@ -96,8 +97,8 @@ def _behind(history: History, ranks: Sequence[int], call: PendingCall) -> str:
         limit = history.recordings[call.waiting[0]].limit
         gave_up = f"who gave up after {limit:.0f} s"
         return f"{in_words(ranks)} came to {call.name} {call.delay:.0f} s after {in_words(call.waiting)}, {gave_up}"
-    most = max((track.last for track in history.tracks[call.group].values()), default=call.number)
-    by = {most - (history.last(call.group, rank) or 0) for rank in ranks} if call.numbered else {1}
+    furthest = max((track.last for track in history.tracks[call.group].values()), default=call.number)
+    by = {furthest - (history.last(call.group, rank) or 0) for rank in ranks} if call.numbered else {1}
     calls = f"{min(by)}" if len(by) == 1 else f"{min(by)} to {max(by)}"
     plural = "call" if by == {1} else "calls"
     return f"{in_words(ranks)} behind by {calls} {plural} of {call.group}: {_doing(history, ranks[0])}; {wait_in(call)}"
@@ -129,6 +130,120 @@ def _broken(history: History, waits: Waits) -> Iterator[Cause]:
         reports = "its device reports no call as over"
         evidence = f"{in_words([other])} came out of {call.name}, and {in_words([rank])} did not: {reports}"
         yield cause_of(history, "stuck", [rank], call, evidence)
+
+
+# -- ranks that wait for each other ----------------------------------------------------------------------------------
+
+
+def _cycles(waits: Waits) -> list[list[int]]:
+    """The sets of ranks that wait for each other: Tarjan's strongly connected components, without recursion."""
+    index: dict[object, int] = {}
+    low: dict[object, int] = {}
+    stack: list[object] = []
+    on_stack: set[object] = set()
+    found: list[list[int]] = []
+
+    def after(node: object) -> Sequence[object]:
+        return node.missing if isinstance(node, PendingCall) else waits.of_rank.get(node, ())  # type: ignore[call-overload]
+
+    for start in waits.of_rank:
+        work: list[tuple[object, Iterator[object]]] = [(start, iter(after(start)))] if start not in index else []
+        while work:
+            node, rest = work[-1]
+            if node not in index:
+                index[node] = low[node] = len(index)
+                stack.append(node)
+                on_stack.add(node)
+            step = next(rest, None)
+            if step is not None:
+                if step not in index:
+                    work.append((step, iter(after(step))))
+                elif step in on_stack:
+                    low[node] = min(low[node], index[step])
+                continue
+            work.pop()
+            if work:
+                low[work[-1][0]] = min(low[work[-1][0]], low[node])
+            if low[node] == index[node]:
+                component: list[object] = []
+                while not component or (component[-1] is not node and component[-1] != node):
+                    component.append(stack.pop())
+                    on_stack.discard(component[-1])
+                ranks = sorted(part for part in component if isinstance(part, int))
+                if len(ranks) > 1:
+                    found.append(ranks)
+    return found
+
+
+def _crossed(history: History, waits: Waits, ranks: list[int]) -> Iterator[Cause]:
+    """The cause of one cycle: the ranks that left the order of the others, else all of its ranks."""
+    inside = set(ranks)
+    missed = [(call, rank) for call in _calls(waits, ranks) for rank in call.missing if rank in inside]
+    odd: dict[int, PendingCall] = {}
+    for call, rank in missed:
+        if rank not in odd and _left_the_order(history, waits, call, rank):
+            odd[rank] = call
+    if not odd or len(odd) == len(inside):
+        odd = _single_waiter(waits, missed, inside)
+    if odd:
+        for rank, call in sorted(odd.items()):
+            there = waits.of_rank[rank][0]
+            evidence = f"{in_words([rank])} never came to {call.name}: it is in {there.name}; {wait_in(call)}"
+            yield cause_of(history, "absent", [rank], call, evidence)
+    else:
+        yield _deadlock(history, waits, ranks)
+
+
+def _calls(waits: Waits, ranks: Sequence[int]) -> list[PendingCall]:
+    return list({id(call): call for rank in ranks for call in waits.of_rank[rank]}.values())
+
+
+def _left_the_order(history: History, waits: Waits, call: PendingCall, rank: int) -> bool:
+    """Whether others say that a rank should have come to a call before the call in which it is."""
+    return any(
+        votes(history, call, there.group.family, there.number, rank) > 0
+        for there in waits.of_rank[rank]
+        if there.group is not call.group and there.numbered and call.numbered
+    )
+
+
+def _single_waiter(waits: Waits, missed: list[tuple[PendingCall, int]], inside: set[int]) -> dict[int, PendingCall]:
+    """The one rank of a cycle that is alone in its call while several wait for it in one; nobody if there are more."""
+    found = {
+        rank: call
+        for call, rank in missed
+        if len(call.waiting) > 1 and all(len(there.waiting) == 1 for there in waits.of_rank[rank])
+    }
+    return found if len(found) == 1 else {}
+
+
+def _deadlock(history: History, waits: Waits, ranks: list[int]) -> Cause:
+    """The cycle spelled out: each rank of it, its call, and the next one."""
+    path = _way_round(waits, ranks)
+    steps = [f"{in_words([rank])} in {call.name} for {in_words([after])}" for rank, call, after in path]
+    return cause_of(
+        history,
+        "crosswise",
+        sorted(rank for rank, _, _ in path),
+        path[0][1],
+        f"ranks wait for each other: {', '.join(steps[:_SHOWN])}{' ...' if len(steps) > _SHOWN else ''}",
+    )
+
+
+def _way_round(waits: Waits, ranks: list[int]) -> list[tuple[int, PendingCall, int]]:
+    """One closed way through the cycle: from each rank by its call to a rank that is missing there."""
+    inside = set(ranks)
+    way: list[tuple[int, PendingCall, int]] = []
+    seen: dict[int, int] = {}
+    rank = ranks[0]
+    while rank not in seen:
+        seen[rank] = len(way)
+        call, after = next(
+            (call, missing) for call in waits.of_rank[rank] for missing in call.missing if missing in inside
+        )
+        way.append((rank, call, after))
+        rank = after
+    return way[seen[rank] :]
 
 
 # -- calls that nobody leaves --------------------------------------------------------------------------------------
@@ -168,9 +283,9 @@ def _entered(history: History, call: PendingCall) -> str:
     unknown = [rank for rank in call.group.members if call.numbered and history.last(call.group, rank) is None]
     if not unknown:
         return f"all members entered {call.name}, and {in_words(call.waiting)} did not come out"
-    gone = "recording does" if len(unknown) == 1 else "recordings do"
+    recordings = "recording does" if len(unknown) == 1 else "recordings do"
     entered = f"{in_words(call.waiting)} entered {call.name} and did not come out"
-    return f"{entered} (the {gone} not reach back to it on {in_words(unknown)})"
+    return f"{entered} (the {recordings} not reach back to it on {in_words(unknown)})"
 
 
 def _stands_elsewhere(history: History, waits: Waits, call: PendingCall) -> bool:

@@ -43,18 +43,18 @@ class Sites:
 
     def of_each(self, stacks: Sequence[Any]) -> list[int]:
         """The number of the line of each of these."""
-        line, of = self._line, self.of
-        return [line(frames) if frames.__class__ is list and frames else of(frames) for frames in stacks]
+        site, of = self._site, self.of
+        return [site(frames) if frames.__class__ is list and frames else of(frames) for frames in stacks]
 
     def of(self, frames: Any) -> int:
         """The number of the line of a stack, which is a list or its number; -1 for none."""
         if not isinstance(frames, int):
-            return self._line(frames) if frames else -1
+            return self._site(frames) if frames else -1
         if frames not in self._of_stack:
-            self._of_stack[frames] = self._line(self._stacks[frames])
+            self._of_stack[frames] = self._site(self._stacks[frames])
         return self._of_stack[frames]
 
-    def _line(self, frames: Sequence[Any]) -> int:
+    def _site(self, frames: Sequence[Any]) -> int:
         for frame in frames:
             known = self._of_frame.get(id(frame))
             if known is None:

@@ -6,8 +6,15 @@ rank 1 ─┼─> all_reduce, call 42 of dp@tp1 ─> rank 3  or is in another ca
 rank 2 ─┘
 ```
 
-A rank waits in its unfinished calls unless its own stack shows that its program runs. Two kinds of recordings say
-something else than they seem to:
+A send or receive waits for its partner alone, unless that is there:
+
+```
+rank 0   send 0->1  pending      rank 1   recv 1<-0  pending      both halves are there: the network, or a device
+rank 2   recv 2<-1  pending      rank 1   -                       rank 2 waits for rank 1
+```
+
+A rank waits in its unfinished calls unless its own stack shows that its program runs. Two kinds of recordings
+are misleading:
 
 - Gloo marks a call that failed as over, like one that came through. A collective that is over for one member and that
   another has never made has failed.
@@ -17,12 +24,12 @@ something else than they seem to:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankmesh.debug.doctor.exchanges import exchanges, unrecorded
+from rankmesh.debug.doctor.columns import Bools, Ints
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall, Track
 
@@ -59,9 +66,9 @@ class Waits:
 def waits_of(history: History) -> Waits:
     """The unfinished calls of a history, and those that failed."""
     broken = _broken(history)
-    calls = [*_collectives(history, broken), *exchanges(history, broken), *unrecorded(history)]
+    calls = [*_collectives(history, broken), *_exchanges(history, broken), *_unrecorded(history)]
     waits = _by_rank(history, calls, broken)
-    return waits if waits.of_rank else _by_rank(history, list(_too_late(history)), broken)
+    return waits if waits.of_rank else _by_rank(history, list(_came_late(history)), broken)
 
 
 def _by_rank(history: History, calls: list[PendingCall], broken: Mapping[int, tuple[PendingCall, int]]) -> Waits:
@@ -138,7 +145,7 @@ def _failed(history: History, group: KnownGroup, last: Mapping[int, int | None])
     """
     tracks = history.tracks[group]
     lowest = min((seen for rank, seen in last.items() if seen is not None and history.has(rank)), default=0)
-    odd, is_gone = _made_otherwise(tracks), not all(map(history.has, group.members))
+    odd, is_incomplete = _made_otherwise(tracks), not all(map(history.has, group.members))
     found = {}
     for rank, track in tracks.items():
         over = track.numbers[~track.pending] if track.last > lowest else track.numbers[:0]
@@ -149,7 +156,7 @@ def _failed(history: History, group: KnownGroup, last: Mapping[int, int | None])
             _is_symmetric(_operation(history, group, rank, number)) or (at_the_end and number == track.last)
         ):
             found[rank] = number
-        elif at_the_end and (track.last == odd or is_gone):
+        elif at_the_end and (track.last == odd or is_incomplete):
             found[rank] = track.last
     return found
 
@@ -161,7 +168,7 @@ def _made_otherwise(tracks: Mapping[int, Track]) -> int | None:
     return numbers.pop() if len(numbers) == 1 and len(calls) > 1 else None
 
 
-def _too_late(history: History) -> Iterator[PendingCall]:
+def _came_late(history: History) -> Iterator[PendingCall]:
     """Calls that some members came to when the others had given up.
 
     Two clocks must agree: the time of the call by all ranks' clocks, and the pause before it by the rank's own.
@@ -175,12 +182,12 @@ def _too_late(history: History) -> Iterator[PendingCall]:
         pauses = {rank: _pause(history, rank) for rank in tracks}
         created = {rank: _created(history, group, rank, number) / 1e9 for rank in tracks}
         first, shortest = min(created.values()), min(pauses.values())
-        late = {rank: min(created[rank] - first, pauses[rank] - shortest) for rank in tracks}
-        missing = tuple(rank for rank in group.members if limit and late[rank] > limit)
+        delays = {rank: min(created[rank] - first, pauses[rank] - shortest) for rank in tracks}
+        missing = tuple(rank for rank in group.members if limit and delays[rank] > limit)
         waiting = tuple(sorted(set(tracks) - set(missing)))
         if missing:
             operation = _operation(history, group, waiting[0], number)
-            delay = min(late[rank] for rank in missing)
+            delay = min(delays[rank] for rank in missing)
             yield PendingCall(group, number, operation, waiting, missing, failed=True, delay=delay)
 
 
@@ -202,7 +209,7 @@ def _broken(history: History) -> dict[int, tuple[PendingCall, int]]:
         ahead = max(over, key=lambda rank: over[rank])
         for rank, track in tracks.items():
             first = track.first_pending
-            if first is None or over[ahead] < first or not _is_left(history, group, track, over[ahead]):
+            if first is None or over[ahead] < first or not _has_come_out(history, group, track, over[ahead]):
                 continue
             row = int(track.rows[track.at(first) or 0])
             if rank not in found or row < found[rank][0]:
@@ -211,12 +218,100 @@ def _broken(history: History) -> dict[int, tuple[PendingCall, int]]:
     return {rank: (call, other) for rank, (_, call, other) in found.items()}
 
 
-def _is_left(history: History, group: KnownGroup, track: Track, over: int) -> bool:
+def _has_come_out(history: History, group: KnownGroup, track: Track, over: int) -> bool:
     """Whether a rank must have come out of a call that it has under way, as a peer has come out of a later one."""
     recording = history.recordings[track.rank]
     if recording.in_call is not None and recording.in_call.running:
         return False
-    late = track.numbers[track.pending & (track.numbers <= over)]
-    if recording.written and recording.written - _created(history, group, track.rank, int(late[0])) < _REPORTED:
+    behind = track.numbers[track.pending & (track.numbers <= over)]
+    if recording.written and recording.written - _created(history, group, track.rank, int(behind[0])) < _REPORTED:
         return False
-    return any(_is_symmetric(_operation(history, group, track.rank, number)) for number in late.tolist())
+    return any(_is_symmetric(_operation(history, group, track.rank, number)) for number in behind.tolist())
+
+
+# -- calls between two members, and calls that no recording has -----------------------------------------------------
+
+_PAIRS = {"send": "recv", "recv": "send"}
+_ROUNDS = ("monitored_barrier", "connect", "warm_up")
+_FIRST_CALLS = frozenset(
+    ("all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier")
+)
+
+
+def _exchanges(history: History, broken: Collection[int]) -> Iterator[PendingCall]:
+    """Sends and receives that are not over: each waits for its partner, unless that is there."""
+    for rank, recording in history.recordings.items():
+        if rank in broken:
+            continue
+        for row in np.flatnonzero(recording.exchanges["pending"]).tolist():
+            one = {name: int(column[row]) for name, column in recording.exchanges.items()}
+            group = history.group_of[rank, one["group"]]
+            peer = group.members[one["peer"]] if one["peer"] < len(group.members) else one["peer"]
+            there = peer not in broken and _has_partner(history, rank, peer, group, one, row)
+            site = recording.sites[one["site"]] if one["site"] >= 0 else ""
+            operation = "send" if one["sends"] else "recv"
+            missing = () if there else (peer,)
+            yield PendingCall(group, row + 1, operation, (rank,), missing, numbered=False, site=site)
+
+
+def _has_partner(history: History, rank: int, peer: int, group: KnownGroup, one: dict[str, int], row: int) -> bool:
+    """Whether the peer has posted the other half; where nothing was dropped, halves are counted."""
+    recording, ours = history.recordings.get(peer), history.recordings[rank]
+    if recording is None or not recording.from_rank:
+        return False
+    theirs = [
+        pending
+        for index, pending in _between(recording.exchanges, 1 - one["sends"], one["peer"], one["me"])
+        if history.group_of[peer, index] is group
+    ]
+    if recording.dropped or ours.dropped:
+        return any(theirs)
+    earlier = {name: column[:row] for name, column in ours.exchanges.items()}
+    mine = [index for index, _ in _between(earlier, one["sends"], one["me"], one["peer"]) if index == one["group"]]
+    return len(theirs) > len(mine)
+
+
+def _between(exchanges: Mapping[str, Ints | Bools], sends: int, me: int, peer: int) -> list[tuple[int, bool]]:
+    """Of what these two exchanged in one direction: the group, and whether it is not over."""
+    same = (exchanges["sends"] == bool(sends)) & (exchanges["me"] == me) & (exchanges["peer"] == peer)
+    return list(zip(exchanges["group"][same].tolist(), exchanges["pending"][same].tolist(), strict=True))
+
+
+def _unrecorded(history: History) -> Iterator[PendingCall]:
+    """Calls that only the stacks show: gloo records neither what two members exchange nor monitored barriers.
+
+    Ranks that connect their groups agree through the store; those whose warm-up ran out have no call any more. The
+    first call of a group on NCCL waits for all members before it is recorded.
+    """
+    rounds: dict[tuple[KnownGroup, str], list[int]] = {}
+    for rank, recording in history.recordings.items():
+        about = recording.in_call
+        group = history.named(about.group, rank) if about is not None else None
+        if about is None or group is None:
+            continue
+        if about.operation in _PAIRS and not recording.exchanges["pending"].any():
+            yield _exchange_in_stacks(history, rank, group)
+        elif about.operation in _ROUNDS or _is_first(history, rank, group, about.operation):
+            rounds.setdefault((group, about.operation), []).append(rank)
+    for (group, operation), ranks in rounds.items():
+        missing = tuple(rank for rank in group.members if rank not in ranks)
+        number = 1 + max(history.last(group, rank) or 0 for rank in ranks)
+        yield PendingCall(group, number, operation, tuple(ranks), missing, numbered=False)
+
+
+def _is_first(history: History, rank: int, group: KnownGroup, operation: str) -> bool:
+    """Whether a rank is in the first collective of a group, of which nothing is recorded yet."""
+    return operation in _FIRST_CALLS and history.last(group, rank) == 0
+
+
+def _exchange_in_stacks(history: History, rank: int, group: KnownGroup) -> PendingCall:
+    about = history.recordings[rank].in_call
+    peer = about.peer if about is not None else None
+    other = history.recordings.get(-1 if peer is None else peer)
+    theirs = other.in_call if other is not None and other.from_rank else None
+    operation = about.operation if about is not None else ""
+    is_there = theirs is not None and (theirs.operation, theirs.peer) == (_PAIRS[operation], rank)
+    missing = () if peer is None or is_there else (peer,)
+    number = 1 + (history.last(group, rank) or 0)
+    site = about.site if about is not None else ""
+    return PendingCall(group, number, operation, (rank,), missing, numbered=False, site=site)
