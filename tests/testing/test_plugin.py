@@ -272,6 +272,6 @@ def test_misuse_is_an_error(run):
     text = result.stdout.str()
     assert text.count("@pytest.mark.ranks('tp=2,dp=2')") >= 2
     assert "speed" in text
-    assert "nobody awaits a coroutine on a rank" in text
+    assert "a coroutine is not awaited on a rank" in text
     assert "unittest calls it itself" in text
     result.assert_outcomes(failed=2, errors=4)

@@ -12,6 +12,7 @@ import typer
 
 from rankmesh.cli.console import write, write_json
 from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, source_of, tell
+from rankmesh.core.explain import RankFacts
 from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "command", "described", "explained"]
@@ -30,7 +31,7 @@ def explained(spec: str | Source, rank: int, *, world_size: int | None = None) -
     return source_of(spec, world_size).plan.explain(rank)
 
 
-def described(spec: str | Source, rank: int, *, world_size: int | None = None) -> dict[str, object]:
+def described(spec: str | Source, rank: int, *, world_size: int | None = None) -> RankFacts:
     """What ``explained`` says, as plain data."""
     return source_of(spec, world_size).plan.describe(rank)
 

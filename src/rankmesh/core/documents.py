@@ -23,12 +23,12 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from rankmesh.errors import RankmeshError, extra, first_line, quoted
 
@@ -50,6 +50,9 @@ __all__ = [
     "read_text",
     "refused_as",
 ]
+
+
+_T = TypeVar("_T")
 
 
 class Unreadable(ValueError):
@@ -270,16 +273,17 @@ def _too_deep(limits: Limits) -> Unreadable:
     return Unreadable(f"is nested more than {limits.depth} deep")
 
 
-def _checked(data: Any, limits: Limits, *, texts: bool = True) -> Any:
+def _checked(data: _T, limits: Limits, *, texts: bool = True) -> _T:
     """The data, if its depth, number of values, numbers and texts are those of a document. It has no cycles."""
-    budget, layer, depth = limits.values, [data], 0
+    budget, depth = limits.values, 0
+    layer: list[object] = [data]
     while layer:
         if depth > limits.depth:
             raise _too_deep(limits)
         budget -= len(layer)
         if budget < 0:
             raise Unreadable(f"holds more than {limits.values:,} values, its aliases written out")
-        inner: list[Any] = []
+        inner: list[object] = []
         for value in layer:
             if isinstance(value, dict):
                 inner += value.values()
@@ -298,7 +302,7 @@ def _checked(data: Any, limits: Limits, *, texts: bool = True) -> Any:
     return data
 
 
-def _check_texts(texts: Iterable[Any]) -> None:
+def _check_texts(texts: Iterable[object]) -> None:
     for text in texts:
         if isinstance(text, str) and not text.isascii():
             try:
@@ -341,7 +345,7 @@ def compose_yaml(text: str, limits: Limits = DOCUMENT) -> YamlTree:
     return YamlTree(_tried(loader.get_single_node, limits), loader)
 
 
-def _tried(make: Any, limits: Limits) -> Any:
+def _tried(make: Callable[[], _T], limits: Limits) -> _T:
     import yaml
 
     try:

@@ -6,20 +6,46 @@ by which stride.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from rankmesh.core.local import LocalGroup
+from rankmesh.core.options import OptionValue
 
 if TYPE_CHECKING:
     from rankmesh.core.mesh import Mesh
     from rankmesh.core.plan import Plan
 
-__all__ = ["describe", "explain"]
+__all__ = ["GroupFacts", "RankFacts", "describe", "explain"]
 
 _SHOWN = 8
 
 
-def describe(plan: Plan, rank: int) -> dict[str, Any]:
+class GroupFacts(TypedDict):
+    """One group of a rank; ``communicator`` names the group whose process group it uses."""
+
+    name: str
+    description: str
+    ranks: list[int]
+    rank: int
+    size: int
+    next: int | None
+    prev: int | None
+    communicator: str | None
+    why: str
+    options: dict[str, OptionValue]
+
+
+class RankFacts(TypedDict):
+    """One rank: its coordinate in the mesh and in each view, its groups, and the kinds that it is in none of."""
+
+    rank: int
+    coordinate: dict[str, int] | None
+    views: dict[str, dict[str, int]]
+    groups: list[GroupFacts]
+    not_in: list[str]
+
+
+def describe(plan: Plan, rank: int) -> RankFacts:
     """Coordinate in the mesh and in each view, and every group with its members, place and reason."""
     local, mesh = plan.of(rank), plan.mesh
     inside = rank in mesh
@@ -32,7 +58,7 @@ def describe(plan: Plan, rank: int) -> dict[str, Any]:
     }
 
 
-def _group(mesh: Mesh, local: LocalGroup) -> dict[str, Any]:
+def _group(mesh: Mesh, local: LocalGroup) -> GroupFacts:
     following = local.group[(local.rank + 1) % local.size]
     preceding = local.group[local.rank - 1]
     return {
@@ -90,15 +116,15 @@ def explain(plan: Plan, rank: int) -> str:
     return Text("\n".join(lines))
 
 
-def _position(group: dict[str, Any]) -> str:
+def _position(group: GroupFacts) -> str:
     if group["size"] == 1:
         return "the only rank, needs no communicator"
     return f"position {group['rank']} of {group['size']}, prev {group['prev']}, next {group['next']}"
 
 
-def _why(group: dict[str, Any]) -> str:
+def _why(group: GroupFacts) -> str:
     shared = group["communicator"] not in (None, group["name"])
-    return f"{group['why']}; uses the communicator of {group['communicator']}" if shared else str(group["why"])
+    return f"{group['why']}; uses the communicator of {group['communicator']}" if shared else group["why"]
 
 
 def _place(coordinate: dict[str, int]) -> str:

@@ -34,6 +34,7 @@ from math import prod
 from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from rankmesh.core.axes import integer
 from rankmesh.core.picks import Pick, PickLike
@@ -105,7 +106,7 @@ class Group(Sequence[int]):
         """The position of a rank in the group."""
         return self.ranks.index(rank, start, len(self) if stop is None else stop)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.array(self.array, dtype=dtype) if copy or dtype is not None else self.array
 
     def __eq__(self, other: object) -> bool:

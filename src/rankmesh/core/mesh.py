@@ -34,7 +34,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import prod
 from types import EllipsisType
-from typing import Any
+from typing import Any, TypedDict
 
 from rankmesh.core.axes import AxesLike, axis_name, axis_names, axis_size, fill, find, integer, parse_axes
 from rankmesh.core.groups import Groups
@@ -43,7 +43,23 @@ from rankmesh.core.strided import Strided
 from rankmesh.core.views import check_shared, factors
 from rankmesh.errors import LayoutError, first_line, quoted
 
-__all__ = ["Mesh"]
+__all__ = ["Mesh", "MeshData"]
+
+
+class AxesData(TypedDict, total=False):
+    """The axes of a mesh or a view as plain data: pairs of name and size; ``parts`` replace axes that were split."""
+
+    axes: list[list[str | int]]
+    parts: dict[str, list[str]]
+
+
+class MeshData(AxesData, total=False):
+    """A mesh as plain data; ``consecutive`` is False where ranks between the first and the last are left out."""
+
+    offset: int
+    rank_map: list[int]
+    consecutive: bool
+    views: dict[str, AxesData]
 
 
 class Mesh:
@@ -364,20 +380,24 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
 
     # -- value semantics ----------------------------------------------------------------------------------------
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> MeshData:
         """Plain data from which ``from_dict`` makes an equal mesh."""
-        data: dict[str, Any] = {"axes": [[name, size] for name, size in self._sizes.items()], "offset": self.offset}
+        axes = self._axes_to_dict()
+        data: MeshData = {"axes": axes["axes"], "offset": self.offset}
         if self.rank_map is not None:
             data["rank_map"] = list(self.rank_map)
         if not self._rank_range.consecutive:
             data["consecutive"] = False
+        if "parts" in axes:
+            data["parts"] = axes["parts"]
+        if self._views:
+            data["views"] = {name: view._axes_to_dict() for name, view in self._views.items()}
+        return data
+
+    def _axes_to_dict(self) -> AxesData:
+        data: AxesData = {"axes": [[name, size] for name, size in self._sizes.items()]}
         if self._parts:
             data["parts"] = {name: list(parts) for name, parts in self._parts.items()}
-        if self._views:
-            data["views"] = {
-                name: {key: value for key, value in view.to_dict().items() if key in ("axes", "parts")}
-                for name, view in self._views.items()
-            }
         return data
 
     @classmethod

@@ -24,7 +24,7 @@ from functools import cached_property
 from types import EllipsisType, MappingProxyType
 
 from rankmesh.core.axes import integer
-from rankmesh.core.explain import describe, explain
+from rankmesh.core.explain import RankFacts, describe, explain
 from rankmesh.core.groups import Groups
 from rankmesh.core.job import Job
 from rankmesh.core.local import LocalGroups
@@ -173,7 +173,7 @@ class Plan:
         """One rank in words: coordinate, groups, neighbours, and why."""
         return explain(self, rank)
 
-    def describe(self, rank: int) -> dict[str, object]:
+    def describe(self, rank: int) -> RankFacts:
         """What ``explain`` says, as plain data."""
         return describe(self, rank)
 

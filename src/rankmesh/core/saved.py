@@ -13,26 +13,35 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from rankmesh.core.documents import INDEX, parse_json, refused_as
-from rankmesh.core.mesh import Mesh
+from rankmesh.core.mesh import Mesh, MeshData
 from rankmesh.core.options import Options
-from rankmesh.core.spec import GroupSpec
+from rankmesh.core.spec import GroupSpec, SpecData
 from rankmesh.errors import PlanError, quoted
 
 if TYPE_CHECKING:
     from rankmesh.core.plan import Plan
 
-__all__ = ["SCHEMA", "SavedPlan", "contents", "digest_of", "dump", "load"]
+__all__ = ["SCHEMA", "PlanData", "SavedPlan", "contents", "digest_of", "dump", "load"]
 
 SCHEMA = 1
 _FORM = "a plan has a mesh and groups; write one with Plan.to_json()"
 
 
-def contents(plan: Plan) -> dict[str, Any]:
+class PlanData(TypedDict, total=False):
+    """A plan as plain data; without ``world_size`` its world is what the mesh spans."""
+
+    mesh: MeshData
+    groups: list[SpecData]
+    world_size: int
+    name: str
+
+
+def contents(plan: Plan) -> PlanData:
     """What a plan says, as plain data: the same on every rank."""
-    data: dict[str, Any] = {"mesh": plan.mesh.to_dict(), "groups": [spec.to_dict() for spec in plan.specs]}
+    data: PlanData = {"mesh": plan.mesh.to_dict(), "groups": [spec.to_dict() for spec in plan.specs]}
     if plan.fixed_world:
         data["world_size"] = plan.world_size
     if plan.name:
@@ -51,9 +60,12 @@ def dump(plan: Plan, *, indent: int | None) -> str:
     return json.dumps({"schema": SCHEMA, **contents(plan), **_inherited(plan)}, indent=indent)
 
 
-def _inherited(plan: Plan) -> dict[str, Any]:
+def _inherited(plan: Plan) -> dict[str, Mapping[str, object]]:
     of_views = {view: options.to_dict() for view, options in plan.view_options.items()}
-    data = {"options": plan.options.to_dict(), "view_options": {view: of for view, of in of_views.items() if of}}
+    data: dict[str, Mapping[str, object]] = {
+        "options": plan.options.to_dict(),
+        "view_options": {view: of for view, of in of_views.items() if of},
+    }
     return {key: value for key, value in data.items() if value}
 
 

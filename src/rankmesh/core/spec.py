@@ -14,19 +14,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from rankmesh.core.axes import AxesLike, axis_names, integer
 from rankmesh.core.groups import Groups
 from rankmesh.core.mesh import Mesh
-from rankmesh.core.options import GivenOptions, Options, flag
+from rankmesh.core.options import GivenOptions, Options, OptionValue, flag
 from rankmesh.core.picks import Pick, PickLike
 from rankmesh.errors import PlanError, listed, quoted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
-__all__ = ["GroupSpec", "check_specs"]
+__all__ = ["GroupSpec", "SpecData", "check_specs"]
+
+
+class SpecData(TypedDict, total=False):
+    """A group spec as plain data; what is not there has its default."""
+
+    name: str
+    axes: list[str]
+    view: str
+    pick: list[int]
+    levels: list[int]
+    level: int | None
+    pipeline: bool
+    options: dict[str, OptionValue]
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -126,9 +139,9 @@ class GroupSpec:
                     )
         return pick
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> SpecData:
         """Plain data; the pick must have been asked (``on``)."""
-        data: dict[str, Any] = {"name": self.name, "axes": list(self.axes)}
+        data: SpecData = {"name": self.name, "axes": list(self.axes)}
         if self.view is not None:
             data["view"] = self.view
         if isinstance(self.pick, Pick):
@@ -137,7 +150,9 @@ class GroupSpec:
             data["levels"], data["level"] = list(self.levels), self.level
         if self.pipeline != _is_pipeline(self.axes, self.pick):
             data["pipeline"] = self.pipeline
-        return data | ({"options": options} if (options := self.options.to_dict()) else {})
+        if options := self.options.to_dict():
+            data["options"] = options
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GroupSpec:

@@ -1,9 +1,9 @@
-"""Tests of parallel code: a pytest plugin that runs tests on ranks, random layouts, and what launchers say.
+"""Tests of parallel code: a pytest plugin that runs tests on ranks, random layouts, and the variables of launchers.
 
 ```
 plugin        @pytest.mark.ranks("tp=2,dp=2"), the fixtures `ranks` and `groups`, --rankmesh=sim|gloo|nccl
 strategies    hypothesis: meshes(), views(), plans(), each with its axes and options     (needs hypothesis)
-clusters      what launchers tell the ranks of a cluster that is not there
+clusters      the variables that launchers set for the ranks of a cluster that is not there
 processes     ranks that are processes: started from a process that has loaded torch once
 ```
 

@@ -1,4 +1,4 @@
-"""What a launcher tells each rank of a cluster that is not there.
+"""The variables that a launcher sets for each rank of a cluster that is not there.
 
 >>> from rankmesh.placement import Cluster
 >>> cluster = Cluster.parse("host=2,leaf=2", hosts="node[9-10]")
@@ -18,7 +18,7 @@ __all__ = ["environment"]
 
 
 def environment(cluster: Cluster, rank: int, launcher: str = "torchrun") -> dict[str, str]:
-    """The variables by which ``torchrun`` or ``srun`` tells a rank of a cluster who it is."""
+    """The variables that ``torchrun`` or ``srun`` sets for a rank of a cluster."""
     host, first = cluster.host_of(rank), cluster.host_of(0)
     node = int(cluster.hosts_of(rank))
     local = int(np.flatnonzero(cluster.ranks[cluster.hosts_of(cluster.ranks) == node] == rank)[0])

@@ -81,9 +81,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse marked tests that would not run on ranks, and pass all the same, and `groups` where there is no layout."""
+    """Refuse marked tests that would pass without running on ranks, and `groups` where there is no layout."""
     mark = item.get_closest_marker("ranks")
-    if "groups" in _own_fixtures(item) and (mark is None or (mark.args and isinstance(mark.args[0], int))):
+    if "groups" in _plugin_fixtures(item) and (mark is None or (mark.args and isinstance(mark.args[0], int))):
         raise pytest.UsageError(
             "the fixture 'groups' needs a layout, since groups are cut from axes; "
             "mark the test with its layout: @pytest.mark.ranks('tp=2,dp=2')"
@@ -93,7 +93,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not isinstance(item, pytest.Function) or issubclass(item.cls or object, unittest.TestCase):
         why = "unittest calls it itself; make it a function, or a method of a plain class"
     elif inspect.iscoroutinefunction(item.obj) or inspect.isasyncgenfunction(item.obj):
-        why = "nobody awaits a coroutine on a rank; make it a plain function that calls asyncio.run"
+        why = "a coroutine is not awaited on a rank; make it a plain function that calls asyncio.run"
     else:
         return
     raise pytest.UsageError(f"@pytest.mark.ranks cannot run {item.nodeid}: {why}")
@@ -126,7 +126,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Without pytest's line on hidden frames: what a rank did is told by the failure of the rank."""
+    """Without pytest's line on hidden frames: the failure of the rank shows what it did."""
     report = yield
     if item.get_closest_marker("ranks") or "ranks" in getattr(item, "fixturenames", ()):
         for trace, *_ in getattr(report.longrepr, "chain", ()):
@@ -201,13 +201,13 @@ def _simulate(
     rest = {name: value for name, value in options.items() if name not in ("order", "orders", "timeout")}
     rest["timeout"] = _seconds(config, options, 10.0)
     for order in _orders(config, options):
-        with _quiet_torch(), _told(order, config.getoption("fulltrace")):
+        with _quiet_torch(), _short_report(order, config.getoption("fulltrace")):
             values = sim.run(function, spec, *args, order=order, **rest)
     return values
 
 
 @contextmanager
-def _told(order: Any, in_full: bool) -> Iterator[None]:
+def _short_report(order: int | str, in_full: bool) -> Iterator[None]:
     """Make the report of a failure short: the user's lines on the rank that failed first, then a line for each rank."""
     __tracebackhide__ = True
     from rankmesh.sim import RanksFailed
@@ -239,7 +239,7 @@ def _quiet_torch() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _orders(config: pytest.Config, options: dict[str, Any]) -> list[Any]:
+def _orders(config: pytest.Config, options: dict[str, Any]) -> list[int | str]:
     given = config.getoption("rankmesh_order")
     if given is not None and given != "deterministic" and not given.isdecimal():
         raise pytest.UsageError(f"--rankmesh-order={given} is no order; give a seed, or 'deterministic'")
@@ -249,7 +249,7 @@ def _orders(config: pytest.Config, options: dict[str, Any]) -> list[Any]:
     return [first, *range(1, options.get("orders", 1))]
 
 
-def _own_fixtures(item: pytest.Item) -> set[str]:
+def _plugin_fixtures(item: pytest.Item) -> set[str]:
     """The fixtures of a test that are this plugin's: another may have the same name in a project."""
     definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     return {name for name, found in definitions.items() if found and found[-1].func.__module__ == __name__}

@@ -1,4 +1,4 @@
-"""Ranks that are processes: started, waited for, ended, and what they said in one report.
+"""Ranks that are processes: started, waited for, ended, and their results in one report.
 
 The processes are forked from multiprocessing's fork server, which loads torch once and has no threads; a fork of the
 process that runs pytest would take along whatever its threads held at that moment.
@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankmesh.sim.run import cut_by
-from rankmesh.testing.rank_process import Place, rank_function, rank_test
+from rankmesh.testing.rank_process import (
+    FunctionResult,
+    PhaseReport,
+    Place,
+    TestResult,
+    rank_function,
+    rank_test,
+)
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -38,29 +45,29 @@ def run_test(item: pytest.Function, size: int, backend: str, seconds: float) -> 
     _check_devices(backend, size)
     with tempfile.TemporaryDirectory(prefix="rankmesh-test-") as folder:
         arguments = [*_arguments(item, folder), f"{item.path}::{item.nodeid.partition('::')[2]}"]
-        said, logs = _run(rank_test, size, folder, backend, seconds, str(item.config.invocation_params.dir), arguments)
-    answers = {rank: json.loads(data) for rank, data in said.items()}
-    reports = {rank: _telling(answer["reports"]) for rank, answer in answers.items()}
-    _check_skipped(size, {rank: answer["failed_at"] for rank, answer in answers.items()}, reports)
+        left, logs = _run(rank_test, size, folder, backend, seconds, str(item.config.invocation_params.dir), arguments)
+    results: dict[int, TestResult] = {rank: json.loads(data) for rank, data in left.items()}
+    reports = {rank: _deciding(result["reports"]) for rank, result in results.items()}
+    _check_skipped(size, {rank: result["failed_at"] for rank, result in results.items()}, reports)
     failed = {rank: report for rank, report in reports.items() if report["outcome"] == "failed"}
-    if failed or len(said) < size:
-        first = min(failed, key=lambda rank: answers[rank]["failed_at"], default=None)
+    if failed or len(results) < size:
+        first = min(failed, key=lambda rank: results[rank]["failed_at"], default=None)
         lines = [] if first is None else [f"rank {first} of {size} failed ({backend}):", failed[first]["text"]]
         for rank in range(size):
-            if rank not in said:
+            if rank not in results:
                 lines.append(f"rank {rank} did not end within {seconds:g} s\n{logs[rank][-_SHOWN:]}")
             elif rank in failed and rank != first:
                 lines.append(f"rank {rank} failed too: {failed[rank]['reason'].splitlines()[0]}")
         pytest.fail("\n".join(lines), pytrace=False)
 
 
-def _check_skipped(size: int, ended: Mapping[int, float], reports: Mapping[int, Mapping[str, Any]]) -> None:
-    """Skip where the first rank that ended otherwise than well did; what this did to the others is no failure."""
+def _check_skipped(size: int, ended: Mapping[int, float], reports: Mapping[int, PhaseReport]) -> None:
+    """Skip where the first rank that did not pass was skipped; its effect on the other ranks is no failure."""
     __tracebackhide__ = True
-    told = [rank for rank, report in reports.items() if report["outcome"] != "passed"]
-    if len(reports) < size or not told:
+    others = [rank for rank, report in reports.items() if report["outcome"] != "passed"]
+    if len(reports) < size or not others:
         return
-    first = min(told, key=lambda rank: ended[rank])
+    first = min(others, key=lambda rank: ended[rank])
     everywhere = all(report["outcome"] == reports[first]["outcome"] for report in reports.values())
     reason = f"on {'every rank' if everywhere else f'rank {first}'}: {reports[first]['reason']}"
     if reports[first]["outcome"] == "skipped":
@@ -69,9 +76,10 @@ def _check_skipped(size: int, ended: Mapping[int, float], reports: Mapping[int, 
         pytest.xfail(reason)
 
 
-def _telling(reports: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The report that says how a test ended: the first that is not a pass."""
-    nothing = {"outcome": "failed", "text": "the rank found no test to run", "reason": "the rank found no test to run"}
+def _deciding(reports: Sequence[PhaseReport]) -> PhaseReport:
+    """The report that decides how a test ended: the first that is not a pass."""
+    why = "the rank found no test to run"
+    nothing: PhaseReport = {"when": "setup", "outcome": "failed", "text": why, "reason": why}
     return next((report for report in reports if report["outcome"] != "passed"), reports[0] if reports else nothing)
 
 
@@ -91,17 +99,17 @@ def run_function(
         )
     with tempfile.TemporaryDirectory(prefix="rankmesh-test-") as folder:
         file = inspect.getsourcefile(function)
-        said, logs = _run(rank_function, size, folder, backend, seconds, file, name, plan or size, tuple(args))
+        left, logs = _run(rank_function, size, folder, backend, seconds, file, name, plan or size, tuple(args))
     # The pickles were written by processes that this one has started.
-    answers = {rank: pickle.loads(data) for rank, data in said.items()}  # noqa: S301
-    bad = [rank for rank in range(size) if "value" not in answers.get(rank, {})]
+    results: dict[int, FunctionResult] = {rank: pickle.loads(data) for rank, data in left.items()}  # noqa: S301
+    bad = [rank for rank in range(size) if "value" not in results.get(rank, {})]
     if bad:
-        told = {rank: answers.get(rank, {"error": "did not end", "text": logs[rank][-_SHOWN:]}) for rank in bad}
-        first = min(bad, key=lambda rank: told[rank].get("failed_at", float("inf")))
-        others = [f"rank {rank} failed too: {told[rank]['error'].splitlines()[0]}" for rank in bad if rank != first]
-        head = f"rank {first} of {size} failed ({backend}): {told[first]['error']}"
-        pytest.fail("\n".join([head, told[first]["text"], *others]), pytrace=False)
-    return [pickle.loads(answers[rank]["value"]) for rank in range(size)]  # noqa: S301
+        failed = {rank: results.get(rank, {"error": "did not end", "text": logs[rank][-_SHOWN:]}) for rank in bad}
+        first = min(bad, key=lambda rank: failed[rank].get("failed_at", float("inf")))
+        others = [f"rank {rank} failed too: {failed[rank]['error'].splitlines()[0]}" for rank in bad if rank != first]
+        head = f"rank {first} of {size} failed ({backend}): {failed[first]['error']}"
+        pytest.fail("\n".join([head, failed[first]["text"], *others]), pytrace=False)
+    return [pickle.loads(results[rank]["value"]) for rank in range(size)]  # noqa: S301
 
 
 def _check_devices(backend: str, size: int) -> None:
@@ -135,7 +143,7 @@ def _arguments(item: pytest.Function, folder: str) -> list[str]:
 def _run(
     target: Callable[..., None], size: int, folder: str, backend: str, seconds: float, *rest: Any
 ) -> tuple[dict[int, bytes], dict[int, str]]:
-    """Start a target on each rank, and wait: what each said last, and what it wrote."""
+    """Start a target on each rank, and wait: the result that each left, and its output."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rankmesh.testing.rank_process", "pytest", "hypothesis"])
     places = [Place(rank, size, folder, backend, seconds) for rank in range(size)]
@@ -144,16 +152,16 @@ def _run(
     for process in processes:
         process.start()
     _wait(processes, places, seconds)
-    said = {place.rank: place.file("said").read_bytes() for place in places if place.file("said").exists()}
-    return said, {place.rank: _text(place.file("log")) for place in places}
+    left = {place.rank: place.file("result").read_bytes() for place in places if place.file("result").exists()}
+    return left, {place.rank: _text(place.file("log")) for place in places}
 
 
 def _wait(processes: Sequence[BaseProcess], places: Sequence[Place], seconds: float) -> None:
-    """Until all have ended; those that do not in time are killed, soon where another one has failed."""
-    end, told = time.monotonic() + _START + seconds, False
+    """Wait until all have ended; kill those that do not end in time, which is short once one has failed."""
+    end, failed = time.monotonic() + _START + seconds, False
     while any(process.is_alive() for process in processes) and time.monotonic() < end:
-        if not told and any(_has_failed(process, place) for process, place in zip(processes, places, strict=True)):
-            told, end = True, min(end, time.monotonic() + _AFTER_FAILURE)
+        if not failed and any(_has_failed(process, place) for process, place in zip(processes, places, strict=True)):
+            failed, end = True, min(end, time.monotonic() + _AFTER_FAILURE)
         time.sleep(_LOOK)
     for process in processes:
         if process.is_alive():
@@ -162,10 +170,10 @@ def _wait(processes: Sequence[BaseProcess], places: Sequence[Place], seconds: fl
 
 
 def _has_failed(process: BaseProcess, place: Place) -> bool:
-    """Whether a rank died without a word, or said that it failed."""
-    if not place.file("said").exists():
+    """Whether a rank died without a result, or left one of a failure."""
+    if not place.file("result").exists():
         return process.exitcode is not None
-    return b'"failed"' in place.file("said").read_bytes()
+    return b'"failed"' in place.file("result").read_bytes()
 
 
 def _text(path: Path) -> str:

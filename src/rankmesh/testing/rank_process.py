@@ -1,4 +1,4 @@
-"""One rank that is a process: what it does from its start to its last word.
+"""One rank that is a process: what it runs, and the result that it leaves.
 
 ```
 environment     RANK, WORLD_SIZE, ... as torchrun sets them
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,36 @@ from rankmesh.runtime.connect import connect
 from rankmesh.sim.calls import users_trace
 from rankmesh.sim.run import cut_by
 
-__all__ = ["Place", "RankTest", "current", "rank_function", "rank_test"]
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["FunctionResult", "PhaseReport", "Place", "RankTest", "TestResult", "current", "rank_function", "rank_test"]
+
+
+class PhaseReport(TypedDict):
+    """What pytest reports of one phase (set-up, call, tear-down) of a test on one rank."""
+
+    when: str
+    outcome: str
+    text: str
+    reason: str
+
+
+class TestResult(TypedDict):
+    """What one rank leaves of a test."""
+
+    code: int
+    failed_at: float
+    reports: list[PhaseReport]
+
+
+class FunctionResult(TypedDict, total=False):
+    """What one rank leaves of a function: its pickled ``value``, or its ``error`` with the traceback as ``text``."""
+
+    value: bytes
+    error: str
+    text: str
+    failed_at: float
 
 
 @dataclass(frozen=True)
@@ -65,7 +94,7 @@ class RankTest:
             try:
                 _call(test, spec if wants_groups else 1, ())
             except BaseException as error:  # noqa: BLE001  - raised again, its traceback shortened
-                # Taken before the world goes: the others fail when it does.
+                # Taken before the world is destroyed: the other ranks fail then.
                 self.failed_at = self.failed_at or time.time()
                 raise error.with_traceback(users_trace(error)) from None
 
@@ -87,7 +116,7 @@ def _world(place: Place, name: str) -> Iterator[None]:
     dist.init_process_group(place.backend, store=store, rank=place.rank, world_size=place.size, timeout=limit)
     try:
         yield
-        dist.barrier()  # a rank that is gone is an error for those that still talk to it
+        dist.barrier()  # a rank that has left is an error for those that still communicate with it
     finally:
         dist.destroy_process_group()
 
@@ -103,7 +132,7 @@ def _call(function: Callable[..., Any], spec: Any, args: Sequence[Any]) -> Any:
 
 @contextmanager
 def _at(place: Place, environment: Mapping[str, str]) -> Iterator[None]:
-    """This process as a rank: its variables, its words to a file."""
+    """This process as a rank: its variables, and its output in a file."""
     os.environ.clear()
     values = torchrun_variables(place.rank, place.size, local_rank=place.rank, local_world_size=place.size)
     os.environ.update({**environment, **values})
@@ -116,11 +145,11 @@ def _at(place: Place, environment: Mapping[str, str]) -> Iterator[None]:
     sys.stderr.flush()
 
 
-def _say(place: Place, data: bytes) -> None:
-    """Leave the last word, whole or not at all."""
+def _leave(place: Place, data: bytes) -> None:
+    """Leave the result of this rank, whole or not at all."""
     part = place.file("part")
     part.write_bytes(data)
-    part.rename(place.file("said"))
+    part.rename(place.file("result"))
 
 
 def rank_test(place: Place, environment: Mapping[str, str], folder: str, arguments: Sequence[str]) -> None:
@@ -132,7 +161,7 @@ def rank_test(place: Place, environment: Mapping[str, str], folder: str, argumen
         """Keeps what pytest reports."""
 
         def __init__(self) -> None:
-            self.reports: list[dict[str, Any]] = []
+            self.reports: list[PhaseReport] = []
 
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             crash = getattr(report.longrepr, "reprcrash", None)
@@ -144,13 +173,15 @@ def rank_test(place: Place, environment: Mapping[str, str], folder: str, argumen
         os.chdir(folder)
         _current, listener = RankTest(place), Listener()
         code = pytest.main(list(arguments), plugins=[listener])
-        _say(
-            place,
-            json.dumps({"code": int(code), "failed_at": _current.failed_at or time.time(), **vars(listener)}).encode(),
-        )
+        result: TestResult = {
+            "code": int(code),
+            "failed_at": _current.failed_at or time.time(),
+            "reports": listener.reports,
+        }
+        _leave(place, json.dumps(result).encode())
 
 
-def _outcome(report: Any) -> str:
+def _outcome(report: pytest.TestReport) -> str:
     """How one rank ended. Whether a pass was expected is for the process that knows how all ranks ended."""
     if report.skipped and hasattr(report, "wasxfail"):
         return "xfailed"
@@ -162,21 +193,21 @@ def rank_function(
 ) -> None:
     """Call one function of a file on this rank, and leave its value or its error."""
     with _at(place, environment):
-        said: dict[str, Any] = {}
+        result: FunctionResult = {}
         try:
             with _world(place, "1"):
                 try:
-                    said = {"value": pickle.dumps(_call(_load(file, name), spec, args))}
+                    result = {"value": pickle.dumps(_call(_load(file, name), spec, args))}
                 except BaseException as error:
-                    said = _failure(error)
+                    result = _failure(error)
                     raise
-        except BaseException as error:  # noqa: BLE001  - whatever it was, the caller hears of it
-            said = said if "error" in said else _failure(error)
-        _say(place, pickle.dumps(said))
+        except BaseException as error:  # noqa: BLE001  - whatever it was, the caller reports it
+            result = result if "error" in result else _failure(error)
+        _leave(place, pickle.dumps(result))
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
-    """An error in words, and when it happened: the others fail when the world of this rank goes."""
+def _failure(error: BaseException) -> FunctionResult:
+    """An error as text, and when it happened: the other ranks fail when the world of this rank is destroyed."""
     text = "".join(traceback.format_exception(type(error), error, users_trace(error)))
     return {"error": f"{type(error).__name__}: {error}", "text": text, "failed_at": time.time()}
 

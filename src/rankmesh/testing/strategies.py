@@ -51,7 +51,7 @@ def meshes(
         sizes[name] = draw(st.integers(1, max_size // prod(sizes.values())))
     offset = draw(st.integers(0, max_offset))
     ranks = list(range(offset, offset + prod(sizes.values())))
-    order: Any = draw(st.permutations(ranks)) if shuffled else None
+    order: list[int] | None = draw(st.permutations(ranks)) if shuffled else None
     return Mesh(offset=offset, rank_map=order, **sizes)
 
 
@@ -59,8 +59,8 @@ def meshes(
 def views(draw: st.DrawFn, /, *, name: str = "expert", **limits: Any) -> Mesh:
     """A mesh of ``meshes(**limits)`` with a view, whose axes are named ``etp``, ``eep``, ``edp``, ``epp``."""
     mesh = draw(meshes(**limits))
-    sizes: dict[str, Any] = dict(zip(_VIEW_AXES, draw(_factors(mesh.size, len(_VIEW_AXES))), strict=True))
-    return mesh.with_view(name, **sizes)
+    sizes: dict[str, int] = dict(zip(_VIEW_AXES, draw(_factors(mesh.size, len(_VIEW_AXES))), strict=True))
+    return mesh.with_view(name, shared=None, **sizes)
 
 
 @st.composite
@@ -70,8 +70,8 @@ def plans(draw: st.DrawFn, /, *, max_kinds: int = 5, options: bool = True, **lim
     ``options``  False: no kind has options of its own
     """
     mesh = draw(st.one_of(meshes(**limits), views(**limits)))
-    kinds = draw(st.integers(1, max_kinds))
-    return Plan(mesh, [draw(_specs(mesh, f"kind{number}", options)) for number in range(kinds)])
+    count = draw(st.integers(1, max_kinds))
+    return Plan(mesh, [draw(_specs(mesh, f"kind{number}", options)) for number in range(count)])
 
 
 @st.composite
@@ -92,10 +92,10 @@ def _specs(draw: st.DrawFn, mesh: Mesh, name: str, options: bool) -> GroupSpec:
 
 
 @st.composite
-def _factors(draw: st.DrawFn, total: int, most: int) -> tuple[int, ...]:
-    """At most ``most`` integers whose product is ``total``, ones among them."""
+def _factors(draw: st.DrawFn, total: int, count: int) -> tuple[int, ...]:
+    """``count`` integers whose product is ``total``, ones among them."""
     parts = []
-    for _ in range(most - 1):
+    for _ in range(count - 1):
         parts.append(draw(st.sampled_from([n for n in range(1, total + 1) if total % n == 0])))
         total //= parts[-1]
     return (*parts, total)

@@ -93,7 +93,7 @@ class Checkpoint:
         place = Path(folder)
         with refused_as(TransferError, f"the index of checkpoint {str(place)!r}", _ANOTHER, folder=place):
             if (place / INDEX).exists():
-                return _own(place)
+                return _rankmesh(place)
             if (place / METADATA).exists():
                 return _distributed(place)
             files = sorted(place.glob("*.safetensors"))
@@ -135,8 +135,10 @@ def save(
     for number, (name, sharding) in enumerate(sorted(shardings.items())):
         if _writer(sharding, rank, number):
             shard = sharding.of(rank)
-            own = local(tensors[name])
-            entries |= {_key(name, box): own[where(shard, box)].cpu().contiguous() for box in shard.boxes if size(box)}
+            tensor = local(tensors[name])
+            entries |= {
+                _key(name, box): tensor[where(shard, box)].cpu().contiguous() for box in shard.boxes if size(box)
+            }
     # An object of its own: views of one storage are one tensor to safetensors.
     path = place / _file(rank)
     path.unlink(missing_ok=True)
@@ -160,13 +162,13 @@ def _barrier() -> None:
 
 
 def _writer(sharding: Sharding, rank: int, number: int) -> bool:
-    """Whether it is for this rank to write its cell: the copies of different tensors take turns."""
+    """Whether this rank writes its shard: the copies of different tensors take turns."""
     writers = sharding.shard_map.ranks[:, number % sharding.shard_map.ranks.shape[1]]
     return sharding.holds(rank) and rank in writers
 
 
 def _index(shardings: Mapping[str, Sharding], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Which rank wrote which box, which every rank knows of all others."""
+    """Which rank writes which box; every rank computes the same."""
     tensors = {}
     for number, (name, sharding) in enumerate(sorted(shardings.items())):
         writers = sharding.shard_map.ranks[:, number % sharding.shard_map.ranks.shape[1]].tolist()
@@ -199,19 +201,19 @@ def load(
     ``names`` gives the name in the checkpoint where it is another. A tensor of another dtype is converted. Raises
     ``TransferError`` for names and shapes that the checkpoint does not have, and for boxes that are not all there.
     """
-    held = folder if isinstance(folder, Checkpoint) else Checkpoint.open(folder)
+    checkpoint = folder if isinstance(folder, Checkpoint) else Checkpoint.open(folder)
     wanted = {name: sharding for name, sharding in shardings.items() if sharding.holds(rank)}
     for name, sharding in wanted.items():
-        _check(held, (names or {}).get(name, name), sharding)
+        _check(checkpoint, (names or {}).get(name, name), sharding)
         _check_target(into, name, sharding, rank)
-    left = dict.fromkeys((*_incomplete(into), *wanted))
-    _mark(into, left)
+    incomplete = dict.fromkeys((*_incomplete(into), *wanted))
+    _mark(into, incomplete)
     total = 0
     with Opened() as opened:
         for name, sharding in wanted.items():
-            total += _fill(held, opened, (names or {}).get(name, name), local(into[name]), sharding, rank)
-            del left[name]
-            _mark(into, left)
+            total += _fill(checkpoint, opened, (names or {}).get(name, name), local(into[name]), sharding, rank)
+            del incomplete[name]
+            _mark(into, incomplete)
     return total
 
 
@@ -224,56 +226,56 @@ def _mark(into: Mapping[str, Tensor], incomplete: Iterable[str]) -> None:
         into.incomplete = tuple(incomplete)
 
 
-def _fill(held: Checkpoint, opened: Opened, name: str, own: Tensor, sharding: Sharding, rank: int) -> int:
+def _fill(checkpoint: Checkpoint, opened: Opened, name: str, target: Tensor, sharding: Sharding, rank: int) -> int:
     shard, missing, total = sharding.of(rank), 0, 0
     for box in shard.boxes:
-        found = [(one, shared) for one in held.stored[name] if (shared := meet(box, one.box)) is not None]
+        found = [(one, shared) for one in checkpoint.stored[name] if (shared := meet(box, one.box)) is not None]
         missing += uncovered(box, (shared for _, shared in found))
         for one, shared in found if not missing else ():
             inside = tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(shared, one.box, strict=True))
-            part = _read(held, opened, one, inside)
-            own[where(shard, shared)].copy_(part)
+            part = _read(checkpoint, opened, one, inside)
+            target[where(shard, shared)].copy_(part)
             total += part.numel() * part.element_size()
     if missing:
         raise TransferError(
-            f"checkpoint {str(held.folder)!r} holds {shard.size - missing} of the {shard.size} elements of {name!r} "
-            f"that rank {rank} needs; read another checkpoint",
+            f"checkpoint {str(checkpoint.folder)!r} holds {shard.size - missing} of the {shard.size} elements of "
+            f"{name!r} that rank {rank} needs; read another checkpoint",
             name=name,
-            folder=held.folder,
+            folder=checkpoint.folder,
         )
     return total
 
 
-def _read(held: Checkpoint, opened: Opened, one: Stored, inside: Slices) -> Tensor:
+def _read(checkpoint: Checkpoint, opened: Opened, one: Stored, inside: Slices) -> Tensor:
     """A part of a stored box; a file whose tensor has another shape than its index says is refused."""
     try:
-        part = held.read(opened, held.folder, one, inside)
+        part = checkpoint.read(opened, checkpoint.folder, one, inside)
         if list(part.shape) != [one_side.stop - one_side.start for one_side in inside]:
             raise Unreadable("has another shape there than its index says")
     except Exception as error:
         raise TransferError(
-            f"{one.key!r} cannot be read from {str(held.folder / one.file)!r} ({first_line(error)}); the "
+            f"{one.key!r} cannot be read from {str(checkpoint.folder / one.file)!r} ({first_line(error)}); the "
             "checkpoint is torn; read another",
             file=one.file,
-            folder=held.folder,
+            folder=checkpoint.folder,
         ) from error
     return part
 
 
-def _check(held: Checkpoint, name: str, sharding: Sharding) -> None:
-    if name not in held.shapes:
+def _check(checkpoint: Checkpoint, name: str, sharding: Sharding) -> None:
+    if name not in checkpoint.shapes:
         raise TransferError(
-            f"checkpoint {str(held.folder)!r} does not have {name!r}; it has {len(held.shapes)} tensors, such as "
-            f"{next(iter(held.shapes), 'none')!r}; give its name there in names",
+            f"checkpoint {str(checkpoint.folder)!r} does not have {name!r}; it has {len(checkpoint.shapes)} tensors, "
+            f"such as {next(iter(checkpoint.shapes), 'none')!r}; give its name there in names",
             name=name,
-            folder=held.folder,
+            folder=checkpoint.folder,
         )
-    if tuple(held.shapes[name]) != sharding.shape:
+    if tuple(checkpoint.shapes[name]) != sharding.shape:
         raise TransferError(
-            f"{name!r} has shape {tuple(held.shapes[name])} in {str(held.folder)!r}, and its sharding is of shape "
-            f"{sharding.shape}; a checkpoint is read as it is; give the sharding of that shape",
+            f"{name!r} has shape {tuple(checkpoint.shapes[name])} in {str(checkpoint.folder)!r}, and its sharding is "
+            f"of shape {sharding.shape}; a checkpoint is read as it is; give the sharding of that shape",
             name=name,
-            folder=held.folder,
+            folder=checkpoint.folder,
         )
 
 
@@ -288,10 +290,10 @@ def _check_target(into: Mapping[str, Tensor], name: str, sharding: Sharding, ran
         )
 
 
-# -- the three kinds ------------------------------------------------------------------------------------------------
+# -- the three formats ----------------------------------------------------------------------------------------------
 
 
-def _own(place: Path) -> Checkpoint:
+def _rankmesh(place: Path) -> Checkpoint:
     index = parse_json(read_text(place / INDEX, LARGE.size), LARGE)
     if index.get("schema") != _SCHEMA:
         raise Unreadable(f"is of schema {quoted(index.get('schema'))}, and this version reads {_SCHEMA}")
@@ -310,7 +312,7 @@ def _stored(name: str, rank: int, box: Box) -> Stored:
     return Stored(_file(rank), _key(name, box), box)
 
 
-def _shape(values: Any) -> tuple[int, ...]:
+def _shape(values: object) -> tuple[int, ...]:
     if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
         raise Unreadable(f"has {quoted(values)} as a shape")
     return tuple(values)

@@ -31,7 +31,7 @@ METADATA = ".metadata"
 
 
 class _Record:
-    """What a pickle says of one of torch's objects: its state, and nothing that runs."""
+    """One of torch's objects as plain data: its state, and nothing that runs."""
 
     def __init__(self, *_: object) -> None:
         self.state: dict[str, Any] = {}
@@ -224,7 +224,7 @@ def _chunk(name: str, dtype: torch.dtype, shape: tuple[int, ...], one: _Record, 
     return Chunk(name, dtype, box, file, offset, length)
 
 
-def _lengths(values: Any) -> tuple[int, ...]:
+def _lengths(values: object) -> tuple[int, ...]:
     if not isinstance(values, tuple | list) or not all(type(value) is int and 0 <= value < 2**63 for value in values):
         raise Unreadable(f"has {quoted(type(values).__name__)} where a size is")
     return tuple(values)

@@ -8,13 +8,13 @@ mesh (dp, tp), placements            cut of a tensor of two dimensions
 [_StridedShard(0), Shard(0)]         ("tp-dp", None)           tp cuts first: FSDP2 over tensor parallelism
 ```
 
-Where ranks have different tensors (stages), each knows its own: put them together before planning.
+Ranks of different stages have different tensors: combine the shardings of all ranks before planning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -24,6 +24,7 @@ from rankmesh.errors import LayoutError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
 
 __all__ = ["mesh_of", "sharding_of", "shardings"]
 
@@ -34,7 +35,7 @@ def shardings(tensors: Mapping[str, DTensor]) -> dict[str, Sharding]:
 
 
 def sharding_of(tensor: DTensor) -> Sharding:
-    """How one DTensor lies: its global shape on its mesh."""
+    """How one DTensor is sharded: its global shape on its mesh."""
     mesh, names = mesh_of(tensor.device_mesh), _names(tensor.device_mesh)
     cuts: list[list[str]] = [[] for _ in tensor.shape]
     # From the last mesh dimension to the first: a plain shard cuts before those behind it, a strided one after some.
@@ -64,7 +65,7 @@ def _names(device_mesh: DeviceMesh) -> Sequence[str]:
     return device_mesh.mesh_dim_names or tuple(f"dim{number}" for number in range(device_mesh.ndim))
 
 
-def _dim(placement: Any, dimensions: int) -> int:
+def _dim(placement: Placement, dimensions: int) -> int:
     dim = getattr(placement, "dim", None)
     if not isinstance(dim, int) or (not isinstance(placement, Shard) and not hasattr(placement, "split_factor")):
         raise LayoutError(
@@ -75,7 +76,7 @@ def _dim(placement: Any, dimensions: int) -> int:
     return dim % dimensions
 
 
-def _place(axes: Sequence[str], mesh: Mesh, placement: Any) -> int:
+def _place(axes: Sequence[str], mesh: Mesh, placement: Placement) -> int:
     """Behind how many of the axes that were placed a placement cuts: those that its split factor counts."""
     factor, passed = getattr(placement, "split_factor", 1), 1
     for place in range(len(axes) + 1):

@@ -45,7 +45,7 @@ LLAMA = {
 }
 
 # What a style does to a weight (out, in); ``_rep`` and ``_gather_output`` speak of activations.
-_WORDS = {"colwise": 0, "rowwise": 1, "replicated": None, "sequence_parallel": None}
+_STYLES = {"colwise": 0, "rowwise": 1, "replicated": None, "sequence_parallel": None}
 
 Shape = tuple[int, ...]
 # Models whose tensors have Llama's names and forms; GPT-OSS, say, fuses and packs its experts.
@@ -84,9 +84,9 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     made: dict[str, Shape] = {"model.embed_tokens.weight": (vocabulary, hidden)}
     for layer in range(config["num_hidden_layers"]):
-        own = {**_attention(config), **_feed_forward(config, layer)}
-        own |= {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
-        made |= {f"model.layers.{layer}.{name}": shape for name, shape in own.items()}
+        parts = {**_attention(config), **_feed_forward(config, layer)}
+        parts |= {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+        made |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
     made["model.norm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings"):
         made["lm_head.weight"] = (vocabulary, hidden)
@@ -109,17 +109,17 @@ def _attention(config: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def _feed_forward(config: Mapping[str, Any], layer: int) -> dict[str, Shape]:
-    """One layer's own, or its experts and who routes to them."""
+    """The feed-forward part of one layer, or its experts and their router."""
     hidden = config["hidden_size"]
     if "num_local_experts" in config:
-        block, count, units = "block_sparse_moe", config["num_local_experts"], config["intermediate_size"]
+        block, count, width = "block_sparse_moe", config["num_local_experts"], config["intermediate_size"]
         gate, up, down = "w1", "w3", "w2"
     else:
-        block, count, units = "mlp", _experts_of(config, layer), config["intermediate_size"]
+        block, count, width = "mlp", _experts_of(config, layer), config["intermediate_size"]
         gate, up, down = "gate_proj", "up_proj", "down_proj"
         if count:
-            units = config["moe_intermediate_size"]
-    parts = {f"{gate}.weight": (units, hidden), f"{up}.weight": (units, hidden), f"{down}.weight": (hidden, units)}
+            width = config["moe_intermediate_size"]
+    parts = {f"{gate}.weight": (width, hidden), f"{up}.weight": (width, hidden), f"{down}.weight": (hidden, width)}
     if not count:
         return {f"{block}.{name}": shape for name, shape in parts.items()}
     experts = {f"{block}.experts.{e}.{name}": shape for e in range(count) for name, shape in parts.items()}
@@ -166,15 +166,15 @@ def cut_of(name: str, dimensions: int, styles: Mapping[str, str], axis: str) -> 
     )
     if style is None:
         return (None,) * dimensions
-    word = style.removesuffix("_rep").removesuffix("_gather_output").removeprefix("local_")
-    if word not in _WORDS:
+    base = style.removesuffix("_rep").removesuffix("_gather_output").removeprefix("local_")
+    if base not in _STYLES:
         raise LayoutError(
-            f"unknown style {quoted(style)} of {name!r}; known are {', '.join(_WORDS)}, with _rep, _gather_output, "
+            f"unknown style {quoted(style)} of {name!r}; known are {', '.join(_STYLES)}, with _rep, _gather_output, "
             "local_; state the sharding of this tensor yourself",
             style=style,
             name=name,
         )
-    dim = _WORDS[word]
+    dim = _STYLES[base]
     if dim is None or dim >= dimensions:  # the bias of a row-parallel layer is added once, to the sum
         return (None,) * dimensions
     return tuple(axis if number == dim else None for number in range(dimensions))

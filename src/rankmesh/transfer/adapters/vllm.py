@@ -1,4 +1,4 @@
-"""A model of the Llama family as vLLM lays it: under Hugging Face's names, and as views of vLLM's own parameters.
+"""A model of the Llama family as vLLM shards it: under Hugging Face's names, and as views of vLLM's own parameters.
 
 ```
 qkv_proj on a rank       | q rows | k rows | v rows |       three names, each cut over tp by itself
@@ -28,7 +28,7 @@ placement is linear for models without groups of experts. Redundant experts (``-
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ def shardings(
         )
     copies = max(1, tp // groups)
     split = mesh.split("tp", kv_copy=copies, kv_head=...)
-    held = _stages_of(config["num_hidden_layers"], mesh.axes.get("pp", 1))
+    stage_of = _stages_of(config["num_hidden_layers"], mesh.axes.get("pp", 1))
     shapes = huggingface.shapes(config)
     experts = _Experts(mesh, expert_parallel, 1 + max((_expert(name) for name in shapes), default=-1))
     made = {}
@@ -81,7 +81,7 @@ def shardings(
         cut, padded = _cut(name, len(shape)), None
         if name in ("model.embed_tokens.weight", "lm_head.weight"):
             cut, padded = ("tp", None), {0: -(-shape[0] // _PADDING) * _PADDING}
-        at: dict[str, int | tuple[int, ...]] = {"pp": held(name)} if "pp" in mesh.axes else {}
+        at: dict[str, int | tuple[int, ...]] = {"pp": stage_of(name)} if "pp" in mesh.axes else {}
         if at and name == "model.embed_tokens.weight" and config.get("tie_word_embeddings"):
             at = {"pp": (0, -1)}  # the last stage has it as its head
         if _expert(name) >= 0:
@@ -130,7 +130,7 @@ def _expert(name: str) -> int:
     return int(name.partition(".experts.")[2].partition(".")[0] or -1)
 
 
-def _stages_of(layers: int, pp: int) -> Any:
+def _stages_of(layers: int, pp: int) -> Callable[[str], int]:
     bounds = [stage for stage, count in enumerate(stages(layers, pp)) for _ in range(count)]
 
     def of(name: str) -> int:
@@ -147,15 +147,15 @@ def _cut(name: str, dimensions: int) -> tuple[str | None, ...]:
     return tuple("kv_head" if kv and axes else axes for axes in cut)
 
 
-def views(parameters: Mapping[str, Tensor], held: Mapping[str, Sharding], rank: int) -> dict[str, Tensor]:
+def views(parameters: Mapping[str, Tensor], shardings: Mapping[str, Sharding], rank: int) -> dict[str, Tensor]:
     """A rank's target tensors by Hugging Face's names: views of vLLM's own parameters, into which a transfer writes.
 
-    ``held`` are the shardings. Raises ``LayoutError`` for a parameter that vLLM does not have under its usual name.
+    Raises ``LayoutError`` for a parameter that vLLM does not have under its usual name.
     """
     made: dict[str, Tensor] = {}
     taken: dict[tuple[str, int], int] = {}
     local: dict[str, list[int]] = {}
-    for name, sharding in held.items():
+    for name, sharding in shardings.items():
         if not sharding.holds(rank):
             continue
         fused, rows, expert = _fused(name), sharding.of(rank).shape[0], _expert(name)
@@ -167,9 +167,9 @@ def views(parameters: Mapping[str, Tensor], held: Mapping[str, Sharding], rank: 
             )
         whole = parameters[fused].detach()
         if expert >= 0:
-            own = local.setdefault(fused, [])
-            own += [expert] if expert not in own else []
-            whole = whole[own.index(expert)]  # experts come in ascending order, and so they are stacked
+            experts = local.setdefault(fused, [])
+            experts += [expert] if expert not in experts else []
+            whole = whole[experts.index(expert)]  # experts come in ascending order, and so they are stacked
         start = taken.get((fused, expert), 0)
         made[name] = whole[start : start + rows]
         taken[fused, expert] = start + rows

@@ -8,7 +8,7 @@ end     rank 0  ── arrive ────────────────�
 ```
 
 A rank that waits at the end gives up when no other makes progress for the timeout. Of ranks that accuse each other, the
-one that says nothing has failed: who noticed it only lost it.
+unresponsive one has failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, St
 
 __all__ = ["Fault", "TransferAgreement", "in_one_line"]
 
-# How long a rank that lost another waits for what others have to say of it, seconds; less where the timeout is short.
+# How long a rank that lost another waits for the reports of other ranks, seconds; less where the timeout is short.
 _SETTLE = 1.0
 _SHOWN = 4
 
@@ -50,7 +50,7 @@ class TransferAgreement:
 
     # -- start --------------------------------------------------------------------------------------------------
 
-    def start(self, what: Mapping[str, Any], problem: str) -> None:
+    def start(self, what: Mapping[str, str | int], problem: str) -> None:
         """Wait until all ranks are there for one transfer, and none has a problem.
 
         Raises ``AgreementError`` on every rank when they differ or some stay away, ``TransferError`` on every rank when
@@ -71,8 +71,8 @@ class TransferAgreement:
         """A problem of one, another transfer, or ranks that are missing."""
         problems = {rank: json.loads(texts[-1]) for rank, texts in arrivals.texts.items()}
         if problems:
-            said = "; ".join(f"{in_words([rank])}: {problems[rank]}" for rank in list(problems)[:_SHOWN])
-            return Outcome("failed", tuple(problems), message=said)
+            message = "; ".join(f"{in_words([rank])}: {problems[rank]}" for rank in list(problems)[:_SHOWN])
+            return Outcome("failed", tuple(problems), message=message)
         if arrivals.complete and not arrivals.differ:
             return Outcome()
         absent = arrivals.absent
@@ -83,9 +83,9 @@ class TransferAgreement:
             )
             return Outcome("missing", tuple(absent), tuple(absent), message=message)
         arrivals.probe()
-        silent = arrivals.unresponsive(besides=absent)
-        if silent:
-            return lost(silent, "had arrived")
+        unresponsive = arrivals.unresponsive(besides=absent)
+        if unresponsive:
+            return lost(unresponsive, "had arrived")
         return self._difference(arrivals) if arrivals.differ else Outcome()
 
     def _difference(self, arrivals: Arrivals) -> Outcome:
@@ -102,7 +102,7 @@ class TransferAgreement:
     # -- between ------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Say that this rank makes progress, now and then."""
+        """Report that this rank makes progress, at most four times in each timeout."""
         now = time.monotonic()
         if now - self._advanced > self._seconds / 4:
             self._advanced = now
@@ -111,7 +111,7 @@ class TransferAgreement:
     # -- end ----------------------------------------------------------------------------------------------------
 
     def end(self, fault: Fault | None) -> Outcome:
-        """Wait until all ranks are through, or one has failed."""
+        """Wait until all ranks have finished, or one has failed."""
         if fault is None:
             proposal, patience = Proposal(), Patience(self._seconds, extends=True)
         else:
@@ -122,23 +122,23 @@ class TransferAgreement:
         return outcome
 
     def _end(self, arrivals: Arrivals) -> Outcome:
-        """Who failed: those who say so of themselves, else those who were lost and say nothing, else who is absent."""
+        """Who failed: the ranks that report it, else those that were lost and report nothing, else the absent."""
         faults = {rank: json.loads(texts[-1]) for rank, texts in arrivals.texts.items()}
         if not faults and arrivals.complete:
             return Outcome()
-        own = {rank: fault["message"] for rank, fault in faults.items() if not fault["lost"]}
+        failures = {rank: fault["message"] for rank, fault in faults.items() if not fault["lost"]}
         away = {other: (rank, fault) for rank, fault in faults.items() for other in fault["lost"]}
-        silent = {other: by for other, by in away.items() if other not in faults} or away
-        if own:
-            said = "; ".join(f"{in_words([rank])}: {own[rank]}" for rank in list(own)[:_SHOWN])
-            return Outcome("failed", tuple(own), message=said)
-        if silent:
-            by, fault = next(iter(silent.values()))
-            said = f"{in_words(silent)} was lost ({in_words([by])}: {fault['message']})"
-            return Outcome("failed", tuple(silent), tuple(silent), message=said)
+        unresponsive = {other: by for other, by in away.items() if other not in faults} or away
+        if failures:
+            message = "; ".join(f"{in_words([rank])}: {failures[rank]}" for rank in list(failures)[:_SHOWN])
+            return Outcome("failed", tuple(failures), message=message)
+        if unresponsive:
+            by, fault = next(iter(unresponsive.values()))
+            message = f"{in_words(unresponsive)} was lost ({in_words([by])}: {fault['message']})"
+            return Outcome("failed", tuple(unresponsive), tuple(unresponsive), message=message)
         absent = arrivals.absent
-        said = f"{in_words(absent)} made no progress for {self._seconds:g} s"
-        return Outcome("missing", tuple(absent), tuple(absent), message=said)
+        message = f"{in_words(absent)} made no progress for {self._seconds:g} s"
+        return Outcome("missing", tuple(absent), tuple(absent), message=message)
 
 
 def in_one_line(error: BaseException) -> str:

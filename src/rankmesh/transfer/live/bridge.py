@@ -46,8 +46,7 @@ class Bridge:
         device: str | torch.device | None = None,
     ) -> None:
         self.forth, self.back = moves, moves.reversed()
-        self._how: dict[str, Any] = {"budget": budget, "group": group, "timeout": timeout}
-        self._device = device
+        self._budget, self._group, self._timeout, self._device = budget, group, timeout, device
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's shards under the target; of a rank that has none, the token."""
@@ -66,7 +65,7 @@ class Bridge:
         """One way: what this rank gets."""
         device = self._device or next((tensor.device for tensor in tensors.values()), None)
         into = allocate(moves.target, dist.get_rank(), device)
-        moves.run(tensors, into, **self._how)
+        moves.run(tensors, into, self._budget, group=self._group, timeout=self._timeout)
         return into
 
 
@@ -84,6 +83,6 @@ class _Crossing(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Move gradients back."""
-        held = dict(zip(ctx.received, (gradient.contiguous() for gradient in gradients), strict=False))
-        moved = ctx.bridge.move(ctx.bridge.back, held)
+        local = dict(zip(ctx.received, (gradient.contiguous() for gradient in gradients), strict=False))
+        moved = ctx.bridge.move(ctx.bridge.back, local)
         return (None, None, None, *(moved[name] for name in ctx.names))

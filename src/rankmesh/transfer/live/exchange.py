@@ -11,8 +11,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -38,7 +39,7 @@ Copy = tuple[str, Slices, Slices, int]
 
 
 class Exchange:
-    """The exchange of one rank: ``received`` messages, whether its own copies are done, and the memory it took."""
+    """The exchange of one rank: the ``received`` messages, whether its copies are done, and the memory that it took."""
 
     def __init__(
         self,
@@ -46,11 +47,11 @@ class Exchange:
         tensors: Mapping[str, Tensor],
         into: Mapping[str, Tensor],
         timeout: timedelta,
-        beat: Callable[[], None] | None,
+        advance: Callable[[], None] | None,
         progress: Callable[[int, int], object] | None,
     ) -> None:
         self._group, self._tensors, self._into, self._timeout = group, tensors, into, timeout
-        self._beat, self._progress = beat, progress
+        self._advance, self._progress = advance, progress
         self._device = _staging(group, (*tensors.values(), *into.values()))
         self._ranks = {rank: place for place, rank in enumerate(dist.get_process_group_ranks(group))}
         self._free: list[Tensor] = []
@@ -81,12 +82,12 @@ class Exchange:
             raise Fault("; ".join(sorted(set(self._lost.values())))[:200], tuple(self._lost))
 
     def attempt(self, work: Callable[..., object], *given: object) -> None:
-        """Do something that may fail on this rank; after it has failed nothing more is done, but for its messages."""
+        """Do something that may fail on this rank; after a failure the rank only goes on exchanging messages."""
         if self._error:
             return
         try:
             work(*given)
-        except Exception as error:  # noqa: BLE001  - whatever it is, the others hear of it
+        except Exception as error:  # noqa: BLE001  - whatever it is, the others must know
             self._error = in_one_line(error)
 
     # -- rounds -----------------------------------------------------------------------------------------------------
@@ -103,16 +104,15 @@ class Exchange:
         if dist.get_backend(self._group) == "nccl" or self._device.type == "cuda":
             return self._together(underway)
         for one in underway:
-            post = dist.isend if one.sending else dist.irecv
-            started = time.monotonic()
+            started, peer = time.monotonic(), self._ranks[one.message.peer]
             try:
-                one.work = post(one.tensor, group=self._group, **self._peer(one, post))
+                if one.sending:
+                    one.work = dist.isend(one.tensor, group=self._group, group_dst=peer)
+                else:
+                    one.work = dist.irecv(one.tensor, group=self._group, group_src=peer)
             except RuntimeError as error:
                 self._lose(one, error, started)
         return [one for one in underway if one.work is not None]
-
-    def _peer(self, one: _Underway, post: object) -> dict[str, Any]:
-        return {"group_dst" if post is dist.isend else "group_src": self._ranks[one.message.peer]}
 
     def _together(self, underway: list[_Underway]) -> list[_Underway]:
         """Many messages of a round in one call, as NCCL needs it: sends and receives then cannot block each other."""
@@ -120,16 +120,13 @@ class Exchange:
         for batch in batches(peers, dist.get_rank(self._group), dist.get_world_size(self._group)):
             part = [underway[number] for number in batch]
             operations = [
-                dist.P2POp(dist.isend if one.sending else dist.irecv, one.tensor, group=self._group, **self._p2p(one))
-                for one in part
+                dist.P2POp(dist.isend if one.sending else dist.irecv, one.tensor, group=self._group, group_peer=peer)
+                for one, (peer, _) in zip(part, (peers[number] for number in batch), strict=True)
             ]
             works = dist.batch_isend_irecv(operations)
             for one, work in zip(part, works if len(works) == len(part) else works * len(part), strict=False):
                 one.work = work
         return underway
-
-    def _p2p(self, one: _Underway) -> dict[str, Any]:
-        return {"group_peer": self._ranks[one.message.peer]}
 
     def _finish(self, underway: Sequence[_Underway]) -> None:
         """Wait for a round, and unpack it."""
@@ -142,17 +139,17 @@ class Exchange:
                 self._arrived += one.message.payload
             if one.buffer is not None:
                 self._free.append(one.buffer)
-        if self._beat is not None:
-            self._beat()
+        if self._advance is not None:
+            self._advance()
         if self._progress is not None and underway:
             self.attempt(self._progress, self._arrived, self._total)
 
     def _waited(self, one: _Underway) -> bool:
         started = time.monotonic()
         try:
-            if self._device.type == "cuda":
+            if one.work is not None and self._device.type == "cuda":
                 one.work.wait()
-            else:
+            elif one.work is not None:
                 one.work.wait(self._timeout)
         except RuntimeError as error:
             self._lose(one, error, started)
@@ -163,7 +160,7 @@ class Exchange:
         """The peer of a message is lost; the error came from what was ``started`` then (``time.monotonic``)."""
         reason = first_line(error)
         if time.monotonic() - started >= _WHOLE * self._timeout.total_seconds():
-            # gloo closes the connections to all peers when one of them is late: nothing more will come.
+            # gloo closes the connections to all peers when one of them times out: nothing more arrives.
             self._lost = {one.message.peer: f"nothing came for {self._timeout.total_seconds():g} s"}
             raise Fault(self._lost[one.message.peer], (one.message.peer,)) from error
         self._lost.setdefault(one.message.peer, reason.rpartition("] ")[2][:120])
@@ -202,12 +199,15 @@ class Exchange:
         self.copied = True
 
 
+@dataclass(eq=False)
 class _Underway:
     """A message that was posted: what travels, its buffer if it has one, and the work to wait for."""
 
-    def __init__(self, message: Message, tensor: Tensor, buffer: Tensor | None, *, sending: bool) -> None:
-        self.message, self.tensor, self.buffer, self.sending = message, tensor, buffer, sending
-        self.work: Any = None
+    message: Message
+    tensor: Tensor
+    buffer: Tensor | None
+    sending: bool
+    work: dist.Work | None = None
 
 
 def _staging(group: ProcessGroup | None, tensors: Sequence[Tensor]) -> torch.device:
@@ -216,23 +216,23 @@ def _staging(group: ProcessGroup | None, tensors: Sequence[Tensor]) -> torch.dev
     return device if "nccl" in str(dist.get_backend_config(group)) else torch.device("cpu")
 
 
-def batches(peers: Sequence[tuple[int, bool]], own: int, size: int, most: int = _OPERATIONS) -> list[list[int]]:
-    """The messages of a round, by number, in batches of at most ``most``; ``peers`` has each one's peer and direction.
+def batches(peers: Sequence[tuple[int, bool]], rank: int, size: int, limit: int = _OPERATIONS) -> list[list[int]]:
+    """The messages of a round, by number, in batches of at most ``limit``; ``peers`` has each one's peer and direction.
 
     Both ends of a message put it into the same batch: by how far apart they are, and by how many were before it between
-    them in its direction. So whoever is in a batch waits for nobody who is in a later one.
+    them in its direction. So a rank in one batch never waits for a rank in a later one.
 
-    >>> batches([(1, True), (1, True), (1, False)], own=0, size=2, most=4)
+    >>> batches([(1, True), (1, True), (1, False)], rank=0, size=2, limit=4)
     [[0, 1, 2]]
-    >>> batches([(1, True), (1, True), (1, False)], own=0, size=2, most=2)
+    >>> batches([(1, True), (1, True), (1, False)], rank=0, size=2, limit=2)
     [[0, 2], [1]]
     """
-    apart = max(1, min(size - 1, most // 2))
-    between = max(1, most // (2 * apart))
+    apart = max(1, min(size - 1, limit // 2))
+    between = max(1, limit // (2 * apart))
     before: Counter[tuple[int, bool]] = Counter()
     found: dict[tuple[int, int], list[int]] = {}
     for number, (peer, sending) in enumerate(peers):
-        distance = (peer - own if sending else own - peer) % size
+        distance = (peer - rank if sending else rank - peer) % size
         found.setdefault((before[peer, sending] // between, (distance - 1) // apart), []).append(number)
         before[peer, sending] += 1
     return [found[key] for key in sorted(found)]

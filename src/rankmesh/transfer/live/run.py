@@ -8,11 +8,11 @@ meanwhile     copies     unpack 0   unpack 1        the messages of the round be
 ```
 
 Two rounds are underway at a time, so this takes the memory of two messages for each peer, at most ``budget`` in all:
-the longest message is chosen for the rank with the most peers, alike on all ranks. What one rank sends another goes in
-the order of the plan, so nothing but the bytes themselves is sent.
+the longest message is chosen for the rank with the most peers, the same on all ranks. What one rank sends another goes
+in the order of the plan, so only the bytes are sent.
 
-A rank that fails in between keeps its appointments: it goes on sending and receiving without looking, so that nobody
-waits for it, and says so in the end (`meeting`).
+A rank that fails in between goes on sending and receiving, so that no rank waits for it, and reports its failure at the
+end (`agreement`).
 """
 
 from __future__ import annotations
@@ -115,10 +115,15 @@ def run(
     if not outcome.agreed:
         raise side.failed(exchange, itinerary, outcome)
     side.finish(())
-    own = moves.of(world.rank)
+    part = moves.of(world.rank)
     seconds = time.perf_counter() - started
     return Moved(
-        own.bytes_in, own.bytes_out, own.bytes_copied, exchange.memory + side.memory, seconds, len(itinerary.sends)
+        part.bytes_in,
+        part.bytes_out,
+        part.bytes_copied,
+        exchange.memory + side.memory,
+        seconds,
+        len(itinerary.sends),
     )
 
 
@@ -130,7 +135,7 @@ def _moved(side: _Side, exchange: Exchange, itinerary: Itinerary, agreement: Tra
     except Fault as fault:
         return fault
     except BaseException as error:
-        # Whoever interrupts this rank does not wait for the others; they learn why it went.
+        # An interrupted rank does not wait for the others; they learn why it left.
         if agreement is not None:
             agreement.end(Fault(in_one_line(error)))
         raise
@@ -148,20 +153,20 @@ class _Side:
         sides = ((moves.source, tensors, "source", self.tensors), (moves.target, into, "target", self.into))
         for shardings, given, what, checked in sides:
             shards = {name: s.of(rank) for name, s in shardings.items() if s.holds(rank)}
-            own = {name: local(given[name]) for name in shards if isinstance(given.get(name), Tensor)}
-            checked |= own
-            missing = {name: value for name, value in given.items() if name not in own}
-            self.problem = self.problem or problem_of({**missing, **own}, shardings, shards, what)
+            tensors_here = {name: local(given[name]) for name in shards if isinstance(given.get(name), Tensor)}
+            checked |= tensors_here
+            missing = {name: value for name, value in given.items() if name not in tensors_here}
+            self.problem = self.problem or problem_of({**missing, **tensors_here}, shardings, shards, what)
 
     def prepare(self) -> None:
         """Mark the target as incomplete, and copy sources out of its way."""
         if isinstance(self.given, Shards):
             self.given.incomplete = tuple(self.into)
-        alike = {
+        same_sharding = {
             name: self.moves.source[name].of(self.rank) == self.moves.target[name].of(self.rank)
             for name in self.tensors.keys() & self.into.keys()
         }
-        for name in apart(self.tensors, self.into.items(), alike):
+        for name in apart(self.tensors, self.into.items(), same_sharding):
             self.tensors[name] = self.tensors[name].clone()
             self.memory += self.tensors[name].nbytes
 
@@ -221,17 +226,17 @@ def _longest(moves: Transfer, budget: int) -> int:
 @lru_cache(maxsize=8)
 def itinerary_of(moves: Transfer, rank: int, longest: int) -> Itinerary:
     """The messages of one rank by round, and its copies."""
-    own = moves.of(rank)
+    local_moves = moves.of(rank)
     ours = {name: s.of(rank) for name, s in moves.source.items() if s.holds(rank)}
     theirs = {name: s.of(rank) for name, s in moves.target.items() if s.holds(rank)}
     sends, receives = [], []
-    for peer, part in groupby(sorted(own.sends, key=lambda move: move.target), key=lambda move: move.target):
+    for peer, part in groupby(sorted(local_moves.sends, key=lambda move: move.target), key=lambda move: move.target):
         sends.append(messages(part, peer, ours, moves.source, longest))
-    for peer, part in groupby(sorted(own.receives, key=lambda move: move.source), key=lambda move: move.source):
+    for peer, part in groupby(sorted(local_moves.receives, key=lambda move: move.source), key=lambda move: move.source):
         receives.append(messages(part, peer, theirs, moves.target, longest))
     copies = tuple(
         (move.name, where(ours[move.name], move.box), where(theirs[move.name], move.box), move.bytes)
-        for move in own.copies
+        for move in local_moves.copies
     )
     rounds = max((len(stream) for stream in (*sends, *receives)), default=0)
     return Itinerary(_by_round(sends, rounds), _by_round(receives, rounds), copies)

@@ -42,8 +42,7 @@ def allocate(shardings: Mapping[str, Sharding], rank: int, device: str | torch.d
 
 def local(tensor: Tensor) -> Tensor:
     """The tensor of this rank itself, where it is given as a DTensor."""
-    own = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return own.detach()
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
 
 
 def problem_of(
@@ -54,22 +53,24 @@ def problem_of(
         dtype = getattr(torch, shardings[name].dtype)
         if name not in tensors:
             return f"{what} {name!r} is missing, of which the rank holds {list(shard.shape)}; give every shard"
-        own = tensors[name]
-        if not isinstance(own, Tensor):
-            return f"{what} {name!r} is of type {type(own).__name__}; give a tensor"
-        if own.dtype != dtype or tuple(own.shape) != shard.shape:
+        tensor = tensors[name]
+        if not isinstance(tensor, Tensor):
+            return f"{what} {name!r} is of type {type(tensor).__name__}; give a tensor"
+        if tensor.dtype != dtype or tuple(tensor.shape) != shard.shape:
             return (
-                f"{what} {name!r} is {own.dtype} {list(own.shape)}, but its shard is {dtype} {list(shard.shape)}; "
-                "give the shard that the sharding describes"
+                f"{what} {name!r} is {tensor.dtype} {list(tensor.shape)}, but its shard is {dtype} "
+                f"{list(shard.shape)}; give the shard that the sharding describes"
             )
     return ""
 
 
-def apart(sources: Mapping[str, Tensor], targets: Iterable[tuple[str, Tensor]], alike: Mapping[str, bool]) -> set[str]:
+def apart(
+    sources: Mapping[str, Tensor], targets: Iterable[tuple[str, Tensor]], same_sharding: Mapping[str, bool]
+) -> set[str]:
     """The sources that must be copied first, since a target in the same memory would be written over them.
 
-    ``alike``: names of which source and target are laid alike, so that where they share memory, each element of the
-    target lies on itself.
+    ``same_sharding``: names whose source and target shards are the same, so that where they share memory, each element
+    of the target is at its own place.
     """
     ranges = sorted((*_memory(tensor), name, tensor) for name, tensor in targets if tensor.numel())
     found: set[str] = set()
@@ -80,7 +81,7 @@ def apart(sources: Mapping[str, Tensor], targets: Iterable[tuple[str, Tensor]], 
         for start, stop, other, target in ranges:
             if start >= high:
                 break
-            on_itself = other == name and alike.get(name, False) and same_place(tensor, target)
+            on_itself = other == name and same_sharding.get(name, False) and same_place(tensor, target)
             if low < stop and not on_itself:
                 found.add(name)
     return found
@@ -92,6 +93,6 @@ def same_place(one: Tensor, other: Tensor) -> bool:
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
-    """The addresses between which a tensor lies."""
+    """The addresses between which the elements of a tensor are."""
     reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()

@@ -1,12 +1,12 @@
-"""Streams: what one rank sends another, cut into messages that both cut alike.
+"""Streams: what one rank sends another, cut into the same messages on both ranks.
 
 ```
 moves of a pair     | qkv box | up box | down box ........ | norm |
-messages, limit c   [ qkv   up ][ down ...  ][ down ... ][ norm ]        a large box is alone in its messages
+messages, limit c   [ qkv   up ][ down ...  ][ down ... ][ norm ]        a large box has messages to itself
 ```
 
 Each piece of a message is a box of one tensor, at a place in the message that is aligned to its elements. A message of
-one piece that lies in memory as it travels needs no buffer.
+one piece that is contiguous in memory needs no buffer.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Message:
 
 def where(shard: Shard, box: Box) -> Slices:
     """Where a box of the whole tensor is in the rank's own tensor."""
-    for held, place in zip(shard.boxes, shard.places, strict=True):
-        if all(start <= low and high <= stop for (low, high), (start, stop) in zip(box, held, strict=True)):
-            shifts = [own - start for own, (start, _) in zip(place, held, strict=True)]
+    for whole, place in zip(shard.boxes, shard.places, strict=True):
+        if all(start <= low and high <= stop for (low, high), (start, stop) in zip(box, whole, strict=True)):
+            shifts = [begin - start for begin, (start, _) in zip(place, whole, strict=True)]
             return tuple([slice(low + by, high + by) for (low, high), by in zip(box, shifts, strict=True)])
     raise LookupError(f"box {box} is in none of {shard.boxes}")  # pragma: no cover  - the plan cuts along these boxes
 
@@ -83,19 +83,19 @@ def messages(
     return done
 
 
-def _fitting(box: Box, most: int) -> Iterator[Box]:
+def _fitting(box: Box, limit: int) -> Iterator[Box]:
     """A box in boxes of at most so many elements: whole rows of it where a row fits."""
     count = size(box)
-    if count <= most:
+    if count <= limit:
         yield box
         return
     low, high = box[0]
     row = count // (high - low)
-    if row <= most:
-        step = most // row
+    if row <= limit:
+        step = limit // row
         for start in range(low, high, step):
             yield ((start, min(start + step, high)), *box[1:])
     else:
         for start in range(low, high):
-            for rest in _fitting(box[1:], most):
+            for rest in _fitting(box[1:], limit):
                 yield ((start, start + 1), *rest)

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,12 +39,14 @@ from rankmesh.transfer.planning.flows import Flows, flows_of
 from rankmesh.transfer.planning.local import LocalMoves, local_moves
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
     from rankmesh.placement import Cluster
     from rankmesh.transfer.live.bridge import Bridge
     from rankmesh.transfer.live.run import Moved
+    from rankmesh.transfer.live.shards import Shards
 
 __all__ = ["Transfer"]
 
@@ -54,8 +56,8 @@ BUDGET = 256 << 20
 class Transfer:
     """What moves when tensors of ``source`` become those of ``target``: shardings by name; equal when equivalent.
 
-    Every name of ``target`` is one of ``source``, of the same shape and dtype; further names of ``source`` stay where
-    they are. The meshes may be disjoint, overlap or be equal. With a ``cluster`` the nearest holder sends.
+    Every name of ``target`` is one of ``source``, of the same shape and dtype; further names of ``source`` do not
+    move. The meshes may be disjoint, overlap or be equal. With a ``cluster`` the nearest holder sends.
 
     Raises ``PlanError`` for names, shapes or dtypes that differ, and for ranks that the cluster does not have.
     """
@@ -174,8 +176,8 @@ class Transfer:
         """Move the tensors: ``tensors`` are this rank's shards under the source, ``into`` those under the target.
 
         Every rank of ``group`` (None: of the world) calls it, ranks without a part too. ``budget`` is how many bytes of
-        memory this may take beside the tensors; ``timeout`` (seconds) bounds every wait; ``progress`` is told the bytes
-        received so far and in all. See `rankmesh.transfer.live.run`.
+        memory this may take beside the tensors; ``timeout`` (seconds) bounds every wait; ``progress`` is called with
+        the bytes received so far and in all. See `rankmesh.transfer.live.run`.
         """
         with extra("torch"):
             from rankmesh.transfer.live.run import run
@@ -187,7 +189,7 @@ class Transfer:
         *,
         group: ProcessGroup | None = None,
         timeout: float | timedelta = 300.0,
-        device: Any = None,
+        device: str | torch.device | None = None,
     ) -> Bridge:
         """The transfer as a function that gradients go back through: activations between two meshes of a job.
 
@@ -197,7 +199,7 @@ class Transfer:
             from rankmesh.transfer.live.bridge import Bridge
         return Bridge(self, budget, group=group, timeout=timeout, device=device)
 
-    def allocate(self, rank: int, *, device: Any = None) -> dict[str, Any]:
+    def allocate(self, rank: int, *, device: str | torch.device | None = None) -> Shards:
         """Empty tensors of a rank's target shards, by name: what ``into`` may be."""
         with extra("torch"):
             from rankmesh.transfer.live.shards import allocate
@@ -220,7 +222,7 @@ class Transfer:
 
         rows = [
             (", ".join(each.names[:3]) + (", ..." if len(each.names) > 3 else ""), len(each.names),
-             _words(each.source), _words(each.target))
+             _cell_text(each.source), _cell_text(each.target))
             for each in self.classes
         ]  # fmt: skip
         title = f"{len(self.target):,} tensors, {self.bytes:,} bytes between ranks, digest {self.digest[:12]}"
@@ -231,7 +233,7 @@ class Transfer:
         return f"Transfer({len(self.target)} tensors of {len(self.classes)} classes, {self.bytes} bytes between ranks)"
 
 
-def _words(sharding: Sharding) -> str:
+def _cell_text(sharding: Sharding) -> str:
     """A sharding in a cell of a table: ``16384/tp x 4096 on tp=2,dp=4``."""
     cuts = zip(sharding.shape, sharding.cut or (), strict=True)
     at = "".join(f", {axis} {position}" for axis, position in (sharding.at or {}).items())
