@@ -135,7 +135,7 @@ def test_refused_checkpoints(ranks, tmp_path):
     none, other, torn = ranks(1, refused_checkpoints, str(tmp_path))[0]
     assert "which holds no checkpoint" in none
     assert "ask for the same model" in other
-    assert "the checkpoint is torn; read another" in torn
+    assert "the checkpoint is truncated; read another" in torn
 
 
 def test_state_moves_between_layouts_in_memory(ranks, single):

@@ -192,7 +192,7 @@ def test_a_torn_metadata_is_refused(tmp_path):
     data = (tmp_path / ".metadata").read_bytes()
     for length in range(0, len(data), 7):
         (tmp_path / ".metadata").write_bytes(data[:length])
-        with pytest.raises(TransferError, match=r"the index of checkpoint .* is torn or no pickle"):
+        with pytest.raises(TransferError, match=r"the index of checkpoint .* is truncated or no pickle"):
             files.Checkpoint.open(tmp_path)
 
 

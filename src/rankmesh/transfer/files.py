@@ -46,7 +46,7 @@ __all__ = ["INDEX", "Checkpoint", "Stored", "load", "save"]
 
 INDEX = "rankmesh.json"
 _SCHEMA = 1
-_ANOTHER = "the file is torn or of another kind; give another checkpoint"
+_ANOTHER = "the file is truncated or of another kind; give another checkpoint"
 _OF_A_RANK = re.compile(r"rank-\d{5,}\.safetensors")
 
 
@@ -255,7 +255,7 @@ def _read(checkpoint: Checkpoint, opened: Opened, one: Stored, inside: Slices) -
     except Exception as error:
         raise TransferError(
             f"{one.key!r} cannot be read from {str(checkpoint.folder / one.file)!r} ({first_line(error)}); the "
-            "checkpoint is torn; read another",
+            "checkpoint is truncated; read another",
             file=one.file,
             folder=checkpoint.folder,
         ) from error

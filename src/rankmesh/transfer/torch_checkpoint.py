@@ -180,7 +180,7 @@ class Chunk:
 
 
 def chunks_of(folder: Path) -> Iterator[tuple[str, torch.dtype, tuple[int, ...], list[Chunk]]]:
-    """Name, dtype, shape and chunks of each tensor. Raises ``Unreadable``, or what a torn pickle leads Python to."""
+    """Name, dtype, shape and chunks of each tensor. Raises ``Unreadable``, or Python's error for a truncated pickle."""
     metadata = _metadata(read_bytes(folder / METADATA, INDEX.size))
     stored = {
         (index["fqn"], tuple(index.state.get("offset") or ())): info
@@ -203,8 +203,8 @@ def _metadata(data: bytes) -> _Metadata:
         raise
     except KeyError as error:
         raise Unreadable(f"has an instruction that torch's metadata does not use ({error})") from error
-    except Exception as error:  # a torn or hostile pickle raises whatever its instructions lead to
-        raise Unreadable(f"is torn or no pickle ({type(error).__name__})") from error
+    except Exception as error:  # a truncated or hostile pickle raises whatever its instructions lead to
+        raise Unreadable(f"is truncated or no pickle ({type(error).__name__})") from error
     if not isinstance(found, _Metadata):
         raise Unreadable("holds no metadata of torch")
     return found

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -53,8 +53,12 @@ _NEEDED = ("process_group", "profiling_name", "collective_seq_id")
 _OPTIONAL = ("time_created_ns", "state", "retired", "is_p2p", "p2p_seq_id", "frames", *_COMPARED)
 _DEVICES = ("nccl", "rccl", "hccl", "xccl", "mccl")
 
+# A call as torch wrote it, of which nothing is checked yet.
+Entry = Mapping[str, Any]
 Ints = npt.NDArray[np.integer[Any]]
 Bools = npt.NDArray[np.bool_]
+Column = Ints | Bools
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,14 @@ class GroupName:
 class Columns:
     """The columns of collectives and of exchanges by name; the groups, signatures and sites that they number."""
 
-    calls: dict[str, Ints | Bools]
-    exchanges: dict[str, Ints | Bools]
+    calls: dict[str, Column]
+    exchanges: dict[str, Column]
     groups: list[GroupName]
     signatures: list[Signature]
     sites: list[str]
 
 
-def columns_of(entries: Sequence[Mapping[str, Any]], stacks: Sequence[Any]) -> Columns:
+def columns_of(entries: Sequence[Entry], stacks: Sequence[object]) -> Columns:
     """The columns of these entries; ``stacks`` are those that entries name by number.
 
     Whatever is no entry raises one of Python's own errors.
@@ -118,9 +122,9 @@ def columns_of(entries: Sequence[Mapping[str, Any]], stacks: Sequence[Any]) -> C
 
 
 def _groups(
-    entries: Sequence[Mapping[str, Any]],
-    names: Sequence[tuple[Any, Any]],
-    every: Mapping[str, Any],
+    entries: Sequence[Entry],
+    names: Sequence[tuple[object, ...]],
+    every: Mapping[str, Column],
     on_device: Bools,
     queued: Bools,
 ) -> list[GroupName]:
@@ -144,7 +148,7 @@ def _groups(
     ]
 
 
-def _table(entries: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
+def _table(entries: Sequence[Entry]) -> dict[str, Sequence[Any]]:
     """The fields of all entries, field by field; older formats have not all of them."""
     given = [name for name in _OPTIONAL if entries and name in entries[0]]
     try:
@@ -156,18 +160,18 @@ def _table(entries: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
     return {name: columns.get(name, (None,) * len(rows)) for name in (*_NEEDED, *_OPTIONAL)}
 
 
-def _numbered(keys: Iterable[Hashable]) -> tuple[list[Any], Any]:
+def _numbered(keys: Iterable[_Key]) -> tuple[list[_Key], Ints]:
     """Each key once, in the order in which they come, and the number of each."""
     each = list(keys)
     known = {key: number for number, key in enumerate(dict.fromkeys(each))}
     return list(known), np.fromiter(map(known.__getitem__, each), dtype=np.int32, count=len(each))
 
 
-def _whole(values: Sequence[Any]) -> Any:
+def _whole(values: Sequence[Any]) -> Ints:
     return np.fromiter(values, dtype=np.int64, count=len(values))
 
 
-def _done(table: Mapping[str, Sequence[Any]], on_device: Any) -> Any:
+def _done(table: Mapping[str, Sequence[Any]], on_device: Bools) -> Bools:
     """Whether each call is over: gloo's stay ``scheduled`` and are retired; NCCL's that are retired have timed out."""
     completed = np.array([state == "completed" for state in table["state"]], dtype=bool)
     retired = np.array(list(map(bool, table["retired"])), dtype=bool)
@@ -177,7 +181,7 @@ def _done(table: Mapping[str, Sequence[Any]], on_device: Any) -> Any:
 class _Calls:
     """What was called: what differs between entries in nothing that is compared is looked at once."""
 
-    def __init__(self, entries: Sequence[Mapping[str, Any]], table: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(self, entries: Sequence[Entry], table: Mapping[str, Sequence[Any]]) -> None:
         compared = zip(table["profiling_name"], *map(table.__getitem__, _COMPARED), strict=True)
         # One text for equal lists, which have no hash; version 2 has no references, so equal is equal.
         keys = map(marshal.dumps, compared, repeat(2))
@@ -194,11 +198,11 @@ class _Calls:
         return self.signatures.setdefault(signature, len(self.signatures))
 
     @staticmethod
-    def _each(kind: Any, of_kind: list[Any], dtype: Any) -> Any:
+    def _each(kind: Ints, of_kind: Sequence[object], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.array(of_kind, dtype=dtype)[kind] if of_kind else np.empty(0, dtype=dtype)
 
 
-def _firsts(numbers: Any, count: int) -> list[int]:
+def _firsts(numbers: Column, count: int) -> list[int]:
     """Where each number comes first."""
     places = np.zeros(count, dtype=np.int64)
     places[numbers[::-1]] = np.arange(len(numbers))[::-1]
@@ -211,7 +215,7 @@ def _peers(call: str) -> tuple[int, int, int]:
     return (-1, 0, 0) if found is None else (found[1] == "send", int(found[2]), int(found[3]))
 
 
-def _exchanges(every: Mapping[str, Any], apart: Any, calls: _Calls) -> dict[str, Any]:
+def _exchanges(every: Mapping[str, Column], apart: Bools, calls: _Calls) -> dict[str, Column]:
     """What is sent from one member to another; without the calls that only close several of them."""
     rows = np.flatnonzero(apart & (calls.peers[:, 0] >= 0))
     sends, me, peer = calls.peers[rows].T
@@ -220,7 +224,7 @@ def _exchanges(every: Mapping[str, Any], apart: Any, calls: _Calls) -> dict[str,
     }
 
 
-def _queued(every: Mapping[str, Ints], apart: Bools, on_device: Bools, batches: Sequence[Any]) -> Bools:
+def _queued(every: Mapping[str, Column], apart: Bools, on_device: Bools, batches: Sequence[Any]) -> Bools:
     """Whether each call only stands behind the first unfinished one of the device, which its rank has not left.
 
     A program hands its calls to the device and goes on; there each waits for the one before, whatever its group. A
@@ -239,7 +243,7 @@ def _queued(every: Mapping[str, Ints], apart: Bools, on_device: Bools, batches: 
     return behind
 
 
-def _lives(rows: dict[str, Any]) -> dict[str, Any]:
+def _lives(rows: dict[str, Column]) -> dict[str, Column]:
     """Without the calls of a group before it was made again under its name."""
     order = np.argsort(rows["group"], kind="stable")
     group, number = rows["group"][order], rows["number"][order]
@@ -252,7 +256,7 @@ def _lives(rows: dict[str, Any]) -> dict[str, Any]:
     return {name: column[kept] for name, column in rows.items()}
 
 
-def _joined(rows: dict[str, Any], signatures: dict[Signature, int]) -> dict[str, Any]:
+def _joined(rows: dict[str, Column], signatures: dict[Signature, int]) -> dict[str, Column]:
     """Several calls that were made as one, which follow each other under one number, as one call."""
     group, number = rows["group"], rows["number"]
     begins = np.ones(len(group), dtype=bool)

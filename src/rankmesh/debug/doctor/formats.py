@@ -55,7 +55,7 @@ def document(path: Path) -> dict[str, Any]:
     except RecordingError as error:
         raise _bad(path, str(error), None) from error
     except Exception as error:  # a hostile pickle raises whatever its opcodes lead to
-        raise _bad(path, "is torn or no recording", error) from error
+        raise _bad(path, "is truncated or no recording", error) from error
     if not isinstance(found, dict):
         raise _bad(path, "holds no recording", None)
     return found
