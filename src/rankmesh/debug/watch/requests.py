@@ -18,8 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rankmesh.backend import recorder as calls
-from rankmesh.debug.doctor.diagnosis import diagnose
-from rankmesh.debug.doctor.report import report
+from rankmesh.debug.doctor.diagnosis import diagnose, report
 from rankmesh.debug.watch.host import HostRanks
 from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
