@@ -54,7 +54,7 @@ def test_slurm_knows_the_address_of_a_node(scontrol, lines, address):
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "output"),
     [
         ("exec sleep 6", "scontrol did not answer within 0.5 s"),
         ("sleep 6 & sleep 6", "scontrol did not answer within 0.5 s"),
@@ -63,20 +63,20 @@ def test_slurm_knows_the_address_of_a_node(scontrol, lines, address):
         ("exit 1", "scontrol show node gpu-a.invalid names no address that resolves"),
     ],
 )
-def test_slurm_does_not_know_it(scontrol, lines, said):
+def test_slurm_does_not_know_it(scontrol, lines, output):
     """Slurm that hangs, fails or knows no better: refused in time, with the host and what Slurm said."""
     scontrol(lines)
     began = time.monotonic()
     with pytest.raises(ConnectError, match=r"^host gpu-a\.invalid on rank 1 does not resolve \(") as refused:
         resolved(started_by(SRUN), 0.5, SRUN)
     assert time.monotonic() - began < limits.AT_ONCE
-    assert said in str(refused.value)
+    assert output in str(refused.value)
     assert str(refused.value).endswith("by which every rank reaches the host of rank 0")
 
 
 def test_slurm_is_asked_only_where_it_may_know(scontrol):
     """A name that resolves, a rank outside of a Slurm job, and what is no name of a node: Slurm is not asked."""
-    asked = scontrol(GETADDRS % "127.0.0.9:6818")
+    requested = scontrol(GETADDRS % "127.0.0.9:6818")
     here = {**SRUN, "MASTER_ADDR": "127.0.0.1"}
     assert resolved(started_by(here), environment=here).address == "127.0.0.1"
     outside = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "gpu-a.invalid"}
@@ -85,7 +85,7 @@ def test_slurm_is_asked_only_where_it_may_know(scontrol):
     odd = {**SRUN, "MASTER_ADDR": "--all.invalid"}
     with pytest.raises(ConnectError, match=r"'--all\.invalid' is no name of a node"):
         resolved(started_by(odd), environment=odd)
-    assert not asked.exists()
+    assert not requested.exists()
 
 
 def test_a_host_without_scontrol(monkeypatch, tmp_path):

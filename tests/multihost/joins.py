@@ -17,7 +17,7 @@ try:
     with rm.init("gloo", timeout=float(sys.argv[1])), rm.connect("dp=2") as groups:
         x = torch.ones(1)
         dist.all_reduce(x, group=groups["dp"].pg)
-        told = {"sum": x.item()}
+        result = {"sum": x.item()}
 except rm.ConnectError as error:
-    told = {"message": str(error)}
-sys.stdout.write(json.dumps({**told, "seconds": time.monotonic() - began}))
+    result = {"message": str(error)}
+sys.stdout.write(json.dumps({**result, "seconds": time.monotonic() - began}))
