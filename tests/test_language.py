@@ -54,7 +54,7 @@ def test_no_message_begins_with_received():
 
 ROOT = Path(__file__).parents[1]
 # Words that were names of ours, with the word of the field. A part of an identifier or file name counts. Not here:
-# what the field uses, too (line, cell, turn, phase, choice, word, left; `roll` is numpy's and torch's), and `crosswise`,
+# what the field uses, too (line, cell, turn, phase, choice, word, left; `roll` of torch and numpy), and `crosswise`,
 # which is a cause in `doctor --json`.
 FIELD = {
     "round": "muster musters meeting meetings claim claims",
