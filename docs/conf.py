@@ -46,8 +46,6 @@ nitpick_ignore_regex = [
     (r"py:class", r"(AxesLike|PickLike|GivenOptions)"),
     # The type of a default that is given back as it is.
     (r"py:class", r"rankmesh\..*\._Default"),
-    # A typed tuple, and groups that a program assigns.
-    (r"py:class", r"rankmesh\.dialects\.(deepspeed\.ProcessCoord|ezpz\.state\.AssignedGroup)"),
     # The class, or one derived from it, of which a class method makes an object.
     (r"py:class", r"rankmesh\.dialects\.torchtitan\.degrees\._Degrees"),
     # Values of the inside that a public one holds.

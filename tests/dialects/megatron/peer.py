@@ -94,7 +94,7 @@ def world(rank, size):
 
 
 def without_gloo(**arguments):
-    """The peer's create_group in a dry world, where there is nobody to connect gloo twins with."""
+    """The peer's create_group in a dry world, where no other rank connects gloo groups."""
     return PRISTINE_CREATE(**{**arguments, "backend": None})
 
 

@@ -71,7 +71,7 @@ def _counterparts(me):
 
 
 def test_gloo_counterparts_of_gloo_groups_are_these_groups(ranks):
-    """4 ranks: twins cost nothing where groups are gloo already, and are absent where nobody asked for them."""
+    """4 ranks: a gloo group is its own CPU counterpart; without gloo groups at initialisation there is none."""
     assert ranks(4, _counterparts) == [[[True] * 3, "NotInitialized"]] * 4
 
 
@@ -84,7 +84,7 @@ def _mixed(me):
 
 
 def test_gloo_counterparts_of_other_groups_are_separate_groups(ranks):
-    """4 ranks in a world of another backend: the twin is a gloo group beside the group."""
+    """4 ranks in a world of another backend: the CPU counterpart is a gloo group beside the group."""
     assert ranks(4, _mixed, world=None) == [["gloo", False, True, True]] * 4
 
 

@@ -25,7 +25,7 @@ def _in_pieces(me):
         "replicas": members(ps.get_data_parallel_group(True, False)),
         "experts": members(ps.get_expert_data_parallel_group(partial_expert_data_parallel=True)),
         "six": ps.get_all_ranks(),
-        "twins": [ps._DATA_PARALLEL_GROUP_GLOO, ps._EXPERT_DATA_PARALLEL_GROUP_GLOO],
+        "on the CPU": [ps._DATA_PARALLEL_GROUP_GLOO, ps._EXPERT_DATA_PARALLEL_GROUP_GLOO],
         "outside": [grid.create_pg("tp"), grid.get_pg("tp")],
         "unset": collections.ProcessGroupCollection().dp,
         "printed": repr(collections.ProcessGroupCollection.use_mpu_process_groups(["tp", "cp", "dp_cp_ag"])),
@@ -41,7 +41,7 @@ def _in_pieces(me):
 
 
 def test_weights_in_pieces(ranks):
-    """Rank 7 of 8 as of 0.20: groups, flags in that release's order, six places, no twins, None where it gives None."""
+    """Rank 7 of 8 as of 0.20: groups, flags in its order, six places, no CPU groups, None where it gives None."""
     (found,) = ranks(1, _in_pieces, world=None)
     assert found.pop("again") == ["get_data_parallel_rank", False]
     assert found == {
@@ -52,7 +52,7 @@ def test_weights_in_pieces(ranks):
         "replicas": [3, 7],
         "experts": [1, 3, 5, 7],
         "six": "1_1_3_0_0_0",
-        "twins": [None, None],
+        "on the CPU": [None, None],
         "outside": [None, None],
         "unset": None,
         "printed": "ProcessGroupCollection(tp(2), cp(1))",

@@ -176,7 +176,7 @@ def _new_groups(me):
 
 
 def test_groups_that_callers_make(ranks):
-    """4 ranks: known groups are found, new ones made once, non-members told so, all destroyed; ties do not hang."""
+    """4 ranks: known groups are found, new ones made once, others get no group, all destroyed; ties do not hang."""
     sums = [[3, 2, 3, 0], [None, 4, 3, 1], [None, 2, 3, 2], [3, 4, 3, 3]]
     for rank, seen in enumerate(ranks(4, _new_groups)):
         last = [0, 1, 2] if rank == 0 else [1, 2, 3]

@@ -26,7 +26,7 @@ def group_and_members(axis):
     return getattr(tp, f"get_{axis}_parallel_group")(), getattr(tp, f"get_{axis}_parallel_ranks")()
 
 
-def test_what_is_written_is_what_getters_give():
+def test_getters_give_what_was_assigned():
     """Groups in the globals of ezpz: together they are an initialised state; destroying it forgets them."""
     groups = {axis: object() for axis in GLOBALS}
     for axis, (group, ranks) in GLOBALS.items():
@@ -79,7 +79,7 @@ def _globals(me):
 
 
 def test_globals_are_the_groups_that_were_made(ranks):
-    """4 ranks: the globals give the live groups; one that is written stands in for one until it is deleted."""
+    """4 ranks: the globals give the live groups; one that is assigned replaces one until it is deleted."""
     for rank, seen in enumerate(ranks(4, _globals)):
         pair, across = [rank // 2 * 2, rank // 2 * 2 + 1], [rank % 2, rank % 2 + 2]
         assert seen == [[pair, pair], [[rank], [rank]], [[rank], [rank]], [across, across], ["a stand-in", pair], True]
