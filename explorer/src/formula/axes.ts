@@ -93,19 +93,22 @@ export function fill(sizes: OpenSizes, total: number | null, what: string): Map<
   }
   if (open.length && total % known)
     throw layoutError(
-      `${what} is ${total}, which ${factorsOf(sizes)} = ${known} does not divide, so ${open[0]}=* has no size; ` +
-        "change a size",
+      `${what} is ${total}, which ${productOf(sizes)} does not divide, so ${open[0]}=* has no size; ` + "change a size",
     );
   if (!open.length && known !== total)
-    throw layoutError(`${what} is ${total}, but ${factorsOf(sizes)} = ${known}; ${fitting(sizes, total)}`);
+    throw layoutError(`${what} is ${total}, but ${productOf(sizes)}; ${fitting(sizes, total)}`);
   return new Map([...sizes].map(([name, size]) => [name, size ?? total / known]));
 }
 
 /** Sizes in words: `tp 2 x pp 4`. */
 export const times = (sizes: OpenSizes): string => [...sizes].map(([name, size]) => `${name} ${size}`).join(" x ");
 
-/** The sizes that are given, in words. */
-const factorsOf = (sizes: OpenSizes): string => times(new Map([...sizes].filter(([, size]) => size !== null))) || "1";
+/** The sizes that are given, and their product: `tp 2 x dp 4 = 8`, or `tp=2`. */
+function productOf(sizes: OpenSizes): string {
+  const given = [...sizes].filter(([, size]) => size !== null);
+  if (given.length === 1) return `${given[0][0]}=${given[0][1]}`;
+  return `${times(new Map(given)) || "1"} = ${product(given.map(([, size]) => size!))}`;
+}
 
 /** One size that may be changed alone to fit the total; the last axis first, as it is usually the slowest. */
 function fitting(sizes: OpenSizes, total: number): string {

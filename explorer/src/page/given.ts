@@ -31,7 +31,7 @@ export interface Hang {
     evidence: string;
   }[];
   waiting: number[];
-  flips: { call: string; waiting: number[]; missing: number[] }[];
+  turns: { call: string; waiting: number[]; missing: number[] }[];
 }
 
 export interface Given {

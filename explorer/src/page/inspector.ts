@@ -33,7 +33,7 @@ function hang(app: App): HTMLElement[] {
         ` ${cause.operation}, call ${cause.call} of ${cause.group}: ${plural(cause.ranks.length, "rank")} (${shortened(cause.ranks, cause.ranks.length)})`,
       ),
     );
-  const flips = found.flips
+  const turns = found.turns
     .slice(0, 6)
     .map((step) =>
       h(
@@ -47,8 +47,8 @@ function hang(app: App): HTMLElement[] {
       "What hangs",
       h("p", {}, found.verdict),
       h("ul", {}, ...causes),
-      flips.length ? h("h3", {}, "Who waits for whom") : null,
-      h("ul", {}, ...flips),
+      turns.length ? h("h3", {}, "Who waits for whom") : null,
+      h("ul", {}, ...turns),
     ),
   ];
 }

@@ -50,7 +50,7 @@ const WAITS = 48;
 
 /** A line from ranks that wait to the ranks that they wait for. */
 export function waits(hang: Hang, colours: Colours): Line[] {
-  const pairs = hang.flips.flatMap((step) =>
+  const pairs = hang.turns.flatMap((step) =>
     step.missing.flatMap((missing) => step.waiting.map((waiting) => [waiting, missing])),
   );
   return pairs.slice(0, WAITS).map((ranks) => ({
