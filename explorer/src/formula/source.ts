@@ -96,9 +96,7 @@ function planOf(text: string, worldSize: number | null): Plan {
   const first = text.split("/")[0];
   if (first.includes("=") && !first.includes(":")) return ofAxes(text, worldSize);
   const near = nearest(colon ? name : text, [...Object.keys(RECIPES), ...Object.keys(PRESETS)], 0.6);
-  throw planError(
-    `unknown layout ${quoted(text)}; ${near === undefined ? "" : `did you mean ${repr(near)}? `}${FORMS}`,
-  );
+  throw planError(`unknown layout ${quoted(text)}; ${near === undefined ? FORMS : `did you mean ${repr(near)}?`}`);
 }
 
 function ofAxes(text: string, worldSize: number | null): Plan {
