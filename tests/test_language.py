@@ -97,11 +97,8 @@ IN_SENTENCES = {"own", "alone", "say", "says"}
 NOT_YET: dict[str, str] = {
     "backend": "Alone alone is_torchs_own meeting_place own",
     "cli": "_Offers _offers _say _tell_notes _told _verdict alone held offer proved spans tell",
-    "core": "_prove_equal held prove_shared said spans",
-    "debug": (
-        "_TOLD _alike _alone _of_one_inquiry _own _own_failure _proofs alike alone inquiry is_own own proofs "
-        "proved runs_alone said"
-    ),
+    "core": "spans",
+    "debug": "_of_one_inquiry _own_failure _proofs alone inquiry own proofs proved runs_alone",
     "dialects": "alone generation is_torchs_own own",
     "launch": "_meeting alone said told",
     "placement": "alike alone said span",
@@ -111,9 +108,8 @@ NOT_YET: dict[str, str] = {
         "own said silent span told with_verdict"
     ),
     "sim": "_is_own _own_seed _posts alike meeting_place own",
-    "testing": "_own_fixtures _say _told said told",
     "tests": "_own alone generation inquiry is_torchs_own offer own spans",
-    "transfer": "Said _beat _own alike beat held own said silent tell",
+    "transfer": "tell",
     "viz": "_span held leaders said span spans",
 }
 
