@@ -104,7 +104,7 @@ def _target(descriptor: int) -> str:
 def _polled(poll: int) -> list[int]:
     """The descriptors that an epoll descriptor waits for."""
     try:
-        lines = Path(f"/proc/self/fdinfo/{poll}").read_text(encoding="ascii").splitlines()
+        lines = Path(f"/proc/self/fdinfo/{poll}").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     return [int(line.split()[1]) for line in lines if line.startswith("tfd:")]

@@ -21,9 +21,10 @@ responsive.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TimedOut
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ from typing import Any, TypeVar
 from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_line, in_words
 from rankmesh.rendezvous.channel import Channel, ChannelLost, foreign
 from rankmesh.rendezvous.outcome import Outcome, parsed
+from rankmesh.rendezvous.waiting import Worker
 
 __all__ = ["AlreadyConcluded", "Arrivals", "Conclude", "Patience", "Proposal", "Round", "StoreLost", "lost"]
 
@@ -133,7 +135,8 @@ class Round:
     patience: float | None = None
     steps: list[_Step] = field(default_factory=list, init=False)
     _twice: str | None = field(default=None, init=False)
-    _owes: threading.Thread | None = field(default=None, init=False)
+    _owed: Future[Any] | None = field(default=None, init=False)
+    _worker: Worker = field(default_factory=lambda: Worker("rankmesh-store"), init=False)
 
     def __post_init__(self) -> None:
         if self.epoch < 0:
@@ -377,12 +380,16 @@ class Round:
         """
         if self._twice is not None:
             return False
-        with suppress(ConnectError, AgreementError):
+        try:
             if self.ask(self._is_last):
                 self.ask(lambda: self._forget(outcome))
                 return True
             if self.serves and self.channel.remote and (stay or not outcome.agreed):
                 self.ask(lambda: self._stay(outcome, readers), self.moment)
+        except (ConnectError, AgreementError):
+            pass
+        finally:
+            self._worker.close()
         return False
 
     def forget(self, names: Iterable[str]) -> None:
@@ -464,26 +471,18 @@ class Round:
 
     def _bounded(self, call: Callable[[], _Result], seconds: float) -> _Result:
         """The same on a thread, which is left behind when it does not come back: a connection may be cut."""
-        if self._owes is not None and self._owes.is_alive():
-            self._owes = None
+        if self._owed is not None and not self._owed.done():
+            self._owed = None
+            self._worker.close()
             self.channel = self._bounded(self.channel.again, self.moment + _PATIENCE)
-        values: list[_Result] = []
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                values.append(call())
-            except BaseException as error:  # noqa: BLE001 - raised again where the caller waits
-                errors.append(error)
-
-        self._owes = threading.Thread(target=work, daemon=True, name="rankmesh-store")
-        self._owes.start()
-        self._owes.join(seconds)
-        if errors:
-            raise errors[0]
-        if not values:
-            raise ChannelLost(f"no answer within {seconds:.3g} s")
-        return values[0]
+        owed = self._worker.submit(call)
+        self._owed = owed
+        try:
+            return owed.result(seconds)
+        except TimedOut as error:
+            if owed.done():  # the call's own error
+                raise
+            raise ChannelLost(f"no answer within {seconds:.3g} s") from error
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Waiting for keys of a torch store, no longer than was said.
+"""Waiting for keys of a torch store, and for calls that may never return, no longer than a limit.
 
 ```
 0 ───────────── the store wakes this rank ───────────── 30 s before the end ── this rank asks ── end
@@ -7,23 +7,75 @@
 When a wait of torch's ``TCPStore`` ends in vain, it asks DNS for the names of both ends of its connection, to write
 them in the log. Where DNS does not answer this takes longer than many a limit, and a rank that stands there answers no
 probe. So the end of a wait is never left to it. A ``FileStore`` looks once a second, so a rank asks it all the time.
+
+A call over a connection that is cut, or a collective of which a member is stopped, never returns: a ``Worker`` makes
+it, whose thread the caller leaves behind.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
-__all__ = ["come", "underlying"]
+__all__ = ["Worker", "come", "submit", "underlying"]
+
+_Result = TypeVar("_Result")
 
 # Longer than a resolver takes that tries two servers twice, for 5 s each.
 _LAST = 30.0
 # Seconds between two questions: a twentieth of the time that they have been asked for, within these.
 _SHARE, _LEAST, _MOST = 20, 0.001, 0.2
+
+
+class Worker:
+    """A thread that makes calls in turn, from the first one until ``close``, or until nobody holds the worker."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
+
+    def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
+        """Make a call; its future has what it returns, or raises."""
+        if self._calls is None:
+            self._calls = SimpleQueue()
+            threading.Thread(target=_work, args=(self._calls,), daemon=True, name=self._name).start()
+        made: Future[_Result] = Future()
+        self._calls.put((made, call))
+        return made
+
+    def close(self) -> None:
+        """End the thread once it has made the calls so far; the next call starts another."""
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.put(None)
+
+    __del__ = close
+
+
+def submit(call: Callable[[], _Result], name: str) -> Future[_Result]:
+    """Make one call on a thread of its own, which ends with it."""
+    worker = Worker(name)
+    made = worker.submit(call)
+    worker.close()
+    return made
+
+
+def _work(calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+    while (task := calls.get()) is not None:
+        made, call = task
+        try:
+            made.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised again where the caller waits
+            made.set_exception(error)
+        # Who holds the worker may be held by the call.
+        del task, made, call
 
 
 def come(store: Any, keys: Sequence[str], seconds: float) -> bool:

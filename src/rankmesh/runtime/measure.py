@@ -12,9 +12,9 @@ Each rank times its own calls; a group takes as long as its slowest member (`ran
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 from datetime import timedelta
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from rankmesh.errors import ConnectError, PlanError, first_line, quoted
 from rankmesh.launch.started import host_name
 from rankmesh.placement.measured import HOP, Measurement, measurement
 from rankmesh.rendezvous import Arrivals, Outcome, Round, gather, lost
+from rankmesh.rendezvous.waiting import submit
 from rankmesh.runtime.handles import LiveGroup
 
 if TYPE_CHECKING:
@@ -98,27 +99,18 @@ def _watched(among: Round, work: Callable[[], Rows], seconds: float) -> Rows:
     """
     if not among.channel.remote:
         return work()
-    done: list[Rows] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            done.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True, name="rankmesh-measure")
-    thread.start()
-    end = time.monotonic() + seconds
+    rows, end = submit(work, "rankmesh-measure"), time.monotonic() + seconds
     outcome: Outcome | None = None
-    while thread.is_alive() and outcome is None and time.monotonic() < end:
-        thread.join(min(_LOOK, max(end - time.monotonic(), 0.0)))
-        outcome = among.listen("gather") if thread.is_alive() else None
-    if done:
-        return done[0]
-    if errors and not isinstance(errors[0], RuntimeError):
-        raise errors[0]
-    cause = errors[0] if errors else None
+    while outcome is None and (left := end - time.monotonic()) > 0:
+        if futures.wait([rows], min(_LOOK, left)).done:
+            break
+        outcome = among.listen("gather")
+    cause: RuntimeError | None = None
+    if rows.done():
+        try:
+            return rows.result()
+        except RuntimeError as error:
+            cause = error
     outcome = outcome or among.conclude("gather", lambda arrivals: _blamed(arrivals, seconds, cause))
     among.leave(outcome)
     raise ConnectError(

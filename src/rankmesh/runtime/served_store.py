@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
+from concurrent.futures import wait
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -27,6 +27,7 @@ from rankmesh.errors import ConnectError, first_line
 from rankmesh.launch.address import resolved
 from rankmesh.launch.started import Launch
 from rankmesh.launch.table import MPI
+from rankmesh.rendezvous.waiting import submit
 
 __all__ = ["is_served", "open_store", "turn", "turns"]
 
@@ -76,24 +77,17 @@ def _connect(launch: Launch, timeout: timedelta) -> TCPStore:
 
 def _opened(launch: Launch, address: str, port: int, serves: bool, timeout: timedelta) -> TCPStore:
     """The store, or ``ConnectError`` in time: torch's client tries for minutes where one accepts and says nothing."""
-    found: list[TCPStore] = []
-    problems: list[RuntimeError] = []
 
-    def open_it() -> None:
+    def open_it() -> TCPStore:
+        return TCPStore(address, port, is_master=serves, timeout=timeout, wait_for_workers=False, multi_tenant=serves)
+
+    opening = submit(open_it, "rankmesh-store")
+    wait([opening], timeout.total_seconds() + _MOMENT)
+    if opening.done():
         try:
-            found.append(
-                TCPStore(address, port, is_master=serves, timeout=timeout, wait_for_workers=False, multi_tenant=serves)
-            )
+            return opening.result()
         except RuntimeError as error:
-            problems.append(error)
-
-    opening = threading.Thread(target=open_it, daemon=True, name="rankmesh-store")
-    opening.start()
-    opening.join(timeout.total_seconds() + _MOMENT)
-    if found:
-        return found[0]
-    if problems:
-        raise _unreachable(launch, first_line(problems[0])) from problems[0]
+            raise _unreachable(launch, first_line(error)) from error
     raise ConnectError(
         f"rank {launch.rank} of {launch.world_size}: nothing was heard of rank 0; no store could be reached at "
         f"{launch.meeting}, which accepts and says nothing; rank 0 is stopped or stuck there, or something else uses "
