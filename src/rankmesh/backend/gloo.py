@@ -36,7 +36,7 @@ EAGER_SIZE = 16
 # A pair waits this often for its peer before it gives up, each time as long as its group was given.
 _CONNECT_TRIES = 5
 
-_DESCRIPTORS = Path("/proc/self/fd")
+_DESCRIPTORS = "/proc/self/fd"
 # Gloo asks for it whenever it connects a group.
 _TOGETHER = "GLOO_ENABLE_STORE_V2_API"
 
@@ -89,14 +89,14 @@ class GlooDevices:
 
 def _open_descriptors() -> set[int]:
     try:
-        return {int(name) for name in os.listdir(_DESCRIPTORS)}  # noqa: PTH208  - the descriptor that lists is no file
+        return set(map(int, os.listdir(_DESCRIPTORS)))  # noqa: PTH208  - the descriptor that lists is no file
     except OSError:  # no Linux: nothing is cut here
         return set()
 
 
 def _target(descriptor: int) -> str:
     try:
-        return os.readlink(_DESCRIPTORS / str(descriptor))  # noqa: PTH115
+        return os.readlink(f"{_DESCRIPTORS}/{descriptor}")  # noqa: PTH115  - half the time of a Path
     except OSError:
         return ""
 
@@ -104,10 +104,10 @@ def _target(descriptor: int) -> str:
 def _polled(poll: int) -> list[int]:
     """The descriptors that an epoll descriptor waits for."""
     try:
-        lines = Path(f"/proc/self/fdinfo/{poll}").read_text(encoding="utf-8").splitlines()
+        lines = Path(f"/proc/self/fdinfo/{poll}").read_bytes().splitlines()
     except OSError:
         return []
-    return [int(line.split()[1]) for line in lines if line.startswith("tfd:")]
+    return [int(line.split()[1]) for line in lines if line.startswith(b"tfd:")]
 
 
 def _shut_down(descriptor: int) -> None:

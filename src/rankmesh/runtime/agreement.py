@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -36,9 +36,10 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class PlanProposal:
-    """What one rank brings: its fields as plain data, and the ranks that have to bring the same.
+    """What one rank proposes: its fields as plain data, or what gives them, and the ranks that must propose the same.
 
-    ``stands`` is a text that is equal exactly where the fields are: digests that are known need not be made again.
+    ``stands`` is a text that is equal exactly where the fields are: with it the fields are only read to tell proposals
+    apart.
 
     >>> one, other = (PlanProposal(rank, 8, RankRange(0, 8), {"plan": "same"}) for rank in (0, 5))
     >>> one.digest == other.digest, one.name, PlanProposal(4, 8, RankRange(4, 4), {}).name
@@ -48,7 +49,7 @@ class PlanProposal:
     rank: int
     world_size: int
     ranks: RankRange
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object] | Callable[[], Mapping[str, object]]
     stands: str = ""
 
     @cached_property
@@ -63,7 +64,8 @@ class PlanProposal:
 
     @cached_property
     def _document(self) -> str:
-        return json.dumps(self.fields, sort_keys=True, separators=(",", ":"))
+        fields = self.fields() if callable(self.fields) else self.fields
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @property
     def name(self) -> str:

@@ -152,14 +152,15 @@ class World:
             common["groups"] = "made through torch's public API"
         if refusal is not None:
             return PlanProposal(rank, size, span, common | {"refused": str(refusal)})
-        said = (
-            contents(plans[""])
-            if list(plans) == [""]
-            else {"plans": [{"name": key, "plan": contents(plan)} for key, plan in plans.items()]}
-        )
+
+        def fields() -> dict[str, object]:
+            if list(plans) == [""]:
+                return contents(plans[""]) | common
+            return {"plans": [{"name": key, "plan": contents(plan)} for key, plan in plans.items()]} | common
+
         # A plan has its digest already, for the names of its groups.
         stands = repr((common, [(key, plan.digest) for key, plan in plans.items()]))
-        return PlanProposal(rank, size, span, {**said, **common}, stands)
+        return PlanProposal(rank, size, span, fields, stands)
 
     # -- make ---------------------------------------------------------------------------------------------------
 
