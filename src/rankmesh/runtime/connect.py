@@ -24,7 +24,6 @@ from rankmesh.launch.started import started_by
 from rankmesh.launch.table import NOBODY
 from rankmesh.readers.source import read
 from rankmesh.runtime.live import LiveGroups
-from rankmesh.runtime.told import with_verdict
 from rankmesh.runtime.world import World
 
 __all__ = ["DEFAULT_TIMEOUT", "LiveJob", "connect"]
@@ -91,12 +90,11 @@ def connect(
     plans or one never arrives. A failed connect leaves nothing behind.
     """
     limit = time_limit(timeout)
-    with with_verdict("connect"):
-        # Plans first: whether something is a Mapping takes Python half a millisecond, once for each new class.
-        if isinstance(plan, PlanLike) or not isinstance(plan, Mapping):
-            return _connected({"": plan}, limit)[""]
-        _check_keys(plan)
-        return LiveJob(_connected(plan, limit))
+    # Plans first: whether something is a Mapping takes Python half a millisecond, once for each new class.
+    if isinstance(plan, PlanLike) or not isinstance(plan, Mapping):
+        return _connected({"": plan}, limit)[""]
+    _check_keys(plan)
+    return LiveJob(_connected(plan, limit))
 
 
 def _check_keys(given: Mapping[Any, object]) -> None:
@@ -114,7 +112,9 @@ def _connected(given: Mapping[str, PlanLike], limit: timedelta) -> dict[str, Liv
     world = World.current()
     if world.default.size == 1 and not world.default.dry and started_by().launcher == NOBODY:
         _check_started(given.values())
-    return world.connect({key: _plan(one, world.default.size) for key, one in given.items()}, limit)
+    plans = {key: _plan(one, world.default.size) for key, one in given.items()}
+    with world.diagnosed("connect"):
+        return world.connect(plans, limit)
 
 
 def _check_started(given: Iterable[PlanLike]) -> None:

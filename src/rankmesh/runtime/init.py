@@ -29,7 +29,7 @@ from rankmesh.runtime.backend_decision import decide
 from rankmesh.runtime.devices import BackendDecision, Capabilities, choose, offer
 from rankmesh.runtime.served_store import is_served, open_store
 
-__all__ = ["LiveRank", "enter", "init"]
+__all__ = ["LiveRank", "enter"]
 
 # How long the ranks wait for each other when nothing else is said.
 _LIMIT = timedelta(seconds=300)
@@ -81,30 +81,14 @@ class LiveRank:
         self.close()
 
 
-def init(backend: str | None = None, *, timeout: float | timedelta | None = None) -> LiveRank:
-    """Join the world that this process's launcher started, or be a world of one; called by every rank.
+def enter(
+    launch: Launch | None = None, backend: str | None = None, timeout: float | timedelta | None = None
+) -> LiveRank:
+    """Join the world of a process that was started so: what ``rm.init`` does, without a watch.
 
-    Without ``backend`` it is NCCL where every rank has a GPU of its own, else gloo, on all ranks alike. ``timeout``
-    (seconds, or a timedelta) is how long ranks wait for each other here and in the world's collectives; without it
-    that is 300 s here, and torch's own default there. Where a world is initialised already, as in Ray's workers, it is
-    taken as it is, and stays when this closes. No environment variable is changed.
-
-    Raises ``ConnectError`` for variables that contradict each other, a rendezvous address that does not resolve or
-    answer, ranks that ask for different backends, and a backend that some rank has no device for; ``AgreementError``
-    naming the ranks that did not arrive.
+    Without a ``launch`` it is what the environment says.
     """
-    try:
-        launch = started_by()
-    except ConnectError:
-        if not dist.is_initialized():
-            raise
-        # Whoever made the world knew more than these variables.
-        launch = Launch(NOBODY, host=host_name())
-    return enter(launch, backend, timeout)
-
-
-def enter(launch: Launch, backend: str | None = None, timeout: float | timedelta | None = None) -> LiveRank:
-    """The same for a process that was started so."""
+    launch = launch or _started()
     limit = None if timeout is None else time_limit(timeout)
     _check_backend(backend)
     if dist.is_initialized():
@@ -115,6 +99,16 @@ def enter(launch: Launch, backend: str | None = None, timeout: float | timedelta
     _initialise(launch, backend, PrefixStore(f"{prefix}/world", store), limit)
     farewell = "" if launch.alone or is_served() else f"{prefix}/left"
     return _live(launch, device, backend, choice.why, store, farewell)
+
+
+def _started() -> Launch:
+    try:
+        return started_by()
+    except ConnectError:
+        if not dist.is_initialized():
+            raise
+        # Whoever made the world knew more than these variables.
+        return Launch(NOBODY, host=host_name())
 
 
 def _together(launch: Launch, own: Capabilities, limit: timedelta) -> tuple[Launch, Store, str, BackendDecision]:

@@ -1,34 +1,36 @@
 """Warm-up: every communicator used once, in plan order, each within a bounded time.
 
 ```
-each leader     one all-reduce of one number
-pipelines       the number to next and to prev besides: pipelines talk to their neighbours, not to the group
+canonical groups   one all-reduce of one number
+pipelines          the number to next and to prev besides: pipelines talk to their neighbours, not to the group
 ```
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from rankmesh.errors import ConnectError, first_line
 from rankmesh.runtime.handles import LiveGroup
-from rankmesh.runtime.told import with_verdict
+
+if TYPE_CHECKING:
+    from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["warm_up"]
 
 
-def warm_up(groups: Mapping[str, LiveGroup], timeout: timedelta) -> dict[str, float]:
-    """Warm up the leaders of a rank's groups, and its pipelines; the seconds that each took."""
+def warm_up(groups: LiveGroups, timeout: timedelta) -> dict[str, float]:
+    """Warm up the canonical groups of a rank, and its pipelines; the seconds that each took."""
     seconds = {}
     for name, group in groups.items():
         if group.size > 1 and (group.own.canonical == name or group.own.spec.pipeline):
             started = time.perf_counter()
-            with with_verdict(f"warm_up of {group.own}"):
+            with groups.world.diagnosed(f"warm_up of {group.own}"):
                 _use(group, timeout)
             seconds[name] = time.perf_counter() - started
     return seconds

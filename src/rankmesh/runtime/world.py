@@ -54,6 +54,8 @@ class World:
     def __init__(self, default: DefaultGroup) -> None:
         self.default = default
         self.backend = backend_of(default)
+        # What diagnoses a wait in vain while it runs, the newest last: it is given the reason, and says what hangs.
+        self.diagnosing: list[Callable[[str], str | None]] = []
         self._live: list[LiveGroups] = []
         self._connecting = threading.Lock()
 
@@ -211,6 +213,19 @@ class World:
         for live in reversed(list(made.values())):
             with suppress(ConnectError):
                 live.close()
+
+    @contextmanager
+    def diagnosed(self, what: str) -> Iterator[None]:
+        """Errors inside that name missing ranks end with the diagnosis of the watch, where one runs."""
+        try:
+            yield
+        except (AgreementError, ConnectError) as error:
+            if not self.diagnosing or not (error.values.get("missing") or error.values.get("late")):
+                raise
+            diagnosis = self.diagnosing[-1](f"{what} waited too long")
+            if diagnosis is None:
+                raise
+            raise type(error)(f"{error.message}; by the recordings: {diagnosis}", **error.values) from error
 
     # -- what there is ------------------------------------------------------------------------------------------
 

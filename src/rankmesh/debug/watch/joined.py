@@ -1,4 +1,4 @@
-"""A world that is recorded from its beginning: ``rm.init(record=True)``, or ``RANKMESH_RECORD=DIR``."""
+"""``rm.init``: join the world of this process, recorded from its beginning where that is wanted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rankmesh.debug.watch.recorder import prepare
 from rankmesh.debug.watch.watch import Watch, start
-from rankmesh.runtime import init as world
-from rankmesh.runtime.init import LiveRank
+from rankmesh.runtime.init import LiveRank, enter
 
 __all__ = ["init", "watched"]
 
@@ -38,11 +37,12 @@ def init(
     ranks that ask for different backends, and a backend that some rank has no device for; ``AgreementError`` naming
     the ranks that did not come.
     """
-    if not _wanted(record):
-        return world.init(backend, timeout=timeout)
-    prepare()
-    live = world.init(backend, timeout=timeout)
-    live.before_leaving.append(start(None if isinstance(record, bool) else record).close)
+    recorded = bool(record) or bool(os.environ.get("RANKMESH_RECORD"))
+    if recorded:
+        prepare()
+    live = enter(backend=backend, timeout=timeout)
+    if recorded:
+        live.before_leaving.append(start(None if isinstance(record, bool) else record).close)
     return live
 
 
@@ -58,7 +58,3 @@ def watched(live: LiveRank, diagnosed: Callable[[str], None], place: Path | None
             watch = Watch(Path(folder).absolute() if folder else None, diagnosed=diagnosed, place=place)
             live.before_leaving.append(watch.close)
         yield live
-
-
-def _wanted(record: bool | str | os.PathLike[str]) -> bool:
-    return bool(record) or bool(os.environ.get("RANKMESH_RECORD"))

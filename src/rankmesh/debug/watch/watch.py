@@ -27,7 +27,7 @@ from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import SESSION, DumpRequests, Pace
 from rankmesh.rendezvous import BoundedChannel, ChannelLost, FallbackChannel, FolderChannel, StoreChannel
-from rankmesh.runtime.told import asked_of
+from rankmesh.runtime.world import World
 
 __all__ = ["Watch", "start"]
 
@@ -81,7 +81,8 @@ class Watch:
         # A rank that stops soon is known to the others of its host by then.
         self._started.wait(_MOMENT)
         atexit.register(self.close)
-        asked_of.append(self.ask)
+        self._world = World.current()
+        self._world.diagnosing.append(self.ask)
 
     # -- the session -------------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class Watch:
         if not self._hung and self._diagnosed is None and _failed():
             self.ask("a call failed")
         self._stop.set()
-        asked_of.remove(self.ask)
+        self._world.diagnosing.remove(self.ask)
         self._thread.join(_MOMENT)
         if self._responding:
             self._thread.join(2 * self._pace.grace + self._pace.reading)
