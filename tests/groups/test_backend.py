@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 
 import rankmesh as rm
-from rankmesh.backend import releases
+from rankmesh.backend import public, releases
 from rankmesh.backend.default import DefaultGroup
 from rankmesh.backend.members import Torch213, Torch214, Torch215
+from rankmesh.backend.protocol import GroupRequest, Kind
+from rankmesh.backend.public import PublicBackend
 from rankmesh.backend.registries import registries
 from rankmesh.errors import ConnectError
 
@@ -97,6 +99,36 @@ def test_a_torch_without_private_pieces_makes_the_same_groups(ranks):
     for rank, (sums, _, back) in enumerate(found):
         assert sums == dict.fromkeys(["tp", "dp", *(["ends"] if rank in (0, 3) else []), "pp"], True)
         assert back
+
+
+def _made_by(monkeypatch, groups, backend="nccl", local=(0, 2)):
+    """What the public fallback calls for one kind, in a world of 4 ranks that is bound to a device."""
+    calls = []
+    monkeypatch.setattr(public, "check_backend", lambda backend: None)
+    for name in ("split_group", "new_group"):
+        monkeypatch.setattr(dist, name, lambda ranks=None, *, by=name, **given: calls.append((by, ranks, given)) or by)
+    made_by = PublicBackend(DefaultGroup(0, 4, None, "nccl", timedelta(seconds=9), torch.device("cuda", 0)))
+    kind = Kind("dp", groups, backend, timedelta(seconds=9), rm.Options())
+    found = made_by.split(GroupRequest(kind, "dp/0/1", "dp@tp0", local, 0), 0.0)
+    made_by.decline(kind)
+    return found, [(by, given.get("split_ranks", ranks)) for by, ranks, given in calls]
+
+
+def test_a_bound_world_is_split_by_public_torch(monkeypatch):
+    """NCCL groups of a world that is bound to a device: one split_group for each kind, on members and others alike."""
+    found, calls = _made_by(monkeypatch, [(0, 2), (1, 3)])
+    assert found == "split_group"
+    assert calls == [("split_group", [[0, 2], [1, 3]])] * 2
+
+
+@pytest.mark.parametrize(
+    ("groups", "backend", "local"), [([(2, 0), (1, 3)], "nccl", (2, 0)), ([(0, 2), (1, 3)], "gloo", (0, 2))]
+)
+def test_what_a_split_would_change_is_made_anew(monkeypatch, groups, backend, local):
+    """Members that are not in ascending order, and groups of another backend: new_group for each."""
+    found, calls = _made_by(monkeypatch, groups, backend, local)
+    assert found == "new_group"
+    assert calls == [("new_group", list(ranks)) for ranks in groups] * 2
 
 
 def _public_on_one(me):

@@ -1,17 +1,22 @@
 """Groups made through torch's public API alone: for a torch whose private pieces are missing or behave otherwise.
 
-``new_group`` is called by every rank of the world for every group of every kind, in one order: so a group costs the
-world what it costs elsewhere only its members, lazy groups are made with the others, a group of one rank is torch's,
-and torch names the groups.
+```
+split_group    one call for a kind: its NCCL groups, where the world is bound to a device
+new_group      one call for each group of any other kind
+```
+
+Every rank of the world makes every call, in one order: so a group costs the world what it costs elsewhere only its
+members, lazy groups are made with the others, a group of one rank is torch's, and torch names the groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch.distributed as dist
 
-from rankmesh.backend.options import check_backend, nccl_options
+from rankmesh.backend.default import DefaultGroup
+from rankmesh.backend.options import check_backend, kinds_of, nccl_options
 from rankmesh.backend.protocol import GroupRequest, Kind
 from rankmesh.errors import ConnectError
 
@@ -23,6 +28,9 @@ class PublicBackend:
 
     collective = True
 
+    def __init__(self, default: DefaultGroup) -> None:
+        self._default = default
+
     def create(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
         """Not here: every rank takes part in every group."""
         raise ConnectError(
@@ -31,30 +39,44 @@ class PublicBackend:
 
     def split(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
         """The group that this rank is in, of all groups of its kind."""
-        found = self._each(request.kind, tuple(request.ranks), request.desc)
+        found = self._made(request.kind, tuple(request.ranks), request.desc)
         if found is None:
             raise ConnectError(f"this rank is in no group of kind {request.kind.name!r}; this is a fault of rankmesh")
         return found
 
     def decline(self, kind: Kind) -> None:
         """Take part in making all groups of a kind."""
-        self._each(kind, None, kind.name)
+        self._made(kind, None, kind.name)
 
-    def _each(self, kind: Kind, own: tuple[int, ...] | None, desc: str) -> dist.ProcessGroup | None:
+    def _made(self, kind: Kind, local: tuple[int, ...] | None, desc: str) -> dist.ProcessGroup | None:
+        """All groups of a kind; the one of these ranks."""
         check_backend(kind.backend)
+        groups, options = [list(ranks) for ranks in kind], nccl_options(kind.options, kind.backend)
+        if self._splits(kind, groups):
+            return dist.split_group(split_ranks=groups, timeout=kind.timeout, pg_options=options, group_desc=desc)
         found = None
-        for ranks in kind:
+        for ranks in groups:
+            here = tuple(ranks) == local
             made = dist.new_group(
-                list(ranks),
+                ranks,
                 timeout=kind.timeout,
                 backend=kind.backend,
-                pg_options=nccl_options(kind.options, kind.backend),
-                group_desc=desc if ranks == own else kind.name,
+                pg_options=options,
+                group_desc=desc if here else kind.name,
                 sort_ranks=False,
             )
-            if ranks == own:
-                found = made
+            found = made if here else found
         return found
+
+    def _splits(self, kind: Kind, groups: Iterable[list[int]]) -> bool:
+        """Whether torch can split the kind from the world; it keeps the world's backend, and sorts the members."""
+        return (
+            hasattr(dist, "split_group")
+            and self._default.splits
+            and kind.backend == self._default.backend
+            and kinds_of(kind.backend) == {"nccl"}
+            and all(ranks == sorted(ranks) for ranks in groups)
+        )
 
     def local(self, request: GroupRequest) -> dist.ProcessGroup:
         """Not here: torch's own group of one rank is made by all."""

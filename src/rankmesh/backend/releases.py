@@ -55,12 +55,12 @@ def backend_of(default: DefaultGroup) -> Backend:
         return torch_threads.ThreadBackend(default) if torch_threads.is_rank() else _family()(default)
     if default.rank == 0:
         warnings.warn(
-            f"torch {torch.__version__}: {reason}; rankmesh makes the groups through torch.distributed.new_group, "
-            "which every rank calls for every group; install a torch that rankmesh knows "
+            f"torch {torch.__version__}: {reason}; rankmesh makes the groups through torch.distributed.new_group and "
+            "split_group, which every rank calls for every kind of group; install a torch that rankmesh knows "
             f"({', '.join(f'{major}.{second}' for major, second in KNOWN)}) for a fast start",
             stacklevel=2,
         )
-    return PublicBackend()
+    return PublicBackend(default)
 
 
 def _family() -> type[members.MemberBackend]:
