@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh.runtime.devices import Capabilities, choose, loopback_address, offer, pick
+from rankmesh.runtime.devices import Capabilities, capabilities, choose, loopback_address, pick
 
 
 def _capabilities(devices, asked=None):
@@ -43,8 +43,8 @@ def test_a_share_of_a_device(monkeypatch):
 
     def chosen(version):
         monkeypatch.setattr("torch.cuda.nccl.version", lambda: version)
-        capabilities = [offer(rank, 4, "host", rank, None, rank) for rank in range(4)]
-        return choose(capabilities).backend, [one.index for one in capabilities]
+        found = [capabilities(rank, 4, "host", rank, None, rank) for rank in range(4)]
+        return choose(found).backend, [one.index for one in found]
 
     monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
     assert chosen((2, 30, 7)) == ("gloo", [0, 1, None, None])

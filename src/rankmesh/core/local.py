@@ -23,9 +23,10 @@ from rankmesh.core.options import Options
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import NotAMember, UnknownGroup, listed
 
-__all__ = ["LocalGroup", "LocalGroups", "canonical_groups"]
+__all__ = ["ByKind", "LocalGroup", "LocalGroups", "canonical_groups"]
 
 _Default = TypeVar("_Default")
+_Group = TypeVar("_Group", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,27 @@ def canonical_groups(groups: Iterable[tuple[str, Group, Options]]) -> dict[str, 
     return found
 
 
-class LocalGroups(Mapping[str, LocalGroup]):
+class ByKind(Mapping[str, _Group]):
+    """What one rank has of each kind that it is in; ``[name]`` raises ``NotAMember`` for another kind of the plan."""
+
+    __slots__ = ()
+
+    @overload
+    def get(self, name: str, /) -> _Group | None: ...
+    @overload
+    def get(self, name: str, /, default: _Default) -> _Group | _Default: ...
+    def get(self, name: str, /, default: object = None) -> object:
+        """The group of one kind, or ``default`` where this rank is in none of that kind.
+
+        ``UnknownGroup`` for a name that the plan does not have: a misspelt name is a mistake with a default too.
+        """
+        try:
+            return self[name]
+        except NotAMember:
+            return default
+
+
+class LocalGroups(ByKind[LocalGroup]):
     """The groups that one rank is in, by name, in the plan's order.
 
     ``[name]`` raises ``NotAMember`` for a kind that this rank is in none of; ``get(name)`` is then None. A name that
@@ -147,20 +168,6 @@ class LocalGroups(Mapping[str, LocalGroup]):
             return self._groups[name]
         except KeyError:
             raise self._absent(name) from None
-
-    @overload
-    def get(self, name: str, /) -> LocalGroup | None: ...
-    @overload
-    def get(self, name: str, /, default: _Default) -> LocalGroup | _Default: ...
-    def get(self, name: str, /, default: object = None) -> object:
-        """The group of one kind, or ``default`` where this rank is in none of that kind.
-
-        ``UnknownGroup`` for a name that the plan does not have: a misspelt name is a mistake with a default too.
-        """
-        try:
-            return self[name]
-        except NotAMember:
-            return default
 
     def _absent(self, name: str) -> UnknownGroup | NotAMember:
         if name not in self._elsewhere:

@@ -9,7 +9,7 @@ deadlock        ranks that wait for each other in several rounds
 init, backend_decision   from a launcher to an initialised world
 schedule        what this rank does to make its groups, in the one order of all ranks; the backend package does it
 live, handles   the groups of this rank; who made them destroys them
-naming, identify   names as pure functions, and back
+naming          names as pure functions, and back
 discover, measure   the cluster of the ranks, and what their collectives take
 report          what exists, what is shared, what it cost
 ```
@@ -22,8 +22,8 @@ with extra("torch"):
 
 from rankmesh.runtime.connect import LiveJob, connect
 from rankmesh.runtime.handles import LiveGroup
-from rankmesh.runtime.identify import Identity
 from rankmesh.runtime.live import LiveGroups
+from rankmesh.runtime.naming import Identity
 from rankmesh.runtime.report import GroupReport, Report
 from rankmesh.runtime.world import World, close_all
 

@@ -25,9 +25,8 @@ from rankmesh.errors import AgreementError, ConnectError, in_words
 from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel, lost
 from rankmesh.rendezvous.channel import LARGEST
 from rankmesh.runtime.deadlock import Waiting
-from rankmesh.runtime.differences import differences
 
-__all__ = ["Agreement", "PlanProposal", "agree"]
+__all__ = ["Agreement", "PlanProposal", "agree", "differences"]
 
 # Seconds after which a rank that is the last of its world to wait looks whether anybody waits in vain.
 _EARLY = 0.2
@@ -111,11 +110,11 @@ class Agreement:
             return outcome
 
         proposal, rank = self._proposal, self._proposal.rank
-        offered = Proposal(proposal.digest, lambda: proposal.document)
+        proposed = Proposal(proposal.digest, lambda: proposal.document)
         last_of_the_world = self._waiting.begin()
         patience = Patience(seconds, meanwhile=(_EARLY, self._waiting.end_those_in_vain) if last_of_the_world else None)
         try:
-            outcome = self._round.step("agree", offered, conclude, patience)
+            outcome = self._round.step("agree", proposed, conclude, patience)
         except BaseException:
             self._waiting.stop()
             raise
@@ -138,9 +137,9 @@ class Agreement:
         if arrivals.complete and not differ:
             return Outcome()
         arrivals.probe()
-        silent = arrivals.unresponsive(besides=absent)
-        if silent:
-            return lost(silent, "had arrived")
+        unresponsive = arrivals.unresponsive(besides=absent)
+        if unresponsive:
+            return lost(unresponsive, "had arrived")
         if not differ:
             return Outcome()
         outcome = _differ([arrivals])
@@ -198,13 +197,13 @@ class Agreement:
 
     def _not_through(self, arrivals: Arrivals, within: float, seconds: float, error: BaseException | None) -> Outcome:
         arrivals.probe(seconds)
-        gone = arrivals.unresponsive(seconds)  # those that still make groups answer when they are through
-        if gone or error is None:
-            late = tuple(gone or arrivals.absent)
-            message = f"{in_words(late)} did not finish creating their groups within {within:g} s; check their logs"
-            if len(late) == 1:
-                message = f"{in_words(late)} did not finish creating its groups within {within:g} s; check its log"
-            return Outcome("failed", late, tuple(gone), message=message)
+        unresponsive = arrivals.unresponsive(seconds)  # those that still make groups answer when they are through
+        if unresponsive or error is None:
+            behind = tuple(unresponsive or arrivals.absent)
+            message = f"{in_words(behind)} did not finish creating their groups within {within:g} s; check their logs"
+            if len(behind) == 1:
+                message = f"{in_words(behind)} did not finish creating its groups within {within:g} s; check its log"
+            return Outcome("failed", behind, tuple(unresponsive), message=message)
         rank = self._proposal.rank
         return Outcome("failed", (rank,), message=f"rank {rank} could not make its own groups: {error}")
 
@@ -247,3 +246,39 @@ def _differ(several: Sequence[Arrivals]) -> Outcome:
     )
     odd = sorted(rank for digest in ranks if digest != majority for rank in ranks[digest])
     return Outcome("different", tuple(odd), fields=tuple(fields), message=message)
+
+
+def differences(ours: object, theirs: object, path: str = "") -> list[tuple[str, str, str]]:
+    """The fields in which two plain documents differ: (path, ours, theirs).
+
+    >>> differences({"mesh": {"axes": [["tp", 2]]}}, {"mesh": {"axes": [["tp", 4]]}})
+    [('mesh.axes.tp', '2', '4')]
+    """
+    if ours == theirs:
+        return []
+    left, right = _mapping(ours), _mapping(theirs)
+    if left is None or right is None or (list(left) != list(right) and set(left) == set(right)):
+        return [(path or "plan", _short(ours), _short(theirs))]
+    found = []
+    for key in dict.fromkeys([*left, *right]):
+        here = f"{path}.{key}" if path else str(key)
+        found += differences(left.get(key), right.get(key), here)
+    return found
+
+
+def _mapping(value: object) -> dict[str, Any] | None:
+    """A mapping as it is; lists of named things (axes, groups) by their names; else None."""
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, list) or not value:
+        return None
+    if all(isinstance(item, dict) and "name" in item for item in value):
+        return {item["name"]: item for item in value}
+    if all(isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) for item in value):
+        return dict(value)
+    return None
+
+
+def _short(value: object) -> str:
+    text = "absent" if value is None else json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -29,7 +29,7 @@ _LOOK = 0.5
 
 
 def decide(
-    store: Store, prefix: str, own: Capabilities, seconds: float, *, serves: bool
+    store: Store, prefix: str, local: Capabilities, seconds: float, *, serves: bool
 ) -> tuple[BackendDecision, str]:
     """What all ranks do, once all have arrived; and a prefix for the keys of what they do.
 
@@ -39,38 +39,40 @@ def decide(
     """
     met = False
     try:
-        identity = f"process {own.process} on {own.host}"
-        found = Round(StoreChannel(store, prefix), "init", range(own.size), own.rank, serves, identity)
+        identity = f"process {local.process} on {local.host}"
+        found = Round(StoreChannel(store, prefix), "init", range(local.size), local.rank, serves, identity)
 
         def look() -> None:
             nonlocal met
             met = met or found.seen(0)
 
         look()
-        return _decided(found, own, seconds, look), f"{prefix}/{found.epoch}"
+        return _decided(found, local, seconds, look), f"{prefix}/{found.epoch}"
     except StoreLost as error:
-        raise StoreLost(error.message, rank=own.rank, missing=(0,), met=met) from error
+        raise StoreLost(error.message, rank=local.rank, missing=(0,), met=met) from error
 
 
-def _decided(found: Round, own: Capabilities, seconds: float, look: Callable[[], None]) -> BackendDecision:
+def _decided(found: Round, local: Capabilities, seconds: float, look: Callable[[], None]) -> BackendDecision:
     def conclude(arrivals: Arrivals) -> Outcome:
-        offers = [Capabilities(**json.loads(texts[-1])) for _, texts in sorted(arrivals.texts.items())]
-        if len({offer.size for offer in offers}) == 1 and not arrivals.complete:
-            return or_missing(lambda _: _decision(offers), seconds, "init()")(arrivals)
-        return _decision(offers)
+        gathered = [Capabilities(**json.loads(texts[-1])) for _, texts in sorted(arrivals.texts.items())]
+        if len({each.size for each in gathered}) == 1 and not arrivals.complete:
+            return or_missing(lambda _: _decision(gathered), seconds, "init()")(arrivals)
+        return _decision(gathered)
 
-    proposal = Proposal(f"{own.size} {own.asked}", text=json.dumps(asdict(own)))
+    proposal = Proposal(f"{local.size} {local.asked}", text=json.dumps(asdict(local)))
     outcome = found.step("capabilities", proposal, conclude, Patience(seconds, if_odd=_ODD, meanwhile=(_LOOK, look)))
     found.leave(outcome)
     if not outcome.agreed:
         kind = AgreementError if outcome.missing else ConnectError
         values = {"missing": outcome.missing} if outcome.missing else {}
-        raise kind(f"rank {own.rank} of {own.size}: {outcome.message}", rank=own.rank, ranks=outcome.ranks, **values)
+        raise kind(
+            f"rank {local.rank} of {local.size}: {outcome.message}", rank=local.rank, ranks=outcome.ranks, **values
+        )
     return BackendDecision(outcome.value["backend"], outcome.value["why"], tuple(outcome.value["ranks"]))
 
 
-def _decision(offers: list[Capabilities]) -> Outcome:
-    choice = choose(offers)
-    if choice.backend is None:
-        return Outcome("failed", choice.ranks, message=choice.why)
-    return Outcome(value=asdict(choice))
+def _decision(gathered: list[Capabilities]) -> Outcome:
+    decision = choose(gathered)
+    if decision.backend is None:
+        return Outcome("failed", decision.ranks, message=decision.why)
+    return Outcome(value=asdict(decision))

@@ -28,39 +28,39 @@ _POLL = 0.05
 
 
 class Waiting:
-    """The ranks of a world that wait in some round, and this rank, which waits in ``own``."""
+    """The ranks of a world that wait in some round, and this rank, which waits in ``local``."""
 
-    def __init__(self, own: Round, world_size: int, differ: Callable[[Sequence[Arrivals]], Outcome]) -> None:
-        self._own, self._size, self._differ = own, world_size, differ
-        self._of_the_world = len(own.participants) == world_size
+    def __init__(self, local: Round, world_size: int, differ: Callable[[Sequence[Arrivals]], Outcome]) -> None:
+        self._round, self._size, self._differ = local, world_size, differ
+        self._of_the_world = len(local.participants) == world_size
 
     # -- who waits ----------------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
         """This rank waits from now on; whether every rank of the world does by that."""
-        own = self._own
+        local = self._round
 
         def begin() -> bool:
-            me, new = str(own.rank), not self._of_the_world and own.epoch == 0
-            if new and own.channel.first(f"{own.name}/known", me) == me:
+            me, new = str(local.rank), not self._of_the_world and local.epoch == 0
+            if new and local.channel.first(f"{local.name}/known", me) == me:
                 # Whoever asks where ranks wait looks there too.
-                own.channel.post(_KNOWN, own.rank, own.name)
-            return own.channel.tick(_WAITING, 1) >= self._size
+                local.channel.post(_KNOWN, local.rank, local.name)
+            return local.channel.tick(_WAITING, 1) >= self._size
 
-        return own.ask(begin)
+        return local.ask(begin)
 
     def stop(self) -> None:
         """This rank waits no longer."""
         with suppress(ConnectError):
-            self._own.ask(lambda: self._own.channel.tick(_WAITING, -1))
+            self._round.ask(lambda: self._round.channel.tick(_WAITING, -1))
 
     def all_go_on(self) -> None:
         """No participant of this round waits any longer."""
-        channel, ranks = self._own.channel, self._own.participants
+        channel, ranks = self._round.channel, self._round.participants
         if self._of_the_world:
-            self._own.ask(lambda: channel.delete([_WAITING]))
+            self._round.ask(lambda: channel.delete([_WAITING]))
         else:
-            self._own.ask(lambda: channel.tick(_WAITING, -len(ranks)))
+            self._round.ask(lambda: channel.tick(_WAITING, -len(ranks)))
 
     def elsewhere(self, absent: Iterable[int]) -> str:
         """Where the first of these ranks waits instead, in words."""
@@ -80,19 +80,19 @@ class Waiting:
         for arrivals in mine:
             arrivals.supersede()
         mine = [arrivals for arrivals in mine if _probed(arrivals)]
-        silent = {id(arrivals): arrivals.unresponsive(_PATIENT, besides=arrivals.absent) for arrivals in mine}
+        unresponsive = {id(arrivals): arrivals.unresponsive(_PATIENT, besides=arrivals.absent) for arrivals in mine}
         # All outcomes, and only then the first of them: who hears one takes away what it said.
         outcomes = []
         for arrivals in mine:
             rivals = [other for other in mine if set(_here(other)).intersection(arrivals.round.participants)]
-            gone = [rank for other in rivals for rank in silent[id(other)]]
-            outcomes.append(lost(gone, "had arrived") if gone else self._differ(rivals))
+            missing = [rank for other in rivals for rank in unresponsive[id(other)]]
+            outcomes.append(lost(missing, "had arrived") if missing else self._differ(rivals))
         for arrivals, outcome in zip(mine, outcomes, strict=True):
             arrivals.announce(outcome)
 
     def _all_arrived(self) -> list[Arrivals]:
         """The same once every rank of the world is in one of them: a rank waits before it arrives."""
-        end = time.monotonic() + self._own.moment
+        end = time.monotonic() + self._round.moment
         while True:
             rounds = self._open()
             if sum(len(_here(arrivals)) for arrivals in rounds) >= self._size or time.monotonic() >= end:
@@ -101,11 +101,13 @@ class Waiting:
 
     def _open(self) -> list[Arrivals]:
         """The rounds without an outcome in which ranks wait."""
-        own, everyone = self._own, f"0-{self._size}"
-        known = own.ask(lambda: own.channel.posted(_KNOWN))
+        local, everyone = self._round, f"0-{self._size}"
+        known = local.ask(lambda: local.channel.posted(_KNOWN))
         names = dict.fromkeys([everyone, *(name for listed in known.values() for name in listed)])
-        # Its own one has what this rank proposes there.
-        rounds = [own if name == own.name else Round(own.channel, name, _ranks(name), own.rank) for name in names]
+        # The round of this rank has what it proposes there.
+        rounds = [
+            local if name == local.name else Round(local.channel, name, _ranks(name), local.rank) for name in names
+        ]
         found = [other.arrivals(_STEP) for other in rounds]
         return [arrivals for arrivals in found if not arrivals.concluded and _here(arrivals)]
 

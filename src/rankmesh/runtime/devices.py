@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from rankmesh.errors import in_words
 
-__all__ = ["BackendDecision", "Capabilities", "choose", "offer", "pick", "ranks_share"]
+__all__ = ["BackendDecision", "Capabilities", "capabilities", "choose", "pick", "ranks_share"]
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,12 @@ class BackendDecision:
     ranks: tuple[int, ...] = ()
 
 
-def offer(rank: int, size: int, host: str, process: int, asked: str | None, local_rank: int | None) -> Capabilities:
+def capabilities(
+    rank: int, size: int, host: str, process: int, asked: str | None, local_rank: int | None
+) -> Capabilities:
     """What this process has."""
     shared = ranks_share()
-    index, why = _own_index(local_rank, shared)
+    index, why = _device_index(local_rank, shared)
     device = None if index is None else str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
     # A share of a device is a device of its own.
     own = f"{device}/{rank}" if device and shared else device
@@ -100,11 +102,11 @@ def _network() -> str:
 
 def ranks_share() -> bool:
     """Whether NCCL was told that several ranks may use one GPU, and is one that knows of it."""
-    told = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return told and dist.is_available() and dist.is_nccl_available() and torch.cuda.nccl.version() >= (2, 30)
+    shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return shared and dist.is_available() and dist.is_nccl_available() and torch.cuda.nccl.version() >= (2, 30)
 
 
-def _own_index(local_rank: int | None, shared: bool) -> tuple[int | None, str]:
+def _device_index(local_rank: int | None, shared: bool) -> tuple[int | None, str]:
     if not (dist.is_available() and dist.is_nccl_available()):
         return None, "its torch has no NCCL"
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -132,19 +134,19 @@ def pick(seen: int, local_rank: int | None, *, shared: bool = False) -> tuple[in
     return local_rank, ""
 
 
-def choose(offers: Sequence[Capabilities]) -> BackendDecision:
-    """What ranks with these offers do together.
+def choose(gathered: Sequence[Capabilities]) -> BackendDecision:
+    """What ranks with these capabilities do together.
 
     >>> one = Capabilities(0, 2, "h", 1, None, 0, "x", "")
     >>> choose([one, Capabilities(1, 2, "h", 2, None, None, None, "it sees no GPU")])
     BackendDecision(backend='gloo', why='rank 1 on h has no GPU of its own: it sees no GPU', ranks=(1,))
     """
     for name in ("size", "asked"):
-        odd = _differing(offers, name)
+        odd = _differing(gathered, name)
         if odd is not None:
             return odd
-    asked = offers[0].asked
-    ranks, why = _without(offers)
+    asked = gathered[0].asked
+    ranks, why = _without(gathered)
     if asked is not None and "nccl" in asked and ranks:
         return BackendDecision(
             None, f"backend {asked!r} needs a GPU for each rank; {why}; ask for gloo, or for no backend", ranks
@@ -155,13 +157,13 @@ def choose(offers: Sequence[Capabilities]) -> BackendDecision:
         chosen = (
             BackendDecision("gloo", why, ranks) if ranks else BackendDecision("nccl", "every rank has a GPU of its own")
         )
-    return (_unreachable(offers) if "gloo" in str(chosen.backend) else None) or chosen
+    return (_unreachable(gathered) if "gloo" in str(chosen.backend) else None) or chosen
 
 
-def _unreachable(offers: Sequence[Capabilities]) -> BackendDecision | None:
+def _unreachable(gathered: Sequence[Capabilities]) -> BackendDecision | None:
     """Ranks on several hosts, one of which gloo would make listen where no other host can reach it."""
-    found = [one for one in offers if one.loopback]
-    if not found or len({one.network for one in offers}) < 2:
+    found = [one for one in gathered if one.loopback]
+    if not found or len({one.network for one in gathered}) < 2:
         return None
     hosts = list(dict.fromkeys(f"{one.host} listens at {one.loopback}" for one in found))
     shown = ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
@@ -173,9 +175,9 @@ def _unreachable(offers: Sequence[Capabilities]) -> BackendDecision | None:
     )
 
 
-def _differing(offers: Sequence[Capabilities], name: str) -> BackendDecision | None:
-    first = offers[0]
-    odd = [other for other in offers if getattr(other, name) != getattr(first, name)]
+def _differing(gathered: Sequence[Capabilities], name: str) -> BackendDecision | None:
+    first = gathered[0]
+    odd = [other for other in gathered if getattr(other, name) != getattr(first, name)]
     if not odd:
         return None
     what = {"size": "a world of {} ranks", "asked": "backend {}"}[name]
@@ -188,17 +190,17 @@ def _differing(offers: Sequence[Capabilities], name: str) -> BackendDecision | N
     )
 
 
-def _without(offers: Sequence[Capabilities]) -> tuple[tuple[int, ...], str]:
+def _without(gathered: Sequence[Capabilities]) -> tuple[tuple[int, ...], str]:
     """The ranks that have no device of their own, and why the first of them has none."""
     taken: dict[tuple[str, str], int] = {}
     found: Mapping[int, str] = {}
-    for one in offers:
+    for one in gathered:
         if one.device is None:
             found = {**found, one.rank: one.why}
         elif taken.setdefault((one.host, one.device), one.rank) != one.rank:
             found = {**found, one.rank: f"it shares one with rank {taken[one.host, one.device]}"}
     if not found:
         return (), ""
-    first = next(one for one in offers if one.rank in found)
+    first = next(one for one in gathered if one.rank in found)
     others = f", nor have {len(found) - 1} more" if len(found) > 1 else ""
     return tuple(found), f"rank {first.rank} on {first.host} has no GPU of its own: {found[first.rank]}{others}"

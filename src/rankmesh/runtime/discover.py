@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -55,12 +56,12 @@ def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
     return replace(Cluster.from_dict(data), notes=notes)
 
 
-def _concluded(said: list[Any]) -> dict[str, Any]:
-    found = discovered([Witness(**{**each, "switches": tuple(each["switches"])}) for each in said])
+def _concluded(witnesses: list[Any]) -> dict[str, Any]:
+    found = discovered([Witness(**{**each, "switches": tuple(each["switches"])}) for each in witnesses])
     return {**found.to_dict(), "notes": found.notes}
 
 
-def witness(rank: int, environment: Any = os.environ) -> Witness:
+def witness(rank: int, environment: Mapping[str, str] = os.environ) -> Witness:
     """What this process can say of its host and its device."""
     return Witness(
         rank=rank,
@@ -87,7 +88,7 @@ def _link(path: Path) -> str:
         return ""
 
 
-def _slot(environment: Any, rank: int) -> int:
+def _slot(environment: Mapping[str, str], rank: int) -> int:
     """The device where one is in use, else the number on the host that the launcher says, else the rank."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.current_device()
@@ -96,7 +97,7 @@ def _slot(environment: Any, rank: int) -> int:
     return rank if found is None else int(found)
 
 
-def _switches(environment: Any) -> tuple[str, ...]:
+def _switches(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Slurm's address of this host, ``spine.leaf1.node1``, without the host: the pattern says what each word is."""
     words = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
     pattern = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")

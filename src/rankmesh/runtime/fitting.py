@@ -10,24 +10,24 @@ from rankmesh.core.plan import Plan
 from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import ConnectError
 
-__all__ = ["check_lazy", "check_options", "check_world", "circle"]
+__all__ = ["check_lazy", "check_options", "check_world", "participants"]
 
 
-def circle(plans: Iterable[Plan], world: DefaultGroup) -> RankRange:
-    """The ranks that meet before these plans are made: all of the world, for a job and for a plan that says its world.
+def participants(plans: Iterable[Plan], world: DefaultGroup) -> RankRange:
+    """The ranks that agree on these plans: all of the world, for a job and for a plan with a ``world_size``.
 
-    A plan that does not may be for a part of the world, whose ranks then meet without the others.
+    A plan without one may be for a part of the world, whose ranks then agree without the others.
     """
     given = list(plans)
-    span = given[0].mesh.rank_range
-    if len(given) > 1 or given[0].fixed_world or span.stop > world.size:
+    covered = given[0].mesh.rank_range
+    if len(given) > 1 or given[0].fixed_world or covered.stop > world.size:
         return RankRange(0, world.size)
-    return RankRange(span.offset, span.size)
+    return RankRange(covered.offset, covered.size)
 
 
 def check_world(plan: Plan, world: DefaultGroup) -> None:
     """Refuse a world of another size, a mesh outside it, and a rank that the plan leaves out without saying so."""
-    span = plan.mesh.rank_range
+    covered = plan.mesh.rank_range
     if plan.fixed_world and plan.world_size != world.size:
         raise ConnectError(
             f"the plan is for {plan.world_size} ranks, but the world has {world.size}; "
@@ -35,19 +35,19 @@ def check_world(plan: Plan, world: DefaultGroup) -> None:
             plan_world_size=plan.world_size,
             world_size=world.size,
         )
-    if span.stop > world.size:
+    if covered.stop > world.size:
         raise ConnectError(
-            f"the mesh covers {span}, but the last rank of this world of {world.size} is {world.size - 1}; start "
-            f"{span.stop} ranks, or make a smaller mesh",
-            stop=span.stop,
+            f"the mesh covers {covered}, but the last rank of this world of {world.size} is {world.size - 1}; start "
+            f"{covered.stop} ranks, or make a smaller mesh",
+            stop=covered.stop,
             world_size=world.size,
         )
     if not plan.fixed_world and (
-        world.rank not in span or not span.consecutive or (world.splits and span.size < world.size)
+        world.rank not in covered or not covered.consecutive or (world.splits and covered.size < world.size)
     ):
         raise ConnectError(
-            f"the plan covers {span} and leaves out others of this world of {world.size} (this is rank {world.rank}); "
-            f"enlarge the mesh, or say Plan(..., world_size={world.size}) if it is meant to",
+            f"the plan covers {covered} and leaves out others of this world of {world.size} (this is rank "
+            f"{world.rank}); enlarge the mesh, or say Plan(..., world_size={world.size}) if it is meant to",
             rank=world.rank,
             world_size=world.size,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankmesh.core.local import LocalGroup
 from rankmesh.errors import ConnectError
@@ -108,7 +108,7 @@ class LiveGroup:
         """Whether this process is the last member."""
         return self.rank == self.size - 1
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """The group as plain, picklable data for logs."""
         return {
             "name": self.name,

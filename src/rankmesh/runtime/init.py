@@ -26,7 +26,7 @@ from rankmesh.launch.started import Launch, host_name, started_by
 from rankmesh.launch.table import NOBODY
 from rankmesh.rendezvous import StoreLost
 from rankmesh.runtime.backend_decision import decide
-from rankmesh.runtime.devices import BackendDecision, Capabilities, choose, offer
+from rankmesh.runtime.devices import BackendDecision, Capabilities, capabilities, choose
 from rankmesh.runtime.served_store import is_served, open_store
 
 __all__ = ["LiveRank", "enter"]
@@ -93,12 +93,12 @@ def enter(
     _check_backend(backend)
     if dist.is_initialized():
         return _joined(launch, backend)
-    own = offer(launch.rank, launch.world_size, launch.host, os.getpid(), backend, launch.local_rank)
-    launch, store, prefix, choice = _together(launch, own, limit or _LIMIT)
-    backend, device = str(choice.backend), _device(str(choice.backend), own)
+    local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), backend, launch.local_rank)
+    launch, store, prefix, decision = _together(launch, local, limit or _LIMIT)
+    backend, device = str(decision.backend), _device(str(decision.backend), local)
     _initialise(launch, backend, PrefixStore(f"{prefix}/world", store), limit)
     farewell = "" if launch.alone or is_served() else f"{prefix}/left"
-    return _live(launch, device, backend, choice.why, store, farewell)
+    return _live(launch, device, backend, decision.why, store, farewell)
 
 
 def _started() -> Launch:
@@ -111,8 +111,8 @@ def _started() -> Launch:
         return Launch(NOBODY, host=host_name())
 
 
-def _together(launch: Launch, own: Capabilities, limit: timedelta) -> tuple[Launch, Store, str, BackendDecision]:
-    """Where the ranks met, under which keys, and the choice of all of them.
+def _together(launch: Launch, local: Capabilities, limit: timedelta) -> tuple[Launch, Store, str, BackendDecision]:
+    """Where the ranks met, under which keys, and the decision of all of them.
 
     A rank that is early may find the store of the world before, which rank 0 is about to close: it tries again.
     """
@@ -122,19 +122,19 @@ def _together(launch: Launch, own: Capabilities, limit: timedelta) -> tuple[Laun
         found, store = open_store(launch, timedelta(seconds=left))
         prefix = f"{_KEYS}/{launch.attempt}"
         if found.alone:
-            return found, store, prefix, _alone(own)
+            return found, store, prefix, _single(local)
         try:
-            choice, prefix = decide(store, prefix, own, left, serves=found.rank == 0 and not is_served())
+            decision, prefix = decide(store, prefix, local, left, serves=found.rank == 0 and not is_served())
         except StoreLost as error:
             if found.rank == 0 or is_served() or time.monotonic() > end:
                 raise
             if error.met:
-                raise _gone(found) from error
+                raise _rank_0_ended(found) from error
         else:
-            return found, store, prefix, choice
+            return found, store, prefix, decision
 
 
-def _gone(launch: Launch) -> ConnectError:
+def _rank_0_ended(launch: Launch) -> ConnectError:
     return ConnectError(
         f"rank {launch.rank} of {launch.world_size}: rank 0 is gone, which served the store of the job at "
         f"{launch.meeting}; its process or its host has ended, or the way to it is cut; look at its logs",
@@ -143,11 +143,11 @@ def _gone(launch: Launch) -> ConnectError:
     )
 
 
-def _alone(own: Capabilities) -> BackendDecision:
-    choice = choose([own])
-    if choice.backend is None:
-        raise ConnectError(f"rank 0 of 1: {choice.why}", rank=0, ranks=choice.ranks)
-    return choice
+def _single(local: Capabilities) -> BackendDecision:
+    decision = choose([local])
+    if decision.backend is None:
+        raise ConnectError(f"rank 0 of 1: {decision.why}", rank=0, ranks=decision.ranks)
+    return decision
 
 
 def _joined(launch: Launch, backend: str | None) -> LiveRank:
@@ -193,11 +193,11 @@ def _check_backend(backend: object) -> None:
         )
 
 
-def _device(backend: str, own: Capabilities) -> torch.device:
-    if "nccl" not in backend or own.index is None:
+def _device(backend: str, local: Capabilities) -> torch.device:
+    if "nccl" not in backend or local.index is None:
         return torch.device("cpu")
-    torch.cuda.set_device(own.index)
-    return torch.device("cuda", own.index)
+    torch.cuda.set_device(local.index)
+    return torch.device("cuda", local.index)
 
 
 def _initialise(launch: Launch, backend: str, store: Store, limit: timedelta | None) -> None:

@@ -9,16 +9,16 @@ plan.of(rank) ── canonical groups ── process groups ── handles by na
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING
 
 from rankmesh.backend.meshes import device_mesh
 from rankmesh.backend.protocol import NotJoined
-from rankmesh.core.local import LocalGroup, LocalGroups
+from rankmesh.core.local import ByKind, LocalGroup, LocalGroups
 from rankmesh.core.options import time_limit
 from rankmesh.core.plan import Plan
-from rankmesh.errors import ConnectError, NotAMember, RankmeshError, first_line
+from rankmesh.errors import ConnectError, RankmeshError, first_line
 from rankmesh.placement.measured import Measurement
 from rankmesh.runtime.blocks import block, kind_along
 from rankmesh.runtime.handles import LiveGroup
@@ -35,12 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveGroups"]
 
-_Default = TypeVar("_Default")
-
 _SHOWN = 16
 
 
-class LiveGroups(Mapping[str, LiveGroup]):
+class LiveGroups(ByKind[LiveGroup]):
     """The groups that this rank is in, by name, in the plan's order; a context manager that destroys them.
 
     Made by ``connect``: one plan's view of the world. Asking for a group that this rank is not in raises
@@ -99,20 +97,6 @@ class LiveGroups(Mapping[str, LiveGroup]):
             self._own[name]  # raises NotAMember or UnknownGroup, with the members
             raise
 
-    @overload
-    def get(self, name: str, /) -> LiveGroup | None: ...
-    @overload
-    def get(self, name: str, /, default: _Default) -> LiveGroup | _Default: ...
-    def get(self, name: str, /, default: object = None) -> object:
-        """The group of one kind, or ``default`` where this rank is in none of that kind.
-
-        ``UnknownGroup`` for a name that the plan does not have: a misspelt name is a mistake with a default too.
-        """
-        try:
-            return self[name]
-        except NotAMember:
-            return default
-
     def __contains__(self, name: object) -> bool:
         return name in self._open_handles
 
@@ -134,7 +118,7 @@ class LiveGroups(Mapping[str, LiveGroup]):
 
     # -- process groups -----------------------------------------------------------------------------------------
 
-    def _opener(self, own: LocalGroup) -> Any:
+    def _opener(self, own: LocalGroup) -> Callable[[], ProcessGroup]:
         canonical = self._own[own.canonical]
         return lambda: self._open(canonical)
 

@@ -38,7 +38,7 @@ __all__ = ["SIZES", "collectives_of", "measure"]
 
 SIZES = (4 * 2**10, 256 * 2**10, 4 * 2**20)
 # Groups of one kind that are also taken alone: the time that this takes grows with them.
-_ALONE = 8
+_SINGLE = 8
 _ROUNDS, _CALLS = 3, 4
 # Seconds between two looks at whether a rank was lost.
 _LOOK = 0.5
@@ -80,8 +80,8 @@ def measure(
     among = world.round(f"measure/{plan.digest[:16]}/{groups.generation}", ranks)
     wait = _Barrier(world, f"{among.name}/barrier", ranks, limit)
     rows = _watched(among, lambda: list(_rows(groups, chosen, given, progress, wait)), limit.total_seconds())
-    said = {"rank": groups.rank, "host": host_name(), "rows": rows}
-    rows_of_all = gather(among, said, _sorted, limit.total_seconds(), "measure()")
+    data = {"rank": groups.rank, "host": host_name(), "rows": rows}
+    rows_of_all = gather(among, data, _sorted, limit.total_seconds(), "measure()")
     hosts = {each["rank"]: each["host"] for each in rows_of_all}
     return measurement(
         plan,
@@ -124,16 +124,16 @@ def _watched(among: Round, work: Callable[[], Rows], seconds: float) -> Rows:
 def _blamed(arrivals: Arrivals, seconds: float, cause: BaseException | None) -> Outcome:
     """Who does not respond; else the rank whose call failed, or that was still measuring when the time was over."""
     arrivals.probe()
-    silent = arrivals.unresponsive()
-    if silent:
-        return lost(silent, "took part in measure()")
+    unresponsive = arrivals.unresponsive()
+    if unresponsive:
+        return lost(unresponsive, "took part in measure()")
     rank = arrivals.round.rank
     why = f"a collective failed ({first_line(cause)})" if cause else f"it was not through within {seconds:g} s"
     return Outcome("failed", (rank,), message=f"{why} on rank {rank}; look at its log, or give a longer timeout")
 
 
-def _sorted(said: list[Any]) -> list[Any]:
-    return sorted(said, key=lambda each: int(each["rank"]))
+def _sorted(gathered: list[Any]) -> list[Any]:
+    return sorted(gathered, key=lambda each: int(each["rank"]))
 
 
 def _rows(
@@ -171,7 +171,7 @@ def _timed(wait: Callable[[], None], run: _Call | None, what: str) -> float:
 def _alone(groups: LiveGroups, name: str, run: _Call | None, wait: Callable[[], None]) -> float | None:
     """The time of this rank's group alone, None where it is not among those that are taken."""
     every = groups.plan.groups(name)
-    step = max(1, len(every) // _ALONE)
+    step = max(1, len(every) // _SINGLE)
     found = None
     for index in range(0, len(every), step):
         own = run is not None and every.index_of(groups.rank) == index
@@ -189,7 +189,7 @@ class _Barrier:
 
     def __init__(self, world: World, name: str, ranks: range, limit: timedelta) -> None:
         self._world, self._name, self._ranks, self._limit = world, name, ranks, limit
-        # Torch guesses a GPU where none is said, and warns.
+        # Torch guesses a GPU where none is given, and warns.
         self._devices = [torch.cuda.current_device()] if world.default.backend == "nccl" else None
 
     def __call__(self) -> None:

@@ -1,4 +1,9 @@
-"""Names of process groups: pure functions of the plan's digest, the generation, the kind and the place of the group.
+"""Names of process groups: pure functions of the plan's digest, the epoch, the kind and the place of the group.
+
+```
+tp/3/0f1e2d3c4b5a6978     the name:          kind, epoch, hash of plan and members
+llm:tp@pp1,dp0            the description:   plan of the job, kind, coordinate
+```
 
 torch's own hashed names count the groups that a rank already has, so two ranks that own different numbers of groups
 wait for each other under two names. Here nothing local enters the name. What all members agree on stands for the
@@ -11,15 +16,60 @@ members, which it tells apart from those of any other group of the plan: a name 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-__all__ = ["process_group_name"]
+from rankmesh.core.local import LocalGroup
+from rankmesh.core.plan import Plan
+from rankmesh.errors import ConnectError, quoted
+
+__all__ = ["Identity", "described", "identified", "process_group_name"]
 
 
-def process_group_name(digest: str, generation: int, kind: str, place: str, key: str = "") -> str:
-    """The name under which all members register one process group: kind, generation, 16 hexadecimal digits.
+def process_group_name(digest: str, epoch: int, kind: str, place: str, key: str = "") -> str:
+    """The name under which all members register one process group: kind, epoch, 16 hexadecimal digits.
 
     ``place`` is the group in words, its kind and the coordinate of its members; ``key`` tells the plans of one job
     apart, which may be equal.
     """
-    text = f"{digest}/{generation}/{key}{'/' if key else ''}{place}"
-    return f"{kind}/{generation}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    text = f"{digest}/{epoch}/{key}{'/' if key else ''}{place}"
+    return f"{kind}/{epoch}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One group of a plan: the key of the plan in its job, its kind, what its members agree on, and the members."""
+
+    plan: Plan
+    key: str
+    kind: str
+    coordinate: dict[str, int]
+    ranks: tuple[int, ...]
+
+
+def described(plan: Plan, key: str, own: LocalGroup) -> str:
+    """Kind and coordinate, after the name of the plan where a job has several: ``llm:tp@pp1,dp0``."""
+    owner = plan.name or key
+    return f"{owner}:{own}" if owner else str(own)
+
+
+def identified(text: str, plans: Mapping[tuple[str, int], Plan]) -> Identity:
+    """The group of these plans, by key and epoch, that a process group's name or description stands for."""
+    for (key, epoch), plan in reversed(list(plans.items())):
+        for own in _groups(plan, text):
+            named = process_group_name(plan.digest, epoch, own.name, str(own), key)
+            if text in (named, described(plan, key, own)):
+                return Identity(plan, key, own.name, dict(own.coordinate), own.ranks)
+    raise ConnectError(
+        f"{quoted(text)} is not the name or description of a process group of the plans that are connected here "
+        f"({', '.join(key or plan.name or 'one plan' for (key, _), plan in plans.items()) or 'none'}); "
+        "connect its plan first",
+        received=text,
+    )
+
+
+def _groups(plan: Plan, text: str) -> Iterator[LocalGroup]:
+    """Every group of the kinds that the text may begin with, as its first member sees it."""
+    for name, groups in plan.kinds.items():
+        if text.startswith(f"{name}/") or name in text.split("@")[0].rpartition(":")[2]:
+            yield from (plan.of(group[0])[name] for group in groups)

@@ -24,8 +24,7 @@ from rankmesh.backend.protocol import Backend, GroupRequest, Kind
 from rankmesh.core.local import LocalGroup, LocalGroups
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
-from rankmesh.runtime.identify import described
-from rankmesh.runtime.naming import process_group_name
+from rankmesh.runtime.naming import described, process_group_name
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -77,7 +76,7 @@ def schedule(
     plans: Mapping[str, Plan],
     local: Mapping[str, LocalGroups],
     world: DefaultGroup,
-    generation: int = 0,
+    epoch: int = 0,
     *,
     collective: bool = False,
 ) -> list[Step]:
@@ -93,20 +92,20 @@ def schedule(
                 continue
             group = local[key].get(spec.name)
             if group is not None and group.canonical == group.name:
-                steps.append(Step(key, spec.name, making(plan, key, group, world, generation, collective=collective)))
+                steps.append(Step(key, spec.name, making(plan, key, group, world, epoch, collective=collective)))
             elif spec.name in together:
                 steps.append(Step(key, spec.name, Decline(_kind(plan, spec, world))))
     return steps
 
 
 def making(
-    plan: Plan, key: str, group: LocalGroup, world: DefaultGroup, generation: int, *, collective: bool = False
+    plan: Plan, key: str, group: LocalGroup, world: DefaultGroup, epoch: int, *, collective: bool = False
 ) -> Making:
     """How this rank makes one of its groups."""
     kind = _kind(plan, group.spec, world)
     request = GroupRequest(
         kind,
-        process_group_name(plan.digest, generation, group.name, str(group), key),
+        process_group_name(plan.digest, epoch, group.name, str(group), key),
         described(plan, key, group),
         group.group,
         group.rank,

@@ -32,9 +32,9 @@ from rankmesh.core.saved import contents
 from rankmesh.errors import AgreementError, ConnectError, RankmeshError
 from rankmesh.rendezvous import Round, StoreChannel
 from rankmesh.runtime.agreement import Agreement, PlanProposal, agree
-from rankmesh.runtime.fitting import check_lazy, check_options, check_world, circle
-from rankmesh.runtime.identify import Identity, identified
+from rankmesh.runtime.fitting import check_lazy, check_options, check_world, participants
 from rankmesh.runtime.live import LiveGroups
+from rankmesh.runtime.naming import Identity, identified
 from rankmesh.runtime.schedule import Decline, schedule
 from rankmesh.runtime.served_store import is_served
 
@@ -132,8 +132,8 @@ class World:
         phases: dict[str, float],
     ) -> Agreement | None:
         """The agreement of all ranks that the plans concern; None in a dry run, in which nobody is there to agree."""
-        span = circle(plans.values(), self.default)
-        if self.default.dry or (refusal is not None and self.default.rank not in span):
+        ranks = participants(plans.values(), self.default)
+        if self.default.dry or (refusal is not None and self.default.rank not in ranks):
             return None
         if self.default.store is None:
             raise ConnectError(
@@ -141,11 +141,11 @@ class World:
                 "initialise the world with gloo or nccl, and give groups backend='mpi' where they need it",
                 backend=self.default.backend,
             )
-        proposal = self._proposal(plans, refusal, span)
+        proposal = self._proposal(plans, refusal, ranks)
         seconds = limit.total_seconds()
         return _timed(phases, "agree", lambda: agree(self.default.store, proposal, seconds, serves=self.serves))
 
-    def _proposal(self, plans: Mapping[str, Plan], refusal: RankmeshError | None, span: RankRange) -> PlanProposal:
+    def _proposal(self, plans: Mapping[str, Plan], refusal: RankmeshError | None, ranks: RankRange) -> PlanProposal:
         from rankmesh import __version__
 
         rank, size = self.default.rank, self.default.size
@@ -153,7 +153,7 @@ class World:
         if self.backend.collective:
             common["groups"] = "made through torch's public API"
         if refusal is not None:
-            return PlanProposal(rank, size, span, common | {"refused": str(refusal)})
+            return PlanProposal(rank, size, ranks, common | {"refused": str(refusal)})
 
         def fields() -> dict[str, object]:
             if list(plans) == [""]:
@@ -162,7 +162,7 @@ class World:
 
         # A plan has its digest already, for the names of its groups.
         stands = repr((common, [(key, plan.digest) for key, plan in plans.items()]))
-        return PlanProposal(rank, size, span, fields, stands)
+        return PlanProposal(rank, size, ranks, fields, stands)
 
     # -- make ---------------------------------------------------------------------------------------------------
 
