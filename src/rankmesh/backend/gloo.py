@@ -132,7 +132,7 @@ def put_gloo_under(
 ) -> Any:
     """Put gloo under a process group, whose pairs connect now or when they first talk; the backend that was made.
 
-    ``within`` is how long members that connect now wait for each other. Raises ``NotJoined`` when one does not come.
+    ``within`` is how long members that connect now wait for each other. Raises ``NotJoined`` when one does not join.
     """
     lazily = lazy or len(ranks) > EAGER_SIZE
     pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)

@@ -42,7 +42,7 @@ class MemberBackend:
     # -- making ---------------------------------------------------------------------------------------------------
 
     def create(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
-        """The group, registered with torch; ``NotJoined`` where a member does not come."""
+        """The group, registered with torch; ``NotJoined`` where a member does not join."""
         check_backend(request.kind.backend)
         kinds = kinds_of(request.kind.backend)
         if kinds == {"fake"}:
@@ -180,7 +180,7 @@ class Torch214(MemberBackend):
 
 
 class Torch213(Torch214):
-    """Torch 2.13: gloo counts its calls from a number that the members agree on, where it is told to."""
+    """Torch 2.13: gloo counts its calls from a number that the members agree on, where it is asked to."""
 
     def _start_counting(self, made: Any) -> None:
         made._set_sequence_number_for_group()

@@ -47,7 +47,7 @@ class Kind:
 class GroupRequest:
     """One process group that this rank is in: its members by position, this rank's position, its name and options.
 
-    A ``lazy`` group is one whose members come at their own time, and wait for each other as long as its timeout.
+    A ``lazy`` group is one whose members join at their own time, and wait for each other as long as its timeout.
     """
 
     kind: Kind
@@ -66,7 +66,7 @@ class Backend(Protocol):
         """Whether every rank of the world takes part in making every group."""
 
     def create(self, request: GroupRequest, deadline: float) -> ProcessGroup:
-        """The group, made by its members; ``NotJoined`` where one does not come by ``deadline`` (of ``monotonic``)."""
+        """The group, made by its members; ``NotJoined`` where one does not join by ``deadline`` (of ``monotonic``)."""
 
     def split(self, request: GroupRequest, deadline: float) -> ProcessGroup:
         """The group, made while every other rank of the world splits or declines the same kind."""
@@ -88,7 +88,7 @@ class Backend(Protocol):
 
 
 class NotJoined(RuntimeError):
-    """A process group whose members did not all come in time; ``seen`` are those that had come, by global rank."""
+    """A process group whose members did not all join in time; ``seen`` are those that had joined, by global rank."""
 
     def __init__(self, reason: str, seen: tuple[int, ...]) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""What torch says of the calls of this rank: its flight recorders, its counters, and the frames of its functions."""
+"""What torch knows of the calls of this rank: its flight recorders, its counters, and the frames of its functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def under_way() -> list[dict[str, Any]]:
 
 
 def unfinished() -> dict[tuple[int, str], str]:
-    """The groups with collectives under way, by recorder and number, and the last that came through; takes 10 µs."""
+    """The groups with collectives under way, by recorder and number, and the last that is complete; takes 10 µs."""
     status = (
         ((number, group), about)
         for number, kept in enumerate(_recorders(calls=False, active=True))
@@ -44,7 +44,7 @@ def _calls_kept(*, active: bool) -> list[dict[str, Any]]:
 
 
 def _recorders(*, calls: bool, active: bool) -> list[dict[str, Any]]:
-    """What the flight recorders of gloo and of NCCL say of their groups and, where asked, of calls."""
+    """What the flight recorders of gloo and of NCCL hold of their groups and, where asked, of calls."""
     nccl = getattr(c10d_native, "_dump_nccl_trace_json", None)
     generic = c10d_native._dump_fr_trace_json(calls, active)  # type: ignore[attr-defined]
     return [json.loads(data) for data in ((generic,) if nccl is None else (generic, nccl(calls, active)))]

@@ -4,7 +4,7 @@
 threads that are ranks           ThreadBackend
 2.13, 2.14, 2.15 and newer       Torch213, Torch214, Torch215, where every private piece is there
 a piece is missing, or a release
-that is not known behaves otherwise     PublicBackend, said once by rank 0
+that is not known behaves otherwise     PublicBackend, with a warning on rank 0
 ```
 """
 

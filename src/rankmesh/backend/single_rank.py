@@ -6,7 +6,7 @@ functional collectives, autograd   ── torch's fake backend  exact where nobo
 ```
 
 torch's own one-rank groups have sockets and threads and, on a GPU, hundreds of MiB of device memory. Sending to
-nobody is refused: the fake backend alone would say that it was done.
+nobody is refused: the fake backend would report it as done.
 
 The names of the methods are those by which torch calls a process group that is written in Python, private ones too:
 they are known on the releases of ``versions``.

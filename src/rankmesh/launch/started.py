@@ -1,4 +1,4 @@
-"""Started: the launcher of this process found in its environment, checked, and told as one value.
+"""Started: the launcher of this process found in its environment, checked, as one value.
 
 ```
 environment ──> row of the table ──> Launch(launcher, rank, world_size, local_rank, ..., meeting, evidence)
@@ -24,7 +24,7 @@ __all__ = ["Launch", "host_name", "started_by"]
 
 @dataclass(frozen=True)
 class Launch:
-    """One process, as its launcher says: which rank of how many, where, and the variables that say so.
+    """One process, as its launcher describes it: which rank of how many, where, and the variables with the evidence.
 
     ``local_rank`` and ``local_world_size`` are None where the launcher does not state them, ``address`` where the ranks
     still have to find one for their rendezvous. ``evidence`` holds every variable that was read, with its value;
@@ -83,7 +83,7 @@ def started_by(environment: Mapping[str, str] = os.environ, host: str | None = N
     try:
         return _nobody(read, host) if row is None else _read(row, read, host)
     except ConnectError as error:
-        # The command that shows where this process is tells what it saw until then.
+        # `rankmesh where` shows what was read until then.
         raise ConnectError(error.message, **error.values, evidence=read.evidence) from error
 
 
@@ -145,9 +145,9 @@ def _size(row: Launcher, read: Variables) -> int:
             return read.number(name, least=1)
     if row.name == "kubernetes" and "PROCESSES_IN_JOB" in read and "JOB_COUNT" in read:
         return read.number("PROCESSES_IN_JOB", least=1) * read.number("JOB_COUNT", least=1)
-    told = ", ".join(f"{mark}={read.text(mark)}" for mark in row.marks if mark in read)
+    found = ", ".join(f"{mark}={read.text(mark)}" for mark in row.marks if mark in read)
     raise ConnectError(
-        f"{row.name} set {told} without {row.size}, so this rank does not know how many there are; set {row.size} to "
+        f"{row.name} set {found} without {row.size}, so this rank does not know how many there are; set {row.size} to "
         "the number of ranks, on all of them, or start them with torchrun",
         variable=row.size,
         launcher=row.name,
@@ -183,7 +183,7 @@ def _local_size(row: Launcher, read: Variables, size: int) -> int | None:
 
 
 def _tasks_here(read: Variables, size: int) -> int | None:
-    """Slurm's tasks on this host, of the step where it says so; the fullest host's where it does not say which."""
+    """Slurm's tasks on this host, of the step where there is one; the fullest host's where the host is not known."""
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"):
         counts = read.counts(name) if name in read else None
         if counts:
@@ -212,16 +212,18 @@ def _check_local(row: Launcher, read: Variables, rank: int, local: int | None, h
 def _numbers_more(row: Launcher, read: Variables, rank: int, size: int) -> bool:
     """Whether ``RANK`` and ``WORLD_SIZE`` beside a launcher's variables number the ranks that each of its tasks starts.
 
-    When they say the same as the launcher they do not; anything else is refused, with both values.
+    When they are the launcher's they do not; anything else is refused, with both values.
     """
-    said, of = read.number("RANK"), read.number("WORLD_SIZE", least=1)
+    given, of = read.number("RANK"), read.number("WORLD_SIZE", least=1)
     each = of // size
-    if (said, of) == (rank, size) or (each > 1 and of == each * size and said // each == rank and "LOCAL_RANK" in read):
+    if (given, of) == (rank, size) or (
+        each > 1 and of == each * size and given // each == rank and "LOCAL_RANK" in read
+    ):
         return each > 1
     raise ConnectError(
-        f"RANK={said} of WORLD_SIZE={of} contradicts {row.name}'s {_named(read, row.rank)} of {size}; unset RANK and "
+        f"RANK={given} of WORLD_SIZE={of} contradicts {row.name}'s {_named(read, row.rank)} of {size}; unset RANK and "
         "WORLD_SIZE, or start the ranks with torchrun",
-        received=(said, of),
+        received=(given, of),
         launcher=row.name,
         rank=rank,
         world_size=size,
@@ -241,7 +243,7 @@ def _meeting(row: Launcher, read: Variables, size: int, here: int | None) -> tup
 
 
 def _port(row: Launcher, read: Variables) -> int:
-    """A port of the job's own, where the launcher names jobs: two on one host must not meet each other."""
+    """A port of the job's own, where the launcher names jobs: two on one host must not share a store."""
     if row.name == "slurm":
         job, step = read.number("SLURM_JOB_ID", 0), read.optional("SLURM_STEP_ID") or 0
         return PORT + (job + step) % 1000

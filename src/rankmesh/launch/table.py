@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 NOBODY = "nobody"
-# Where ranks meet when nobody says otherwise, as torch has it.
+# The rendezvous by default, as torch has it.
 PORT = 29500
 
 
@@ -144,7 +144,7 @@ LAUNCHERS = (
 )
 ENVIRONMENT = LAUNCHERS[-1]
 
-# Whose ranks can be ranks of MPI: it tells them where rank 0 is, where nothing else does.
+# Whose ranks can be ranks of MPI: MPI broadcasts the address of rank 0 where nothing else has it.
 MPI = ("openmpi", "mpich", "intelmpi", "pals", "flux", "jsrun", "pmix", "slurm")
 
 # What sbatch makes of its options, for the script that it runs.
@@ -167,7 +167,7 @@ def torchrun_variables(
     address: str = "127.0.0.1",
     port: int = PORT,
 ) -> dict[str, str]:
-    """What torchrun tells a rank.
+    """What torchrun sets for a rank.
 
     >>> torchrun_variables(5, 8, local_rank=1, local_world_size=4, node=1)["LOCAL_RANK"]
     '1'
@@ -185,7 +185,7 @@ def torchrun_variables(
 
 
 def srun_variables(rank: int, *, local_rank: int, node: int, tasks: Sequence[int], hosts: str) -> dict[str, str]:
-    """What srun tells a task of a step that has so many ``tasks`` on each of its ``hosts``, listed as Slurm does.
+    """What srun sets for a task of a step that has so many ``tasks`` on each of its ``hosts``, listed as Slurm does.
 
     >>> srun_variables(5, local_rank=1, node=1, tasks=(4, 4), hosts="node[1-2]")["SLURM_STEP_NUM_TASKS"]
     '8'

@@ -18,7 +18,7 @@ report          what exists, what is shared, what it cost
 from rankmesh.errors import extra
 
 with extra("torch"):
-    import torch.distributed  # noqa: F401  - said here once, for every module of this package
+    import torch.distributed  # noqa: F401  - checked here once, for every module of this package
 
 from rankmesh.runtime.connect import LiveJob, connect
 from rankmesh.runtime.handles import LiveGroup

@@ -58,7 +58,7 @@ class PlanProposal:
 
     @property
     def document(self) -> str:
-        """The fields as JSON; none where the store would not take them: whether ranks agree, the digest says."""
+        """The fields as JSON; none where the store would not take them: the digest is what must be equal."""
         return self._document if len(self._document) < LARGEST else "{}"
 
     @cached_property
@@ -101,7 +101,7 @@ class Agreement:
     # -- agree --------------------------------------------------------------------------------------------------
 
     def agree(self, seconds: float) -> None:
-        """Wait for the others; ``AgreementError`` when they do not hold the same, or do not come."""
+        """Wait for the others; ``AgreementError`` when their proposals differ, or one does not arrive."""
 
         def conclude(arrivals: Arrivals) -> Outcome:
             outcome = self._conclude(arrivals, seconds)
@@ -177,7 +177,7 @@ class Agreement:
         ``seconds`` are left for ranks that are still making theirs. Raises ``ConnectError`` where others are the cause:
         this rank waited for members in vain, and the others know which rank was lost, or gave up before it.
         """
-        if self._failed:  # what ends this rank is what all ranks heard
+        if self._failed:  # every rank has that outcome already
             return
         rank, in_vain = self._proposal.rank, bool(getattr(error, "in_vain", False))
 
@@ -235,7 +235,7 @@ def _differ(several: Sequence[Arrivals]) -> Outcome:
     fields: list[str] = []
     for digest in (digest for digest in ranks if digest != majority):
         changes = differences(documents[majority], documents[digest])
-        # Of a rank that cannot serve its plan only why, as that is all it says.
+        # A rank that cannot serve its plan proposes the reason alone.
         changes = [change for change in changes if change[0] == "refused"] or changes
         fields += [field for field, _, _ in changes if field not in fields]
         shown = "; ".join(f"{field} is {theirs}, not {ours}" for field, ours, theirs in changes[:_SHOWN])

@@ -1,4 +1,4 @@
-"""Before there is a world: all ranks of a job arrive once, with what they have, and hear the backend of all.
+"""Before there is a world: all ranks of a job arrive with their capabilities; one decides the backend of all.
 
 ```
 rank 0  ── capabilities ───────────────────┐ wait

@@ -1,8 +1,8 @@
 """Ranks that wait for each other in several rounds: each round waits for a rank that waits in another one.
 
 ```
-ranks 0-3  wait for rank 2, which waits in 2-4     neither can become complete any more: all hear at once
-ranks 2-4  wait for rank 3, which waits in 0-4     what differs between their plans
+ranks 0-3  wait for rank 2, which waits in 2-4     neither can become complete any more: both end, with
+ranks 2-4  wait for rank 3, which waits in 0-4     what differs between the plans
 ```
 
 How many ranks of the world wait is counted in the store. The last of them looks at the rounds that have no outcome yet.
@@ -76,12 +76,12 @@ class Waiting:
     def end_those_in_vain(self) -> None:
         """End the rounds of which none can become complete any more, those that no other rank ends."""
         mine = [arrivals for arrivals in _in_vain(self._all_arrived()) if arrivals.coordinated_here()]
-        # First all of them get a next epoch: who hears an outcome meets nobody who is still to hear one.
+        # First all of them get a next epoch: a rank that has an outcome joins no round that is still without one.
         for arrivals in mine:
             arrivals.supersede()
         mine = [arrivals for arrivals in mine if _probed(arrivals)]
         unresponsive = {id(arrivals): arrivals.unresponsive(_PATIENT, besides=arrivals.absent) for arrivals in mine}
-        # All outcomes, and only then the first of them: who hears one takes away what it said.
+        # All outcomes, and only then the first of them: a rank that has one deletes its texts.
         outcomes = []
         for arrivals in mine:
             rivals = [other for other in mine if set(_here(other)).intersection(arrivals.round.participants)]
@@ -134,7 +134,7 @@ def _here(arrivals: Arrivals) -> list[int]:
 def _in_vain(rounds: Iterable[Arrivals]) -> list[Arrivals]:
     """The rounds that cannot become complete: each waits for a rank that waits in another one of them.
 
-    A rank that waits nowhere may still come; one that waits in a round that can become complete may come then.
+    A rank that waits nowhere may still arrive; one that waits in a round that can become complete may arrive then.
     """
     vain = {arrivals.round.name: arrivals for arrivals in rounds}
     place = {rank: name for name, arrivals in vain.items() for rank in _here(arrivals)}

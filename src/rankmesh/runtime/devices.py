@@ -4,7 +4,7 @@
 every rank sees a GPU of its own      nccl, each on its own        (its only one, or the one of its local rank)
 NCCL_MULTI_RANK_GPU_ENABLE=1          nccl, ranks share GPUs       (NCCL 2.30 and later: each rank's share is its own)
 one of them does not                  gloo, all on the CPU         never nccl on some and gloo on others
-nccl was asked for, and one cannot    refused on every rank, which says who cannot, and why
+nccl was asked for, and one cannot    refused on every rank, with the ranks that cannot and the reason
 ```
 """
 
@@ -101,7 +101,7 @@ def _network() -> str:
 
 
 def ranks_share() -> bool:
-    """Whether NCCL was told that several ranks may use one GPU, and is one that knows of it."""
+    """Whether several ranks may use one GPU: NCCL is configured so, and supports it."""
     shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
     return shared and dist.is_available() and dist.is_nccl_available() and torch.cuda.nccl.version() >= (2, 30)
 

@@ -1,7 +1,7 @@
 """Discover: the cluster that the ranks of this world are on, found by asking each of them.
 
 ```
-rank r    host name, boot, device, NVLink domain, Slurm's switches ── say ── one cluster, the same on every rank
+rank r    host name, boot, device, NVLink domain, Slurm's switches ── gather ── one cluster, the same on every rank
 ```
 """
 
@@ -36,7 +36,7 @@ _BOOT, _MEMORY = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/ip
 def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
     """The cluster of this world, the same on every rank, which all call it: hosts in natural order, and who is where.
 
-    Each rank says its host's name and boot, its device, its NVLink domain (where NVML is installed and knows one:
+    Each rank reports its host's name and boot, its device, its NVLink domain (where NVML is installed and knows one:
     ``pip install nvidia-ml-py``), and Slurm's address of its host in the network. What people should know, such as two
     hosts with one name, is in ``notes``, and a warning on rank 0.
 
@@ -62,7 +62,7 @@ def _concluded(witnesses: list[Any]) -> dict[str, Any]:
 
 
 def witness(rank: int, environment: Mapping[str, str] = os.environ) -> Witness:
-    """What this process can say of its host and its device."""
+    """What this process knows of its host and its device."""
     return Witness(
         rank=rank,
         host=host_name(environment),
@@ -89,7 +89,7 @@ def _link(path: Path) -> str:
 
 
 def _slot(environment: Mapping[str, str], rank: int) -> int:
-    """The device where one is in use, else the number on the host that the launcher says, else the rank."""
+    """The device where one is in use, else the number on the host from the launcher, else the rank."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.current_device()
     names = (row.local_rank for row in LAUNCHERS)
@@ -98,7 +98,7 @@ def _slot(environment: Mapping[str, str], rank: int) -> int:
 
 
 def _switches(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Slurm's address of this host, ``spine.leaf1.node1``, without the host: the pattern says what each word is."""
+    """Slurm's address of this host, ``spine.leaf1.node1``, without the host; the pattern names each word's kind."""
     words = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
     pattern = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
     if len(words) != len(pattern):
@@ -107,7 +107,7 @@ def _switches(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _fabric() -> str:
-    """The NVLink domain of this rank's device: cluster and clique, as NVML says them; empty where there is none."""
+    """The NVLink domain of this rank's device: cluster and clique, as NVML reports them; empty where there is none."""
     if not torch.cuda.is_available():
         return ""
     with suppress(Exception):

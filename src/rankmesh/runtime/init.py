@@ -2,7 +2,7 @@
 
 ```
 started_by()  ->  open_store()  ->  decide()            ->  init_process_group()  ->  LiveRank
-who am I          where we meet     all here, one device     the default group         close() undoes it
+who am I          rendezvous        all here, one device     the default group         close() undoes it
                                     for each, one backend
 ```
 """
@@ -31,7 +31,7 @@ from rankmesh.runtime.served_store import is_served, open_store
 
 __all__ = ["LiveRank", "enter"]
 
-# How long the ranks wait for each other when nothing else is said.
+# How long the ranks wait for each other by default.
 _LIMIT = timedelta(seconds=300)
 # How long the rank that serves the store stays for the others when all is done.
 _FAREWELL, _LOOK = 30.0, 0.01
@@ -42,7 +42,7 @@ _KEYS = "rankmesh/init"
 class LiveRank:
     """This process as a rank of an initialised world: a context manager that leaves it.
 
-    ``device`` is where this rank's tensors live, a GPU on every rank or on none; ``why`` says how that was chosen.
+    ``device`` is where this rank's tensors live, a GPU on every rank or on none; ``why`` is the reason.
     ``before_leaving`` is called first when the world is left, the last one first.
     """
 
@@ -86,7 +86,7 @@ def enter(
 ) -> LiveRank:
     """Join the world of a process that was started so: what ``rm.init`` does, without a watch.
 
-    Without a ``launch`` it is what the environment says.
+    ``launch`` is read from the environment where it is not given.
     """
     launch = launch or _started()
     limit = None if timeout is None else time_limit(timeout)
@@ -112,7 +112,7 @@ def _started() -> Launch:
 
 
 def _together(launch: Launch, local: Capabilities, limit: timedelta) -> tuple[Launch, Store, str, BackendDecision]:
-    """Where the ranks met, under which keys, and the decision of all of them.
+    """The rendezvous of the ranks, the prefix of its keys, and the decision of all of them.
 
     A rank that is early may find the store of the world before, which rank 0 is about to close: it tries again.
     """
@@ -161,7 +161,7 @@ def _joined(launch: Launch, backend: str | None) -> LiveRank:
             world_backend=there,
         )
     if (rank, size) != (launch.rank, launch.world_size):
-        # Whoever made the world numbered its ranks: what the launcher says of this one is of another numbering.
+        # Whoever made the world numbered its ranks: the launcher's numbers of this one are of another numbering.
         launch = replace(launch, rank=rank, world_size=size, local_rank=None, local_world_size=None)
     device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in there else torch.device("cpu")
     return _live(launch, device, there, "initialised before", None, "")
@@ -217,7 +217,7 @@ def _initialise(launch: Launch, backend: str, store: Store, limit: timedelta | N
 
 
 def _take_leave(store: Store, key: str, rank: int, size: int, *, failed: bool) -> None:
-    """Rank 0 serves the store: it stays until the others have left, as far as they come; not where it has failed."""
+    """Rank 0 serves the store: it stays until the others have left, for a limited time; not where it has failed."""
     end = time.monotonic() + _FAREWELL
     with suppress(RuntimeError):
         if rank:

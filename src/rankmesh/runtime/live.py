@@ -179,8 +179,8 @@ class LiveGroups(ByKind[LiveGroup]):
         """Time the collectives that each kind is for, with all groups of the kind at once and with one alone.
 
         Every rank of the plan calls it, and gets the same measurement. ``sizes`` are bytes that a rank holds;
-        ``kinds`` are those measured, by default one of each that share process groups; ``progress`` is told how many
-        of how many cases are done; ``timeout`` is how long ranks wait for what the others tell, in seconds.
+        ``kinds`` are those measured, by default one of each that share process groups; ``progress`` gets how many
+        of how many cases are done; ``timeout`` is how long ranks wait for the results of the others, in seconds.
         """
         self._check_open()
         return measure(self, sizes, kinds, progress, time_limit(timeout))
@@ -281,11 +281,11 @@ class LiveGroups(ByKind[LiveGroup]):
 
 
 def _failure(rank: int, own: LocalGroup, error: Exception, others: int) -> ConnectError:
-    """Which group could not be made, and where the backend tells, which of its members came; what else is held here."""
+    """Which group could not be made, which of its members joined where the backend knows, and what else exists here."""
     seen = tuple(getattr(error, "seen", ()))
     unseen = tuple(member for member in own.ranks if member not in seen) if seen else ()
     who = (
-        f"of its members {_listed(seen)} came and {_listed(unseen)} did not"
+        f"of its members {_listed(seen)} joined and {_listed(unseen)} did not"
         if unseen
         else (f"its members are {_listed(own.ranks)}")
     )

@@ -94,7 +94,7 @@ def measure(
 def _watched(among: Round, work: Callable[[], Rows], seconds: float) -> Rows:
     """The rows that a thread measures; a rank that is lost meanwhile is a ``ConnectError`` on every other rank.
 
-    A collective does not come back when a member is stopped, so the thread is left behind then. Where no network is
+    A collective never returns when a member is stopped, so the thread is left behind then. Where no network is
     between the ranks, as in a simulation, there is none.
     """
     if not among.channel.remote:

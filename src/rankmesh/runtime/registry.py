@@ -7,7 +7,7 @@ NotInitialized        LiveGroups              NotInitialized
 ```
 
 Several states of one dialect live side by side: each has the groups of its own connect. A rank that opened its states
-in another order is told so when the ranks agree, where their plans differ.
+in another order gets an error when the ranks agree, as their plans differ.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def rank_states() -> list[object]:
 class Registry:
     """The live groups of one state of a dialect, once it has them; registered, so that each rank has its own.
 
-    ``dialect`` names the plans; ``initialiser`` and ``destroyer`` are what the errors tell people to call.
+    ``dialect`` names the plans; ``initialiser`` and ``destroyer`` are the functions that the errors name.
     """
 
     def __init__(self, dialect: str, initialiser: str, destroyer: str) -> None:

@@ -1,14 +1,14 @@
-"""The meeting place: the store that all ranks of a job reach, and who serves it.
+"""The rendezvous: the store that all ranks of a job reach, and which process serves it.
 
 ```
 torchrun          its agent serves the store
 any other         rank 0 serves it, at MASTER_ADDR:MASTER_PORT or where the launcher's list of hosts begins
-MPI without one   rank 0 serves it where it is, and tells the others through mpi4py
+MPI without one   rank 0 serves it on its host, and broadcasts the address through mpi4py
 nobody            a store of this process alone
 ```
 
 A name that does not resolve is refused at once, by every rank; inside a Slurm job Slurm is asked for its address
-first. Who waits for rank 0 knocks at its port until it answers: torch's own client prints a trace for each try.
+first. A rank that waits for rank 0 tries its port until it answers: torch's own client prints a trace for each try.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ def is_served() -> bool:
 
 
 def turn(store: Store, what: str, rank: int) -> int:
-    """How many times this rank came here before: the store of torchrun's agent outlives the processes that use it."""
+    """How many times this rank did this before: the store of torchrun's agent outlives the processes that use it."""
     return store.add(f"{what}/turns/{rank}", 1) - 1
 
 
 def turns(store: Store, what: str, rank: int) -> int:
-    """How many times a rank came here until now."""
+    """How many times a rank has done this."""
     return store.add(f"{what}/turns/{rank}", 0)
 
 
 def open_store(launch: Launch, timeout: timedelta) -> tuple[Launch, Store]:
-    """A connection to the job's store, and the launch with the meeting place where it was found.
+    """A connection to the job's store, and the launch with the rendezvous address that was found.
 
     Raises ``ConnectError`` for a place that is not known, does not resolve, or does not answer within ``timeout``.
     """
     if launch.alone and launch.address is None:
         return launch, HashStore()
     if launch.address is None:
-        return _met_by_mpi(launch, timeout)
+        return _address_by_mpi(launch, timeout)
     end = time.monotonic() + timeout.total_seconds()
     launch = _resolve(launch, end)
     if launch.rank == 0 and not is_served():
         return launch, _serve(launch, timeout)
-    _knock(launch, end)
+    _await_server(launch, end)
     return launch, _connect(launch, timeout)
 
 
@@ -119,7 +119,7 @@ def _resolve(launch: Launch, end: float) -> Launch:
 
 
 def _is_here(launch: Launch) -> bool:
-    """Whether an address of the meeting place is one of this host's."""
+    """Whether the rendezvous address is one of this host's."""
     places = socket.getaddrinfo(launch.address, 0, type=socket.SOCK_STREAM)
     return any(_can_bind(family, place) for family, _, _, _, place in places)
 
@@ -133,8 +133,8 @@ def _can_bind(family: int, place: Any) -> bool:
     return True
 
 
-def _knock(launch: Launch, end: float) -> None:
-    """Wait until something listens at the meeting place."""
+def _await_server(launch: Launch, end: float) -> None:
+    """Wait until something listens at the rendezvous address."""
     while (problem := _refused(launch)) is not None:
         if time.monotonic() > end:
             raise _unreachable(launch, problem)
@@ -149,20 +149,20 @@ def _refused(launch: Launch) -> str | None:
     return None
 
 
-def _met_by_mpi(launch: Launch, timeout: timedelta) -> tuple[Launch, Store]:
-    """Rank 0 serves a store at a free port, and MPI's own ranks tell each other where."""
+def _address_by_mpi(launch: Launch, timeout: timedelta) -> tuple[Launch, Store]:
+    """Rank 0 serves a store at a free port, and broadcasts its address through MPI."""
     world = _mpi_world(launch)
     if launch.rank == 0:
         here = replace(launch, address=socket.gethostname(), port=0)
         store = _opened(here, "localhost", 0, True, timeout)
-        told = world.bcast((_own_address(), store.port), root=0)
-        return replace(here, address=told[0], port=told[1]), store
+        address, port = world.bcast((_local_address(), store.port), root=0)
+        return replace(here, address=address, port=port), store
     address, port = world.bcast(None, root=0)
     found = replace(launch, address=address, port=port)
     return found, _connect(found, timeout)
 
 
-def _own_address() -> str:
+def _local_address() -> str:
     """By which the other hosts reach this one: its name where that is more than the loopback, else its address."""
     name = socket.gethostname()
     try:
@@ -173,7 +173,7 @@ def _own_address() -> str:
         return name
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # nothing is sent: the route alone tells the address
+            probe.connect(("192.0.2.1", 9))  # nothing is sent: the route has the address
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
@@ -181,11 +181,11 @@ def _own_address() -> str:
 
 def _mpi_world(launch: Launch) -> Any:
     if launch.launcher not in MPI:
-        raise _placeless(launch, "the ranks meet at the host of rank 0")
+        raise _without_address(launch, "the ranks meet at the host of rank 0")
     try:
         from mpi4py.MPI import COMM_WORLD
     except (ImportError, RuntimeError) as error:
-        raise _placeless(launch, f"mpi4py could tell, which cannot be used here ({first_line(error)})") from error
+        raise _without_address(launch, f"mpi4py could tell, which cannot be used here ({first_line(error)})") from error
     size, rank = COMM_WORLD.Get_size(), COMM_WORLD.Get_rank()
     if (rank, size) != (launch.rank, launch.world_size):
         raise ConnectError(
@@ -199,7 +199,7 @@ def _mpi_world(launch: Launch) -> Any:
     return COMM_WORLD
 
 
-def _placeless(launch: Launch, rule: str) -> ConnectError:
+def _without_address(launch: Launch, rule: str) -> ConnectError:
     return ConnectError(
         f"MASTER_ADDR is not set in a job of {launch.world_size} ranks (launcher: {launch.launcher}); {rule}; set "
         "MASTER_ADDR (and MASTER_PORT) for all ranks, install mpi4py under MPI, or start the ranks with torchrun",

@@ -48,13 +48,13 @@ _worlds: WeakKeyDictionary[torch.distributed.ProcessGroup, World] = WeakKeyDicti
 class World:
     """The world of this process: its default group, and everything that rankmesh has made in it.
 
-    ``default`` has what torch says of the default group: rank, size, store, backend, timeout, and the bound device.
+    ``default`` has what torch knows of the default group: rank, size, store, backend, timeout, and the bound device.
     """
 
     def __init__(self, default: DefaultGroup) -> None:
         self.default = default
         self.backend = backend_of(default)
-        # What diagnoses a wait in vain while it runs, the newest last: it is given the reason, and says what hangs.
+        # Diagnoses of what hangs, from the watches that run, the newest last; each is called with the reason.
         self.diagnosing: list[Callable[[str], str | None]] = []
         self._live: list[LiveGroups] = []
         self._connecting = threading.Lock()
@@ -114,7 +114,7 @@ class World:
             self._connecting.release()
 
     def _refusal(self, plans: Mapping[str, Plan]) -> RankmeshError | None:
-        """Why this rank cannot serve the plans. It says so when the ranks agree: the others would wait for it."""
+        """Why this rank cannot serve the plans. It proposes the reason: the others would wait for it."""
         try:
             for plan in plans.values():
                 check_world(plan, self.default)
@@ -200,8 +200,8 @@ class World:
     def _create(self, made: Mapping[str, LiveGroups], phases: dict[str, float]) -> None:
         plans = {key: live.plan for key, live in made.items()}
         local = {key: live.own for key, live in made.items()}
-        generation = next((live.generation for live in made.values()), 0)
-        for step in schedule(plans, local, self.default, generation, collective=self.backend.collective):
+        epoch = next((live.generation for live in made.values()), 0)
+        for step in schedule(plans, local, self.default, epoch, collective=self.backend.collective):
             started = time.perf_counter()
             if isinstance(step.action, Decline):
                 self.backend.decline(step.action.kind)

@@ -8,8 +8,8 @@ compute      what each collective gives
 group        a process group as torch.distributed calls it; works, store: what it returns, what it waits at
 process      random numbers, environment and module globals, for each rank its own
 hooks        how torch.distributed answers threads that are ranks
-watchdog     ranks that do not come back
-failures     the errors, and what they say
+watchdog     ranks that make no progress
+failures     the errors and their messages
 ```
 
 >>> from rankmesh import sim
@@ -28,7 +28,7 @@ deadlock dp@tp0
 from rankmesh.errors import extra
 
 with extra("torch"):
-    import torch.distributed  # noqa: F401  - said here once, for every module of this package
+    import torch.distributed  # noqa: F401  - checked here once, for every module of this package
 
 from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed
 from rankmesh.sim.run import run

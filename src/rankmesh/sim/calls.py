@@ -61,7 +61,7 @@ def call_site(frame: FrameType | None = None) -> Site:
 
 
 def raise_site(error: BaseException) -> Site | None:
-    """The line of the user's program at which an error came out of it; None when it never was there."""
+    """The line of the user's program at which an error came out of it; None when it was in none."""
     site, trace = None, error.__traceback__
     while trace is not None:
         if _is_users(trace.tb_frame):

@@ -8,7 +8,7 @@ member 0   send to 1 ──── recv of member 1: a pair, matched in the order
 ```
 
 The n-th call of each member is one collective. A collective whose calls differ fails for all of its members as soon as
-all have come, or nobody can run; so does one that some member never joins. After a failure a channel refuses calls.
+all have joined, or nobody can run; so does one that some member never joins. After a failure a channel refuses calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Channel", "Collective", "Failure", "PendingOperation"]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why calls failed: a ``DivergenceError`` tells it on each rank."""
+    """Why calls failed: each rank raises it as a ``DivergenceError``."""
 
     kind: str
     text: str
@@ -66,16 +66,16 @@ class Collective:
 
     @property
     def calls(self) -> list[Call]:
-        """The calls that have come, in the order of positions."""
+        """The calls that were made, in the order of positions."""
         return [self.operations[position].call for position in sorted(self.operations)]
 
     @property
     def absent(self) -> list[int]:
-        """The global ranks that have not come."""
+        """The global ranks that have not joined."""
         return [rank for position, rank in enumerate(self.channel.ranks) if position not in self.operations]
 
     def difference(self) -> str | None:
-        """What differs between the calls that have come; None when they are one call."""
+        """What differs between the calls that were made; None when they are one call."""
         different = difference(self.calls)
         if different is not None:
             return str(different)
@@ -99,7 +99,7 @@ class Channel:
         return f"{self.label} of ranks {listed(self.ranks)}"
 
     def join(self, call: Call) -> PendingOperation:
-        """A collective call: to the one whose turn it is for this member."""
+        """A collective call: to the next one of this member."""
         number = self._next[call.position]
         self._next[call.position] += 1
         collective = self._collectives.setdefault(number, Collective(self, number))

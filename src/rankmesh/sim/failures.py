@@ -1,9 +1,9 @@
-"""What goes wrong in a simulation, as errors that name ranks, groups and call sites, and what they say.
+"""What goes wrong in a simulation, as errors that name ranks, groups and call sites, and their messages.
 
 ```
 RankmeshError
-├── DivergenceError(RuntimeError)   the members of a group do not make the same calls; ``kind`` says how
-├── HungRank(TimeoutError)          a rank that runs and does not come back
+├── DivergenceError(RuntimeError)   the members of a group do not make the same calls; ``kind`` is how
+├── HungRank(TimeoutError)          a rank that runs and makes no progress
 └── RanksFailed(RuntimeError)       what ``run`` raises: which ranks failed, the first failure is its cause
 ```
 
@@ -96,7 +96,7 @@ def _body(failure: Failure) -> str:
 
 
 def mismatch(collective: Collective, difference: str, doing: Callable[[int], str]) -> str:
-    """Calls that differ, while some members have not come."""
+    """Calls that differ, while some members have not joined."""
     lines = {call.rank: f"{call}    {call.site}" for call in collective.calls}
     lines |= {rank: doing(rank) for rank in collective.absent}
     return f"group {collective.channel}: {difference}\n{_table(lines)}"

@@ -121,17 +121,17 @@ class SimulatedGroup(PythonGroup):
     def all_to_all_single(
         self, output: torch.Tensor, given: torch.Tensor, takes: Any = None, gives: Any = None, opts: Any = None, *_: Any
     ) -> dist.Work:
-        """Every member gives each member some rows: equally many, or as the split sizes say."""
+        """Every member gives each member some rows: equally many, or by the split sizes."""
         own = {"gives": self._rows(given, gives), "takes": self._rows(output, takes)}
         signature = {"rows": shapes([given[:0]])}
         return self._post("all_to_all_single", [given], [output], opts, signature, own)
 
     def barrier(self, opts: Any = None, *_: Any) -> dist.Work:
-        """Nobody goes on before all have come."""
+        """No member goes on before all have joined."""
         return self._post("barrier", [], [], opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """The same; who does not come is named in any case."""
+        """The same; members that do not join are named in any case."""
         self._post("monitored_barrier", [], [], None).wait()
 
     def meet(self) -> None:
@@ -168,7 +168,7 @@ class SimulatedGroup(PythonGroup):
         return Together(works)
 
     def set_timeout(self, timeout: Any) -> None:
-        """Nothing: who cannot go on is told at once."""
+        """Nothing: a rank that cannot go on fails immediately."""
 
     def shutdown(self) -> None:
         """Refuse every further call."""

@@ -189,7 +189,7 @@ def _place(engine: Any) -> tuple[int, int] | None:
 
 
 class Environment(PerRank["dict[bytes, bytes]"]):
-    """The variables by which a launcher tells a rank who it is; what else ranks set is taken back at the end."""
+    """The variables by which a launcher identifies a rank; what else ranks set is taken back at the end."""
 
     def __init__(self, world_size: int, ranks_per_node: int) -> None:
         super().__init__()
@@ -313,7 +313,7 @@ def _copied(name: str, value: Any, copies: dict[int, Any]) -> Any:
 
 
 class _Finder(MetaPathFinder):
-    """Finds known modules as the other finders do, and tells when one has been imported."""
+    """Finds known modules as the other finders do, and reports each that has been imported."""
 
     def __init__(self, imported: Callable[[ModuleType], None]) -> None:
         self._imported = imported

@@ -46,7 +46,7 @@ __all__ = ["LIMIT", "cut_by", "run"]
 
 Ranks = int | str | Mesh | Plan
 
-# 4,096 ranks that meet once take 7 s and 2.2 GB; 8,192 took 39 s and 7.5 GB.
+# 4,096 ranks that agree once take 7 s and 2.2 GB; 8,192 took 39 s and 7.5 GB.
 LIMIT = 4096
 # Failures that differ, in one message.
 _SHOWN = 16
@@ -74,13 +74,13 @@ def run(
     ``seed``               of torch, random and numpy, which are each rank's own
     ``modules``            modules whose globals are each rank's own (names or modules)
     ``ranks_per_node``     for LOCAL_RANK and LOCAL_WORLD_SIZE; default: all ranks on one node
-    ``backend``            what ``torch.distributed.get_backend()`` says
+    ``backend``            what ``torch.distributed.get_backend()`` returns
     ``initialise``         False: ``function`` calls ``init_process_group`` itself, with any backend, as a program does
     ``return_exceptions``  True: an error stands in the list where its rank's value would
 
     Raises ``RanksFailed``, whose cause is the first failure. Ranks that cannot go on get a ``DivergenceError``.
     """
-    __tracebackhide__ = True  # in a report of pytest: the failure of the rank tells where it was
+    __tracebackhide__ = True  # in a report of pytest: the failure of the rank has its place
     plan = cut_by(ranks)
     size = integer(ranks, "ranks", least=1) if plan is None else plan.world_size
     if size > LIMIT:
@@ -140,7 +140,7 @@ class _Program:
     initialise: bool
 
     def rank(self, rank: int) -> None:
-        """One rank, from its first turn to its end, on a thread of its own."""
+        """One rank, from its start to its end, on a thread of its own."""
         context = RankContext(self.simulation, rank, torch_threads.RankWorld())
         context.enter()
         scheduler, outcome = self.simulation.scheduler, self.outcome
@@ -152,7 +152,7 @@ class _Program:
             self.simulation.ends[rank] = "has returned"
         except Abandoned:
             self.simulation.ends[rank] = "was given up"
-        except BaseException as error:  # noqa: BLE001  - whatever it was, the caller hears of it
+        except BaseException as error:  # noqa: BLE001  - whatever it was, the caller gets it
             outcome.failures[rank] = error
             self.simulation.ends[rank] = f"has raised {_sentence(error)}"
         finally:

@@ -51,7 +51,7 @@ def current_context() -> RankContext | None:
 
 
 class Simulation:
-    """``size`` ranks, and the channels of their groups; ``order`` says who runs next."""
+    """``size`` ranks, and the channels of their groups; ``order`` decides which runs next."""
 
     def __init__(self, size: int, order: Order, backend: str, process: Process | None = None) -> None:
         self.size, self.backend = size, backend
@@ -163,7 +163,7 @@ class Simulation:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def _stuck(self, waiting: dict[int, Waiting]) -> None:
-        """Nobody can run: what differs is told first, else who waits for whom."""
+        """Nobody can run: what differs is reported first, else which rank waits for which."""
         operations = {rank: wait.what for rank, wait in waiting.items() if isinstance(wait.what, PendingOperation)}
         for pending in operations.values():
             difference = pending.collective and pending.collective.difference()

@@ -82,7 +82,7 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc]  # absent 
         return len(self._data)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there; lets the other ranks run before it says no."""
+        """Whether all keys are there; lets the other ranks run first where they are not."""
         return self._has(keys) or (self._simulation.look() and self._has(keys))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:

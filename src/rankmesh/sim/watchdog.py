@@ -1,4 +1,4 @@
-"""The watch over the ranks of a simulation: it starts them, and gives up one that does not come back.
+"""The watch over the ranks of a simulation: it starts them, and gives up one that makes no progress.
 
 A thread cannot be killed. One that was given up gets an exception at its next step in Python; until then, as inside a
 call that sleeps, it holds nothing: its next call to torch.distributed raises, and the other ranks have gone on.

@@ -49,7 +49,7 @@ class SimulatedWork(PythonWork):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the call is done; lets the other ranks run before it says no."""
+        """Whether the call is done; lets the other ranks run first where it is not."""
         return self._look(self._pending)
 
     def is_success(self) -> bool:
