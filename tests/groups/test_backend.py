@@ -65,7 +65,7 @@ def _unknown(me, broken):
     """A release that is not known: what its probe says, and what is registered after it."""
     torch.__version__ = "2.99.0"
     if broken:
-        releases.alone = lambda **_: dist.group.WORLD
+        releases.single_rank_group = lambda **_: dist.group.WORLD
     before = registries()
     return [releases.missing(), registries() == before]
 

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 from rankmesh.rendezvous import waiting
-from rankmesh.rendezvous.waiting import come
+from rankmesh.rendezvous.waiting import wait_for
 
 
 def _stores(kind, folder):
@@ -24,13 +24,13 @@ def test_keys_that_come_and_keys_that_do_not(tmp_path, monkeypatch, kind, last):
     monkeypatch.setattr(waiting, "_LAST", last)
     store, other = (PrefixStore("job", each) for each in _stores(kind, tmp_path))
     store.set("one", "here")
-    assert not come(store, ["one", "two"], 0.3)
+    assert not wait_for(store, ["one", "two"], 0.3)
     writer = threading.Timer(0.2, other.set, ("two", "here"))
     writer.start()
-    assert come(store, ["one", "two"], 30)
+    assert wait_for(store, ["one", "two"], 30)
     writer.join()
-    assert come(store, ["two"], 0)
-    assert not come(store, ["three"], 0)
+    assert wait_for(store, ["two"], 0)
+    assert not wait_for(store, ["three"], 0)
 
 
 def test_the_end_of_a_wait_is_not_left_to_a_tcp_store(monkeypatch):
@@ -43,9 +43,9 @@ def test_the_end_of_a_wait_is_not_left_to_a_tcp_store(monkeypatch):
 
     monkeypatch.setattr(waiting, "_woken", woken)
     tcp = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    assert come(PrefixStore("a", PrefixStore("b", tcp)), ["key"], 60)
-    assert not come(tcp, ["key"], 0.01)
-    assert come(HashStore(), ["key"], 60)
+    assert wait_for(PrefixStore("a", PrefixStore("b", tcp)), ["key"], 60)
+    assert not wait_for(tcp, ["key"], 0.01)
+    assert wait_for(HashStore(), ["key"], 60)
     assert requested == [30, 60]
 
 
@@ -59,4 +59,4 @@ def test_what_is_no_timeout_is_not_taken_for_one():
         check = wait
 
     with pytest.raises(RuntimeError, match="connection reset"):
-        come(Broken(), ["key"], 1)
+        wait_for(Broken(), ["key"], 1)

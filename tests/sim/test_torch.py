@@ -194,4 +194,4 @@ def _single(groups):
 
 def test_groups_of_one_rank_stay_local():
     """2 ranks: a group of one rank is the library's own local group, others are simulated."""
-    assert sim.run(_single, "tp=2,pp=1") == [("Alone", "SimulatedGroup")] * 2
+    assert sim.run(_single, "tp=2,pp=1") == [("SingleRankGroup", "SimulatedGroup")] * 2

@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend.options import config
 from rankmesh.backend.protocol import NotJoined
-from rankmesh.rendezvous.waiting import come
+from rankmesh.rendezvous.waiting import wait_for
 
 __all__ = ["EAGER_SIZE", "GlooDevices", "delete_address", "put_gloo_under"]
 
@@ -145,7 +145,9 @@ def put_gloo_under(
     try:
         with _read_together(store, options._timeout):
             made = c10d.ProcessGroupGloo(addresses, rank, len(ranks), options)
-        if lazy and not come(addresses, [f"0/{position}" for position in range(len(ranks))], timeout.total_seconds()):
+        if lazy and not wait_for(
+            addresses, [f"0/{position}" for position in range(len(ranks))], timeout.total_seconds()
+        ):
             # So that one that never comes is named here, not at some later collective.
             raise NotJoined(f"not all of its members asked for it within {timeout.total_seconds():g} s", ())
     except RuntimeError as error:

@@ -22,7 +22,7 @@ from rankmesh.backend.default import DefaultGroup
 from rankmesh.backend.gloo import GlooDevices, delete_address, put_gloo_under
 from rankmesh.backend.options import check_backend, config, kinds_of, nccl_options
 from rankmesh.backend.protocol import GroupRequest, Kind
-from rankmesh.backend.single_rank import alone, put_under
+from rankmesh.backend.single_rank import put_under, single_rank_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +110,9 @@ class MemberBackend:
 
     def local(self, request: GroupRequest) -> dist.ProcessGroup:
         """A group that answers each collective at once."""
-        return alone(rank=self._default.rank, name=request.name, desc=request.desc, backend=request.kind.backend)
+        return single_rank_group(
+            rank=self._default.rank, name=request.name, desc=request.desc, backend=request.kind.backend
+        )
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from rankmesh.errors import first_line
 try:
     from rankmesh.backend import members, torch_threads
     from rankmesh.backend.registries import registries
-    from rankmesh.backend.single_rank import alone
+    from rankmesh.backend.single_rank import single_rank_group
 except (ImportError, AttributeError) as error:
     _NOT_IMPORTED = f"what rankmesh imports of it is missing ({first_line(error)})"
 else:
@@ -90,7 +90,7 @@ def _misbehaves() -> str | None:
     """What goes wrong with a group of this rank alone, made, used and destroyed on a release that is not known."""
     try:
         before, one = registries(), torch.ones(1)
-        pg = alone(rank=dist.get_rank(), name=_PROBE, desc=_PROBE, backend="gloo")
+        pg = single_rank_group(rank=dist.get_rank(), name=_PROBE, desc=_PROBE, backend="gloo")
         dist.all_reduce(one, group=pg)
         if dist.get_process_group_ranks(pg) != [dist.get_rank()] or one.item() != 1:
             return "a group made from private pieces has other members"

@@ -1,8 +1,8 @@
 """A process group of one rank: answers every collective, and owns no communicator, thread, socket or store key.
 
 ```
-torch.distributed.all_reduce(...)  ── methods of Alone      done at once; the work's future carries the tensors
-functional collectives, autograd   ── torch's fake backend  exact where nobody else is: copies and identities
+torch.distributed.all_reduce(...)  ── methods of SingleRankGroup   done at once; the work's future has the tensors
+functional collectives, autograd   ── torch's fake backend         exact where nobody else is: copies and identities
 ```
 
 torch's own one-rank groups have sockets and threads and, on a GPU, hundreds of MiB of device memory. Sending to
@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import FakeProcessGroup, HashStore, Work
 
 from rankmesh.backend.registries import register
 
-__all__ = ["Alone", "alone", "finished", "premultiplied", "put_under"]
+__all__ = ["SingleRankGroup", "finished", "premultiplied", "put_under", "single_rank_group"]
 
 _DEVICES = ("cpu", "cuda")
 
@@ -76,7 +76,7 @@ def premultiplied(operation: Any) -> Any:
     return operation.__getstate__()[1]
 
 
-class Alone(dist.ProcessGroup):
+class SingleRankGroup(dist.ProcessGroup):
     """The group of this rank and nobody else."""
 
     def __init__(self) -> None:
@@ -165,9 +165,9 @@ def _listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def alone(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:
+def single_rank_group(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:
     """A process group whose one member is the global rank ``rank``."""
-    pg = Alone()
+    pg = SingleRankGroup()
     put_under(pg, FakeProcessGroup._create_internal(0, 1), _DEVICES)
     register(pg, backend, HashStore(), name, desc, {rank: 0})
     return pg

@@ -89,7 +89,7 @@ class Ranks(Protocol):
     def make(self, name: str, ranks: Sequence[int], desc: str, *, meet: bool) -> Any:
         """A process group of these ranks; with ``meet`` its members wait for each other."""
 
-    def meeting_place(self) -> tuple[Any, int, int]:
+    def rendezvous(self) -> tuple[Any, int, int]:
         """Store, rank and world size, for a rank that initialises the world itself."""
 
     def refuse(self, operation: str) -> None:
@@ -116,7 +116,7 @@ def answer_threads(ranks: Ranks) -> Callable[[], None]:
         "_world": lambda own: _Worlds(own, ranks),
         "_new_process_group_helper": _maker,
         "_warn_not_in_group": lambda own: _for_ranks(own, ranks.refuse),
-        "rendezvous": lambda own: _for_ranks(own, lambda *_, **__: iter([ranks.meeting_place()])),
+        "rendezvous": lambda own: _for_ranks(own, lambda *_, **__: iter([ranks.rendezvous()])),
     }
     before: dict[str, Any] = {name: getattr(c10d, name) for name in hooks}
     describe = c10d_logger._get_msg_dict

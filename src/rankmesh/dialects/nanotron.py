@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from rankmesh.backend.default import DefaultGroup, default_group
 from rankmesh.backend.members import destroy
-from rankmesh.backend.single_rank import alone
+from rankmesh.backend.single_rank import single_rank_group
 from rankmesh.core import Options, Plan, recipes
 from rankmesh.errors import ConnectError, NotInitialized, SizesError, quoted
 from rankmesh.launch.started import started_by
@@ -166,7 +166,7 @@ class ParallelContext:
         if members != (dist.get_rank(),):
             return dist.GroupMember.NON_GROUP_MEMBER
         backend = default_group().backend
-        return alone(rank=members[0], name=f"nanotron/{id(self)}", desc="create_new_group", backend=backend)
+        return single_rank_group(rank=members[0], name=f"nanotron/{id(self)}", desc="create_new_group", backend=backend)
 
     # -- places -------------------------------------------------------------------------------------------------
 

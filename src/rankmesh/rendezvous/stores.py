@@ -22,7 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent f
 
 from rankmesh.errors import first_line
 from rankmesh.rendezvous.channel import LARGEST, LARGEST_LIST, ChannelLost, foreign
-from rankmesh.rendezvous.waiting import come, underlying
+from rankmesh.rendezvous.waiting import underlying, wait_for
 
 __all__ = ["StoreChannel"]
 
@@ -140,7 +140,7 @@ class StoreChannel:
 
     def wait(self, key: str, seconds: float) -> bool:
         """Wait until there is a text under a key; whether there is one within so many seconds."""
-        return _answered(lambda: come(self._store, [self._key(key)], seconds))
+        return _answered(lambda: wait_for(self._store, [self._key(key)], seconds))
 
     def delete(self, keys: Iterable[str], *, sets: Iterable[str] = (), participants: Sequence[int] = ()) -> None:
         """Remove keys, and sets of participants, whether they are there or not."""

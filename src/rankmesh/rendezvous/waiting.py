@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
-__all__ = ["Worker", "come", "submit", "underlying"]
+__all__ = ["Worker", "submit", "underlying", "wait_for"]
 
 _Result = TypeVar("_Result")
 
@@ -78,7 +78,7 @@ def _work(calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> N
         del task, made, call
 
 
-def come(store: Any, keys: Sequence[str], seconds: float) -> bool:
+def wait_for(store: Any, keys: Sequence[str], seconds: float) -> bool:
     """Whether all these keys are in the store within so many seconds; waits until they are."""
     end, asked = time.monotonic() + seconds, _asked_for(underlying(store), seconds)
     if asked < seconds:

@@ -32,7 +32,7 @@ class _Answers:
         context = self._context()
         return context.simulation.make(context, name, ranks, desc, meet=meet)
 
-    def meeting_place(self) -> tuple[Any, int, int]:
+    def rendezvous(self) -> tuple[Any, int, int]:
         context = self._context()
         return context.simulation.store, context.rank, context.simulation.size
 

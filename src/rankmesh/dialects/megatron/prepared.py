@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from rankmesh.backend.single_rank import alone
+from rankmesh.backend.single_rank import single_rank_group
 from rankmesh.dialects.megatron.releases import Release, followed
 from rankmesh.dialects.megatron.state import ParallelState
 from rankmesh.errors import PlanError
@@ -227,4 +227,4 @@ def _only_this_rank() -> ProcessGroup:
     if dist.get_rank() == 0:
         logger.warning("pg_collection has no expt_dp group: expert data parallelism has one rank")
     name = f"expt_dp/single/{next(_made)}"
-    return alone(rank=dist.get_rank(), name=name, desc="expt_dp of one rank", backend=dist.get_backend())
+    return single_rank_group(rank=dist.get_rank(), name=name, desc="expt_dp of one rank", backend=dist.get_backend())
