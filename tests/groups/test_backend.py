@@ -168,7 +168,8 @@ def _aborted(me):
     try:
         dist.all_reduce(torch.ones(1), group=local)
     except RuntimeError as error:
-        took, output = time.monotonic() - began[0], str(error)
+        # The abort of a peer may be what ends it, before this rank's own.
+        took, output = time.monotonic() - began[0] if began else 0.0, str(error)
     groups.close()
     return took < 1 and bool(output)
 
