@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,22 @@ class GlooDevices:
 
     def _new(self, *, lazily: bool) -> list[Any]:
         """On the interfaces that GLOO_SOCKET_IFNAME names, as for the world; else where the host's name points."""
-        before = _open_descriptors()
         named = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-        made = [c10d.ProcessGroupGloo.create_device(interface=name, lazy_init=lazily) for name in named] or [
-            c10d.ProcessGroupGloo.create_default_device(lazy_init=lazily)
-        ]
-        for descriptor in _open_descriptors() - before:
-            if _target(descriptor).endswith("[eventpoll]"):
-                self._polls[descriptor] = frozenset(map(_target, _polled(descriptor)))
+        gloo = c10d.ProcessGroupGloo
+        makers = [partial(gloo.create_device, interface=name, lazy_init=lazily) for name in named]
+        return [self._made(make) for make in makers or [partial(gloo.create_default_device, lazy_init=lazily)]]
+
+    def _made(self, make: Callable[[], Any]) -> Any:
+        """One device; its epoll descriptor has one of the lowest numbers that were free, or is searched for."""
+        free = _lowest_free()
+        made = make()
+        found = set(filter(_is_poll, free))
+        if not found:
+            before = _open_descriptors()
+            made = make() if before else made
+            found = set(filter(_is_poll, _open_descriptors() - before))
+        for descriptor in found:
+            self._polls[descriptor] = frozenset(map(_target, _polled(descriptor)))
         return made
 
     def cut(self) -> None:
@@ -85,6 +94,18 @@ class GlooDevices:
         """Keep no device; each ends with the last group on it."""
         self._shared = []
         self._polls.clear()
+
+
+def _lowest_free() -> list[int]:
+    """The numbers that the next descriptors of this process get: a device has a pipe, an epoll and a socket."""
+    free = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
+    for descriptor in free:
+        os.close(descriptor)
+    return free
+
+
+def _is_poll(descriptor: int) -> bool:
+    return _target(descriptor).endswith("[eventpoll]")
 
 
 def _open_descriptors() -> set[int]:
