@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankmesh.cli import STARTED
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import error, note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, source_of, tell
 from rankmesh.cli.shell import Failed
+from rankmesh.cli.started import STARTED
 from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, extra, in_words
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NOBODY
