@@ -44,7 +44,7 @@ def _blamed(message):
     """The ranks that are named by what the command says at last."""
     named = re.search(r"^error: lost ranks? ([\d, ]+):", message, re.MULTILINE)
     if named is None:
-        named = re.search(r"^error: rank \d+(?: of \d+)?: nothing was heard of rank (\d+)", message, re.MULTILINE)
+        named = re.search(r"^error: rank \d+(?: of \d+)?: no response from rank (\d+)", message, re.MULTILINE)
     return named[1] if named else message
 
 

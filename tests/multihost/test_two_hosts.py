@@ -57,7 +57,7 @@ def test_every_group_across_two_hosts_is_verified(torchrun):
     ("killed", "message"),
     [
         (1, ["error: lost ranks 2, 3: the first does not answer after it had proved a group"]),
-        (0, ["error: rank 2: nothing was heard of rank 0", "error: rank 3: nothing was heard of rank 0"]),
+        (0, ["error: rank 2: no response from rank 0", "error: rank 3: no response from rank 0"]),
     ],
 )
 def test_a_host_that_dies_is_named_by_the_other(hosts, torchrun, killed, message):

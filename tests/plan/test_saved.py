@@ -136,6 +136,7 @@ def test_any_damage_is_a_plan_or_an_error_of_ours(path, value):
         ({"nccl": {8: 8}}, r"nccl is \{8: 8\}"),
         ({"nccl": {"x": float("nan")}}, r"nccl is \{'x': nan\}"),
         ({"nccl": {"x": float("inf")}}, "nccl is {'x': inf}"),
+        ({"nccl": {"x": 2.0**63}}, "nccl is {'x': 9.2"),
     ],
 )
 def test_options(options, message):

@@ -17,6 +17,7 @@ import random
 import threading
 from dataclasses import dataclass
 
+from rankmesh.rendezvous import arrivals
 from rankmesh.rendezvous import round as rounds
 
 NEVER = float("inf")
@@ -207,4 +208,5 @@ class Clock:
 
 def on_its_clock(monkeypatch, schedule):
     """Have rounds measure time by the clock of the schedule."""
-    monkeypatch.setattr(rounds, "time", Clock(schedule))
+    for module in (rounds, arrivals):
+        monkeypatch.setattr(module, "time", Clock(schedule))

@@ -110,7 +110,7 @@ def _asked(launch: Launch, timeout: float) -> Cluster:
 
     try:
         with warnings.catch_warnings(), init("gloo", timeout=timeout):
-            warnings.simplefilter("ignore")  # the notes are told as notes
+            warnings.simplefilter("ignore")  # they are printed as notes
             return find(timeout=timeout)
     except (AgreementError, ConnectError) as problem:
         raise Failed(str(problem), ExitCode.LOST_RANKS) from problem

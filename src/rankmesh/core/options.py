@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from math import isfinite
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from rankmesh.errors import PlanError, UnknownArgument, quoted
@@ -100,7 +99,8 @@ def _refused(name: str, value: object, fix: str) -> PlanError:
 
 
 def _is_setting(setting: object) -> bool:
-    return isfinite(setting) if isinstance(setting, float) else isinstance(setting, int | str)
+    # Numbers of 64 bits, as a saved plan may hold them; a NaN or an infinity compares as neither.
+    return isinstance(setting, str) or (isinstance(setting, int | float) and -(2**63) <= setting < 2**63)
 
 
 def _plain(setting: NcclValue) -> NcclValue:

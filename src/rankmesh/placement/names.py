@@ -31,7 +31,7 @@ __all__ = ["HOST_LIST", "host_list", "listed_hosts", "natural", "task_counts"]
 # What an error is about, in its values: a list of hosts, whatever file the hosts are looked up in.
 HOST_LIST = "host list"
 
-# More hosts than any cluster has: a range with a slip of the finger is told, not listed.
+# More hosts than any cluster has: a range with a typing error is refused, not listed.
 _LIMIT = 2**15
 _PARTS = re.compile(r"([0-9]+)")
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")

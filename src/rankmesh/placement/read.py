@@ -9,7 +9,7 @@ Instances                         aws ec2 describe-instance-topology
 names of hosts                    {host: switch}
 ```
 
-What is wrong with it is told with the path and, where it contradicts itself, the line.
+An error names the path and, where it contradicts itself, the line.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 ```
 round      participants arrive with proposals, one of them coordinates, all get one outcome
+step       what they arrive with in one step of it, and how long they wait
+arrivals   what the coordinator finds out before it concludes
 outcome    what they get
 channel    what a round needs of a transport
 stores     torch's stores: TCP, File, Hash, Prefix, the store of simulated ranks
@@ -10,12 +12,14 @@ fallback   several of them as one: what is written goes to all, the first that a
 ```
 """
 
+from rankmesh.rendezvous.arrivals import Arrivals, lost
 from rankmesh.rendezvous.channel import Channel, ChannelLost
 from rankmesh.rendezvous.fallback import BoundedChannel, FallbackChannel
 from rankmesh.rendezvous.folder import FolderChannel
 from rankmesh.rendezvous.gather import gather
 from rankmesh.rendezvous.outcome import Outcome
-from rankmesh.rendezvous.round import Arrivals, Patience, Proposal, Round, StoreLost, lost
+from rankmesh.rendezvous.round import Round
+from rankmesh.rendezvous.step import Patience, Proposal
 from rankmesh.rendezvous.stores import StoreChannel
 
 __all__ = [
@@ -30,7 +34,6 @@ __all__ = [
     "Proposal",
     "Round",
     "StoreChannel",
-    "StoreLost",
     "gather",
     "lost",
 ]

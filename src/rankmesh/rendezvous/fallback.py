@@ -11,12 +11,13 @@ because they write to the folder too, and look there from time to time.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from rankmesh.rendezvous.channel import Channel, ChannelLost
+from rankmesh.rendezvous.waiting import submit
 
 __all__ = ["BoundedChannel", "FallbackChannel"]
 
@@ -39,7 +40,7 @@ class BoundedChannel:
 
     def __init__(self, channel: Channel, patience: float = _PATIENCE) -> None:
         self.channel, self._patience = channel, patience
-        self._pending: threading.Thread | None = None
+        self._pending: Future[Any] | None = None
 
     def give(self, call: Callable[[Channel], _Result], answers: list[_Result]) -> ChannelLost | None:
         """Add what a call of the channel gives to the answers; the error where there is none."""
@@ -53,25 +54,13 @@ class BoundedChannel:
         """What a call of the channel gives; ``ChannelLost`` where it fails, or is not back in time."""
         if not self.channel.remote:
             return call(self.channel)
-        if self._pending is not None and self._pending.is_alive():
+        if self._pending is not None and not self._pending.done():
             raise ChannelLost("an earlier call is still under way")
-        answers: list[_Result] = []
-        errors: list[Exception] = []
-
-        def work() -> None:
-            try:
-                answers.append(call(self.channel))
-            except Exception as error:  # noqa: BLE001 - raised again where the caller waits
-                errors.append(error)
-
-        self._pending = threading.Thread(target=work, daemon=True, name="rankmesh-store")
-        self._pending.start()
-        self._pending.join(self._patience)
-        if errors:
-            raise errors[0]
-        if not answers:
+        self._pending = made = submit(lambda: call(self.channel), "rankmesh-store")
+        # Not the time-out of `result`: the call may raise one of its own.
+        if not wait([made], self._patience).done:
             raise ChannelLost(f"no answer within {self._patience:g} s")
-        return answers[0]
+        return made.result()
 
 
 class FallbackChannel:

@@ -14,8 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from rankmesh.errors import AgreementError, in_words
+from rankmesh.rendezvous.arrivals import Arrivals, Conclude, lost
 from rankmesh.rendezvous.outcome import Outcome
-from rankmesh.rendezvous.round import Arrivals, Conclude, Patience, Proposal, Round, lost
+from rankmesh.rendezvous.round import Round
+from rankmesh.rendezvous.step import Patience, Proposal
 
 __all__ = ["gather", "or_missing"]
 

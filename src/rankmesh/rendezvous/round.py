@@ -20,7 +20,6 @@ responsive.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -30,11 +29,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_line, in_words
+from rankmesh.rendezvous.arrivals import Arrivals, Conclude, lost, twice
 from rankmesh.rendezvous.channel import Channel, ChannelLost, foreign
 from rankmesh.rendezvous.outcome import Outcome, parsed
+from rankmesh.rendezvous.step import NOTHING, AlreadyConcluded, Patience, Proposal, Step
 from rankmesh.rendezvous.waiting import Worker
 
-__all__ = ["AlreadyConcluded", "Arrivals", "Conclude", "Patience", "Proposal", "Round", "StoreLost", "lost"]
+__all__ = ["Round"]
 
 _Result = TypeVar("_Result")
 
@@ -43,77 +44,6 @@ _POLL = 0.02
 _MOMENT, _EACH = 2.0, 0.001
 # Seconds that a store which stands still may take besides, before it counts as gone.
 _PATIENCE = 5.0
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What a participant arrives with.
-
-    ``digest`` must be equal on all; ``document`` is what it stands for, published only when a coordinator asks why
-    proposals differ. ``text`` is one line, given to the coordinator for each rank. Both may be empty.
-    """
-
-    digest: str = ""
-    document: Callable[[], str] = str
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a participant waits for the outcome before it concludes without the others.
-
-    ``seconds`` is its limit; ``if_odd`` a shorter one where its proposal differs from the first one's. With
-    ``extends`` the limit begins again whenever a participant has called ``advance`` meanwhile. ``meanwhile`` is called
-    once, after so many seconds without an outcome.
-    """
-
-    seconds: float
-    if_odd: float | None = None
-    extends: bool = False
-    meanwhile: tuple[float, Callable[[], None]] | None = None
-
-
-Conclude = Callable[["Arrivals"], Outcome]
-
-
-class AlreadyConcluded(Exception):
-    """A step has the ``outcome`` already that a coordinator was about to conclude."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome.message)
-        self.outcome = outcome
-
-
-@dataclass
-class _Step:
-    """One step of a round: its keys, and which of them this rank knows to be in use.
-
-    ``prober`` is whose probe this rank has answered, ``until`` how long it waits for what comes of that.
-    """
-
-    base: str
-    proposal: Proposal = Proposal()
-    progress: bool = False
-    probed: bool = False
-    odd: bool = False
-    prober: int | None = None
-    until: float = 0.0
-
-    def key(self, what: str) -> str:
-        return f"{self.base}/{what}"
-
-    def keys(self, digests: Iterable[str]) -> list[str]:
-        """What the step may have left, besides its sets."""
-        # Documents first: the other keys say which there are, to who goes on where the one that deletes them dies.
-        names = [f"document/{digest}" for digest in digests]
-        names += ["after"] if self.probed else []
-        names += ["odd", "reference"] if self.proposal.digest or self.probed else []
-        names += ["texts", "coordinator", "outcome"]
-        return [self.key(name) for name in names]
-
-    @property
-    def sets(self) -> list[str]:
-        return [self.key(name) for name in (*(("responsive",) if self.probed else ()), "arrived")]
 
 
 @dataclass
@@ -133,7 +63,7 @@ class Round:
     identity: str = ""
     epoch: int = -1
     patience: float | None = None
-    steps: list[_Step] = field(default_factory=list, init=False)
+    steps: list[Step] = field(default_factory=list, init=False)
     _twice: str | None = field(default=None, init=False)
     _owed: Future[Any] | None = field(default=None, init=False)
     _worker: Worker = field(default_factory=lambda: Worker("rankmesh-store"), init=False)
@@ -190,7 +120,7 @@ class Round:
             self._withdraw(step, error)
             raise
 
-    def arrive(self, name: str, proposal: Proposal = Proposal()) -> bool:
+    def arrive(self, name: str, proposal: Proposal = NOTHING) -> bool:
         """Arrive in a step without waiting for its outcome; whether all have arrived by that."""
         step = self._begin(name)
         step.proposal = proposal
@@ -223,11 +153,11 @@ class Round:
         """A step as somebody sees it who has not arrived in it."""
         return Arrivals(self, self._begin(name))
 
-    def _begin(self, name: str) -> _Step:
+    def _begin(self, name: str) -> Step:
         base = f"{self.name}/{self.epoch}/{name}"
         found = next((step for step in self.steps if step.base == base), None)
         if found is None:
-            self.steps.append(found := _Step(base))
+            self.steps.append(found := Step(base))
         return found
 
     def introduce(self) -> None:
@@ -247,7 +177,7 @@ class Round:
         """Whether a rank has named its process, in this epoch."""
         return self.ask(lambda: self.channel.wait(self.identity_key(rank), 0))
 
-    def _arrive(self, step: _Step) -> bool:
+    def _arrive(self, step: Step) -> bool:
         proposal = step.proposal
         if self.identity and not self._introduce():
             return False
@@ -264,7 +194,7 @@ class Round:
         """Say that this rank makes progress, at the latest step for which others may wait."""
         self.ask(lambda: self.channel.tick(self._progress(self.epoch), 1))
 
-    def _await_outcome(self, step: _Step, patience: Patience) -> Outcome | None:
+    def _await_outcome(self, step: Step, patience: Patience) -> Outcome | None:
         seconds = min(patience.seconds, patience.if_odd) if step.odd and patience.if_odd else patience.seconds
         if patience.meanwhile is not None:
             early, call = patience.meanwhile
@@ -279,11 +209,11 @@ class Round:
             seen = ticks
         return received
 
-    def _receive(self, step: _Step, seconds: float) -> Outcome | None:
+    def _receive(self, step: Step, seconds: float) -> Outcome | None:
         received = self._read(step, seconds) if step.prober is None else None
         return received if received or step.prober is None else self._answered(step)
 
-    def _read(self, step: _Step, seconds: float) -> Outcome | None:
+    def _read(self, step: Step, seconds: float) -> Outcome | None:
         """The outcome of a step; nothing where there is none in time, or a probe, which is answered."""
         key = step.key("outcome")
         text = self._text(key, seconds)
@@ -292,24 +222,24 @@ class Round:
     def _text(self, key: str, seconds: float) -> str | None:
         return self.ask(lambda: self.channel.read(key) if self.channel.wait(key, seconds) else None, seconds)
 
-    def _understood(self, step: _Step, text: str, key: str) -> Outcome | None:
+    def _understood(self, step: Step, text: str, key: str) -> Outcome | None:
         data = parsed(text, key)
         if "probe" not in data:
             return Outcome.read(text, key)
         prober, seconds = data["probe"], data.get("seconds")
         if not isinstance(prober, int) or not isinstance(seconds, int | float):
             raise foreign(key, f"a probe by {prober!r:.60} for {seconds!r:.60} seconds")
-        self.ask(lambda: self._respond(step))
+        self.ask(lambda: self.respond(step))
         step.prober, step.until = prober, time.monotonic() + min(float(seconds), 1e6) + self.moment
         return None
 
-    def _answered(self, step: _Step) -> Outcome:
+    def _answered(self, step: Step) -> Outcome:
         """What comes of a probe that this rank has answered."""
         while (received := self._after(step, max(0.0, step.until - time.monotonic()))) is None:
             pass
         return received
 
-    def _after(self, step: _Step, seconds: float) -> Outcome | None:
+    def _after(self, step: Step, seconds: float) -> Outcome | None:
         """The same, if it comes within so many seconds; after its time, that the rank is lost that sent the probe."""
         key = step.key("after")
         text = self._text(key, seconds)
@@ -319,7 +249,8 @@ class Round:
             return None
         return self.announce(step, lost([step.prober], "coordinated the round"))
 
-    def _respond(self, step: _Step) -> None:
+    def respond(self, step: Step) -> None:
+        """Answer a probe of a step."""
         step.probed = True
         document = step.key(f"document/{step.proposal.digest}")
         if step.proposal.digest and not self.channel.wait(document, 0):
@@ -329,7 +260,7 @@ class Round:
 
     # -- the coordinator ----------------------------------------------------------------------------------------
 
-    def _coordinate(self, step: _Step, conclude: Conclude, *, complete: bool) -> Outcome:
+    def _coordinate(self, step: Step, conclude: Conclude, *, complete: bool) -> Outcome:
         coordinator = self.coordinator(step)
         if coordinator != self.rank:
             received = self._receive(step, self.moment)
@@ -339,7 +270,7 @@ class Round:
         except AlreadyConcluded as given:
             return given.outcome
 
-    def coordinator(self, step: _Step) -> int:
+    def coordinator(self, step: Step) -> int:
         """The rank that concludes: the first that asked."""
         key = step.key("coordinator")
         text = self.ask(lambda: self.channel.first(key, str(self.rank)))
@@ -347,7 +278,7 @@ class Round:
             raise foreign(key, f"{text[:60]!r}, which is no rank")
         return int(text)
 
-    def announce(self, step: _Step, outcome: Outcome) -> Outcome:
+    def announce(self, step: Step, outcome: Outcome) -> Outcome:
         """Give the outcome of a step, if none is given; the one that all get."""
         key = step.key("after" if step.probed else "outcome")
 
@@ -362,7 +293,7 @@ class Round:
         # Where it is a probe, its coordinator was only slow.
         return self._understood(step, text, key) or self._answered(step)
 
-    def _withdraw(self, step: _Step, error: BaseException) -> None:
+    def _withdraw(self, step: Step, error: BaseException) -> None:
         why = f"{in_words([self.rank])} stopped waiting ({first_line(error) or type(error).__name__})"
         with suppress(ConnectError):
             if self.coordinator(step) == self.rank:
@@ -449,7 +380,7 @@ class Round:
             sets += step.sets
         self.channel.delete(keys, sets=sets, participants=self.participants)
 
-    def _digests(self, step: _Step) -> set[str]:
+    def _digests(self, step: Step) -> set[str]:
         """The digests of a step for which a document may have been written."""
         odd = {digest for listed in self.channel.posted(step.key("odd")).values() for digest in listed}
         return {step.proposal.digest, self.channel.read(step.key("reference")) or "", *odd} - {""}
@@ -483,123 +414,3 @@ class Round:
             if owed.done():  # the call's own error
                 raise
             raise ChannelLost(f"no answer within {seconds:.3g} s") from error
-
-
-@dataclass
-class Arrivals:
-    """What the coordinator of a step knows of its participants; ``complete`` says that all have arrived."""
-
-    round: Round
-    step: _Step
-    complete: bool = False
-    # Kept by hand: until Python 3.12 a `cached_property` holds a lock meanwhile, for which simulated ranks would wait.
-    _absent: list[int] | None = field(default=None, init=False)
-    _texts: dict[int, list[str]] | None = field(default=None, init=False)
-
-    @property
-    def absent(self) -> list[int]:
-        """The participants that have not arrived."""
-        if self._absent is None:
-            self._absent = [] if self.complete else self._set("arrived")
-        return self._absent
-
-    @property
-    def differ(self) -> bool:
-        """Whether the proposals of those that arrived differ."""
-        # Who is absent is asked first: a proposal that comes in between would be of nobody, and so not differ.
-        self.absent  # noqa: B018  - kept
-        # Not all that is odd differs: the first proposal may be of a process that died, and was started again.
-        return self._ask(lambda: self.round.channel.wait(self.step.key("odd"), 0)) and len(self.proposals) > 1
-
-    @property
-    def proposals(self) -> dict[str, list[int]]:
-        """The ranks that arrived, by the digest of their proposal."""
-        reference = self._ask(lambda: self.round.channel.read(self.step.key("reference"))) or ""
-        odd = self._ask(lambda: self.round.channel.posted(self.step.key("odd")))
-        away = set(self.absent)
-        found: dict[str, list[int]] = {}
-        for rank in self.round.participants:
-            if rank not in away:
-                found.setdefault(odd[rank][-1] if rank in odd else reference, []).append(rank)
-        return found
-
-    @property
-    def texts(self) -> dict[int, list[str]]:
-        """The texts of each rank that has given one."""
-        if self._texts is None:
-            self._texts = self._ask(lambda: self.round.channel.posted(self.step.key("texts")))
-        return self._texts
-
-    def document(self, digest: str) -> dict[str, Any]:
-        """What a digest stands for, as published by those that answered a probe; empty where none of them did."""
-        key = self.step.key(f"document/{digest}")
-        text = self._ask(lambda: self.round.channel.read(key))
-        return parsed(text, key) if text else {}
-
-    @property
-    def concluded(self) -> bool:
-        """Whether the step has an outcome, or is about to have one."""
-        return self._ask(lambda: self.round.channel.wait(self.step.key("outcome"), 0))
-
-    def coordinated_here(self) -> bool:
-        """Whether this rank is the one that concludes the step, by asking for it first."""
-        return self.round.coordinator(self.step) == self.round.rank
-
-    def supersede(self) -> None:
-        """Move the round's name to its next epoch already."""
-        self._ask(lambda: self.round.channel.advance(self.round.epoch_key, self.round.epoch))
-
-    def announce(self, outcome: Outcome) -> Outcome:
-        """Give the outcome of the step, if none is given; the one that all get."""
-        return self.round.announce(self.step, outcome)
-
-    def probe(self, seconds: float = 0.0) -> None:
-        """Ask who is responsive; for so long, and a moment more, participants may take to answer.
-
-        Raises ``AlreadyConcluded`` where others have given an outcome meanwhile: this rank was too slow.
-        """
-        key = self.step.key("outcome")
-        probe = json.dumps({"probe": self.round.rank, "seconds": seconds + self.round.moment})
-        there = self._ask(lambda: self.round.channel.first(key, probe))
-        if there != probe:
-            raise AlreadyConcluded(Outcome.read(there, key))
-        self._ask(lambda: self.round._respond(self.step))
-
-    def unresponsive(self, seconds: float = 0.0, *, besides: Iterable[int] = ()) -> list[int]:
-        """The participants that have not answered a probe within so many seconds and a moment; others are not
-        waited for.
-        """
-        return self._awaited("responsive", besides, seconds + self.round.moment)
-
-    def still_absent(self, seconds: float) -> list[int]:
-        """The participants that have not arrived within so many seconds more."""
-        return self._awaited("arrived", (), seconds)
-
-    def _awaited(self, name: str, besides: Iterable[int], seconds: float) -> list[int]:
-        end = time.monotonic() + seconds
-        expected = set(self.round.participants).difference(besides)
-        while (missing := sorted(expected.intersection(self._set(name)))) and time.monotonic() < end:
-            # Not slept: ranks that are simulated go on while one of them waits for the store.
-            self._ask(lambda: self.round.channel.wait(self.step.key("never"), _POLL))
-        return missing
-
-    def _set(self, name: str) -> list[int]:
-        return self._ask(lambda: self.round.channel.absent(self.step.key(name), self.round.participants))
-
-    def _ask(self, call: Callable[[], _Result]) -> _Result:
-        return self.round.ask(call)
-
-
-def twice(rank: int, first: str | None, second: str) -> Outcome:
-    """Two processes with one rank number."""
-    message = (
-        f"rank {rank} came twice, as {first} and as {second}; every process needs a rank of its own; "
-        "start the ranks with one launcher"
-    )
-    return Outcome("twice", (rank,), message=message)
-
-
-def lost(ranks: Sequence[int], doing: str) -> Outcome:
-    """Ranks that stopped responding: ``doing`` is what they had done, in words."""
-    message = f"{in_words(ranks)} {doing} and stopped responding; look at the logs of the missing ranks"
-    return Outcome("lost", tuple(ranks), tuple(ranks), message=message)

@@ -15,8 +15,8 @@ from dataclasses import asdict
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
 
-from rankmesh.errors import AgreementError, ConnectError
-from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel, StoreLost
+from rankmesh.errors import AgreementError, ConnectError, StoreLost
+from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
 from rankmesh.rendezvous.gather import or_missing
 from rankmesh.runtime.devices import BackendDecision, Capabilities, choose
 

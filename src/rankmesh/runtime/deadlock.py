@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from rankmesh.errors import ConnectError
 from rankmesh.rendezvous import Arrivals, Outcome, Round, lost
-from rankmesh.rendezvous.round import AlreadyConcluded
+from rankmesh.rendezvous.step import AlreadyConcluded
 
 __all__ = ["Waiting"]
 

@@ -21,10 +21,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.core.options import time_limit
-from rankmesh.errors import ConnectError, first_line, quoted
+from rankmesh.errors import ConnectError, StoreLost, first_line, quoted
 from rankmesh.launch.started import Launch, host_name, started_by
 from rankmesh.launch.table import NOBODY
-from rankmesh.rendezvous import StoreLost
 from rankmesh.runtime.backend_decision import decide
 from rankmesh.runtime.devices import BackendDecision, Capabilities, capabilities, choose
 from rankmesh.runtime.served_store import is_served, open_store

@@ -29,7 +29,7 @@ from rankmesh.launch.started import Launch
 from rankmesh.launch.table import MPI
 from rankmesh.rendezvous.waiting import submit
 
-__all__ = ["is_served", "open_store", "turn", "turns"]
+__all__ = ["is_served", "open_store"]
 
 _KNOCK, _PAUSE, _MOMENT = 2.0, 0.1, 1.0
 
@@ -37,16 +37,6 @@ _KNOCK, _PAUSE, _MOMENT = 2.0, 0.1, 1.0
 def is_served() -> bool:
     """Whether the launcher itself serves the store, as torchrun's agent does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def turn(store: Store, what: str, rank: int) -> int:
-    """How many times this rank did this before: the store of torchrun's agent outlives the processes that use it."""
-    return store.add(f"{what}/turns/{rank}", 1) - 1
-
-
-def turns(store: Store, what: str, rank: int) -> int:
-    """How many times a rank has done this."""
-    return store.add(f"{what}/turns/{rank}", 0)
 
 
 def open_store(launch: Launch, timeout: timedelta) -> tuple[Launch, Store]:
@@ -89,7 +79,7 @@ def _opened(launch: Launch, address: str, port: int, serves: bool, timeout: time
         except RuntimeError as error:
             raise _unreachable(launch, first_line(error)) from error
     raise ConnectError(
-        f"rank {launch.rank} of {launch.world_size}: nothing was heard of rank 0; no store could be reached at "
+        f"rank {launch.rank} of {launch.world_size}: no response from rank 0; no store could be reached at "
         f"{launch.meeting}, which accepts and says nothing; rank 0 is stopped or stuck there, or something else uses "
         "the port; look at its logs",
         rank=launch.rank,
@@ -98,9 +88,9 @@ def _opened(launch: Launch, address: str, port: int, serves: bool, timeout: time
 
 
 def _unreachable(launch: Launch, why: str) -> ConnectError:
-    heard = "nothing was heard of rank 0; " if launch.rank else ""
+    unseen = "no response from rank 0; " if launch.rank else ""
     return ConnectError(
-        f"rank {launch.rank} of {launch.world_size}: {heard}no store could be reached at {launch.meeting} ({why}); "
+        f"rank {launch.rank} of {launch.world_size}: {unseen}no store could be reached at {launch.meeting} ({why}); "
         "check that rank 0 runs there, and that nothing else uses the port",
         rank=launch.rank,
         missing=() if launch.rank == 0 else (0,),

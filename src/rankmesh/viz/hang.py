@@ -111,7 +111,7 @@ def _timeline(found: Diagnosis, group: KnownGroup) -> str:
 def _missed(
     place: int, rank: int, named: set[tuple[int, int]], placed: dict[int, list[tuple[int, float, bool]]]
 ) -> str:
-    """The outline of a call that a rank never came to, from where the first of the others made it."""
+    """The outline of a call that a rank never reached, from where the first of the others made it."""
     made = {number for number, _, _ in placed[rank]}
     call = next((number for other, number in named if other == rank and number not in made), None)
     start = min((at for calls in placed.values() for number, at, _ in calls if number == call), default=None)
@@ -120,7 +120,7 @@ def _missed(
     return (
         f'<rect x="{_LEFT + start:.1f}" y="{place * _ROW + 2}" width="{max(3.0, _WIDTH - start):.1f}" height="{_BAR}" '
         f'rx="2" fill="none" stroke="{_COLOURS["cause"]}" stroke-dasharray="3 2">'
-        f"<title>rank {rank} never came to call {call}</title></rect>"
+        f"<title>rank {rank} never reached call {call}</title></rect>"
     )
 
 

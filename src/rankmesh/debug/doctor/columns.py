@@ -66,7 +66,7 @@ class GroupName:
     """A process group as a rank knows it; ``members`` are None where the recording does not say.
 
     ``on_device``: its calls run on a device, which takes them later than the program hands them over. ``queued`` are
-    the first and the last call that the device has not come to; ``enqueued`` is the last one handed over, where torch
+    the first and the last call that the device has not reached; ``enqueued`` is the last one handed over, where torch
     counted; ``number`` is what torch counts by.
     """
 
@@ -128,7 +128,7 @@ def _groups(
     on_device: Bools,
     queued: Bools,
 ) -> list[GroupName]:
-    """The groups of the calls, with what the device has not come to of each."""
+    """The groups of the calls, with what the device has not reached of each."""
     group, number = every["group"], every["number"]
     devices = set(np.unique(group[on_device]).tolist())
     waiting: dict[int, tuple[int, int]] = {}

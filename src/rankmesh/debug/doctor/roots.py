@@ -71,7 +71,7 @@ def _why(history: History, rank: int, call: PendingCall) -> str:
 
 
 def _went_past(history: History, rank: int, call: PendingCall) -> bool:
-    """Whether others came to this rank's last call by way of the call that it did not make."""
+    """Whether others reached this rank's last call by way of the call that it did not make."""
     recording = history.recordings[rank]
     if not len(recording):
         return False
@@ -89,14 +89,14 @@ def _no_recording(history: History, ranks: Sequence[int], call: PendingCall) -> 
 
 
 def _elsewhere(history: History, ranks: Sequence[int], call: PendingCall) -> str:
-    return f"{in_words(ranks)} never came to {call.name}: {_doing(history, ranks[0])}; {wait_in(call)}"
+    return f"{in_words(ranks)} never reached {call.name}: {_doing(history, ranks[0])}; {wait_in(call)}"
 
 
 def _behind(history: History, ranks: Sequence[int], call: PendingCall) -> str:
     if call.delay:
         limit = history.recordings[call.waiting[0]].limit
         gave_up = f"who gave up after {limit:.0f} s"
-        return f"{in_words(ranks)} came to {call.name} {call.delay:.0f} s after {in_words(call.waiting)}, {gave_up}"
+        return f"{in_words(ranks)} reached {call.name} {call.delay:.0f} s after {in_words(call.waiting)}, {gave_up}"
     furthest = max((track.last for track in history.tracks[call.group].values()), default=call.number)
     by = {furthest - (history.last(call.group, rank) or 0) for rank in ranks} if call.numbered else {1}
     calls = f"{min(by)}" if len(by) == 1 else f"{min(by)} to {max(by)}"
@@ -188,7 +188,7 @@ def _crossed(history: History, waits: Waits, ranks: list[int]) -> Iterator[Cause
     if odd:
         for rank, call in sorted(odd.items()):
             there = waits.of_rank[rank][0]
-            evidence = f"{in_words([rank])} never came to {call.name}: it is in {there.name}; {wait_in(call)}"
+            evidence = f"{in_words([rank])} never reached {call.name}: it is in {there.name}; {wait_in(call)}"
             yield cause_of(history, "absent", [rank], call, evidence)
     else:
         yield _deadlock(history, waits, ranks)
@@ -199,7 +199,7 @@ def _calls(waits: Waits, ranks: Sequence[int]) -> list[PendingCall]:
 
 
 def _left_the_order(history: History, waits: Waits, call: PendingCall, rank: int) -> bool:
-    """Whether others say that a rank should have come to a call before the call in which it is."""
+    """Whether others say that a rank should have reached a call before the call in which it is."""
     return any(
         votes(history, call, there.group.family, there.number, rank) > 0
         for there in waits.of_rank[rank]

@@ -169,7 +169,7 @@ def _made_otherwise(tracks: Mapping[int, Track]) -> int | None:
 
 
 def _came_late(history: History) -> Iterator[PendingCall]:
-    """Calls that some members came to when the others had given up.
+    """Calls that some members reached when the others had given up.
 
     Two clocks must agree: the time of the call by all ranks' clocks, and the pause before it by the rank's own.
     """

@@ -130,7 +130,7 @@ def check_in_job(
         except StoreLost as error:
             # What this rank's own work ends with is about to come.
             work.over.wait(_GRACE)
-            raise _unheard(launch, _own_failure(work)) from error
+            raise _no_response(launch, _own_failure(work)) from error
         finally:
             work.join(_GRACE if ended(work.log) else 0)
 
@@ -159,11 +159,11 @@ def _round(launch: Launch, timeout: float) -> tuple[Launch, Round]:
             among.introduce()
             while not served and not among.seen(0):
                 if time.monotonic() > end:
-                    raise _unheard(launch)
+                    raise _no_response(launch)
                 time.sleep(_pace(launch.world_size))
         except StoreLost as error:
             if launch.rank == 0 or served or time.monotonic() > end:
-                raise _unheard(launch) from error
+                raise _no_response(launch) from error
         else:
             return launch, among
 
@@ -306,9 +306,9 @@ def _outlives_sigterm() -> Iterator[threading.Event]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _unheard(launch: Launch, failure: str = "") -> ConnectError:
+def _no_response(launch: Launch, failure: str = "") -> ConnectError:
     return ConnectError(
-        f"rank {launch.rank}: nothing was heard of rank 0 at {launch.meeting}{failure}; "
+        f"rank {launch.rank}: no response from rank 0 at {launch.meeting}{failure}; "
         "rank 0, its host, or the way to it is gone; look at the logs of rank 0",
         rank=launch.rank,
         missing=(0,),

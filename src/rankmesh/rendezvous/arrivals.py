@@ -1,0 +1,146 @@
+"""Arrivals: what the coordinator of a step finds out about its participants before it concludes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rankmesh.errors import in_words
+from rankmesh.rendezvous.outcome import Outcome, parsed
+from rankmesh.rendezvous.step import AlreadyConcluded, Step
+
+if TYPE_CHECKING:
+    from rankmesh.rendezvous.round import Round
+
+__all__ = ["Arrivals", "Conclude", "lost", "twice"]
+
+_Result = TypeVar("_Result")
+
+# Seconds between two looks at who has arrived, or answered.
+_POLL = 0.02
+
+
+@dataclass
+class Arrivals:
+    """What the coordinator of a step knows of its participants; ``complete`` says that all have arrived."""
+
+    round: Round
+    step: Step
+    complete: bool = False
+    # Kept by hand: until Python 3.12 a `cached_property` holds a lock meanwhile, for which simulated ranks would wait.
+    _absent: list[int] | None = field(default=None, init=False)
+    _texts: dict[int, list[str]] | None = field(default=None, init=False)
+
+    @property
+    def absent(self) -> list[int]:
+        """The participants that have not arrived."""
+        if self._absent is None:
+            self._absent = [] if self.complete else self._set("arrived")
+        return self._absent
+
+    @property
+    def differ(self) -> bool:
+        """Whether the proposals of those that arrived differ."""
+        # Who is absent is asked first: a proposal that comes in between would be of nobody, and so not differ.
+        self.absent  # noqa: B018  - kept
+        # Not all that is odd differs: the first proposal may be of a process that died, and was started again.
+        return self._ask(lambda: self.round.channel.wait(self.step.key("odd"), 0)) and len(self.proposals) > 1
+
+    @property
+    def proposals(self) -> dict[str, list[int]]:
+        """The ranks that arrived, by the digest of their proposal."""
+        reference = self._ask(lambda: self.round.channel.read(self.step.key("reference"))) or ""
+        odd = self._ask(lambda: self.round.channel.posted(self.step.key("odd")))
+        away = set(self.absent)
+        found: dict[str, list[int]] = {}
+        for rank in self.round.participants:
+            if rank not in away:
+                found.setdefault(odd[rank][-1] if rank in odd else reference, []).append(rank)
+        return found
+
+    @property
+    def texts(self) -> dict[int, list[str]]:
+        """The texts of each rank that has given one."""
+        if self._texts is None:
+            self._texts = self._ask(lambda: self.round.channel.posted(self.step.key("texts")))
+        return self._texts
+
+    def document(self, digest: str) -> dict[str, Any]:
+        """What a digest stands for, as published by those that answered a probe; empty where none of them did."""
+        key = self.step.key(f"document/{digest}")
+        text = self._ask(lambda: self.round.channel.read(key))
+        return parsed(text, key) if text else {}
+
+    @property
+    def concluded(self) -> bool:
+        """Whether the step has an outcome, or is about to have one."""
+        return self._ask(lambda: self.round.channel.wait(self.step.key("outcome"), 0))
+
+    def coordinated_here(self) -> bool:
+        """Whether this rank is the one that concludes the step, by asking for it first."""
+        return self.round.coordinator(self.step) == self.round.rank
+
+    def supersede(self) -> None:
+        """Move the round's name to its next epoch already."""
+        self._ask(lambda: self.round.channel.advance(self.round.epoch_key, self.round.epoch))
+
+    def announce(self, outcome: Outcome) -> Outcome:
+        """Give the outcome of the step, if none is given; the one that all get."""
+        return self.round.announce(self.step, outcome)
+
+    def probe(self, seconds: float = 0.0) -> None:
+        """Ask who is responsive; for so long, and a moment more, participants may take to answer.
+
+        Raises ``AlreadyConcluded`` where others have given an outcome meanwhile: this rank was too slow.
+        """
+        key = self.step.key("outcome")
+        probe = json.dumps({"probe": self.round.rank, "seconds": seconds + self.round.moment})
+        there = self._ask(lambda: self.round.channel.first(key, probe))
+        if there != probe:
+            raise AlreadyConcluded(Outcome.read(there, key))
+        self._ask(lambda: self.round.respond(self.step))
+
+    def unresponsive(self, seconds: float = 0.0, *, besides: Iterable[int] = ()) -> list[int]:
+        """The participants that have not answered a probe within so many seconds and a moment; others are not
+        waited for.
+        """
+        return self._awaited("responsive", besides, seconds + self.round.moment)
+
+    def still_absent(self, seconds: float) -> list[int]:
+        """The participants that have not arrived within so many seconds more."""
+        return self._awaited("arrived", (), seconds)
+
+    def _awaited(self, name: str, besides: Iterable[int], seconds: float) -> list[int]:
+        end = time.monotonic() + seconds
+        expected = set(self.round.participants).difference(besides)
+        while (missing := sorted(expected.intersection(self._set(name)))) and time.monotonic() < end:
+            # Not slept: ranks that are simulated go on while one of them waits for the store.
+            self._ask(lambda: self.round.channel.wait(self.step.key("never"), _POLL))
+        return missing
+
+    def _set(self, name: str) -> list[int]:
+        return self._ask(lambda: self.round.channel.absent(self.step.key(name), self.round.participants))
+
+    def _ask(self, call: Callable[[], _Result]) -> _Result:
+        return self.round.ask(call)
+
+
+def twice(rank: int, first: str | None, second: str) -> Outcome:
+    """Two processes with one rank number."""
+    message = (
+        f"rank {rank} came twice, as {first} and as {second}; every process needs a rank of its own; "
+        "start the ranks with one launcher"
+    )
+    return Outcome("twice", (rank,), message=message)
+
+
+def lost(ranks: Sequence[int], doing: str) -> Outcome:
+    """Ranks that stopped responding: ``doing`` is what they had done, in words."""
+    message = f"{in_words(ranks)} {doing} and stopped responding; look at the logs of the missing ranks"
+    return Outcome("lost", tuple(ranks), tuple(ranks), message=message)
+
+
+Conclude = Callable[[Arrivals], Outcome]
