@@ -10,7 +10,8 @@ import pytest
 from tests import limits
 from torch.distributed import TCPStore
 
-from rankmesh.rendezvous import Outcome, Patience, Proposal, Round, StoreChannel, StoreLost
+from rankmesh.errors import StoreLost
+from rankmesh.rendezvous import Outcome, Patience, Proposal, Round, StoreChannel
 from rankmesh.rendezvous import round as rounds
 from rankmesh.rendezvous.gather import or_missing
 
