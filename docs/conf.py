@@ -43,7 +43,12 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|np|npt|dist|st|hypothesis)\..*"),
     (r"py:.*", r"(ProcessGroup|Tensor|DeviceMesh|Path|timedelta|ellipsis|ModuleType|IntArray)"),
     # Named by signatures whose hints cannot be resolved at run time: `Unpack` is in typing from Python 3.11 on.
-    (r"py:class", r"(AxesLike|PickLike|GivenOptions)"),
+    (r"py:class", r"(AxesLike|PickLike|GivenOptions|RankParameters)"),
+    # The types of plain data, whose keys the documents of their functions show.
+    (
+        r"py:class",
+        r"rankmesh\.(core\.(explain\.RankFacts|mesh\.MeshData|spec\.SpecData)|transfer\.adapters\.megatron\.Described)",
+    ),
     # The type of a default that is given back as it is.
     (r"py:class", r"rankmesh\..*\._Default"),
     # The class, or one derived from it, of which a class method makes an object.

@@ -65,14 +65,15 @@ __all__ = [
     "in_words",
     "listed",
     "quoted",
+    "quoted_path",
 ]
 
 # What is meant by several names in one.
 _AXES = "axes are joined by hyphens: '{0}'"
 _KINDS = "a kind along several axes has a spec of its own, such as GroupSpec('{1}', axes='{0}')"
 
-# How many ranks a message lists, of all and of the members of one group; how many characters of a line or a value.
-_RANKS, _MEMBERS, _CHARACTERS, _QUOTED = 8, 16, 200, 80
+# How many ranks a message lists, of all and of the members of one group; how many characters of a line, value, path.
+_RANKS, _MEMBERS, _CHARACTERS, _QUOTED, _PATH = 8, 16, 200, 80, 240
 
 
 class RankmeshError(Exception):
@@ -290,14 +291,23 @@ def listed(ranks: Sequence[int]) -> str:
     return f"{list(ranks[:_MEMBERS])}{more}"
 
 
-def quoted(value: object) -> str:
-    """A value as a message quotes it: its repr, at most 80 characters of it.
+def quoted(value: object, most: int = _QUOTED) -> str:
+    """A value as a message quotes it: its repr, at most ``most`` characters of it.
 
     >>> quoted("tp=2"), len(quoted("tp" * 1000))
     ("'tp=2'", 80)
     """
     text = repr(value)
-    return text if len(text) <= _QUOTED else f"{text[: _QUOTED - 4]}...{text[-1]}"
+    return text if len(text) <= most else f"{text[: most - 4]}...{text[-1]}"
+
+
+def quoted_path(path: object) -> str:
+    """The path of a file as a message quotes it: whole, unless it is longer than a screen is wide three times.
+
+    >>> quoted_path("run.sh")
+    "'run.sh'"
+    """
+    return quoted(str(path), _PATH)
 
 
 def cut(text: str) -> str:

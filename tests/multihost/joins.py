@@ -12,12 +12,19 @@ import torch.distributed as dist
 
 import rankmesh as rm
 
-began = time.monotonic()
-try:
-    with rm.init("gloo", timeout=float(sys.argv[1])), rm.connect("dp=2") as groups:
-        x = torch.ones(1)
-        dist.all_reduce(x, group=groups["dp"].pg)
-        result = {"sum": x.item()}
-except rm.ConnectError as error:
-    result = {"message": str(error)}
-sys.stdout.write(json.dumps({**result, "seconds": time.monotonic() - began}))
+
+def join(timeout):
+    """Join, and what came of it."""
+    began = time.monotonic()
+    try:
+        with rm.init("gloo", timeout=timeout), rm.connect("dp=2") as groups:
+            x = torch.ones(1)
+            dist.all_reduce(x, group=groups["dp"].pg)
+            result = {"sum": x.item()}
+    except rm.ConnectError as error:
+        result = {"message": str(error)}
+    return {**result, "seconds": time.monotonic() - began}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(join(float(sys.argv[1]))))

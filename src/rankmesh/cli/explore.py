@@ -23,7 +23,7 @@ from rankmesh.cli.options import (
 from rankmesh.cli.outputs import Output, check_stdout, deliver
 from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
 from rankmesh.debug.doctor import doctor
-from rankmesh.errors import PlacementError, quoted
+from rankmesh.errors import PlacementError, quoted_path
 from rankmesh.placement import Cluster as Machine
 from rankmesh.readers.source import Source
 from rankmesh.viz.explorer import fragment, given, page
@@ -72,7 +72,7 @@ def _machine(text: str | None, gpus_per_node: int | None, world_size: int) -> Ma
 
 
 def _document(path: Path) -> dict[str, Any]:
-    with refused_as(PlacementError, f"measurement {quoted(str(path))}", "write it with rankmesh measure SPEC --json"):
+    with refused_as(PlacementError, f"measurement {quoted_path(path)}", "write it with rankmesh measure SPEC --json"):
         return dict(parse_json(read_text(path, INDEX.size), INDEX))
 
 

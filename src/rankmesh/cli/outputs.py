@@ -55,7 +55,7 @@ def check_stdout(outputs: Sequence[Output], *, json: bool) -> bool:
 
 
 def deliver(outputs: Sequence[Output], printed: Callable[[], None]) -> None:
-    """Write each output and print the rest; what could not be written is reported at the end, and is the exit status."""
+    """Write each output and print the rest; what cannot be written is reported at the end and is the exit status."""
     problems: list[RankmeshError | Failed] = []
     for output in outputs:
         try:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.core.documents import parse, read_text, refused_as
-from rankmesh.errors import PlacementError, quoted
+from rankmesh.errors import PlacementError, quoted, quoted_path
 
 __all__ = ["COLLECTIVES", "Message", "Traffic"]
 
@@ -78,7 +78,7 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
     @classmethod
     def read(cls, path: str | Path) -> Traffic:
         """The traffic of a YAML or JSON file; ``PlacementError`` says what is wrong with it."""
-        with refused_as(PlacementError, f"traffic file {quoted(str(path))}", _FORM, path=str(path)):
+        with refused_as(PlacementError, f"traffic file {quoted_path(path)}", _FORM, path=str(path)):
             try:
                 return cls(parse(read_text(path)))
             except PlacementError as error:

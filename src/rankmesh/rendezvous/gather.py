@@ -54,8 +54,8 @@ def or_missing(all_arrived: Conclude, seconds: float, what: str) -> Conclude:
         if absent:
             size = len(arrivals.round.participants)
             message = (
-                f"waited {seconds:.3g} s for {in_words(absent)}, which did not call {what} ({size - len(absent)} of "
-                f"{size} did); look at the logs of the missing ranks"
+                f"waited {round(seconds, 1):g} s for {in_words(absent)}, which did not call {what} "
+                f"({size - len(absent)} of {size} did); look at the logs of the missing ranks"
             )
             return Outcome("missing", tuple(absent), tuple(absent), message=message)
         arrivals.probe()

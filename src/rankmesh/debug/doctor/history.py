@@ -104,7 +104,7 @@ class History:
         return self._counted(known, rank, group)
 
     def handed_over(self, group: KnownGroup, rank: int) -> int | None:
-        """The number of the last call of a group that a rank's program has made, whether or not its device has reached it.
+        """Number of the last call of a group that a rank's program has made, whether its device has reached it or not.
 
         0 for none, None where it cannot be known.
         """

@@ -14,14 +14,15 @@ Layers go to stages evenly; what is left goes to the stages before the last, fro
 experts ``fused_moe.config.FusedMoEParallelConfig`` and ``fused_moe.expert_map_manager.determine_expert_map``, whose
 placement is linear for models without groups of experts. Redundant experts (``--enable-eplb``) are not known here.
 
->>> config = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2,
-...           "num_hidden_layers": 6, "vocab_size": 100}
+>>> config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8,
+...           "num_key_value_heads": 2, "num_hidden_layers": 6, "vocab_size": 100}
 >>> made = shardings(config, Mesh(tp=4, pp=4))
 >>> [made["model.layers.0.self_attn.k_proj.weight"].of(rank).boxes for rank in (1, 2)]
 [(((0, 8), (0, 64)),), (((8, 16), (0, 64)),)]
 >>> stages(6, 4)
 [1, 2, 2, 1]
->>> made = shardings({**config, "num_local_experts": 6}, Mesh(tp=2, dp=2), expert_parallel=True)
+>>> mixtral = {**config, "model_type": "mixtral", "num_local_experts": 6}
+>>> made = shardings(mixtral, Mesh(tp=2, dp=2), expert_parallel=True)
 >>> [[e for e in range(6) if made[f"model.layers.0.block_sparse_moe.experts.{e}.w1.weight"].holds(r)] for r in range(4)]
 [[0, 1], [2, 3], [4], [5]]
 """

@@ -23,7 +23,7 @@ from typing import Any
 from rankmesh.core.documents import INDEX, parse, read_text, refused_as
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import PlanError, RankmeshError, first_line, quoted
+from rankmesh.errors import PlanError, RankmeshError, first_line, quoted, quoted_path
 
 __all__ = ["read_tensors", "shardings_of"]
 
@@ -37,7 +37,7 @@ Shardings = dict[str, Sharding]
 
 def read_tensors(path: str | Path, source: Mesh, target: Mesh) -> tuple[Shardings, Shardings]:
     """The shardings of a tensors file on a source and a target mesh. Raises ``PlanError`` for what is none."""
-    with refused_as(PlanError, f"tensors file {quoted(str(path))}", _FORM, path=str(path)):
+    with refused_as(PlanError, f"tensors file {quoted_path(path)}", _FORM, path=str(path)):
         return shardings_of(parse(read_text(path, INDEX.size)), source, target, str(path))
 
 
