@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.errors import ConnectError
 
-__all__ = ["DefaultGroup", "default_group", "default_pg", "is_torchs_own"]
+__all__ = ["DefaultGroup", "default_group", "default_pg", "is_torch_function"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,6 @@ def _timeout_of(pg: Any, backend: str) -> timedelta:
     return c10d._get_default_timeout(c10d.Backend(backend))
 
 
-def is_torchs_own(function: str) -> bool:
+def is_torch_function(function: str) -> bool:
     """Whether a function of torch.distributed is the one that torch defines."""
     return getattr(dist, function) is getattr(c10d, function)

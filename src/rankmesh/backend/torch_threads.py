@@ -113,10 +113,10 @@ def is_rank() -> bool:
 def answer_threads(ranks: Ranks) -> Callable[[], None]:
     """From now on torch.distributed answers each thread that is a rank for that rank alone; the way back."""
     hooks: dict[str, Callable[[Any], Any]] = {
-        "_world": lambda own: _Worlds(own, ranks),
+        "_world": lambda original: _Worlds(original, ranks),
         "_new_process_group_helper": _maker,
-        "_warn_not_in_group": lambda own: _for_ranks(own, ranks.refuse),
-        "rendezvous": lambda own: _for_ranks(own, lambda *_, **__: iter([ranks.rendezvous()])),
+        "_warn_not_in_group": lambda original: _for_ranks(original, ranks.refuse),
+        "rendezvous": lambda original: _for_ranks(original, lambda *_, **__: iter([ranks.rendezvous()])),
     }
     before: dict[str, Any] = {name: getattr(c10d, name) for name in hooks}
     describe = c10d_logger._get_msg_dict

@@ -124,10 +124,10 @@ def test_replaced_functions_of_the_state(ranks):
 @pytest.mark.parametrize("name", ["new_group", "new_subgroups_by_enumeration"])
 def test_torchs_own_functions_are_known(monkeypatch, name):
     """A function that is assigned to torch.distributed is not torch's own, and is again when it is put back."""
-    from rankmesh.backend.default import is_torchs_own
+    from rankmesh.backend.default import is_torch_function
 
-    assert is_torchs_own(name)
+    assert is_torch_function(name)
     with monkeypatch.context() as patch:
         patch.setattr(dist, name, lambda *_, **__: None)
-        assert not is_torchs_own(name)
-    assert is_torchs_own(name)
+        assert not is_torch_function(name)
+    assert is_torch_function(name)

@@ -28,7 +28,7 @@ from typing import Any
 import torch.distributed as dist
 
 from rankmesh.backend import registries
-from rankmesh.backend.default import is_torchs_own
+from rankmesh.backend.default import is_torch_function
 from rankmesh.backend.options import options_of
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
@@ -140,7 +140,7 @@ class HyperCommGrid:
             raise UnknownName(
                 f"Process group {where} has already been created; its options cannot be compared; use get_pg()", key=key
             )
-        if not is_torchs_own("new_subgroups_by_enumeration"):
+        if not is_torch_function("new_subgroups_by_enumeration"):
             ranks = self.get_rank_enum(ordered, view=owner)
             self._pgs[key], _ = dist.new_subgroups_by_enumeration(ranks, backend=self.backend, **kwargs)
         else:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from rankmesh.backend.default import default_group, is_torchs_own
+from rankmesh.backend.default import default_group, is_torch_function
 from rankmesh.backend.registries import set_timeout
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.nccl_config import with_nccl_config
@@ -129,7 +129,7 @@ def _groups(
     unchanged = (
         make is state.functions["create_group"] and options is ParallelState.interface.shared["get_nccl_options"]
     )
-    if not (unchanged and is_torchs_own("new_group")):
+    if not (unchanged and is_torch_function("new_group")):
         return called_groups(plan, request.sections(), make, options)
     if plan.fixed_world or rank in plan.mesh:
         return connect(plan, timeout=min(DEFAULT_TIMEOUT, request.timeout))
