@@ -27,7 +27,7 @@ def test_every_rank_gets_one_measurement():
     result = {(row.name, row.collective) for row in first.rows}
     three = ("all-reduce", "all-gather", "reduce-scatter")
     assert result == {("pp", "send/recv"), *((name, what) for name in ("tp", "dp") for what in three)}
-    assert all(group.alone is not None for row in first.rows for group in row.groups)
+    assert all(group.isolated is not None for row in first.rows for group in row.groups)
     assert {row.name for row in first.hops} == {"tp", "dp", "pp"}
 
 

@@ -133,7 +133,7 @@ def _print(found: Measurement) -> None:
         Column("collective", [row.collective for row in rows]),
         Column("bytes", [f"{row.bytes:,}" for row in rows], right=True),
         Column("at once", [duration(row.seconds) for row in rows], right=True),
-        Column("alone", [duration(row.alone) for row in rows], right=True),
+        Column("alone", [duration(row.isolated) for row in rows], right=True),
         Column("algbw", [_speed(row.algbw) for row in rows], right=True),
         Column("busbw", [_speed(row.busbw) for row in rows], right=True),
         Column("slowest group", [_group(row.slowest.ranks, found) for row in rows], fit=True),

@@ -40,7 +40,7 @@ class GroupTime:
 
     ranks: tuple[int, ...]
     together: float
-    alone: float | None
+    isolated: float | None
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Measured:
         return max(group.together for group in self.groups)
 
     @property
-    def alone(self) -> float:
+    def isolated(self) -> float:
         """The slowest of the groups that were taken alone."""
-        return max(group.alone for group in self.groups if group.alone is not None)
+        return max(group.isolated for group in self.groups if group.isolated is not None)
 
     @property
     def slowest(self) -> GroupTime:
@@ -124,7 +124,7 @@ class Measurement:
                     "collective": row.collective,
                     "bytes": row.bytes,
                     "seconds": row.seconds,
-                    "alone": row.alone,
+                    "alone": row.isolated,
                     "latency": self.latency(row.name, row.collective),
                     "algbw": row.algbw,
                     "busbw": row.busbw,
@@ -137,12 +137,12 @@ class Measurement:
         }
 
 
-def measurement(plan: Plan, hosts: Sequence[str], backend: str, said: Mapping[int, Any]) -> Measurement:
+def measurement(plan: Plan, hosts: Sequence[str], backend: str, gathered: Mapping[int, Any]) -> Measurement:
     """The measurement of what each rank said, in rows of kind, collective, bytes, seconds at once, alone or None."""
     times: dict[tuple[str, str, int], dict[int, tuple[float, float | None]]] = {}
-    for rank, rows in said.items():
-        for name, collective, size, together, alone in rows:
-            times.setdefault((name, collective, size), {})[rank] = together, alone
+    for rank, rows in gathered.items():
+        for name, collective, size, together, isolated in rows:
+            times.setdefault((name, collective, size), {})[rank] = together, isolated
     order = {name: number for number, name in enumerate(plan.kinds)}
     keys = sorted(times, key=lambda key: (order[key[0]], key[1], key[2]))
     rows = tuple(_row(plan, *key, times[key]) for key in keys if key[1] != HOP)
@@ -164,8 +164,8 @@ def _row(
     groups = []
     for ranks in plan.groups(name).tolist():
         together = [times[rank][0] for rank in ranks]
-        alone = [found for rank in ranks if (found := times[rank][1]) is not None]
-        groups.append(GroupTime(tuple(ranks), max(together), max(alone) if alone else None))
+        isolated = [found for rank in ranks if (found := times[rank][1]) is not None]
+        groups.append(GroupTime(tuple(ranks), max(together), max(isolated) if isolated else None))
     return Measured(name, collective, size, tuple(groups))
 
 
@@ -176,13 +176,13 @@ def slow_hosts(measured: Measurement) -> tuple[str, ...]:
     """
     slow: dict[tuple[str, bool], list[bool]] = {}
     for row in measured.largest:
-        found = [(measured.hosts_of(group.ranks), group.alone or group.together) for group in row.groups]
+        found = [(measured.hosts_of(group.ranks), group.isolated or group.together) for group in row.groups]
         for inside in (True, False):
-            alike = [(hosts, seconds) for hosts, seconds in found if (len(hosts) == 1) == inside]
-            if len({frozenset(hosts) for hosts, _ in alike}) < 2:
+            comparable = [(hosts, seconds) for hosts, seconds in found if (len(hosts) == 1) == inside]
+            if len({frozenset(hosts) for hosts, _ in comparable}) < 2:
                 continue
-            quick = float(np.quantile([seconds for _, seconds in alike], 0.25, method="lower"))
-            for hosts, seconds in alike:
+            quick = float(np.quantile([seconds for _, seconds in comparable], 0.25, method="lower"))
+            for hosts, seconds in comparable:
                 for host in hosts:
                     slow.setdefault((host, inside), []).append(seconds > _SLOW * quick)
     named = {host for (host, _), flags in slow.items() if np.mean(flags) >= _MOST}
@@ -211,22 +211,22 @@ class _Seen:
     steps: float
     volume: float
     together: float
-    alone: float
+    isolated: float
     edges: tuple[int, ...]
 
     @classmethod
     def of(cls, cluster: Cluster, plan: Plan, row: Measured, backend: str) -> _Seen:
-        span = plan.mesh.rank_range
-        machine = Machine.of(cluster, span.ascending)
-        groups = np.searchsorted(span.ascending, [group.ranks for group in row.groups])
-        lying = Lay(groups, machine, np.arange(span.size)[None], backend=backend)
+        rank_range = plan.mesh.rank_range
+        machine = Machine.of(cluster, rank_range.ascending)
+        groups = np.searchsorted(rank_range.ascending, [group.ranks for group in row.groups])
+        lying = Lay(groups, machine, np.arange(rank_range.size)[None], backend=backend)
         steps, volume = steps_and_volume(row.collective, row.size, row.bytes, backend)
         return cls(
             int(lying.widest[0]),
             steps,
             volume,
             row.seconds,
-            row.alone,
+            row.isolated,
             tuple(_edges(lying, row.collective, level) for level in range(len(cluster.levels) - 1)),
         )
 
@@ -245,9 +245,9 @@ def _level(level: Level, number: int, seen: Sequence[_Seen]) -> Level:
     if not seen:
         return level
     least = min(each.volume for each in seen)
-    latency = min(each.alone / each.steps for each in seen if each.volume <= 2 * least)
+    latency = min(each.isolated / each.steps for each in seen if each.volume <= 2 * least)
     large = [each for each in seen if 4 * each.volume >= max(other.volume for other in seen)]
-    bandwidth = max(each.rate(each.alone, latency) for each in large)
+    bandwidth = max(each.rate(each.isolated, latency) for each in large)
     found = replace(level, latency=latency, bandwidth=bandwidth, uplink=None)
     shared = [(each.edges[number - 1], each.rate(each.together, latency)) for each in large if number]
     most = max((edges * rate for edges, rate in shared), default=0.0)

@@ -252,15 +252,15 @@ def _traffic(
 
 def _devices(plan: Plan, cluster: Cluster) -> tuple[IntArray, Machine, IntArray]:
     """The ranks of the plan in nested order of their devices, the machine that these are, and the order given."""
-    span = plan.mesh.rank_range
-    ranks = span.ascending
+    rank_range = plan.mesh.rank_range
+    ranks = rank_range.ascending
     cluster.hosts_of(ranks)
     place_of = np.empty(cluster.size, dtype=np.int64)
     place_of[cluster.ranks] = np.arange(cluster.size)
     nested = ranks[np.lexsort((place_of[ranks], *cluster.units[:, ranks]))]
-    device_of = np.empty(span.size, dtype=np.int64)
-    device_of[np.searchsorted(ranks, nested)] = np.arange(span.size)
-    given = device_of[np.searchsorted(ranks, span.ranks(np.arange(span.size)))]
+    device_of = np.empty(rank_range.size, dtype=np.int64)
+    device_of[np.searchsorted(ranks, nested)] = np.arange(rank_range.size)
+    given = device_of[np.searchsorted(ranks, rank_range.ranks(np.arange(rank_range.size)))]
     return nested, Machine.of(cluster, nested), given
 
 

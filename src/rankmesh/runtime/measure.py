@@ -156,9 +156,9 @@ def _rows(
             if run is not None:
                 run.seconds(1)
         together = [_timed(wait, run, what) for _ in range(_ROUNDS)]
-        alone = None if what == HOP else _alone(groups, name, run, wait)
+        isolated = None if what == HOP else _isolated(groups, name, run, wait)
         if run is not None:
-            yield name, what, size, median(together), alone
+            yield name, what, size, median(together), isolated
         if progress is not None:
             progress(number + 1, len(cases))
 
@@ -168,17 +168,17 @@ def _timed(wait: Callable[[], None], run: _Call | None, what: str) -> float:
     return 0.0 if run is None else run.seconds(1 if what == HOP else _CALLS)
 
 
-def _alone(groups: LiveGroups, name: str, run: _Call | None, wait: Callable[[], None]) -> float | None:
+def _isolated(groups: LiveGroups, name: str, run: _Call | None, wait: Callable[[], None]) -> float | None:
     """The time of this rank's group alone, None where it is not among those that are taken."""
     every = groups.plan.groups(name)
     step = max(1, len(every) // _SINGLE)
     found = None
     for index in range(0, len(every), step):
-        own = run is not None and every.index_of(groups.rank) == index
+        is_member = run is not None and every.index_of(groups.rank) == index
         times = []
         for _ in range(_ROUNDS if len(every) > 1 else 1):
             wait()
-            if own and run is not None:
+            if is_member and run is not None:
                 times.append(run.seconds(_CALLS))
         found = median(times) if times else found
     return found
