@@ -18,7 +18,7 @@ import typer
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import error, note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, source_of, tell
+from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, note_configs, source_of
 from rankmesh.cli.shell import Failed
 from rankmesh.cli.started import STARTED
 from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, extra, in_words
@@ -62,7 +62,7 @@ def command(
     source = source_in_job(spec, world_size, variables, launch)
     plan = source.plan
     if launch.rank == 0:
-        tell(source)
+        note_configs(source)
     with without_name_server(launch), progress_bar(f"proving {plan.world_size} ranks", "proofs") as (progress, stop):
 
         def show(result: CheckResult) -> None:
@@ -139,7 +139,7 @@ def _show(result: CheckResult, json: dict[str, Any] | None) -> None:
         _print(result)
     sys.stdout.flush()
     if not result.ok:
-        error(_verdict(result) + (f"; by the recordings: {result.verdict}" if result.verdict else ""))
+        error(_outcome(result) + (f"; by the recordings: {result.verdict}" if result.verdict else ""))
 
 
 @contextmanager
@@ -165,12 +165,12 @@ def progress_bar(title: str, unit: str) -> Iterator[tuple[Callable[[int, int], N
     )
     task = bar.add_task(title, total=None)
 
-    def tell(done: int, total: int) -> None:
+    def update(done: int, total: int) -> None:
         bar.start()
         bar.update(task, completed=done, total=total, refresh=True)
 
     try:
-        yield tell, bar.stop
+        yield update, bar.stop
     finally:
         bar.stop()
 
@@ -205,7 +205,7 @@ def _print(result: CheckResult) -> None:
         note(f"{_count(len(result.followed), 'rank')} failed because of that; --json lists what they saw")
 
 
-def _verdict(result: CheckResult) -> str:
+def _outcome(result: CheckResult) -> str:
     ranks = [failure.rank for failure in result.failures]
     it, first = "the first" if len(ranks) > 1 else "it", result.failures[0]
     if result.lost:

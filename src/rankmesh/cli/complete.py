@@ -20,16 +20,16 @@ from rankmesh.readers.source import RECIPES, read, recipe_arguments
 
 __all__ = ["answered", "group_names", "preset_names", "rejoined", "spec_names"]
 
-_Offers = list[tuple[str, str]]
+_Completions = list[tuple[str, str]]
 
 _AXES = ("tp", "cp", "ep", "dp", "pp")
 _SIZES = (2, 4, 8)
 
 
-def spec_names(incomplete: str) -> _Offers:
+def spec_names(incomplete: str) -> _Completions:
     """Recipes and presets, and their arguments or axes; files are the shell's own business.
 
-    >>> [offer for offer, _ in spec_names("megatron:world=64,et")], spec_names("tp=2,")[0]
+    >>> [completion for completion, _ in spec_names("megatron:world=64,et")], spec_names("tp=2,")[0]
     (['megatron:world=64,etp=2', 'megatron:world=64,etp=4', 'megatron:world=64,etp=8'], ('tp=2,cp=2', 'axis'))
     """
     name, colon, arguments = incomplete.rpartition("/")[2].partition(":")
@@ -38,15 +38,15 @@ def spec_names(incomplete: str) -> _Offers:
     if colon or "=" in incomplete:
         return _pairs(incomplete, arguments if colon else name, _AXES, "axis")
     recipes = [(f"{name}:", "recipe") for name in RECIPES]
-    return [offer for offer in recipes if offer[0].startswith(incomplete)] + preset_names(incomplete)
+    return [completion for completion in recipes if completion[0].startswith(incomplete)] + preset_names(incomplete)
 
 
-def preset_names(incomplete: str) -> _Offers:
+def preset_names(incomplete: str) -> _Completions:
     """Presets with their titles."""
     return [(name, presets.get(name).title) for name in presets.names() if name.startswith(incomplete)]
 
 
-def _pairs(incomplete: str, arguments: str, names: Sequence[str], what: str) -> _Offers:
+def _pairs(incomplete: str, arguments: str, names: Sequence[str], what: str) -> _Completions:
     """The names that may follow in ``name=size,...``, each with sizes: the shell stops after the equals sign."""
     *done, last = arguments.split(",")
     if "=" in last:
@@ -57,7 +57,7 @@ def _pairs(incomplete: str, arguments: str, names: Sequence[str], what: str) -> 
     return [(f"{start}{name}={size}", what) for name in fitting for size in _SIZES]
 
 
-def group_names(ctx: typer.Context, incomplete: str) -> _Offers:
+def group_names(ctx: typer.Context, incomplete: str) -> _Completions:
     """The kinds of group in the plan that the SPEC before names, after a comma too; nothing while it cannot be read."""
     done, comma, incomplete = incomplete.rpartition(",")
     try:
@@ -115,7 +115,7 @@ def answered(run: Callable[[], None]) -> str:
     os.environ.update(COMP_WORDS=shlex.join(words), COMP_CWORD=str(place))
     with redirect_stdout(StringIO()) as answer, suppress(SystemExit):
         run()
-    return "".join(f"{line}\n" for line in _offers(answer.getvalue(), keeps))
+    return "".join(f"{line}\n" for line in _completions(answer.getvalue(), keeps))
 
 
 def _words(text: str) -> list[str]:
@@ -125,5 +125,5 @@ def _words(text: str) -> list[str]:
         return text.split()
 
 
-def _offers(answer: str, keeps: str) -> Iterator[str]:
+def _completions(answer: str, keeps: str) -> Iterator[str]:
     return (line.removeprefix(keeps) for line in answer.splitlines())

@@ -17,7 +17,7 @@ from rankmesh.cli.columns import Column, print_columns, ranks_text
 from rankmesh.cli.complete import spec_names
 from rankmesh.cli.console import note, out, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import SPEC_HELP, Debug, Json, Variables, WorldSize, config_of, source_of, tell
+from rankmesh.cli.options import SPEC_HELP, Debug, Json, Variables, WorldSize, config_of, note_configs, source_of
 from rankmesh.core.difference import Difference, KindDiff, OnlyKind, difference
 from rankmesh.readers.source import Source
 
@@ -80,19 +80,19 @@ def command(
         source_of(left, world_size, [*both, *(variables_left or [])]),
         source_of(right, world_size, [*both, *(variables_right or [])]),
     )
-    tell(*sources)
+    note_configs(*sources)
     found = compared(*sources, examples=examples)
     if json:
         configs = {**config_of(sources[0], "left_config"), **config_of(sources[1], "right_config")}
         write_json({"different": found.different, "left": left, "right": right, **asdict(found), **configs})
     else:
         print_difference(out(), found)
-        _say(found)
+        _note_equal(found)
     if found.different:
         raise typer.Exit(ExitCode.DIFFERENT)
 
 
-def _say(found: Difference) -> None:
+def _note_equal(found: Difference) -> None:
     if found.different:
         return
     note("the same: every rank sees the same groups with the same options")

@@ -9,7 +9,7 @@ import typer
 
 from rankmesh.cli.console import note, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, source_of, tell
+from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, note_configs, source_of
 from rankmesh.cli.shell import Failed
 from rankmesh.debug.doctor import Diagnosis
 from rankmesh.debug.doctor import doctor as diagnosed
@@ -58,9 +58,9 @@ def command(
     """Say what hangs: the rank, the group and the call that everyone waits for, by the recordings of the ranks."""
     source = None if spec is None else source_of(spec, world_size)
     if source is not None:
-        tell(source)
+        note_configs(source)
     found = doctor(folder, source)
-    _tell_notes(found.notes)
+    _print_notes(found.notes)
     if html is not None:
         _write_page(found, html)
     if json:
@@ -72,7 +72,7 @@ def command(
         raise Failed("", ExitCode.HUNG)
 
 
-def _tell_notes(notes: tuple[str, ...]) -> None:
+def _print_notes(notes: tuple[str, ...]) -> None:
     for text in notes[:_NOTES]:
         note(text)
     if len(notes) > _NOTES:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from rankmesh.cli.console import write, write_json
-from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, source_of, tell
+from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, note_configs, source_of
 from rankmesh.core.explain import RankFacts
 from rankmesh.readers.source import Source
 
@@ -46,7 +46,7 @@ def command(
 ) -> None:
     """Explain one rank: where it sits, which groups it is in, who its neighbours are, and why."""
     source = source_of(spec, world_size, variables)
-    tell(source)
+    note_configs(source)
     if json:
         write_json({**described(source, rank), **config_of(source)})
     else:

@@ -17,8 +17,8 @@ from rankmesh.cli.options import (
     Variables,
     WorldSize,
     cluster_of,
+    note_configs,
     source_of,
-    tell,
 )
 from rankmesh.cli.outputs import Output, check_stdout, deliver
 from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
@@ -95,7 +95,7 @@ def command(
 ) -> None:
     """Write one page to play with a layout: sizes, order, hosts, groups. It needs no server and no network."""
     source = source_of(spec, world_size, variables)
-    tell(source)
+    note_configs(source)
     data = explored(source, gpus_per_node=gpus_per_node, cluster=cluster, measured=measured, recordings=recordings)
     outputs = [Output("--html", html, (".html", ".htm"), lambda: page(data))]
     check_stdout(outputs, json=json)

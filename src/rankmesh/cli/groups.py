@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from rankmesh.cli.console import write, write_json
-from rankmesh.cli.options import Debug, GroupName, Json, Spec, Variables, WorldSize, config_of, source_of, tell
+from rankmesh.cli.options import Debug, GroupName, Json, Spec, Variables, WorldSize, config_of, note_configs, source_of
 from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "KindGroups", "command", "kind_groups"]
@@ -65,7 +65,7 @@ def command(
 ) -> None:
     """List the groups of one kind: number and ranks, one group a line."""
     source = source_of(spec, world_size, variables)
-    tell(source)
+    note_configs(source)
     found = kind_groups(source, name, rank=rank)
     if json:
         write_json({**asdict(found), **config_of(source)})

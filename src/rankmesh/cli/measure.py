@@ -16,7 +16,7 @@ from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.complete import group_names
 from rankmesh.cli.console import out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, tell
+from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, note_configs
 from rankmesh.cli.shell import Failed
 from rankmesh.cli.shell import save as write_file
 from rankmesh.core.plan import Plan
@@ -86,7 +86,7 @@ def command(
     source = source_in_job(spec, world_size, variables, launch)
     kinds = [name for names in groups or () for name in names.split(",")] or None
     if launch.rank == 0:
-        tell(source)
+        note_configs(source)
     bar = progress_bar(f"measuring {source.plan.world_size} ranks", "cases")
     with without_name_server(launch), bar as (progress, stop):
         try:

@@ -31,8 +31,8 @@ __all__ = [
     "WorldSize",
     "cluster_of",
     "config_of",
+    "note_configs",
     "source_of",
-    "tell",
 ]
 
 # Whole-world arrays of every kind stay below a gigabyte up to here.
@@ -140,7 +140,7 @@ def _variable(word: str) -> tuple[str, str]:
     return name, value
 
 
-def tell(*sources: Source) -> None:
+def note_configs(*sources: Source) -> None:
     """Say on stderr which lines of a training config were read."""
     for source in sources:
         if source.config is not None:

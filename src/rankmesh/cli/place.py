@@ -10,7 +10,7 @@ import typer
 from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write, write_json
-from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, source_of, tell
+from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, note_configs, source_of
 from rankmesh.cli.shell import save as write_file
 from rankmesh.errors import quoted
 from rankmesh.placement import Placed, Traffic, place
@@ -96,7 +96,7 @@ def command(
 ) -> None:
     """Find the rank order of a layout that costs least on a cluster; show before, after, and why."""
     source = source_of(spec, world_size, variables)
-    tell(source)
+    note_configs(source)
     found = placed(
         source,
         cluster,
@@ -134,8 +134,8 @@ def _print(found: Placed) -> None:
     write("")
     holds = by_host(found, HOSTS + 1)
     hosts = list(holds)[:HOSTS]
-    held = Column("holds", [holds[host] for host in hosts], fit=True)
-    print_columns(out(), [Column("host", hosts, style="bold"), held])
+    ranks_column = Column("holds", [holds[host] for host in hosts], fit=True)
+    print_columns(out(), [Column("host", hosts, style="bold"), ranks_column])
     if len(holds) > HOSTS:
         write("... --json lists all hosts")
     write("")

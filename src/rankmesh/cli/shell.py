@@ -109,7 +109,7 @@ def outcome(command: Callable[[], Any]) -> int:
 def _reported(problem: Exception) -> int:
     if os.environ.get(DEBUG, "") not in ("", "0"):
         sys.excepthook(type(problem), problem, problem.__traceback__)
-    message, code = _told(problem)
+    message, code = _message_and_code(problem)
     if isinstance(problem, OSError):
         _silence(sys.stdout)
     if message:
@@ -117,7 +117,7 @@ def _reported(problem: Exception) -> int:
     return code
 
 
-def _told(problem: Exception) -> tuple[str, int]:
+def _message_and_code(problem: Exception) -> tuple[str, int]:
     if isinstance(problem, MissingExtra):
         return str(problem), ExitCode.USAGE
     if isinstance(problem, RankmeshError):

@@ -25,8 +25,8 @@ from rankmesh.cli.options import (
     WorldSize,
     cluster_of,
     config_of,
+    note_configs,
     source_of,
-    tell,
 )
 from rankmesh.cli.outputs import Output, check_stdout, deliver
 from rankmesh.core.mesh import Mesh
@@ -118,7 +118,7 @@ def command(
 ) -> None:
     """Show a layout: axes, strides, every kind of group, who shares a communicator, what crosses nodes."""
     source = source_of(spec, world_size, variables)
-    tell(source)
+    note_configs(source)
     kinds = [name for names in groups or () for name in names.split(",")]
     machine = None if cluster is None else cluster_of(cluster, source.plan.world_size, gpus_per_node=gpus_per_node)
     facts = overview(source, cluster=machine, gpus_per_node=gpus_per_node, members=members, kinds=kinds)
@@ -278,10 +278,10 @@ def _communicators(facts: Overview) -> Iterator[str]:
     each = f"{least}" if least == most else f"{least} to {most}"
     yield f"communicators per rank: {each}; in the job: {facts.communicators_total:,}"
     sharing = [kind.name for kind in facts.kinds if kind.communicator.shares]
-    alone = [kind.name for kind in facts.kinds if kind.communicator.single_rank]
+    single = [kind.name for kind in facts.kinds if kind.communicator.single_rank]
     if sharing:
         yield f"sharing another kind's: {len(sharing)} of {len(facts.kinds)} kinds ({', '.join(sharing)})"
-    if alone:
-        yield f"groups of one rank, no communicator: {', '.join(alone)}"
+    if single:
+        yield f"groups of one rank, no communicator: {', '.join(single)}"
     for pair in facts.unshared:
         yield f"same members, not shared: {pair.kind} and {pair.other}, {pair.why}"

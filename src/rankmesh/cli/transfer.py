@@ -19,7 +19,7 @@ import typer
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.complete import spec_names
 from rankmesh.cli.console import out, write_json
-from rankmesh.cli.options import SPEC_HELP, Cluster, Debug, Json, WorldSize, cluster_of, source_of, tell
+from rankmesh.cli.options import SPEC_HELP, Cluster, Debug, Json, WorldSize, cluster_of, note_configs, source_of
 from rankmesh.cli.shell import save
 from rankmesh.core.mesh import Mesh
 from rankmesh.errors import LayoutError
@@ -98,7 +98,7 @@ def command(
     busiest sender sends as little as it can.
     """
     sources = source_of(source, world_size), source_of(target, world_size)
-    tell(*sources)
+    note_configs(*sources)
     moves = planned(*sources, tensors, offset=offset, cluster=cluster)
     if svg is not None:
         _draw(moves, svg)
