@@ -40,7 +40,7 @@ def _swap_tp_and_pp():
     other = {"tp": "pp", "pp": "tp"}
 
     def swapped(self, local):
-        return opener(self, self._own[other.get(local.name, local.name)])
+        return opener(self, self._local[other.get(local.name, local.name)])
 
     live.LiveGroups._opener = swapped
 

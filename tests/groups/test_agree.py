@@ -46,7 +46,7 @@ def _proposal(rank, size, covered=None, **fields):
 def _operations(me):
     store = Counting(me.store)
     epochs = [agree(store, _proposal(me.rank, me.size, plan="same"), LONG).epoch for _ in range(2)]
-    return {"generations": epochs, "operations": sum(store.calls.values()), "calls": dict(store.calls)}
+    return {"epochs": epochs, "operations": sum(store.calls.values()), "calls": dict(store.calls)}
 
 
 def test_store_operations_are_flat_in_the_world_size(ranks):
@@ -54,7 +54,7 @@ def test_store_operations_are_flat_in_the_world_size(ranks):
     most = {}
     for size in (8, 16, 32, 64):
         counted = ranks(size, _operations, world=None)
-        assert {tuple(rank["generations"]) for rank in counted} == {(0, 1)}
+        assert {tuple(rank["epochs"]) for rank in counted} == {(0, 1)}
         assert sum(rank["calls"].get("wait", 0) for rank in counted) == 2 * (size - 1), "only verdicts are waited for"
         assert not any(rank["calls"].get("get", 0) for rank in counted), "a verdict is read in one message"
         # Twice: six a rank, three more for the last; one more for two of them where 62 ranks are counted at a time.
@@ -67,12 +67,12 @@ def _many_epochs(me):
     epochs = []
     for _ in range(3):
         with rm.connect(GOOD, timeout=10) as groups:
-            epochs.append(groups.generation)
+            epochs.append(groups.epoch)
     return epochs
 
 
 def test_epochs_are_the_same_on_every_rank(ranks):
-    """4 ranks: each meeting has the next generation, the same on all."""
+    """4 ranks: each meeting has the next epoch, the same on all."""
     assert ranks(4, _many_epochs) == [[0, 1, 2]] * 4
 
 
@@ -80,11 +80,11 @@ def test_epochs_are_the_same_on_every_rank(ranks):
 
 
 def _connect(plan, timeout=limits.LONG):
-    """The error of a connect, or its generation; and the process groups that came to be."""
+    """The error of a connect, or its epoch; and the process groups that came to be."""
     before = registries()
     try:
         with rm.connect(plan, timeout=timeout) as groups:
-            answer = {"generation": groups.generation}
+            answer = {"epoch": groups.epoch}
     except AgreementError as error:
         answer = {"message": str(error), **error.values}
     return answer | {"made": registries() != before}
@@ -96,7 +96,7 @@ def _odd_then_same(me, odd):
     started = time.perf_counter()
     first = _connect(odd[me.rank][0] if me.rank in odd else GOOD)
     seconds = time.perf_counter() - started
-    return first | {"seconds": seconds, "then": [_connect(GOOD).get("generation") for _ in range(2)]}
+    return first | {"seconds": seconds, "then": [_connect(GOOD).get("epoch") for _ in range(2)]}
 
 
 @pytest.mark.parametrize("what", ODD)
@@ -109,7 +109,7 @@ def test_one_rank_with_another_plan_is_named_on_every_rank(ranks, what):
         assert "rank 2" in rank["message"]
         assert rank["made"] is False
         assert rank["seconds"] < limits.AT_ONCE
-        assert rank["then"] in ([0, 1], [1, 2]), "those that failed meet again under the next generation"
+        assert rank["then"] in ([0, 1], [1, 2]), "those that failed meet again under the next epoch"
 
 
 def test_two_ranks_with_two_other_plans_are_both_named(ranks):
@@ -143,7 +143,7 @@ def test_a_mismatch_inside_one_of_two_meshes_stays_there(ranks):
     right = rm.Plan(rm.Mesh(tp=2, dp=2, offset=4), BASE, name="right")
     answers = ranks(8, _each_another, [left, odd, left, left, right, right, right, right])
     assert [answer.get("ranks") for answer in answers[:4]] == [[1]] * 4
-    assert [answer.get("generation") for answer in answers[4:]] == [0] * 4
+    assert [answer.get("epoch") for answer in answers[4:]] == [0] * 4
 
 
 def _mismatch_while_others_compute(me):
@@ -208,7 +208,7 @@ def _one_late(me, late):
         first = _connect(GOOD, timeout=2)
         first["seconds"] = time.perf_counter() - started
     me.meet("late")
-    return first | {"then": [_connect(GOOD).get("generation") for _ in range(3)]}
+    return first | {"then": [_connect(GOOD).get("epoch") for _ in range(3)]}
 
 
 @pytest.mark.parametrize("late", [0, 3])
@@ -230,7 +230,7 @@ def _late_ranks_come_first_to_the_retry(me):
         assert _connect(GOOD, timeout=1)["missing"] == [3]
         me.store.set("gave up", "yes")
         time.sleep(1)
-    return _connect(GOOD).get("generation")
+    return _connect(GOOD).get("epoch")
 
 
 def test_a_late_rank_waits_for_those_that_gave_up(ranks):
@@ -285,15 +285,15 @@ def _unequal_counts(me):
     """Ranks 0 and 1 connect three times while 2 and 3 do it once, and come late."""
     if me.rank < 2:
         left = rm.Plan(rm.Mesh(tp=2), [rm.GroupSpec("tp")], name="left")
-        epochs = [_connect(left).get("generation")]
+        epochs = [_connect(left).get("epoch")]
         if me.rank == 0:
             me.store.set("once", "yes")
         time.sleep(0.5 * me.rank)
-        return [*epochs, *(_connect(left).get("generation") for _ in range(2))]
+        return [*epochs, *(_connect(left).get("epoch") for _ in range(2))]
     right = rm.Plan(rm.Mesh(tp=2, offset=2), [rm.GroupSpec("tp")], name="right")
     me.store.wait(["once"], timedelta(seconds=LONG))
     time.sleep(0.2 * me.rank)
-    return [_connect(right).get("generation")]
+    return [_connect(right).get("epoch")]
 
 
 def test_meshes_that_connect_unequally_often_do_not_accuse_each_other(ranks):
@@ -310,7 +310,7 @@ def _colocated(me, backwards):
     answers = []
     for plan in plans:
         answer = _connect(plan)
-        answers.append(answer.get("generation", answer.get("fields")))
+        answers.append(answer.get("epoch", answer.get("fields")))
     return answers
 
 
@@ -338,7 +338,7 @@ def _two_jobs(me):
 
 
 def test_two_jobs_on_one_store_do_not_meet(ranks):
-    """4 ranks, two jobs of two: each has generations of its own."""
+    """4 ranks, two jobs of two: each has epochs of its own."""
     assert ranks(4, _two_jobs, world=None) == [[0, 2], [0, 1], [0, 2], [0, 1]]
 
 

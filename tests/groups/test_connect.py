@@ -187,7 +187,11 @@ def _named(me):
                 assert (by_name.key, by_words.key) == (key, key)
                 assert by_name.plan is plan
                 found.append(
-                    (by_name.kind, group.own.canonical, by_name.coordinate == dict(live.own[by_name.kind].coordinate))
+                    (
+                        by_name.kind,
+                        group.local.canonical,
+                        by_name.coordinate == dict(live.local[by_name.kind].coordinate),
+                    )
                 )
         other = world.identify(f"left:{plan.of((me.rank + 1) % me.size)['tp']}").ranks
         unknown = me.error(ConnectError, world.identify, "tp/7/0123456789abcdef")["message"]

@@ -33,7 +33,7 @@ def _operations(me, plan):
     before = store.operations
     with rm.connect(plan, timeout=20) as groups:
         _use(groups)
-        done, made = store.operations - before, sum(group.size > 1 for group in groups.own.communicators)
+        done, made = store.operations - before, sum(group.size > 1 for group in groups.local.communicators)
     dist.destroy_process_group()
     return done, made
 

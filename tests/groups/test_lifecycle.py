@@ -143,7 +143,7 @@ def _world_again(me, plan):
     me.world("gloo", prefix="again")
     with rm.connect(plan) as groups:
         _use(groups)
-        return [groups.generation, refused]
+        return [groups.epoch, refused]
 
 
 def test_a_world_made_again_connects_again(ranks):

@@ -68,7 +68,7 @@ class AdoptedGroups(LiveGroups):
     """Live groups over the process groups of a ``DeviceMesh``, which it still owns: ``close`` only forgets them."""
 
     def __init__(self, device_mesh: DeviceMesh, plan: Plan) -> None:
-        super().__init__(plan, World.current(), generation=0, phases={})
+        super().__init__(plan, World.current(), epoch=0, phases={})
         self._device_mesh = device_mesh
 
     def _create(self, local: LocalGroup) -> ProcessGroup:
@@ -88,7 +88,7 @@ class AdoptedGroups(LiveGroups):
     def look_up_all(self) -> None:
         """Look up every process group of this rank."""
         for group in self.values():
-            self._open(group.own)
+            self._open(group.local)
 
     def close(self) -> None:
         """Forget the process groups; whoever made the ``DeviceMesh`` destroys them."""
@@ -140,7 +140,7 @@ def _group_over(groups: LiveGroups, name: str, axes: tuple[str, ...], view: str 
             f"add GroupSpec({name!r}, {'-'.join(axes)!r}) to the plan",
             axes=axes,
         )
-    if len({groups[kind].own.canonical for kind in found}) > 1:
+    if len({groups[kind].local.canonical for kind in found}) > 1:
         raise ConnectError(
             f"{'-'.join(axes)} cannot be flattened as {name!r}; the groups {', '.join(found)} are all along them, each "
             "with a process group of its own, and none has that name; flatten under the name of one of them",

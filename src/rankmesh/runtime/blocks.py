@@ -21,17 +21,17 @@ from rankmesh.errors import ConnectError, RankmeshError, quoted
 __all__ = ["block", "kind_along"]
 
 
-def kind_along(plan: Plan, axis: str, view: str | None, own: Container[str]) -> str:
+def kind_along(plan: Plan, axis: str, view: str | None, local_kinds: Container[str]) -> str:
     """The kind of the plan that is along an axis, of those that this rank is in: the one of that name, else the only.
 
     ``ConnectError`` where there is none, and where several have process groups of their own.
     """
     if axis not in plan.kinds:
         plan.mesh.groups(axis, view=view)  # raises UnknownAxis, with a suggestion
-    if axis in own and _along(plan, axis, axis, view):
+    if axis in local_kinds and _along(plan, axis, axis, view):
         return axis
     canonical = {names[0] for names in plan.sharing}
-    found = [name for name in plan.kinds if name in own and _along(plan, name, axis, view)]
+    found = [name for name in plan.kinds if name in local_kinds and _along(plan, name, axis, view)]
     if not found:
         raise ConnectError(
             f"no group of the plan is along axis {axis!r} alone, as a device mesh needs; "

@@ -61,8 +61,8 @@ def capabilities(
     index, why = _device_index(local_rank, shared)
     device = None if index is None else str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
     # A share of a device is a device of its own.
-    own = f"{device}/{rank}" if device and shared else device
-    return Capabilities(rank, size, host, process, asked, index, own, why, loopback_address(), _network())
+    identity = f"{device}/{rank}" if device and shared else device
+    return Capabilities(rank, size, host, process, asked, index, identity, why, loopback_address(), _network())
 
 
 def loopback_address() -> str:

@@ -27,7 +27,7 @@ class LiveGroup:
     Ranks of the world are global; ``rank`` is this process's position among the members.
     """
 
-    own: LocalGroup
+    local: LocalGroup
     opener: Callable[[], ProcessGroup]
 
     # Kept in the handle after the first use, where Python finds it as fast as any attribute.
@@ -46,42 +46,42 @@ class LiveGroup:
     @property
     def name(self) -> str:
         """The name of the kind in the plan."""
-        return self.own.name
+        return self.local.name
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
         """The axes that vary inside the group."""
-        return self.own.spec.axes
+        return self.local.spec.axes
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The members as global ranks, in the order of their positions."""
-        return self.own.ranks
+        return self.local.ranks
 
     @cached_property
     def size(self) -> int:
         """How many members there are."""
-        return self.own.size
+        return self.local.size
 
     @cached_property
     def rank(self) -> int:
         """The position of this process among the members."""
-        return self.own.rank
+        return self.local.rank
 
     @property
     def coordinate(self) -> dict[str, int]:
         """What all members agree on."""
-        return dict(self.own.coordinate)
+        return dict(self.local.coordinate)
 
     @cached_property
     def first(self) -> int:
         """The global rank of the first member."""
-        return self.own.group[0]
+        return self.local.group[0]
 
     @cached_property
     def last(self) -> int:
         """The global rank of the last member."""
-        return self.own.group[-1]
+        return self.local.group[-1]
 
     @property
     def root(self) -> int:
@@ -91,12 +91,12 @@ class LiveGroup:
     @cached_property
     def next(self) -> int:
         """The global rank after this one; the ring closes, so after the last comes the first."""
-        return self.own.group[(self.rank + 1) % self.size]
+        return self.local.group[(self.rank + 1) % self.size]
 
     @cached_property
     def prev(self) -> int:
         """The global rank before this one; before the first comes the last."""
-        return self.own.group[self.rank - 1]
+        return self.local.group[self.rank - 1]
 
     @property
     def is_first(self) -> bool:
@@ -112,17 +112,17 @@ class LiveGroup:
         """The group as plain, picklable data for logs."""
         return {
             "name": self.name,
-            "description": str(self.own),
+            "description": str(self.local),
             "axes": list(self.axes),
             "ranks": list(self.ranks),
             "rank": self.rank,
             "coordinate": self.coordinate,
-            "communicator": self.own.canonical if self.size > 1 else None,
-            "options": self.own.options.to_dict(),
+            "communicator": self.local.canonical if self.size > 1 else None,
+            "options": self.local.options.to_dict(),
         }
 
     def __reduce__(self) -> tuple[object, ...]:
         raise ConnectError(f"live group {self.name!r} cannot be pickled, as it belongs to its process; use describe()")
 
     def __repr__(self) -> str:
-        return f"LiveGroup({self.own}, ranks={self.own.group!r}, rank={self.rank})"
+        return f"LiveGroup({self.local}, ranks={self.local.group!r}, rank={self.rank})"

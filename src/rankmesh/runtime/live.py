@@ -49,26 +49,26 @@ class LiveGroups(ByKind[LiveGroup]):
         self,
         plan: Plan,
         world: World,
-        generation: int,
+        epoch: int,
         phases: dict[str, float],
         *,
         deadline: float = 0.0,
         key: str = "",
-        own: LocalGroups | None = None,
+        local: LocalGroups | None = None,
     ) -> None:
         self.plan = plan
         self.key = key
-        self.generation = generation
+        self.epoch = epoch
         self.phases = phases
         self._world = world
         self._default = world.default
         # Until when members let this rank wait (``time.monotonic``); a lazy group has its own timeout.
         self._deadline = deadline
         self._process = os.getpid()
-        self._own = own or plan.of(world.default.rank)
+        self._local = local or plan.of(world.default.rank)
         self._made: dict[str, ProcessGroup] = {}
         self._closed = False
-        self._handles = {name: LiveGroup(own, self._opener(own)) for name, own in self._own.items()}
+        self._handles = {name: LiveGroup(local, self._opener(local)) for name, local in self._local.items()}
         # The same until they are closed: one look-up answers a question.
         self._open_handles = dict(self._handles)
 
@@ -94,7 +94,7 @@ class LiveGroups(ByKind[LiveGroup]):
             return self._open_handles[name]
         except KeyError:
             self._check_open()
-            self._own[name]  # raises NotAMember or UnknownGroup, with the members
+            self._local[name]  # raises NotAMember or UnknownGroup, with the members
             raise
 
     def __contains__(self, name: object) -> bool:
@@ -118,8 +118,8 @@ class LiveGroups(ByKind[LiveGroup]):
 
     # -- process groups -----------------------------------------------------------------------------------------
 
-    def _opener(self, own: LocalGroup) -> Callable[[], ProcessGroup]:
-        canonical = self._own[own.canonical]
+    def _opener(self, local: LocalGroup) -> Callable[[], ProcessGroup]:
+        canonical = self._local[local.canonical]
         return lambda: self._open(canonical)
 
     def _open(self, canonical: LocalGroup) -> ProcessGroup:
@@ -131,19 +131,19 @@ class LiveGroups(ByKind[LiveGroup]):
 
     def hold(self, name: str, action: Making) -> None:
         """Make the process group of a canonical group now."""
-        self._made[name] = self._make(self._own[name], action)
+        self._made[name] = self._make(self._local[name], action)
 
-    def _create(self, own: LocalGroup) -> ProcessGroup:
-        return self._make(own, making(self.plan, self.key, own, self._default, self.generation))
+    def _create(self, local: LocalGroup) -> ProcessGroup:
+        return self._make(local, making(self.plan, self.key, local, self._default, self.epoch))
 
-    def _make(self, own: LocalGroup, action: Making) -> ProcessGroup:
+    def _make(self, local: LocalGroup, action: Making) -> ProcessGroup:
         try:
             return execute(action, self._world.backend, self._deadline)
         except RankmeshError:
             raise
         except (RuntimeError, ValueError) as error:
-            others = sum(len(live) for live in self._world.live if live.generation != self.generation)
-            raise _failure(self.rank, own, error, others) from error
+            others = sum(len(live) for live in self._world.live if live.epoch != self.epoch)
+            raise _failure(self.rank, local, error, others) from error
 
     # -- what they are for --------------------------------------------------------------------------------------
 
@@ -191,9 +191,9 @@ class LiveGroups(ByKind[LiveGroup]):
         return report_of(self)
 
     @property
-    def own(self) -> LocalGroups:
+    def local(self) -> LocalGroups:
         """The plan's part of this rank."""
-        return self._own
+        return self._local
 
     @property
     def world(self) -> World:
@@ -234,7 +234,7 @@ class LiveGroups(ByKind[LiveGroup]):
         for handle in self._handles.values():
             handle.forget()
         failed = {}
-        for name in reversed([name for name in self._own if name in self._made]):
+        for name in reversed([name for name in self._local if name in self._made]):
             cause = self._destroy(self._made[name])
             del self._made[name]
             if cause is not None:
@@ -276,28 +276,28 @@ class LiveGroups(ByKind[LiveGroup]):
         return section(repr(self), table(head, rows))
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"generation {self.generation}"
+        state = "closed" if self._closed else f"epoch {self.epoch}"
         return f"LiveGroups(rank {self.rank} of {self.world_size}, {state}: {' '.join(self._handles)})"
 
 
-def _failure(rank: int, own: LocalGroup, error: Exception, others: int) -> ConnectError:
+def _failure(rank: int, local: LocalGroup, error: Exception, others: int) -> ConnectError:
     """Which group could not be made, which of its members joined where the backend knows, and what else exists here."""
     seen = tuple(getattr(error, "seen", ()))
-    unseen = tuple(member for member in own.ranks if member not in seen) if seen else ()
+    unseen = tuple(member for member in local.ranks if member not in seen) if seen else ()
     who = (
         f"of its members {_listed(seen)} joined and {_listed(unseen)} did not"
         if unseen
-        else (f"its members are {_listed(own.ranks)}")
+        else (f"its members are {_listed(local.ranks)}")
     )
-    held = (
+    existing = (
         f"; this process holds {others} groups that were connected before: rm.close_all() closes them" if others else ""
     )
     return ConnectError(
-        f"rank {rank}: the process group of {own} could not be made ({first_line(error)}); {who}; "
-        f"look at the logs of the members for the one that failed first{held}",
+        f"rank {rank}: the process group of {local} could not be made ({first_line(error)}); {who}; "
+        f"look at the logs of the members for the one that failed first{existing}",
         rank=rank,
-        group=own.name,
-        ranks=own.ranks,
+        group=local.name,
+        ranks=local.ranks,
         seen=seen,
         missing=unseen,
         in_vain=isinstance(error, NotJoined),

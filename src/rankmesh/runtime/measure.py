@@ -77,7 +77,7 @@ def measure(
             f"sizes {quoted(given)} cannot be measured; give bytes that a rank holds, such as (4096, 1048576)"
         )
     world, ranks = groups.world, range(plan.mesh.rank_range.offset, plan.mesh.rank_range.stop)
-    among = world.round(f"measure/{plan.digest[:16]}/{groups.generation}", ranks)
+    among = world.round(f"measure/{plan.digest[:16]}/{groups.epoch}", ranks)
     wait = _Barrier(world, f"{among.name}/barrier", ranks, limit)
     rows = _watched(among, lambda: list(_rows(groups, chosen, given, progress, wait)), limit.total_seconds())
     data = {"rank": groups.rank, "host": host_name(), "rows": rows}

@@ -47,19 +47,19 @@ class Identity:
     ranks: tuple[int, ...]
 
 
-def described(plan: Plan, key: str, own: LocalGroup) -> str:
+def described(plan: Plan, key: str, local: LocalGroup) -> str:
     """Kind and coordinate, after the name of the plan where a job has several: ``llm:tp@pp1,dp0``."""
     owner = plan.name or key
-    return f"{owner}:{own}" if owner else str(own)
+    return f"{owner}:{local}" if owner else str(local)
 
 
 def identified(text: str, plans: Mapping[tuple[str, int], Plan]) -> Identity:
     """The group of these plans, by key and epoch, that a process group's name or description stands for."""
     for (key, epoch), plan in reversed(list(plans.items())):
-        for own in _groups(plan, text):
-            named = process_group_name(plan.digest, epoch, own.name, str(own), key)
-            if text in (named, described(plan, key, own)):
-                return Identity(plan, key, own.name, dict(own.coordinate), own.ranks)
+        for local in _groups(plan, text):
+            named = process_group_name(plan.digest, epoch, local.name, str(local), key)
+            if text in (named, described(plan, key, local)):
+                return Identity(plan, key, local.name, dict(local.coordinate), local.ranks)
     raise ConnectError(
         f"{quoted(text)} is not the name or description of a process group of the plans that are connected here "
         f"({', '.join(key or plan.name or 'one plan' for (key, _), plan in plans.items()) or 'none'}); "

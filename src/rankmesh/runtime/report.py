@@ -46,7 +46,7 @@ class Report:
     rank: int
     world_size: int
     digest: str
-    generation: int
+    epoch: int
     communicators: int
     groups: tuple[GroupReport, ...]
     phases: dict[str, float]
@@ -68,7 +68,7 @@ class Report:
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         spent = ", ".join(f"{phase} {seconds:.3f} s" for phase, seconds in self.phases.items() if " " not in phase)
-        title = f"rank {self.rank} of {self.world_size}, plan {self.digest[:12]}, generation {self.generation}"
+        title = f"rank {self.rank} of {self.world_size}, plan {self.digest[:12]}, epoch {self.epoch}"
         return "\n".join([f"{title}: {len(self.groups)} groups, {self.communicators} communicators; {spent}", *lines])
 
 
@@ -88,29 +88,29 @@ def _row(group: GroupReport) -> tuple[str, ...]:
 
 def report_of(live: LiveGroups) -> Report:
     """The report of one rank's live groups."""
-    groups = tuple(_group(live, own) for own in live.own.values())
+    groups = tuple(_group(live, local) for local in live.local.values())
     made = {group.communicator for group in groups if group.created and group.communicator}
     return Report(
         rank=live.rank,
         world_size=live.world_size,
         digest=live.plan.digest,
-        generation=live.generation,
+        epoch=live.epoch,
         communicators=len(made),
         groups=groups,
         phases=dict(live.phases),
     )
 
 
-def _group(live: LiveGroups, own: LocalGroup) -> GroupReport:
-    timeout = own.options.timeout
+def _group(live: LiveGroups, local: LocalGroup) -> GroupReport:
+    timeout = local.options.timeout
     return GroupReport(
-        name=own.name,
-        description=str(own),
-        ranks=own.ranks,
-        position=own.rank,
-        communicator=own.canonical if own.size > 1 else None,
-        created=live.is_made(own.canonical),
-        backend=own.options.backend or live.world.default.backend,
+        name=local.name,
+        description=str(local),
+        ranks=local.ranks,
+        position=local.rank,
+        communicator=local.canonical if local.size > 1 else None,
+        created=live.is_made(local.canonical),
+        backend=local.options.backend or live.world.default.backend,
         timeout=live.world.default.timeout.total_seconds() if timeout is None else timeout,
-        options=own.options.to_dict(),
+        options=local.options.to_dict(),
     )

@@ -28,9 +28,9 @@ def warm_up(groups: LiveGroups, timeout: timedelta) -> dict[str, float]:
     """Warm up the canonical groups of a rank, and its pipelines; the seconds that each took."""
     seconds = {}
     for name, group in groups.items():
-        if group.size > 1 and (group.own.canonical == name or group.own.spec.pipeline):
+        if group.size > 1 and (group.local.canonical == name or group.local.spec.pipeline):
             started = time.perf_counter()
-            with groups.world.diagnosed(f"warm_up of {group.own}"):
+            with groups.world.diagnosed(f"warm_up of {group.local}"):
                 _use(group, timeout)
             seconds[name] = time.perf_counter() - started
     return seconds
@@ -44,7 +44,7 @@ def _use(group: LiveGroup, timeout: timedelta) -> None:
             work.wait(timeout)
     except RuntimeError as error:
         raise ConnectError(
-            f"group {group.own} was not warm within {timeout.total_seconds():g} s ({first_line(error)}); its members "
+            f"group {group.local} was not warm within {timeout.total_seconds():g} s ({first_line(error)}); its members "
             f"are {list(group.ranks[:16])}; look at the logs of the members for the one that is not there",
             group=group.name,
             ranks=group.ranks,
@@ -54,7 +54,7 @@ def _use(group: LiveGroup, timeout: timedelta) -> None:
 
 def _works(group: LiveGroup, one: torch.Tensor, timeout: timedelta) -> list[dist.Work]:
     works = [_all_reduce(group, one, timeout)]
-    if group.own.spec.pipeline:
+    if group.local.spec.pipeline:
         for to, back in ((group.next, group.prev), (group.prev, group.next)):
             works += dist.batch_isend_irecv(
                 [

@@ -89,7 +89,7 @@ class World:
             refusal = self._refusal(plans)
             phases["check"] = time.perf_counter() - started
             try:
-                own = {} if refusal else {key: plan.of(self.default.rank) for key, plan in plans.items()}
+                local = {} if refusal else {key: plan.of(self.default.rank) for key, plan in plans.items()}
                 agreement = self._agree(plans, refusal, limit, phases)
             except AgreementError as error:
                 raise refusal or error from None
@@ -97,7 +97,7 @@ class World:
                 if agreement is not None:  # all ranks refuse alike
                     agreement.leave()
                 raise refusal
-            return self._make(plans, own, agreement, limit, phases, started)
+            return self._make(plans, local, agreement, limit, phases, started)
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -169,7 +169,7 @@ class World:
     def _make(
         self,
         plans: Mapping[str, Plan],
-        own: Mapping[str, LocalGroups],
+        local: Mapping[str, LocalGroups],
         agreement: Agreement | None,
         limit: timedelta,
         phases: dict[str, float],
@@ -180,7 +180,7 @@ class World:
         deadline = time.monotonic() + within
         epoch = agreement.epoch if agreement else 0
         made = {
-            key: LiveGroups(plan, self, epoch, phases, key=key, own=own[key], deadline=deadline)
+            key: LiveGroups(plan, self, epoch, phases, key=key, local=local[key], deadline=deadline)
             for key, plan in plans.items()
         }
         self._live += made.values()
@@ -199,8 +199,8 @@ class World:
 
     def _create(self, made: Mapping[str, LiveGroups], phases: dict[str, float]) -> None:
         plans = {key: live.plan for key, live in made.items()}
-        local = {key: live.own for key, live in made.items()}
-        epoch = next((live.generation for live in made.values()), 0)
+        local = {key: live.local for key, live in made.items()}
+        epoch = next((live.epoch for live in made.values()), 0)
         for step in schedule(plans, local, self.default, epoch, collective=self.backend.collective):
             started = time.perf_counter()
             if isinstance(step.action, Decline):
@@ -234,7 +234,7 @@ class World:
 
         Raises ``ConnectError`` where no plan that is connected here has such a group.
         """
-        return identified(text, {(live.key, live.generation): live.plan for live in self._live})
+        return identified(text, {(live.key, live.epoch): live.plan for live in self._live})
 
     def forget(self, live: LiveGroups) -> None:
         """Own these live groups no longer: they are closed."""

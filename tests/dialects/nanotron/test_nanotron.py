@@ -80,7 +80,7 @@ def _context_of_peer():
     found = []
     for kind, minutes in ((ParallelContext, 20), (ParallelContext04, 10)):
         context = kind(2, 2, 2)
-        limits = {group.own.options.timeout for group in context.groups.values()}
+        limits = {group.local.options.timeout for group in context.groups.values()}
         assert (limits, context._groups) == ({minutes * 60.0}, {})
         with mock.patch.object(dist, "new_group") as made:
             context.create_new_group([[0, 3, 5], [1, 2, 4, 6, 7]])

@@ -66,7 +66,7 @@ def _checks(group: LiveGroup) -> dict[str, tuple[Callable[[LiveGroup, str], obje
         "all-gather": (_all_gather, list(group.ranks)),
         "broadcast": (_broadcast, group.root),
     }
-    if group.own.spec.pipeline and group.size > 1:
+    if group.local.spec.pipeline and group.size > 1:
         checks["send/recv"] = (_send_recv, group.prev)
     return checks
 
@@ -109,7 +109,7 @@ def _send_recv(group: LiveGroup, device: str) -> object:
 def _expect(group: LiveGroup, operation: str, got: object, expected: object) -> None:
     if got != expected:
         raise ProofError(
-            f"group {group.own} on rank {_me(group)}: {operation} gave {got}, expected {expected} of the members "
+            f"group {group.local} on rank {_me(group)}: {operation} gave {got}, expected {expected} of the members "
             f"{list(group.ranks[:16])}; the process group is not the group of the plan",
             group=group.name,
             operation=operation,
