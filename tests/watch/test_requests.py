@@ -244,8 +244,8 @@ def test_a_recording_in_the_store():
     assert recordings.read(2, 1) is None
 
 
-def _left(rank, session="", inquiry=0, written=1, *, ended=False):
-    about = {"rank": rank, "session": session, "inquiry": inquiry, "time_ns": written, "ended": ended}
+def _left(rank, session="", request=0, written=1, *, ended=False):
+    about = {"rank": rank, "session": session, "inquiry": request, "time_ns": written, "ended": ended}
     return recording_of({"version": "2.10", "entries": [], "rankmesh": about}, rank, f"rank{rank}")
 
 

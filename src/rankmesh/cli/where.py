@@ -60,7 +60,7 @@ def where(environment: Mapping[str, str] = os.environ) -> Whereabouts:
     """
     launch = started_by(environment)
     missing = _missing(launch)
-    if not missing and launch.address is not None and not launch.alone:
+    if not missing and launch.address is not None and not launch.single_rank:
         try:
             launch = resolved(launch, environment=environment)
         except ConnectError as error:

@@ -43,7 +43,7 @@ class Launch:
     facts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
-    def alone(self) -> bool:
+    def single_rank(self) -> bool:
         """Whether there are no other ranks."""
         return self.world_size == 1
 
@@ -89,8 +89,8 @@ def started_by(environment: Mapping[str, str] = os.environ, host: str | None = N
 
 def _nobody(read: Variables, host: str | None) -> Launch:
     """A world of one; unless one variable of two is set, which by mistake would make every rank a world of its own."""
-    for name, alone, other in (("RANK", "0", "WORLD_SIZE"), ("WORLD_SIZE", "1", "RANK")):
-        if name in read and other not in read and not read.holds(name, alone):
+    for name, value, other in (("RANK", "0", "WORLD_SIZE"), ("WORLD_SIZE", "1", "RANK")):
+        if name in read and other not in read and not read.holds(name, value):
             raise ConnectError(
                 f"{name}={read.text(name)} is set without {other}; set both, start the ranks with torchrun or srun, or "
                 f"unset {name}",
@@ -119,7 +119,7 @@ def _read(row: Launcher, read: Variables, host: str | None) -> Launch:
     here = _local_size(row, read, size)
     _check_local(row, read, rank, local, here)
     read.about = "meeting"
-    address, port = _meeting(row, read, size, here)
+    address, port = _rendezvous(row, read, size, here)
     read.about = "host"
     host = _host(read, host)
     facts = {fact: tuple(names) for fact, names in read.facts.items()}
@@ -234,7 +234,7 @@ def _named(read: Variables, name: str) -> str:
     return f"{name}={read.evidence.get(name, '')}"
 
 
-def _meeting(row: Launcher, read: Variables, size: int, here: int | None) -> tuple[str | None, int]:
+def _rendezvous(row: Launcher, read: Variables, size: int, here: int | None) -> tuple[str | None, int]:
     address = read.text("MASTER_ADDR") or (read.text("PET_MASTER_ADDR") if row.name == "kubernetes" else None)
     if address is None:
         address = _first_host(row, read) or ("127.0.0.1" if here == size else None)

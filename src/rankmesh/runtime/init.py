@@ -96,7 +96,7 @@ def enter(
     launch, store, prefix, decision = _together(launch, local, limit or _LIMIT)
     backend, device = str(decision.backend), _device(str(decision.backend), local)
     _initialise(launch, backend, PrefixStore(f"{prefix}/world", store), limit)
-    farewell = "" if launch.alone or is_served() else f"{prefix}/left"
+    farewell = "" if launch.single_rank or is_served() else f"{prefix}/left"
     return _live(launch, device, backend, decision.why, store, farewell)
 
 
@@ -120,7 +120,7 @@ def _together(launch: Launch, local: Capabilities, limit: timedelta) -> tuple[La
         left = max(1.0, end - time.monotonic())
         found, store = open_store(launch, timedelta(seconds=left))
         prefix = f"{_KEYS}/{launch.attempt}"
-        if found.alone:
+        if found.single_rank:
             return found, store, prefix, _single(local)
         try:
             decision, prefix = decide(store, prefix, local, left, serves=found.rank == 0 and not is_served())

@@ -44,7 +44,7 @@ def open_store(launch: Launch, timeout: timedelta) -> tuple[Launch, Store]:
 
     Raises ``ConnectError`` for a place that is not known, does not resolve, or does not answer within ``timeout``.
     """
-    if launch.alone and launch.address is None:
+    if launch.single_rank and launch.address is None:
         return launch, HashStore()
     if launch.address is None:
         return _address_by_mpi(launch, timeout)

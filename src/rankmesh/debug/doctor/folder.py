@@ -72,7 +72,7 @@ def _named(folder: Path) -> list[tuple[Path, int | None]]:
 
 
 def chosen(recordings: list[Recording], refused: list[str]) -> Found:
-    """One recording for each rank: of the job that most are of, its last attempt, watch and inquiry, and its time."""
+    """One recording for each rank: of the largest job, its last attempt, watch and dump request, and its time."""
     notes, current = list(refused), recordings
     for choose, others in _CHOICES:
         before, current = current, choose(current)
@@ -106,10 +106,10 @@ def _of_one_watch(recordings: list[Recording]) -> list[Recording]:
     return [recording for recording in recordings if recording.session in (last, "")]
 
 
-def _of_one_inquiry(recordings: list[Recording]) -> list[Recording]:
+def _of_one_request(recordings: list[Recording]) -> list[Recording]:
     """Those of the last time that all ranks were asked, of programs that have ended, and those that no watch wrote."""
-    last = max((one.inquiry for one in recordings if one.session and not one.ended), default=0)
-    return [one for one in recordings if one.inquiry == last or one.ended or not one.session]
+    last = max((one.request for one in recordings if one.session and not one.ended), default=0)
+    return [one for one in recordings if one.request == last or one.ended or not one.session]
 
 
 def _of_one_time(recordings: list[Recording]) -> list[Recording]:
@@ -134,7 +134,7 @@ _CHOICES = (
     (_of_one_job, "another job"),
     (_of_one_attempt, "an earlier attempt"),
     (_of_one_watch, "an earlier watch"),
-    (_of_one_inquiry, "an earlier time that all ranks were asked"),
+    (_of_one_request, "an earlier time that all ranks were asked"),
     (_of_one_time, "an earlier attempt, over before the others began"),
 )
 

@@ -57,7 +57,7 @@ class InCall:
 class Recording:
     """The calls of one rank, oldest first; ``dropped`` where the ring buffer no longer holds the oldest.
 
-    ``session`` is the watch that wrote it, "" for torch's own; ``inquiry`` counts the times that all ranks were asked.
+    ``session`` is the watch that wrote it, "" for torch's own; ``request`` counts the dump requests to all ranks.
     ``state`` is what a rank that could not write looked like, ``alive`` whether its process ran. ``limit`` is what the
     last call may take, in seconds.
     """
@@ -69,7 +69,7 @@ class Recording:
     attempt: int = 0
     host: str = ""
     session: str = ""
-    inquiry: int = 0
+    request: int = 0
     written: int = 0
     ended: bool = False
     state: str = ""
@@ -106,8 +106,8 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
     Raises ``RecordingError`` for what is no recording, or of a format that is not known.
     """
     entries = _entries(data, path)
-    own = data.get("rankmesh")
-    about: Mapping[str, Any] = own if isinstance(own, Mapping) else {}
+    section = data.get("rankmesh")
+    about: Mapping[str, Any] = section if isinstance(section, Mapping) else {}
     number = about.get("rank", rank)
     if not isinstance(number, int) or not 0 <= number < _RANKS:
         raise RecordingError(f"{path} does not say of which rank it is; let its name end with the rank")
@@ -119,7 +119,7 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
         attempt=_whole(about.get("attempt")) or 0,
         host=str(about.get("host", ""))[:200],
         session=str(about.get("session", ""))[:80],
-        inquiry=_whole(about.get("inquiry")) or 0,
+        request=_whole(about.get("inquiry")) or 0,
         written=_whole(about.get("time_ns")) or 0,
         ended=about.get("ended") is True,
         state=str(about.get("state", ""))[:80],

@@ -36,7 +36,7 @@ from rankmesh.rendezvous import Arrivals, Outcome, Round, StoreChannel, lost
 from rankmesh.rendezvous.outcome import parsed
 from rankmesh.runtime.served_store import is_served, open_store
 
-__all__ = ["check", "check_in_job", "is_stuck", "runs_alone"]
+__all__ = ["check", "check_in_job", "is_single_process", "is_stuck"]
 
 # The steps of the round: all ranks' work has ended, or some are lost; what came of it.
 _ENDED, _RESULT = "ended", "result"
@@ -64,7 +64,7 @@ def check(
 
     Inside a job every rank calls it, and gets the result; started by nobody it starts the ranks itself, on this
     machine. ``timeout`` is how long ranks wait for each other, in seconds; ``progress`` is given how many of how many
-    proofs are done; ``show`` gets the result on the one process that speaks to people. ``since`` is when the clock of
+    verifications are done; ``show`` gets the result on the one process that prints it. ``since`` is when the clock of
     the whole check began (``time.perf_counter()``), without it that is now.
 
     Raises ``PlanError`` for a plan of another size than the job, or too large for one machine; ``ConnectError`` when
@@ -77,7 +77,7 @@ def check(
             received=plan,
         )
     launch = started_by()
-    if not runs_alone(launch):
+    if not is_single_process(launch):
         shown = progress if launch.rank == 0 else None
         return check_in_job(plan, launch, backend=backend, timeout=timeout, since=since, progress=shown, show=show)
     result = check_here(plan, backend=backend, timeout=timeout, since=since, progress=progress)
@@ -86,13 +86,15 @@ def check(
     return result
 
 
-def runs_alone(launch: Launch) -> bool:
+def is_single_process(launch: Launch) -> bool:
     """Whether there are no ranks but those that this process starts; a shell in a Slurm allocation is one task.
 
-    >>> runs_alone(started_by({})), runs_alone(started_by({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "node0"}))
-    (True, False)
+    >>> is_single_process(started_by({}))
+    True
+    >>> is_single_process(started_by({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "node0"}))
+    False
     """
-    return launch.launcher == NOBODY or (launch.launcher == "slurm" and launch.alone)
+    return launch.launcher == NOBODY or (launch.launcher == "slurm" and launch.single_rank)
 
 
 def check_in_job(
@@ -130,7 +132,7 @@ def check_in_job(
         except StoreLost as error:
             # What this rank's own work ends with is about to come.
             work.over.wait(_GRACE)
-            raise _no_response(launch, _own_failure(work)) from error
+            raise _no_response(launch, _local_failure(work)) from error
         finally:
             work.join(_GRACE if ended(work.log) else 0)
 
@@ -207,8 +209,8 @@ class _Work:
         with self._published:
             self._published.wait_for(lambda: self._sent == len(self.log), _MOMENT)
         if self._progress is not None and event["event"] == "proved":
-            proved = sum(entry["event"] == "proved" for entry in self.log)
-            self._progress(proved, len(self.plan.of(self.launch.rank)))
+            verified = sum(entry["event"] == "proved" for entry in self.log)
+            self._progress(verified, len(self.plan.of(self.launch.rank)))
 
     @property
     def failed(self) -> bool:
@@ -315,7 +317,7 @@ def _no_response(launch: Launch, failure: str = "") -> ConnectError:
     )
 
 
-def _own_failure(work: _Work) -> str:
+def _local_failure(work: _Work) -> str:
     if not ended(work.log) or work.log[-1]["event"] != "failed":
         return ""
     rank, failed = work.launch.rank, work.log[-1]

@@ -38,7 +38,7 @@ def check_here(
     since: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CheckResult:
-    """Check a plan on ranks of this machine; ``progress`` is given how many of how many proofs are done.
+    """Check a plan on ranks of this machine; ``progress`` is given how many of how many verifications are done.
 
     Raises ``PlanError`` for a world that is too large for one machine. Ranks that fail or die are in the result.
     """
@@ -47,8 +47,8 @@ def check_here(
     heartbeats = Heartbeats(size)
     with tempfile.TemporaryDirectory(prefix="rankmesh-check-") as folder:
         place = Path(folder)
-        proofs = sum(len(kind) * kind.size for kind in plan.kinds.values())
-        ranks = _CheckedRanks(place, heartbeats, timeout, proofs, progress)
+        total = sum(len(kind) * kind.size for kind in plan.kinds.values())
+        ranks = _CheckedRanks(place, heartbeats, timeout, total, progress)
         failed = ranks.run(lambda rank: _rank(plan, rank, place, backend, timeout, heartbeats))
         logs = {rank: _log(place, rank) for rank in range(size)}
         diagnosis = (place / _DIAGNOSIS).read_text("utf-8") if (place / _DIAGNOSIS).exists() else ""
@@ -125,12 +125,12 @@ class _CheckedRanks(Ranks):
         place: Path,
         heartbeats: Heartbeats,
         timeout: float,
-        proofs: int,
+        total: int,
         progress: Callable[[int, int], None] | None,
     ) -> None:
         super().__init__(place, heartbeats.size, self._update)
         self._heartbeats, self._timeout = heartbeats, timeout
-        self._proofs, self._progress = proofs, progress
+        self._total, self._progress = total, progress
         self._written, self._moved = 0, 0.0
         self.stuck = False
         self.lost: dict[int, str] = {}
@@ -194,4 +194,4 @@ class _CheckedRanks(Ranks):
     def _update(self) -> None:
         if self._progress is not None:
             done = sum(event["event"] == "proved" for log in self._logs().values() for event in log)
-            self._progress(done, self._proofs)
+            self._progress(done, self._total)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from rankmesh.core.plan import Plan
-from rankmesh.debug.verification.check import runs_alone
+from rankmesh.debug.verification.check import is_single_process
 from rankmesh.debug.verification.ranks import Ranks, begin, check_size
 from rankmesh.errors import ConnectError, RankmeshError, first_line
 from rankmesh.launch.started import Launch, started_by
@@ -42,7 +42,7 @@ def measure(
     chosen, named = tuple(sizes), None if kinds is None else tuple(kinds)
     for name in named or ():
         plan.groups(name)
-    if runs_alone(launch):
+    if is_single_process(launch):
         return _here(plan, chosen, named, backend, timeout, progress)
     return _in_world(plan, launch, chosen, named, backend, timeout, progress if launch.rank == 0 else None)
 

@@ -83,17 +83,17 @@ def collect(
 
     Others whose log has no end were stopped because of what happened elsewhere; where nothing did, they are stuck.
     """
-    proved: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in plan.kinds}
+    verified: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in plan.kinds}
     every = [(rank, event) for rank in range(plan.world_size) for event in logs.get(rank, ())]
     for rank, event in every:
         if event["event"] == "proved":
-            proved[event["group"]][rank] = event
+            verified[event["group"]][rank] = event
     failures = sorted(_failures(plan, logs, lost), key=_order)
     blamed = tuple(failure for failure in failures if _order(failure)[0] == _order(failures[0])[0])
     return CheckResult(
         world_size=plan.world_size,
         backend=next((event["backend"] for _, event in every if event["event"] == "joined"), "none"),
-        kinds=tuple(_kind(plan, name, found) for name, found in proved.items()),
+        kinds=tuple(_kind(plan, name, found) for name, found in verified.items()),
         failures=blamed,
         followed=tuple(failures[len(blamed) :]),
         connect=max((event["seconds"] for _, event in every if event["event"] == "connected"), default=0.0),

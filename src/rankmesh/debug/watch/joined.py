@@ -53,7 +53,7 @@ def watched(live: LiveRank, diagnosed: Callable[[str], None], place: Path | None
     Recordings are left only where ``RANKMESH_RECORD`` says; ``place`` is a folder of this host for the time being.
     """
     with live:
-        if not live.launch.alone:
+        if not live.launch.single_rank:
             folder = os.environ.get("RANKMESH_RECORD")
             watch = Watch(Path(folder).absolute() if folder else None, diagnosed=diagnosed, place=place)
             live.before_leaving.append(watch.close)

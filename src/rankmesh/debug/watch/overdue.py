@@ -60,9 +60,9 @@ class Overdue:
             return ""
         self._read_at = time.monotonic()
         for entry in calls.under_way():
-            own = 0.0 if self._limited else float(entry.get("timeout_ms") or 0) / 2000
+            group_timeout = 0.0 if self._limited else float(entry.get("timeout_ms") or 0) / 2000
             made = _clock(int(entry["time_created_ns"]))
-            if self._lasts(made, own or self._patience) and not entry.get("retired"):
+            if self._lasts(made, group_timeout or self._patience) and not entry.get("retired"):
                 return f"{entry['profiling_name']} is under way for {time.monotonic() - made:.0f} s"
         return ""
 

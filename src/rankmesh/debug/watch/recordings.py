@@ -73,7 +73,7 @@ class Recordings:
             return _read(text, rank)
         path = None if self._folder is None else self._path(self._folder, rank)
         found = None if path is None or not path.exists() else _read(path.read_bytes(), rank)
-        if found is None or found.session != self._session or not (found.ended or found.inquiry == request):
+        if found is None or found.session != self._session or not (found.ended or found.request == request):
             return None
         return found
 
