@@ -93,7 +93,7 @@ class Call:
 
     ``inputs``     what the rank gives; ``outputs`` where it wants the results
     ``signature``  what must be equal on all members, by name, in the order in which it is shown
-    ``own``        what may differ between members: split sizes, the shapes of uneven gathers
+    ``local``      what may differ between members: split sizes, the shapes of uneven gathers
     """
 
     rank: int
@@ -103,7 +103,7 @@ class Call:
     outputs: list[torch.Tensor]
     site: Site
     signature: Mapping[str, object] = field(default_factory=dict)
-    own: Mapping[str, object] = field(default_factory=dict)
+    local: Mapping[str, object] = field(default_factory=dict)
     reduction: object = None
     root: int | None = None
     given: list[torch.Tensor] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Call:
     results: list[torch.Tensor] | None = None
 
     def __str__(self) -> str:
-        facts = [f"{name} {_text(value)}" for name, value in {**self.signature, **self.own}.items()]
+        facts = [f"{name} {_text(value)}" for name, value in {**self.signature, **self.local}.items()]
         return " ".join([self.operation, ", ".join(facts)]).strip()
 
 

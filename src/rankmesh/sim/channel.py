@@ -93,7 +93,7 @@ class Channel:
         self._settled = settled
         self._collectives: dict[int, Collective] = {}
         self._next = [0] * len(self.ranks)
-        self._posts: list[PendingOperation] = []
+        self._unmatched: list[PendingOperation] = []
 
     def __str__(self) -> str:
         return f"{self.label} of ranks {listed(self.ranks)}"
@@ -140,12 +140,12 @@ class Channel:
     def open(self) -> list[PendingOperation]:
         """Calls that are not matched yet."""
         joined = [pending for collective in self._collectives.values() for pending in collective.operations.values()]
-        return joined + self._posts
+        return joined + self._unmatched
 
     def forget(self, operations: Sequence[PendingOperation]) -> None:
         """Take open calls out of the channel."""
         gone = {id(pending) for pending in operations}
-        self._posts = [pending for pending in self._posts if id(pending) not in gone]
+        self._unmatched = [pending for pending in self._unmatched if id(pending) not in gone]
         for number, collective in list(self._collectives.items()):
             if any(id(pending) in gone for pending in collective.operations.values()):
                 del self._collectives[number]
@@ -159,17 +159,17 @@ class Channel:
         pending = PendingOperation(self, call, peer=peer, tag=tag)
         partners = self._partners(pending)
         if not partners:
-            self._posts.append(pending)
+            self._unmatched.append(pending)
             return pending
         partner = partners[choose(partners)] if peer is None else partners[0]
-        self._posts.remove(partner)
+        self._unmatched.remove(partner)
         self._transfer(*((pending, partner) if call.operation == "send" else (partner, pending)))
         return pending
 
     def _partners(self, pending: PendingOperation) -> list[PendingOperation]:
         """Posts that match, the oldest of each sender only: what one rank sends to another stays in order."""
         found: dict[int, PendingOperation] = {}
-        for other in self._posts:
+        for other in self._unmatched:
             if (
                 other.call.operation != pending.call.operation
                 and other.tag == pending.tag

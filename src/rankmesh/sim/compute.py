@@ -152,7 +152,7 @@ def _root(calls: Sequence[Call]) -> Call:
 
 
 def _sizes(call: Call, name: str) -> tuple[int, ...]:
-    sizes = call.own[name]
+    sizes = call.local[name]
     return tuple(sizes) if isinstance(sizes, tuple) else ()
 
 

@@ -86,14 +86,14 @@ class SimulatedGroup(PythonGroup):
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
         """The root gets the tensors of all."""
         given, signature = _listed(inputs), {"root": self._name_of(opts.rootRank)}
-        own = {"gives": shapes(given)}
-        return self._post("gather", given, _flat(outputs), opts, signature, own, root=opts.rootRank)
+        local = {"gives": shapes(given)}
+        return self._post("gather", given, _flat(outputs), opts, signature, local, root=opts.rootRank)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
         """Every member gets one of the root's tensors."""
         takes, signature = _listed(outputs), {"root": self._name_of(opts.rootRank)}
-        own = {"takes": shapes(takes)}
-        return self._post("scatter", _flat(inputs), takes, opts, signature, own, root=opts.rootRank)
+        local = {"takes": shapes(takes)}
+        return self._post("scatter", _flat(inputs), takes, opts, signature, local, root=opts.rootRank)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
         """Every member gets the reduction of the tensors at its position."""
@@ -115,16 +115,16 @@ class SimulatedGroup(PythonGroup):
         given, takes = _listed(inputs), _listed(outputs)
         self._expect("all_to_all", len(given), self.size(), "tensors, one for each member")
         self._expect("all_to_all", len(takes), self.size(), "outputs, one for each member")
-        own = {"gives": shapes(given), "takes": shapes(takes)}
-        return self._post("all_to_all", given, takes, opts, {}, own)
+        local = {"gives": shapes(given), "takes": shapes(takes)}
+        return self._post("all_to_all", given, takes, opts, {}, local)
 
     def all_to_all_single(
         self, output: torch.Tensor, given: torch.Tensor, takes: Any = None, gives: Any = None, opts: Any = None, *_: Any
     ) -> dist.Work:
         """Every member gives each member some rows: equally many, or by the split sizes."""
-        own = {"gives": self._rows(given, gives), "takes": self._rows(output, takes)}
+        local = {"gives": self._rows(given, gives), "takes": self._rows(output, takes)}
         signature = {"rows": shapes([given[:0]])}
-        return self._post("all_to_all_single", [given], [output], opts, signature, own)
+        return self._post("all_to_all_single", [given], [output], opts, signature, local)
 
     def barrier(self, opts: Any = None, *_: Any) -> dist.Work:
         """No member goes on before all have joined."""
@@ -198,8 +198,8 @@ class SimulatedGroup(PythonGroup):
         return self._post(name, given, takes, opts, signature, reduction=reduction, root=root)
 
     def _gathering(self, name: str, takes: Tensors, given: Tensors, opts: Any) -> dist.Work:
-        own = {"gives": shapes(given), "takes": shapes(takes)}
-        return self._post(name, given, takes, opts, {"tensors": len(given)}, own)
+        local = {"gives": shapes(given), "takes": shapes(takes)}
+        return self._post(name, given, takes, opts, {"tensors": len(given)}, local)
 
     def _singles(self, name: str, takes: Tensors, given: Tensors, opts: Any, sign: int) -> dist.Work:
         for output, tensor in zip(takes, given, strict=True):
@@ -216,13 +216,13 @@ class SimulatedGroup(PythonGroup):
         takes: Tensors,
         opts: Any,
         signature: Mapping[str, object] | None = None,
-        own: Mapping[str, object] | None = None,
+        local: Mapping[str, object] | None = None,
         *,
         reduction: object = None,
         root: int | None = None,
     ) -> SimulatedWork:
         asynchronous = getattr(opts, "asyncOp", True)
-        call = self._call(operation, given, takes, signature or {}, own or {}, asynchronous, reduction, root)
+        call = self._call(operation, given, takes, signature or {}, local or {}, asynchronous, reduction, root)
         return self._work(lambda: self.simulation.join(self, call))
 
     def _point_to_point(self, operation: str, given: Tensors, takes: Tensors, peer: int | None, tag: int) -> dist.Work:
@@ -237,7 +237,7 @@ class SimulatedGroup(PythonGroup):
         given: Tensors,
         takes: Tensors,
         signature: Mapping[str, object],
-        own: Mapping[str, object],
+        local: Mapping[str, object],
         asynchronous: bool,
         reduction: object = None,
         root: int | None = None,
@@ -252,7 +252,7 @@ class SimulatedGroup(PythonGroup):
             outputs=takes,
             site=call_site(),
             signature=signature,
-            own=own,
+            local=local,
             reduction=reduction,
             root=root,
             given=[tensor.detach().clone() for tensor in given],

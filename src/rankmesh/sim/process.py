@@ -112,7 +112,7 @@ class Process:
             sys.meta_path.remove(finder)
 
 
-def _own_seed(seed: int, rank: int) -> int:
+def _rank_seed(seed: int, rank: int) -> int:
     return (seed + 1_000_003 * (rank + 1)) % 2**32
 
 
@@ -130,7 +130,7 @@ class RandomNumbers(PerRank[tuple[torch.Tensor, "list[torch.Tensor] | None", tup
     def fresh(self, rank: int) -> tuple[torch.Tensor, list[torch.Tensor] | None, tuple[Any, ...]]:
         """The state with which a rank starts."""
         generator = torch.Generator().manual_seed(self._seed)
-        return generator.get_state(), None, random.Random(_own_seed(self._seed, rank)).getstate()  # noqa: S311
+        return generator.get_state(), None, random.Random(_rank_seed(self._seed, rank)).getstate()  # noqa: S311
 
     def read(self) -> tuple[torch.Tensor, list[torch.Tensor] | None, tuple[Any, ...]]:
         """The state that is in place."""
@@ -163,7 +163,7 @@ class NumpyNumbers(PerRank[tuple[Any, "dict[str, Any] | None"]]):
 
     def fresh(self, rank: int) -> tuple[Any, dict[str, Any] | None]:
         """The state with which a rank starts."""
-        return np.random.MT19937(np.random.SeedSequence(_own_seed(self._seed, rank))), None
+        return np.random.MT19937(np.random.SeedSequence(_rank_seed(self._seed, rank))), None
 
     def read(self) -> tuple[Any, dict[str, Any] | None]:
         """The state that is in place."""
@@ -243,7 +243,7 @@ class Modules(PerRank["list[Names]"]):
         if package != "torch":
             values = [value for name, value in vars(holder).items() if not name.startswith("__")]
             for value in _listed(values, set()):
-                if _is_own(value, package):
+                if _may_change(value, package):
                     self._add(value)
 
     def adopt(self, module: ModuleType) -> None:
@@ -290,7 +290,7 @@ def _listed(values: Iterable[Any], seen: set[int]) -> Iterator[Any]:
             yield value
 
 
-def _is_own(value: Any, package: str) -> bool:
+def _may_change(value: Any, package: str) -> bool:
     """Whether a value is an object of a package with attributes that may change."""
     kind = type(value)
     if kind.__module__.partition(".")[0] != package or not isinstance(getattr(value, "__dict__", None), dict):

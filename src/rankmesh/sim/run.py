@@ -182,15 +182,15 @@ def _sentence(error: BaseException) -> str:
 
 def _failed(outcome: _Outcome, size: int) -> RanksFailed:
     """One error for all ranks: what failed first in full, then a line for each other failure."""
-    alike: dict[tuple[type, str], list[int]] = {}
+    by_failure: dict[tuple[type, str], list[int]] = {}
     for rank, error in outcome.failures.items():
-        alike.setdefault((type(error), str(error).removeprefix(f"rank {rank}: ")), []).append(rank)
-    (kind, text), first = next(iter(alike.items()))
+        by_failure.setdefault((type(error), str(error).removeprefix(f"rank {rank}: ")), []).append(rank)
+    (kind, text), first = next(iter(by_failure.items()))
     cause = outcome.failures[min(first)]
     site = raise_site(cause)
     where = "" if site is None or isinstance(cause, DivergenceError | HungRank) else f"\n  at {site}"
     lines = [f"{in_words(first)} of {size} failed: {kind.__name__}: {text}{where}"]
-    for (kind, _), ranks in [*alike.items()][1:_SHOWN]:
+    for (kind, _), ranks in [*by_failure.items()][1:_SHOWN]:
         follows = issubclass(kind, DivergenceError | HungRank)
         lines.append(f"then {in_words(ranks)}: {kind.__name__ if follows else _sentence(outcome.failures[ranks[0]])}")
     error = RanksFailed("\n".join(lines), failures=dict(outcome.failures), returned=dict(outcome.values))
