@@ -74,12 +74,12 @@ def matches(entries: Iterable[Entry]) -> bool:
     paths = {entry.path for entry in entries}
     return (
         any(path[0] in _MARKS for path in paths)
-        or any(path[0] in _SECTIONS and len(path) > 1 and _is_own(".".join(path[1:])) for path in paths)
+        or any(path[0] in _SECTIONS and len(path) > 1 and _is_deepspeed_key(".".join(path[1:])) for path in paths)
         or (("train_batch_size",) in paths and (paths <= _BATCHES or not paths.isdisjoint(_BESIDE)))
     )
 
 
-def _is_own(name: str) -> bool:
+def _is_deepspeed_key(name: str) -> bool:
     """Whether only DeepSpeed's sections have a key of this name; of others some have a tensor_parallel.size."""
     return name in TABLE.reads or name in TABLE.refused or name.startswith("auto")
 

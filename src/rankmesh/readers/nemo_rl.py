@@ -41,10 +41,10 @@ def from_document(entries: list[Entry], path: str) -> Settled:
     """The arguments of the policy's engine, and the world of its cluster."""
     engines = [name for name in _ENGINES if _value(entries, "policy", name, "enabled") is True]
     if len(engines) != 1:
-        told = " and ".join(engines) if engines else "neither megatron_cfg nor dtensor_cfg"
-        raise PlanError(f"{path}: {told} of policy is enabled; enable one of them", path=path)
-    own = [entry for entry in entries if entry.path[:2] == ("policy", engines[0]) and len(entry.path) == 3]
-    settled = settle(megatron.TABLE if engines[0] == "megatron_cfg" else _DTENSOR, own, path)
+        enabled = " and ".join(engines) if engines else "neither megatron_cfg nor dtensor_cfg"
+        raise PlanError(f"{path}: {enabled} of policy is enabled; enable one of them", path=path)
+    settings = [entry for entry in entries if entry.path[:2] == ("policy", engines[0]) and len(entry.path) == 3]
+    settled = settle(megatron.TABLE if engines[0] == "megatron_cfg" else _DTENSOR, settings, path)
     settled.arguments["recipe"] = "megatron" if engines[0] == "megatron_cfg" else "torchtitan"
     counts = [entry for entry in entries if entry.path[0] == "cluster" and entry.path[1:] in _CLUSTER]
     shared = _value(entries, "policy", "generation", "colocated", "enabled") is not False

@@ -36,10 +36,10 @@ def _merged(found: list[Entry], path: Path, budget: Budget, below: tuple[Path, .
     if listed is None or not isinstance(listed.value, str | list):
         return found
     values: dict[tuple[str, ...], list[Entry]] = {}
-    own = [entry for entry in found if entry is not listed]
+    settings = [entry for entry in found if entry is not listed]
     layers = [(name, key) for name, key in _names(listed)]
     for name, key in layers if (_SELF, "") in layers else [*layers, (_SELF, "")]:
-        layer = own if name == _SELF else _parent(name, key, path, listed, budget, below)
+        layer = settings if name == _SELF else _parent(name, key, path, listed, budget, below)
         # A value over a mapping, or a mapping over a value, replaces all of it.
         for at in {entry.path for entry in layer}:
             for other in [old for old in values if old[: len(at)] == at or at[: len(old)] == old]:

@@ -126,8 +126,8 @@ def _recipe(config: Config) -> str:
     return f"{config.format}:{','.join(_arguments(config.arguments))}"
 
 
-def _arguments(said: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in said.items():
+def _arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in arguments.items():
         text = "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         yield f"{'world' if name == 'world_size' else name}={text}"
 

@@ -88,14 +88,15 @@ def _timeline(found: Diagnosis, group: KnownGroup) -> str:
     """The last calls of each member on one axis of time."""
     history, ranks = found.history, _shown(found, group)
     failed = {call.number for call in found.waits.calls if call.group is group and call.failed}
-    spans = {rank: _calls(history, history.tracks[group].get(rank), failed) for rank in ranks}
-    times = [time for calls in spans.values() for _, time, _ in calls]
+    calls_by_rank = {rank: _calls(history, history.tracks[group].get(rank), failed) for rank in ranks}
+    times = [time for calls in calls_by_rank.values() for _, time, _ in calls]
     low, high = min(times, default=0), max(times, default=1)
     scale = _WIDTH / (1.15 * max(high - low, 1))
     named = {(rank, cause.call) for cause in found.causes if cause.group is group for rank in cause.ranks}
     guilty = {rank for rank, _ in named}
     placed = {
-        rank: [(number, (time - low) * scale, done) for number, time, done in calls] for rank, calls in spans.items()
+        rank: [(number, (time - low) * scale, done) for number, time, done in calls]
+        for rank, calls in calls_by_rank.items()
     }
     rows = [_row(place, rank, placed[rank], guilty, named) for place, rank in enumerate(ranks)]
     rows += [_missed(place, rank, named, placed) for place, rank in enumerate(ranks)]

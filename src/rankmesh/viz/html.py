@@ -113,8 +113,8 @@ def _members(ranks: tuple[int, ...], size: int) -> str:
 
 def _communicators(facts: Overview) -> str:
     least, most = facts.communicators_least, facts.communicators_most
-    span = str(least) if least == most else f"{least} to {most}"
-    lines = [f"<p>{span} per rank, {facts.communicators_total:,} in the job.</p>"]
+    number = str(least) if least == most else f"{least} to {most}"
+    lines = [f"<p>{number} per rank, {facts.communicators_total:,} in the job.</p>"]
     lines += [
         f"<p>{escape(pair.kind)} has the members of {escape(pair.other)} and a communicator of its own: "
         f"{escape(pair.why)}.</p>"

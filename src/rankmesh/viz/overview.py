@@ -170,9 +170,9 @@ def nodes_text(facts: Overview) -> str:
     words = f"{facts.nodes:,} node{'' if facts.nodes == 1 else 's'} of {facts.gpus_per_node}"
     if facts.cluster is None:
         return words
-    _, held = np.unique(facts.cluster.hosts_of(range(facts.world_size)), return_counts=True)
-    if len(held) > 1 and (held[:-1] == facts.gpus_per_node).all() and held[-1] < held[0]:
-        return f"{words}, the last with {held[-1]}"
+    _, counts = np.unique(facts.cluster.hosts_of(range(facts.world_size)), return_counts=True)
+    if len(counts) > 1 and (counts[:-1] == facts.gpus_per_node).all() and counts[-1] < counts[0]:
+        return f"{words}, the last with {counts[-1]}"
     return words
 
 

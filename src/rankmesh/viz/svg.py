@@ -48,8 +48,8 @@ def picture(
 
 def pictured_kinds(plan: Plan) -> list[str]:
     """The kinds worth a panel: the first of each class that shares, without groups of one rank."""
-    leaders = [names[0] for names in plan.sharing if plan.groups(names[0]).size > 1]
-    return leaders or [spec.name for spec in plan.specs[:1]]
+    canonical = [names[0] for names in plan.sharing if plan.groups(names[0]).size > 1]
+    return canonical or [spec.name for spec in plan.specs[:1]]
 
 
 def _sheet_of(plan: Plan, panels: list[Panel], cluster: Cluster | None, part: Part) -> Element:
