@@ -92,7 +92,6 @@ KEPT = {
     "proved": "a key of `check --json`",
     "spans": "a key of `diff --json`",
     "ProofError": "a public error",
-    "tell": "a method of Python's files",
 }
 # Names of test functions are sentences, in which these are English.
 IN_SENTENCES = {"own", "alone", "say", "says"}

@@ -234,8 +234,7 @@ def read_chunk(folder: Path, chunk: Chunk) -> Tensor:
     """The tensor of one chunk, whole. Raises ``Unreadable`` where the file holds something else."""
     shape = tuple(stop - start for start, stop in chunk.box)
     with open_regular(folder / chunk.file) as file:
-        file.seek(0, io.SEEK_END)
-        if file.tell() < chunk.offset + chunk.length:
+        if file.seek(0, io.SEEK_END) < chunk.offset + chunk.length:
             raise Unreadable("is shorter than its metadata says")
         file.seek(chunk.offset)
         data = io.BytesIO(file.read(chunk.length))
