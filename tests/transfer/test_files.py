@@ -197,11 +197,14 @@ def test_a_torn_metadata_is_refused(tmp_path):
 
 
 def test_a_chunk_is_what_its_metadata_says(tmp_path):
-    """A tensor of another shape, a compressed archive and a file outside of the folder are refused, not spread out."""
+    """A truncated file, a tensor of another shape, a compressed archive, a file outside of the folder are refused."""
     _by_torch(tmp_path)
     into = {"w": torch.zeros(8, 4)}
     (file,) = tmp_path.glob("*.distcp")
     whole, metadata = file.read_bytes(), (tmp_path / ".metadata").read_bytes()
+    file.write_bytes(whole[: len(whole) // 4])
+    with pytest.raises(TransferError, match="shorter than its metadata says"):
+        files.load(tmp_path, into, WHOLE, rank=0)
     torch.save(torch.ones(1, 1), tmp_path / "one")
     packed = zipfile.ZipFile(tmp_path / "packed", "w", zipfile.ZIP_DEFLATED)
     packed.writestr("archive/data.pkl", b"0" * 100_000)
