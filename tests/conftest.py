@@ -23,6 +23,10 @@ settings.register_profile(
 )
 settings.load_profile("rankmesh")
 
+# The stores of tests that run in this process ask for names, too.
+for name, value in RESOLVER.items():
+    os.environ.setdefault(name, value)
+
 SERVER = Path(__file__).with_name("forkserver.py")
 REPOSITORY = Path(__file__).parents[1]
 GRACE = 15

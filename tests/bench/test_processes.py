@@ -44,12 +44,14 @@ def test_an_error_is_named():
     assert outcome("outcome = run_isolated(lambda: {}['x'], limit=20)") == [[], "KeyError: 'x'"]
 
 
+@pytest.mark.long
 def test_one_hung_rank_does_not_hold_the_others():
     """A world with one rank that hangs ends at the limit; nobody is left."""
     found = outcome("outcome = run_world(4, lambda rank, store: time.sleep(600 * (rank == 2)) or {'r': rank}, limit=4)")
     assert found == [[], "hung after 4 s"]
 
 
+@pytest.mark.long
 def test_a_world_has_its_ranks():
     """Every rank of a world reports once."""
     reports, failure = outcome("outcome = run_world(4, lambda rank, store: {'rank': rank}, limit=30)")

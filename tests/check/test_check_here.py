@@ -122,6 +122,7 @@ def test_a_failing_rank_is_named(how, status, message):
     assert "every group was proved" not in out
 
 
+@pytest.mark.long
 def test_a_wrong_group_fails_its_verification():
     """8 ranks whose tp and pp are swapped everywhere: the proof sees other members than the plan's."""
     code, out, _ = _run(SABOTAGE, "swapped", "--json")
@@ -132,6 +133,7 @@ def test_a_wrong_group_fails_its_verification():
     assert any("members gave" in failure["message"] for failure in result["failures"])
 
 
+@pytest.mark.long
 def test_a_world_too_large_for_one_machine_is_refused():
     """16,384 ranks are not started here: the command says how to run inside a job."""
     code, out, err = _run("-m", "rankmesh", "check", "llama3-405b")

@@ -22,7 +22,13 @@ def _plain_terminal(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+# Those that a newcomer follows; make test-all follows every page.
+FIRST = ("README", "tutorial", "concepts")
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=() if page.stem in FIRST else pytest.mark.long) for page in PAGES], ids=_name
+)
 def test_a_page_is_right(page, tmp_path, monkeypatch):
     """Every example, command and drawing of a page, followed in its order, gives what the page shows."""
     monkeypatch.chdir(tmp_path)

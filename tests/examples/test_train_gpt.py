@@ -106,6 +106,7 @@ WORDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", WORDS)
 def test_words_of_peers(ranks, single, size):
     """4 and 8 ranks, one training after the other: groups made in peers' words give the same losses and norms."""

@@ -49,6 +49,7 @@ def _thousand(me):
     return before, [key for key in me.store.list_keys() if "own/" in key]
 
 
+@pytest.mark.long
 def test_a_thousand_rounds_leave_what_ten_leave(ranks):
     """2 ranks, 1,000 meetings of different plans: one key, the number of the next meeting."""
     for ten, thousand in ranks(2, _thousand, world=None):

@@ -83,6 +83,7 @@ def _of_an_agent(me, port):
     return result, [rm.check(rm.read(plan), timeout=10).ok for plan in ("tp=2,dp=2", "tp=4")]
 
 
+@pytest.mark.long
 def test_one_command_after_the_other_under_one_agent(ranks):
     """4 ranks, twice: processes that follow each other, as in a shell that torchrun starts, share its store."""
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

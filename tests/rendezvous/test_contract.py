@@ -443,6 +443,7 @@ def test_a_second_process_is_refused_when_it_introduces_itself(real):
     assert first.seen(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("comes", [True, False])
 def test_one_reports_and_another_in_its_place(real, comes):
     """3 participants, rank 1 is to conclude: it does without waiting; where it is away, one of the others does."""

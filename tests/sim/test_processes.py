@@ -307,6 +307,7 @@ def late():
         assert sim.run(play, SIZE, kind, None, UNEVEN, order=3) == found, kind
 
 
+@pytest.mark.long
 def test_a_module_that_a_rank_imports_first_is_each_ranks_own():
     """4 ranks, every dialect: what the first rank's import and its state were, the others do not see."""
     root = Path(__file__).parents[2]

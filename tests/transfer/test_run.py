@@ -136,6 +136,7 @@ def _full(received, total):
     raise ValueError("the disk is full")
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_or_stops_is_named_within_the_timeout(outcomes):
     """4 ranks, gloo, twice: one is killed, then one is stopped, between two rounds; the others name it."""
     for how in ("dies", "stops"):

@@ -94,6 +94,7 @@ def test_megatron_that_is_imported(ranks):
     assert "own parallel state is initialised" in found["refused"]
 
 
+@pytest.mark.long
 def test_megatron_that_is_not_imported_yet():
     """Ours in every way of importing after install(); nothing of ours is left in Megatron after uninstall()."""
     program = """
@@ -123,6 +124,7 @@ print([name for module in modules for name, value in vars(module).items() if "ra
     assert done.stdout == "all ours\n[]\n", done.stderr
 
 
+@pytest.mark.long
 def test_a_release_that_is_not_compared_with():
     """install() under it warns: which releases are tested, and which of its names the drop-ins have not."""
     program = """
