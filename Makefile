@@ -167,5 +167,5 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.installed
-	$(PIP) -e '.[lint,examples]'
+	$(PIP) -e '.[lint,examples,testing]'
 	@touch $@

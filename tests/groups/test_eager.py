@@ -42,7 +42,7 @@ def test_a_group_asks_the_store_twice(ranks):
     """8 ranks, Megatron's 20 kinds: each group writes one address and reads the others' with one operation."""
     plan = rm.recipes.megatron(8, tp=2, cp=2, pp=2, ep=2)
     for done, made in ranks(8, _operations, plan, world=None):
-        assert done <= 2 * made + 22
+        assert done <= 2 * made + 26  # the rank that leaves the round last deletes its keys
 
 
 def _one_is_slow(me):
