@@ -180,6 +180,8 @@ class Memory:
     def first(self, key, text):
         return self._do(lambda data: data.setdefault(key, text))
 
+    announce = first
+
     def write(self, key, text):
         self._do(lambda data: data.__setitem__(key, text))
 

@@ -114,6 +114,19 @@ def test_one_is_late(real):
     assert real.run(program, THREE) == [(0, Outcome(value=texts("x")))] * 3
 
 
+def test_an_outcome_is_received_at_once_by_those_that_wait_long(real):
+    """3 participants with a minute of patience and more, one of which arrives later: none waits for its end."""
+
+    def program(rank, channel):
+        time.sleep(0.3 * (rank == 1))
+        started = time.monotonic()
+        return attempt(channel, rank, f"x {rank}", seconds=90)[1], time.monotonic() - started
+
+    for outcome, seconds in real.run(program, THREE):
+        assert outcome == Outcome(value=texts("x"))
+        assert seconds < limits.AT_ONCE
+
+
 # -- some do not -------------------------------------------------------------------------------------------------
 
 
@@ -518,7 +531,7 @@ def test_a_channel_that_stands_still_is_asked_again_later(tmp_path):
     with pytest.raises(ChannelLost, match="still under way"):
         bounded.ask(lambda channel: channel.read("word"))
     store.goes_on.set()
-    bounded._pending.join()
+    bounded._pending.result()
     assert both.read("word") == "the store's"
 
 

@@ -31,7 +31,7 @@ from rankmesh.core import presets, recipes
 from rankmesh.core.documents import INDEX, Invalid, Unreadable, parse_json, read_text, refused_as
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
-from rankmesh.errors import PlanError, RankmeshError, quoted
+from rankmesh.errors import PlanError, RankmeshError, quoted, quoted_path
 
 if TYPE_CHECKING:
     from rankmesh.readers import Config
@@ -186,7 +186,7 @@ def _axes(text: str, world_size: int | None) -> Plan:
 
 
 def _file(path: Path, world_size: int | None, variables: Mapping[str, str]) -> Source:
-    with refused_as(PlanError, f"the path {quoted(str(path))}", _FILES, path=str(path)):
+    with refused_as(PlanError, f"the path {quoted_path(path)}", _FILES, path=str(path)):
         text = read_text(path)
         if not text.strip():
             raise Unreadable("is an empty file")

@@ -98,7 +98,7 @@ class Arrivals:
         """
         key = self.step.key("outcome")
         probe = json.dumps({"probe": self.round.rank, "seconds": seconds + self.round.moment})
-        there = self._ask(lambda: self.round.channel.first(key, probe))
+        there = self._ask(lambda: self.round.channel.announce(key, probe))
         if there != probe:
             raise AlreadyConcluded(Outcome.read(there, key))
         self._ask(lambda: self.round.respond(self.step))

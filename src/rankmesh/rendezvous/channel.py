@@ -62,6 +62,9 @@ class Channel(Protocol):
     def first(self, key: str, text: str) -> str:
         """Write a text if none is there; the text that is there then."""
 
+    def announce(self, key: str, text: str) -> str:
+        """The same, which wakes those that wait for the key."""
+
     def write(self, key: str, text: str) -> None:
         """Write a text; it wakes those that wait for the key."""
 

@@ -84,6 +84,8 @@ class FolderChannel:
         self._create(self._path(key), text)
         return self.read(key) or ""
 
+    announce = first  # who waits looks from time to time
+
     def write(self, key: str, text: str) -> None:
         """Write a text; it wakes those that wait for the key."""
         self._place(self._path(key), text, os.replace)

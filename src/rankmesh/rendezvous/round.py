@@ -287,7 +287,7 @@ class Round:
                 self.channel.advance(self.epoch_key, self.epoch)
             if not outcome.agreed:
                 self.channel.post(self._failed, self.rank, str(self.epoch))
-            return self.channel.first(key, outcome.text)
+            return self.channel.announce(key, outcome.text)
 
         text = self.ask(announce)
         # Where it is a probe, its coordinator was only slow.

@@ -105,6 +105,14 @@ class StoreChannel:
         """Write a text if none is there; the text that is there then."""
         return self._text(key, _answered(lambda: self._store.compare_set(self._key(key), "", text)), LARGEST)
 
+    def announce(self, key: str, text: str) -> str:
+        """The same, which wakes those that wait for the key."""
+        found = self.first(key, text)
+        if self.remote and found == text:
+            # The server without libuv wakes nobody when it compares and sets.
+            _answered(lambda: self._store.append(self._key(key), ""))
+        return found
+
     def write(self, key: str, text: str) -> None:
         """Write a text; it wakes those that wait for the key."""
         _answered(lambda: self._store.set(self._key(key), text))
