@@ -15,10 +15,10 @@ def cluster_section(found: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"Four hosts of two gloo ranks ({sizes}), emulated as network namespaces on two shared cores, with links of "
         f"{found['link']} Mbit/s: flat, and in racks of two hosts with a trunk of {found['trunk']} Mbit/s. torchrun "
-        "orders the hosts node1, node2, node10, node11 as strings. `rankmesh measure` measures the cluster; the cost "
-        "of each order of the axes is predicted from that, and the order is run. Measured is the fastest of "
-        f"{found['flat']['rounds']} (flat) and {found['racks']['rounds']} (racks) alternating rounds, as other work on "
-        "the machine only makes a step longer."
+        "sorts the hosts node1, node2, node10, node11 as strings (torchrun); `rm.place` chooses an order (placed). "
+        "rankmesh measures the cluster, predicts the cost of each order from that, and runs it. Each measured time is "
+        f"the fastest of {found['flat']['rounds']} (flat) and {found['racks']['rounds']} (racks) rounds in turn, since "
+        "other work on the machine only makes a step longer."
     )
     yield from ("", "| cluster | placement | predicted | measured |", "| --- | --- | --- | --- |")
     for name in ("flat", "racks"):
@@ -38,7 +38,7 @@ def cluster_section(found: Mapping[str, Any]) -> Iterator[str]:
     )
     yield ""
     halved = ", ".join(f"{each['slowed']}: {' '.join(each['named']) or 'none'}" for each in found["slow"])
-    yield f"Hosts that `measure` names as slow when the link of one host has half its rate: {halved}."
+    yield f"Each host in turn gets half its link rate; `measure` then names as slow, for each of them: {halved}."
     yield ""
     yield from _training(found.get("train", {}))
     yield from _transfers(found.get("transfers", {}))
@@ -66,7 +66,7 @@ def _transfers(rows: Mapping[str, Any]) -> Iterator[str]:
     mib = 2.0**20
     yield (
         "Transfers on the same racks: with a replica in each rack (replicas), a stage in each (stages), or into a "
-        "second rack (grown). MiB that the plan sends over each level, the least that any plan without relays can "
+        "second rack (grown). In MiB: what the plan sends over each level, the least that any plan without relays can "
         "send, and what the links counted. Host links carry what leaves a host, the trunk what leaves a rack."
     )
     yield from (

@@ -14,12 +14,13 @@ def gloo_section(found: Mapping[str, Any]) -> Iterator[str]:
     rounds = len(found["contests"][0]["steps"])
     yield from ("", "## The share of gloo itself", "")
     yield (
-        "Milliseconds of processor time of a rank, all its threads, from the sizes to groups that have all been used "
-        f"once; medians of {rounds} alternating rounds, with the lowest and the highest. Gloo alone: "
+        "Milliseconds of processor time of a rank, with all its threads, from the sizes until every group has been "
+        f"used once; medians of {rounds} alternating rounds, with the lowest and the highest. Gloo alone: "
         "`ProcessGroupGloo` creates each group of the plan once, without agreement, names or registries, and each "
-        "kind uses it once. At most: how many times faster than the peer any library can be that creates these groups "
-        "one by one. Steps: processor time of the rank's main thread in rankmesh; gloo's part is in connect and first "
-        f"use. {found['cores']} cores, torch {found['torch']}, load {found['load']:.1f} after. `python -m bench.gloo`"
+        "kind uses it once. At most: how many times faster than the peer a library can be that creates these groups "
+        "one by one. Plan, connect, first use: processor time of the rank's main thread in rankmesh; gloo's part is in "
+        f"connect and first use. {found['cores']} cores, torch {found['torch']}, load {found['load']:.1f} after. "
+        "`python -m bench.gloo`"
     )
     head = ("ranks", "groups", "gloo alone", "rankmesh", "peer", "times faster", "at most", "plan, connect, first use")
     yield from ("", f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |")

@@ -13,12 +13,12 @@ def gpu_section(found: Mapping[str, Any]) -> Iterator[str]:
     machine = found["machine"]
     yield from ("", "## On a GPU", "")
     yield (
-        "From an initialised NCCL world to groups that have all been used once, with ranks that share "
-        f"{machine['gpus']} {machine['gpu']}; NCCL {machine['nccl']}, torch {machine['torch']}, {found['cores']} "
-        f"cores. Medians of {found['rounds']} alternating rounds, with the lowest and the highest. Ranks that share a "
-        "GPU use it one after the other, so these times do not predict those of a job with a GPU for each rank. "
-        "Memory is that of all ranks together. In a world bound to its device, groups are splits of its communicator. "
-        "`python -m bench.gpu`"
+        "Time from an initialised NCCL world until every group exists (built), and until each has been used "
+        f"(used). Ranks share {machine['gpus']} {machine['gpu']}; NCCL {machine['nccl']}, torch {machine['torch']}, "
+        f"{found['cores']} cores. Medians of {found['rounds']} alternating rounds, with the lowest and the highest. "
+        "Ranks that share a GPU use it one after the other, so these times do not predict those of a job with a GPU "
+        "for each rank. Device memory is that of all ranks together. In a world bound to its device, groups are splits "
+        "of its communicator. `python -m bench.gpu`"
     )
     head = "| groups | ranks | by | built | used | device memory |"
     yield from ("", head, "| --- | ---: | --- | ---: | ---: | ---: |")

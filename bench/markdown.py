@@ -45,7 +45,7 @@ def _lines(results: Results, transfers: Mapping[str, Any] | None) -> Iterator[st
     named = ", ".join(f"{name} {number}" for name, number in versions.items() if name != "rankmesh")
     yield "# Benchmarks"
     yield ""
-    yield f"rankmesh {versions.get('rankmesh', '')} and its peers, alternating in one run. Figures are medians of"
+    yield f"rankmesh {versions.get('rankmesh', '')} and its peers run in turn. Figures are medians of"
     yield f"{results.settings['rounds']} rounds, with the lowest and the highest. Each run starts new processes, and"
     yield "both sides create the same kinds of group from the same sizes. There are more live ranks than cores, so"
     yield "the times of live groups are mostly processor time; they do not predict those of a job with a core for"
@@ -56,8 +56,8 @@ def _lines(results: Results, transfers: Mapping[str, Any] | None) -> Iterator[st
     for table in tables(results):
         yield from _table(table)
     yield ""
-    yield "Store operations are keys set, read, waited for or added to; a TCP store may send several in one message."
-    yield "Those of rankmesh belong to its agreement (a fixed number for each rank) or to a communicator."
+    yield "A store operation sets, reads, waits for or adds to one key; a TCP store may send several in one message."
+    yield "rankmesh needs a fixed number of them on each rank to agree, and the others for communicators."
     yield ""
     if transfers is not None:
         yield from _transfers(transfers)
@@ -75,12 +75,13 @@ def _transfers(document: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     ranks, layers, width = (settings[name] for name in ("ranks", "layers", "hidden"))
     yield f"{ranks} gloo ranks on one machine move a model of {layers} layers of width {width}, float32, from one"
-    yield "layout to another. The methods alternate in one world; planning and connecting, done once, are not"
-    yield "included. On the wire: the bytes on the loopback of a separate network namespace, with acknowledgements"
-    yield "and store messages. Memory: the largest growth of any rank's resident size during the move, beyond its"
-    yield f"tensors (`bench/memory.py`); rankmesh's budget is {settings['budget'] >> 20} MiB. torch's checkpoint uses"
-    yield "files in memory. Megatron-Core's planner is that of its main branch; its copies stage each piece as for a"
-    yield f"GPU, in memory that is not pinned. {machine['cores']} cores; torch {versions['torch']}, megatron-core"
+    yield "layout to another. The methods run in turn in one world; times exclude planning and connecting,"
+    yield "which happen once. On the wire: the bytes on the loopback of a separate network namespace, with"
+    yield "acknowledgements and store messages. Memory: the largest growth of any rank's resident size during the"
+    yield f"move, beyond its tensors (`bench/memory.py`); rankmesh's budget is {settings['budget'] >> 20} MiB."
+    yield "torch's checkpoint uses files in memory. Megatron-Core's planner is that of its main branch; its copies"
+    yield "stage each piece as for a GPU, in memory that is not pinned."
+    yield f"{machine['cores']} cores; torch {versions['torch']}, megatron-core"
     yield f"{versions['megatron-core']}. `make bench-transfers`"
     for case in document["cases"].values():
         yield ""

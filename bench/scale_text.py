@@ -16,14 +16,14 @@ def scale_section(found: Mapping[str, Any]) -> Iterator[str]:
     machine = found["machine"]
     yield from ("", "## The store of a large job", "")
     yield (
-        "One TCPStore server and one real client for each rank, as a thread that repeats the store operations of its "
-        "rank; tp 8, cp 2, pp 8, ep 8, etp 1, NCCL groups, and gloo counterparts of the data-parallel ones. rankmesh: "
+        "One TCPStore server. For each rank, a thread with a real client repeats the store operations of that rank: "
+        "tp 8, cp 2, pp 8, ep 8, etp 1, NCCL groups, and gloo counterparts of the data-parallel ones. rankmesh: "
         "the agreement of `connect`, the identifiers of its NCCL communicators, and what gloo reads at their first "
-        "all-reduce. Megatron-Core: the same for each of its groups in order, where gloo reads the address of every "
-        "member. The time starts when all clients are connected and ends when the last one has finished. A side that "
-        f"does not finish within the limit is stopped, and its time extrapolated. {machine['cores']} cores for server "
-        f"and clients, load {machine['load'][0]:.1f} after; torch {found['torch']}, medians of up to {found['rounds']} "
-        "rounds. `python -m bench.scale`"
+        "all-reduce. Megatron-Core: the same for each of its groups in order; gloo reads the address of every "
+        "member. The time starts when all clients are connected and ends when the last one has finished. If a side "
+        f"does not finish within the limit, the benchmark stops it and extrapolates its time. {machine['cores']} cores "
+        f"for server and clients, load {machine['load'][0]:.1f} after; torch {found['torch']}, medians of up to "
+        f"{found['rounds']} rounds. `python -m bench.scale`"
     )
     yield from ("", "| clients | by | seconds | operations | busiest rank |", "| --- | --- | --- | --- | --- |")
     for clients, sides in found["clients"].items():

@@ -33,15 +33,24 @@ _ABOUT = {
         (
             "Gloo ranks with tp 2, cp 2, pp 2, ep 2 and the rest data parallel. Time on the slowest rank from an "
             "initialised world until every group exists (built), and until each has done one all-reduce (used). "
-            "Descriptors, threads and store operations of the rank with the most."
+            "File descriptors, threads and store operations are those of the rank with the most."
         ),
     ),
     "dry": (
         "Groups of one rank of a large world",
         'One rank on the backend "fake", tp 8, cp 2, pp 8, ep 8, etp 1: from the sizes to its process groups.',
     ),
-    "planning": ("Planning", "The same layouts without process groups and without torch."),
-    "getters": ("Getters", "One attribute or function of an existing group, in a world of 64 ranks."),
+    "planning": (
+        "Planning",
+        "The same layouts without process groups and without torch. `RankGenerator` is Megatron-Core's.",
+    ),
+    "getters": (
+        "Getters",
+        (
+            "Time to read one attribute or call one function of an existing group, in a world of 64 ranks. Group kept: "
+            'the program holds `groups["tp"]` in a variable.'
+        ),
+    ),
 }
 
 
