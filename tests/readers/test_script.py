@@ -273,6 +273,15 @@ def test_given_variables():
     assert read_config(TP + "2 --x $WORLD_SIZE", "run.sh", variables={"WORLD_SIZE": "3"}).plan.world_size == 8
 
 
+@pytest.mark.parametrize(
+    ("assignment", "line"), [("TP=4", True), ("TP=2", False), ("TP=${TP:-4}", False), ("true", False)]
+)
+def test_an_assignment_that_replaces_a_given_value_is_noted(assignment, line):
+    """A variable that --set gives and the script sets to something else is the script's, with a note."""
+    notes = read_config(assignment + "\n" + TP + "$TP", "run.sh", variables={"TP": "2"}).notes
+    assert any("sets TP itself; --set TP is what it had before" in text for _, text in notes) == line
+
+
 def test_given_variables_that_nobody_asks_for(tmp_path):
     """A name that the script does not use is a mistake, and so are variables for what is no script."""
     with pytest.raises(PlanError, match="does not ask for a variable TPP, which --set gives; did you mean TP"):

@@ -93,6 +93,10 @@ def read_script(
     source = text.encode()
     starts = [0, *(place + 1 for place, byte in enumerate(source) if byte == 10)]
     _Reader(script, source, lambda offset: (bisect_right(starts, offset),), {}, 0).run()
+    for name, before in preset.items():
+        after = script.variables.get(name, before)
+        if after.lines and not after.same(before):
+            script.notes.append((after.lines[0], f"sets {name} itself; --set {name} is what it had before this line"))
     return script
 
 
