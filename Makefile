@@ -59,7 +59,7 @@ test-gpu: $(VENV)/.installed-test  ## live groups, transfers and hangs on NCCL, 
 	@$(BIN)/python -m pytest -n 0 tests/gpu $(ARGS)
 
 test-sweeps: $(VENV)/.installed-test  ## kill a rank at every operation of connect, the dialects, a check, a round; hostile files (SWEEP=all)
-	@RANKMESH_TEST_SWEEP=$(SWEEP) $(BIN)/python -m pytest -n 0 tests/groups/test_kill_sweep.py \
+	@RANKMESH_TEST_SWEEP=$(SWEEP) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 3000 tests/groups/test_kill_sweep.py \
 		tests/dialects/test_kill_sweep.py tests/check/test_blame.py tests/rendezvous/test_schedules.py \
 		$(if $(filter all,$(SWEEP)),tests/rendezvous/test_contract.py::test_one_dies_at_each_operation) $(ARGS)
 	@RANKMESH_TEST_SWEEP=$(SWEEP) $(BIN)/python -m pytest -n 0 --timeout 3000 tests/readers/test_hostile.py $(ARGS)
