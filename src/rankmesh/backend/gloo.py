@@ -50,6 +50,9 @@ class GlooDevices:
     """
 
     def __init__(self) -> None:
+        # Before any thread of ours looks up a name: a variable that is added or removed moves all others in memory,
+        # under whoever reads one. One that is there changes its value in place.
+        os.environ.setdefault(_TOGETHER, "0")
         self._shared: list[Any] = []
         # What each epoll descriptor polled when its device was made: a socket that listens.
         self._polls: dict[int, frozenset[str]] = {}
@@ -190,7 +193,7 @@ def _read_together(store: Any, within: timedelta) -> Iterator[None]:
 
     A store that is asked for many keys waits as long as it waits by default, so this is the limit meanwhile.
     """
-    before, asks = store.timeout, _TOGETHER not in os.environ
+    before, asks = store.timeout, os.environ.get(_TOGETHER, "0") == "0"
     if asks:
         os.environ[_TOGETHER] = "1"
     store.set_timeout(within)
@@ -199,7 +202,7 @@ def _read_together(store: Any, within: timedelta) -> Iterator[None]:
     finally:
         store.set_timeout(before)
         if asks:
-            os.environ.pop(_TOGETHER, None)
+            os.environ[_TOGETHER] = "0"
 
 
 def _seen(addresses: Any, ranks: Sequence[int]) -> tuple[int, ...]:
