@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from rankmesh.rendezvous.channel import Channel, ChannelLost
-from rankmesh.rendezvous.waiting import submit
+from rankmesh.rendezvous.waiting import answered_within, submit
 
 __all__ = ["BoundedChannel", "FallbackChannel"]
 
@@ -57,10 +57,7 @@ class BoundedChannel:
         if self._pending is not None and not self._pending.done():
             raise ChannelLost("an earlier call is still under way")
         self._pending = made = submit(lambda: call(self.channel), "rankmesh-store")
-        # Not the time-out of `result`: the call may raise one of its own.
-        if not wait([made], self._patience).done:
-            raise ChannelLost(f"no answer within {self._patience:g} s")
-        return made.result()
+        return answered_within(made, self._patience)
 
 
 class FallbackChannel:

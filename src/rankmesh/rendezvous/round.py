@@ -23,7 +23,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as TimedOut
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -33,7 +32,7 @@ from rankmesh.rendezvous.arrivals import Arrivals, Conclude, lost, twice
 from rankmesh.rendezvous.channel import Channel, ChannelLost, foreign
 from rankmesh.rendezvous.outcome import Outcome, parsed
 from rankmesh.rendezvous.step import NOTHING, AlreadyConcluded, Patience, Proposal, Step
-from rankmesh.rendezvous.waiting import Worker
+from rankmesh.rendezvous.waiting import Worker, answered_within
 
 __all__ = ["Round"]
 
@@ -303,9 +302,9 @@ class Round:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def leave(self, outcome: Outcome, *, stay: bool = False, readers: Iterable[int] | None = None) -> bool:
-        """Hear no more of the round: the last one deletes its keys, and those of failed ones before it.
+        """Leave the round: the last participant deletes its keys, and those of failed rounds before it.
 
-        After a failure the participant that serves the channel waits until the others have heard of it; with ``stay``
+        After a failure the participant that serves the channel waits until the others have its outcome; with ``stay``
         after any outcome. The others are the ``readers``, by default those that arrived in the last step. As far as
         the channel answers. Whether this rank was the last.
         """
@@ -406,11 +405,5 @@ class Round:
             self._owed = None
             self._worker.close()
             self.channel = self._bounded(self.channel.again, self.moment + _PATIENCE)
-        owed = self._worker.submit(call)
-        self._owed = owed
-        try:
-            return owed.result(seconds)
-        except TimedOut as error:
-            if owed.done():  # the call's own error
-                raise
-            raise ChannelLost(f"no answer within {seconds:.3g} s") from error
+        self._owed = owed = self._worker.submit(call)
+        return answered_within(owed, seconds)

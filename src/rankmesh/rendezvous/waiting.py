@@ -17,14 +17,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
-__all__ = ["Worker", "submit", "underlying", "wait_for"]
+from rankmesh.rendezvous.channel import ChannelLost
+
+__all__ = ["Worker", "answered_within", "submit", "underlying", "wait_for"]
 
 _Result = TypeVar("_Result")
 
@@ -65,6 +67,14 @@ def submit(call: Callable[[], _Result], name: str) -> Future[_Result]:
     made = worker.submit(call)
     worker.close()
     return made
+
+
+def answered_within(made: Future[_Result], seconds: float) -> _Result:
+    """What a submitted call returns, or raises; ``ChannelLost`` where it is not back in time."""
+    # Not the time-out of `result`: the call may raise one of its own, or come back just after it.
+    if not wait([made], seconds).done:
+        raise ChannelLost(f"no answer within {seconds:.3g} s")
+    return made.result()
 
 
 def _work(calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
