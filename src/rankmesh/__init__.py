@@ -19,6 +19,7 @@ from rankmesh.errors import (
     ClusterError,
     ConnectError,
     LayoutError,
+    LostState,
     MissingExtra,
     NotAMember,
     PlacementError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from rankmesh.runtime.connect import connect
     from rankmesh.runtime.discover import discover
     from rankmesh.runtime.init import LiveRank
+    from rankmesh.survive import survive
     from rankmesh.transfer import Transfer
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "LiveGroups",
     "LiveJob",
     "LiveRank",
+    "LostState",
     "Mesh",
     "MissingExtra",
     "NotAMember",
@@ -85,6 +88,7 @@ __all__ = [
     "place",
     "read",
     "recipes",
+    "survive",
 ]
 
 __version__ = "0.1.0"
@@ -110,6 +114,7 @@ _LIVE = {
     "connect": "rankmesh.runtime.connect:connect",
     "discover": "rankmesh.runtime.discover:discover",
     "init": "rankmesh.debug.watch.joined:init",
+    "survive": "rankmesh.survive:survive",
 }
 
 

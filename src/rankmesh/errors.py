@@ -17,6 +17,7 @@ RankmeshError
 │   └── AlreadyInitialized(AssertionError)  a second initialisation of a dialect's state
 ├── RecordingError(ValueError)           a file or folder that holds no recording of a flight recorder
 ├── ProofError(RuntimeError)                a live group that gave a wrong answer
+├── LostState(RuntimeError)                 tensors of which no rank that is left holds a part
 ├── TransferError(RuntimeError)             tensors that do not fit a transfer, or a transfer that ended incomplete
 ├── NotAMember(KeyError)                    a group that exists, but not for this rank
 └── MissingExtra(ModuleNotFoundError)       a package that one of rankmesh's extras installs
@@ -39,12 +40,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
+_Box = tuple[tuple[int, int], ...]
+
 __all__ = [
     "AgreementError",
     "AlreadyInitialized",
     "ClusterError",
     "ConnectError",
     "LayoutError",
+    "LostState",
     "MissingExtra",
     "NotAMember",
     "NotInitialized",
@@ -175,6 +179,21 @@ class TransferError(RankmeshError, RuntimeError):
 
     ``incomplete`` are the names of this rank's target tensors that are not wholly written.
     """
+
+
+class LostState(RankmeshError, RuntimeError):
+    """State that no rank holds any more: ``missing`` has the tensor, the box of it, and the ranks that held it."""
+
+    def __init__(self, missing: Sequence[tuple[str, _Box, tuple[int, ...]]], lost: Sequence[int]) -> None:
+        missing = tuple(sorted(missing))
+        name, box, ranks = missing[0]
+        rows = " x ".join(f"{start} to {stop - 1}" for start, stop in box) or "its one element"
+        super().__init__(
+            f"nobody holds {name!r} at {rows}, which {in_words(ranks)} had ({len(missing)} boxes are lost in all); "
+            "keep copies with redundancy=1, or load them from a checkpoint with restore=",
+            missing=missing,
+            lost=tuple(lost),
+        )
 
 
 class NotAMember(RankmeshError, KeyError):

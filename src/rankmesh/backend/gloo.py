@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend.options import config
 from rankmesh.backend.protocol import NotJoined
 from rankmesh.rendezvous.waiting import wait_for
 
-__all__ = ["EAGER_SIZE", "GlooDevices", "delete_address", "put_gloo_under"]
+__all__ = ["EAGER_SIZE", "CutStore", "GlooDevices", "delete_address", "put_gloo_under"]
 
 # Groups up to this size connect all pairs when they are made; docs/decisions.md has the figures.
 EAGER_SIZE = 16
@@ -56,6 +56,8 @@ class GlooDevices:
         self._shared: list[Any] = []
         # What each epoll descriptor polled when its device was made: a socket that listens.
         self._polls: dict[int, frozenset[str]] = {}
+        # The descriptors that were open before torch began to make devices.
+        self._before: set[int] | None = None
 
     def of(self, *, lazily: bool) -> list[Any]:
         """The devices for one more group."""
@@ -85,9 +87,27 @@ class GlooDevices:
             self._polls[descriptor] = frozenset(map(_target, _polled(descriptor)))
         return made
 
+    @contextmanager
+    def found(self) -> Iterator[None]:
+        """Count the devices that torch itself makes inside as of this world, such as those of its default group."""
+        self._before = _open_descriptors()
+        try:
+            yield
+        finally:
+            self._find()
+            self._before = None
+
+    def _find(self) -> None:
+        before = self._before
+        if before is not None:
+            for descriptor in filter(_is_poll, _open_descriptors() - before - self._polls.keys()):
+                if polled := _polled(descriptor):
+                    self._polls[descriptor] = frozenset(map(_target, polled))
+
     def cut(self) -> None:
         """Shut down every connection of these devices: both ends see an error at once, whatever they wait for."""
-        for descriptor, listening in self._polls.items():
+        self._find()
+        for descriptor, listening in list(self._polls.items()):
             polled = _polled(descriptor)
             if listening & set(map(_target, polled)):  # else the device is gone, and its number is another's
                 for connection in polled:
@@ -97,6 +117,32 @@ class GlooDevices:
         """Keep no device; each ends with the last group on it."""
         self._shared = []
         self._polls.clear()
+
+
+class CutStore:
+    """A client of the store at an address whose calls can be ended from another thread.
+
+    A call waits in torch for as long as the store takes, and has no way out but the end of its connection.
+    """
+
+    def __init__(self, host: str, port: int, timeout: timedelta) -> None:
+        before = _open_descriptors()
+        self.store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+        self._connections = [one for one in _open_descriptors() - before if _peer_port(one) == port]
+        self._targets = list(map(_target, self._connections))
+
+    def cut(self) -> None:
+        """End the connection: every call fails from now on."""
+        for descriptor, target in zip(self._connections, self._targets, strict=True):
+            if _target(descriptor) == target:  # else it is closed, and its number another's
+                _shut_down(descriptor)
+
+
+def _peer_port(descriptor: int) -> int | None:
+    """The port that a descriptor is connected to, None where it is no such socket."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
+        return int(one.getpeername()[1]) if one.family in (socket.AF_INET, socket.AF_INET6) else None
+    return None
 
 
 def _lowest_free() -> list[int]:

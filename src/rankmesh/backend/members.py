@@ -34,6 +34,8 @@ class MemberBackend:
     """The groups of one world, made by their members alone under rankmesh's own names."""
 
     collective = False
+    # Set where the connection to the store was ended: nothing is deleted there.
+    store_lost = False
 
     def __init__(self, default: DefaultGroup) -> None:
         self._default = default
@@ -118,7 +120,7 @@ class MemberBackend:
 
     def destroy(self, pg: dist.ProcessGroup) -> None:
         """Destroy a group, leaving torch's registries and the store as they were."""
-        destroy(pg)
+        destroy(pg, addresses=not self.store_lost)
 
     def abort(self, groups: Sequence[dist.ProcessGroup]) -> None:
         """Cut the connections of gloo's groups, on all devices of this world; abort the others' communicators together.
@@ -154,14 +156,17 @@ class MemberBackend:
         return chosen
 
 
-def destroy(pg: dist.ProcessGroup) -> None:
-    """Destroy a group that was made from private pieces; a world that was destroyed before took it along already."""
+def destroy(pg: dist.ProcessGroup, *, addresses: bool = True) -> None:
+    """Destroy a group that was made from private pieces; a world that was destroyed before took it along already.
+
+    ``addresses``: delete those of gloo from the store, too.
+    """
     known = registries.place_of(pg)
     if known is None:
         return
     tag, position, size = registries.tag_of(pg), pg.rank(), pg.size()
     dist.destroy_process_group(pg)
-    if size > 1 and kinds_of(known[0]) == {"gloo"}:
+    if addresses and size > 1 and kinds_of(known[0]) == {"gloo"}:
         delete_address(known[1], position)
     registries.forget_tag(tag)
 

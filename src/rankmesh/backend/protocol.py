@@ -65,6 +65,9 @@ class Backend(Protocol):
     def collective(self) -> bool:
         """Whether every rank of the world takes part in making every group."""
 
+    # Set where the connection to the store was ended: nothing is deleted there.
+    store_lost: bool
+
     def create(self, request: GroupRequest, deadline: float) -> ProcessGroup:
         """The group, made by its members; ``NotJoined`` where one does not join by ``deadline`` (of ``monotonic``)."""
 

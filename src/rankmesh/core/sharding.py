@@ -25,6 +25,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import Any
 
 from rankmesh.core.axes import axis_names, integer
 from rankmesh.core.boxes import Box, size
@@ -147,6 +148,25 @@ class Sharding:
             "padded": {str(dim): length for dim, length in (self.padded or {}).items()},
         }
         return {name: value for name, value in data.items() if value or name == "shape"}
+
+    @classmethod
+    def from_dict(cls, mesh: Mesh, data: Mapping[str, Any]) -> Sharding:
+        """The sharding on a mesh that ``to_dict`` gave as plain data, also after JSON.
+
+        >>> one = Sharding(Mesh(tp=2, pp=2), ("tp", None), shape=(8, 6), at={"pp": 1})
+        >>> Sharding.from_dict(one.mesh, one.to_dict()) == one
+        True
+        """
+        return cls(
+            mesh,
+            tuple(data["cut"]) if "cut" in data else None,
+            shape=tuple(data["shape"]),
+            dtype=data.get("dtype", "float32"),
+            at={axis: tuple(places) for axis, places in data.get("at", {}).items()} or None,
+            view=data.get("view"),
+            parts={int(dim): parts for dim, parts in data.get("parts", {}).items()} or None,
+            padded={int(dim): length for dim, length in data.get("padded", {}).items()} or None,
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         given = (self.mesh, self.cut, self.shape, self.dtype, self.at, self.view, self.parts, self.padded)

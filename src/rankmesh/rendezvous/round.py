@@ -39,6 +39,8 @@ __all__ = ["Round"]
 _Result = TypeVar("_Result")
 
 _POLL = 0.02
+# Seconds between two looks at who is absent, once that has been asked for long.
+_SELDOM = 1.0
 # Seconds in which a responsive participant answers a probe or writes what it is about to write; one store serves all.
 _MOMENT, _EACH = 2.0, 0.001
 # Seconds that a store which stands still may take besides, before it counts as gone.
@@ -200,12 +202,22 @@ class Round:
             if (received := self._receive(step, min(early, seconds))) is not None:
                 return received
             call()
+        if patience.enough is not None:
+            return self._receive_or_enough(step, seconds, patience.enough)
         seen = -1
         while (received := self._receive(step, seconds)) is None and patience.extends:
             ticks = self.ask(lambda: self.channel.tick(self._progress(self.epoch), 0))
             if ticks == seen:
                 return None
             seen = ticks
+        return received
+
+    def _receive_or_enough(self, step: Step, seconds: float, enough: Callable[[Sequence[int]], bool]) -> Outcome | None:
+        end, pause = time.monotonic() + seconds, _POLL
+        while (received := self._receive(step, max(min(pause, end - time.monotonic()), 0.0))) is None:
+            if enough(Arrivals(self, step).absent) or time.monotonic() >= end:
+                return None
+            pause = min(2 * pause, _SELDOM)
         return received
 
     def _receive(self, step: Step, seconds: float) -> Outcome | None:

@@ -28,7 +28,7 @@ from rankmesh.runtime.backend_decision import decide
 from rankmesh.runtime.devices import BackendDecision, Capabilities, capabilities, choose
 from rankmesh.runtime.served_store import is_served, open_store
 
-__all__ = ["LiveRank", "enter"]
+__all__ = ["LiveRank", "device_of", "enter", "together"]
 
 # How long the ranks wait for each other by default.
 _LIMIT = timedelta(seconds=300)
@@ -93,8 +93,8 @@ def enter(
     if dist.is_initialized():
         return _joined(launch, backend)
     local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), backend, launch.local_rank)
-    launch, store, prefix, decision = _together(launch, local, limit or _LIMIT)
-    backend, device = str(decision.backend), _device(str(decision.backend), local)
+    launch, store, prefix, decision = together(launch, local, limit or _LIMIT)
+    backend, device = str(decision.backend), device_of(str(decision.backend), local)
     _initialise(launch, backend, PrefixStore(f"{prefix}/world", store), limit)
     farewell = "" if launch.single_rank or is_served() else f"{prefix}/left"
     return _live(launch, device, backend, decision.why, store, farewell)
@@ -110,7 +110,7 @@ def _started() -> Launch:
         return Launch(NOBODY, host=host_name())
 
 
-def _together(launch: Launch, local: Capabilities, limit: timedelta) -> tuple[Launch, Store, str, BackendDecision]:
+def together(launch: Launch, local: Capabilities, limit: timedelta) -> tuple[Launch, Store, str, BackendDecision]:
     """The rendezvous of the ranks, the prefix of its keys, and the decision of all of them.
 
     A rank that is early may find the store of the world before, which rank 0 is about to close: it tries again.
@@ -192,7 +192,8 @@ def _check_backend(backend: object) -> None:
         )
 
 
-def _device(backend: str, local: Capabilities) -> torch.device:
+def device_of(backend: str, local: Capabilities) -> torch.device:
+    """Where this rank's tensors live under a backend; a GPU becomes the current one."""
     if "nccl" not in backend or local.index is None:
         return torch.device("cpu")
     torch.cuda.set_device(local.index)

@@ -200,6 +200,11 @@ class LiveGroups(ByKind[LiveGroup]):
         """The world in which the groups live."""
         return self._world
 
+    @property
+    def made(self) -> tuple[ProcessGroup, ...]:
+        """The process groups that exist by now."""
+        return tuple(self._made.values())
+
     def is_made(self, canonical: str) -> bool:
         """Whether the process group of a canonical group exists by now."""
         return canonical in self._made
@@ -219,7 +224,7 @@ class LiveGroups(ByKind[LiveGroup]):
                 f"process {os.getpid()} is a child of process {self._process}, which made these groups; "
                 "abort them there"
             )
-        self._world.backend.abort(list(self._made.values()))
+        self._world.backend.abort(self.made)
 
     def close(self) -> None:
         """Destroy the process groups, last made first, the same order on every member; calling it again is nothing.

@@ -56,6 +56,8 @@ class World:
         self.backend = backend_of(default)
         # Diagnoses of what hangs, from the watches that run, the newest last; each is called with the reason.
         self.diagnosing: list[Callable[[str], str | None]] = []
+        # Whether the store lives in this process: it is rank 0's, or the launcher's, where nobody says otherwise.
+        self.serves = default.rank == 0 and not is_served()
         self._live: list[LiveGroups] = []
         self._connecting = threading.Lock()
 
@@ -73,11 +75,6 @@ class World:
     def round(self, name: str, ranks: Sequence[int]) -> Round:
         """A round of these ranks of the world, through its store."""
         return Round(StoreChannel(self.default.store), name, ranks, self.default.rank, self.serves)
-
-    @property
-    def serves(self) -> bool:
-        """Whether the store lives in this process, as far as that can be known: it is rank 0's, or the launcher's."""
-        return self.default.rank == 0 and not is_served()
 
     # -- connect ------------------------------------------------------------------------------------------------
 
@@ -226,6 +223,13 @@ class World:
             if diagnosis is None:
                 raise
             raise type(error)(f"{error.message}; by the recordings: {diagnosis}", **error.values) from error
+
+    def abort(self) -> None:
+        """Have every collective of this process return with an error, those of the default group on NCCL too.
+
+        As ``LiveGroups.abort``, for all that is connected: communicators have to be aborted together.
+        """
+        self.backend.abort([default_pg(), *(pg for live in self._live for pg in live.made)])
 
     # -- what there is ------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from rankmesh.core.axes import integer
 from rankmesh.core.options import time_limit
 from rankmesh.errors import PlanError, TransferError
 from rankmesh.rendezvous import Outcome
-from rankmesh.runtime.served_store import is_served
+from rankmesh.runtime.world import World
 from rankmesh.transfer.live.agreement import Fault, TransferAgreement, in_one_line
 from rankmesh.transfer.live.exchange import Exchange
 from rankmesh.transfer.live.shards import Shards, apart, local, problem_of
@@ -101,7 +101,7 @@ def run(
     itinerary = itinerary_of(moves, world.rank, longest)
     agreement = None
     if not world.dry and len(ranks) > 1:
-        serves, name = world.rank == 0 and not is_served(), group.group_name  # type: ignore[union-attr]
+        serves, name = World.current().serves, group.group_name  # type: ignore[union-attr]
         agreement = TransferAgreement(world.store, name, world.rank, ranks, limit, serves=serves)
         agreement.start({"digest": moves.digest, "budget": int(budget)}, side.problem or _outside(moves, ranks))
     elif side.problem:

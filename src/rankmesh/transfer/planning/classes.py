@@ -104,7 +104,7 @@ def _check(name: str, source: Sharding, target: Sharding) -> None:
             )
 
 
-def digest_of(classes: tuple[TensorClass, ...], cluster: object) -> str:
+def digest_of(classes: tuple[TensorClass, ...], cluster: object, lost: tuple[int, ...] = ()) -> str:
     """64 hexadecimal digits, equal for equal transfers: the meshes once, and each class with its names."""
     meshes: dict[Mesh, int] = {}
     stated = [
@@ -116,4 +116,6 @@ def digest_of(classes: tuple[TensorClass, ...], cluster: object) -> str:
         for one in classes
     ]
     document = {"kinds": stated, "meshes": [mesh.to_dict() for mesh in meshes], "cluster": cluster}
+    if lost:
+        document["lost"] = lost
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

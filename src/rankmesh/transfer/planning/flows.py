@@ -22,6 +22,7 @@ from typing import Protocol
 import numpy as np
 
 from rankmesh.core.strided import IntArray
+from rankmesh.errors import LostState
 from rankmesh.transfer.planning.balance import Sets, share
 from rankmesh.transfer.planning.classes import TensorClass
 
@@ -93,15 +94,23 @@ class _Copies:
         numbers[order] = self._known[where.copies][0] + np.arange(len(order))
         return numbers
 
-    def members(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Where the members of each set start, the members, and the block of each set."""
-        sizes = np.concatenate([np.full(len(rows), rows.shape[1]) for rows in self.rows])
+    def members(self, lost: Sequence[int]) -> tuple[IntArray, IntArray, IntArray]:
+        """Where the members of each set start, the members but for the lost ones, and the block of each set."""
         blocks = np.concatenate([np.full(len(rows), block) for block, rows in enumerate(self.rows)])
-        return np.append(0, np.cumsum(sizes)), np.concatenate([rows.reshape(-1) for rows in self.rows]), blocks
+        sizes = np.concatenate([np.full(len(rows), rows.shape[1]) for rows in self.rows])
+        ranks = np.concatenate([rows.reshape(-1) for rows in self.rows])
+        if lost:
+            kept = ~np.isin(ranks, lost)
+            sizes = np.bincount(np.repeat(np.arange(len(sizes)), sizes)[kept], minlength=len(sizes))
+            ranks = ranks[kept]
+        return np.append(0, np.cumsum(sizes)), ranks, blocks
 
 
-def flows_of(classes: Sequence[TensorClass], cluster: Nearness | None) -> Flows:
-    """The flows of a transfer; the same on every rank, since it depends on nothing else."""
+def flows_of(classes: Sequence[TensorClass], cluster: Nearness | None, lost: Sequence[int] = ()) -> Flows:
+    """The flows of a transfer; the same on every rank, since it depends on nothing else. ``lost`` ranks send nothing.
+
+    Raises ``LostState`` where no other rank has what one of them would have to send.
+    """
     copies = _Copies()
     asked = [_asked(number, one, copies.number(one)) for number, one in enumerate(classes)]
     every = _Asked(*(np.concatenate([getattr(one, name) for one in asked]) for name in _Asked.__annotations__))
@@ -109,7 +118,26 @@ def flows_of(classes: Sequence[TensorClass], cluster: Nearness | None) -> Flows:
         none = np.zeros(0, dtype=np.int64)
         return Flows(none, none, none, none, none, none, none, 0)
     unit = max(one.itemsize for one in classes)
-    return _cut(every, copies, unit, None if cluster is None else cluster.units)
+    members = copies.members(lost)
+    _check_nothing_lost(classes, every, members[0], lost)
+    return _cut(every, members, unit, None if cluster is None else cluster.units)
+
+
+def _check_nothing_lost(classes: Sequence[TensorClass], asked: _Asked, start: IntArray, lost: Sequence[int]) -> None:
+    """Refuse what is asked of sets of which no member is left."""
+    nobody = np.flatnonzero(np.diff(start)[asked.group] == 0)
+    if not len(nobody):
+        return
+    pairs = np.unique(np.stack([asked.tensor_class[nobody], asked.shard[nobody]]), axis=1).T.tolist()
+    raise LostState(
+        [
+            (name, box, tuple(classes[number].source.shard_map.ranks[shard].tolist()))
+            for number, shard in pairs
+            for name in classes[number].names
+            for box in classes[number].source.of(int(classes[number].source.shard_map.ranks[shard][0])).boxes
+        ],
+        lost,
+    )
 
 
 def _asked(number: int, one: TensorClass, groups: IntArray) -> _Asked:
@@ -122,8 +150,8 @@ def _asked(number: int, one: TensorClass, groups: IntArray) -> _Asked:
     return _Asked(np.full(len(shard), number), shard, groups[shard], ranks[away], count)
 
 
-def _cut(asked: _Asked, copies: _Copies, unit: int, units: IntArray | None) -> Flows:
-    start, ranks, block = copies.members()
+def _cut(asked: _Asked, members: tuple[IntArray, IntArray, IntArray], unit: int, units: IntArray | None) -> Flows:
+    start, ranks, block = members
     level, place = _nearest(asked, start, ranks, units)
     keys = np.stack([asked.group, level, place])
     order = np.lexsort((asked.tensor_class, asked.target, place, level, asked.group))

@@ -23,9 +23,9 @@ and the busiest sender sends as little as it can.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,7 +63,12 @@ class Transfer:
     """
 
     def __init__(
-        self, source: Mapping[str, Sharding], target: Mapping[str, Sharding], cluster: Cluster | None = None
+        self,
+        source: Mapping[str, Sharding],
+        target: Mapping[str, Sharding],
+        cluster: Cluster | None = None,
+        *,
+        lost: Iterable[int] = (),
     ) -> None:
         _check(source, "source")
         _check(target, "target")
@@ -78,6 +83,7 @@ class Transfer:
         self.target = {name: target[name] for name in sorted(target)}
         self.classes: tuple[TensorClass, ...] = classes_of(self.source, self.target)
         self.cluster = cluster
+        self.lost = tuple(sorted({integer(rank, "lost rank", least=0) for rank in lost}))
         if cluster is not None and self.world_size > cluster.size:
             raise PlanError(
                 f"the cluster has {cluster.size} devices, but the transfer has ranks up to {self.world_size - 1}; give "
@@ -96,7 +102,7 @@ class Transfer:
     @cached_property
     def flows(self) -> Flows:
         """Who sends what to whom, all ranks, by tensor class: what everything else is read from."""
-        return flows_of(self.classes, self.cluster)
+        return flows_of(self.classes, self.cluster, self.lost)
 
     def of(self, rank: int) -> LocalMoves:
         """What one rank sends, receives and copies, as boxes; nothing for a rank that takes no part."""
@@ -155,7 +161,7 @@ class Transfer:
     @cached_property
     def digest(self) -> str:
         """64 hexadecimal digits that are equal on two ranks if and only if their transfers are."""
-        return digest_of(self.classes, None if self.cluster is None else self.cluster.to_dict())
+        return digest_of(self.classes, None if self.cluster is None else self.cluster.to_dict(), self.lost)
 
     def reversed(self) -> Transfer:
         """The transfer back: of the same names, from target to source."""
@@ -214,7 +220,7 @@ class Transfer:
         return hash(self.digest)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Transfer, (self.source, self.target, self.cluster)
+        return partial(Transfer, lost=self.lost), (self.source, self.target, self.cluster)
 
     def _repr_html_(self) -> str:
         """For notebooks: the tensors, those with the same shardings in one row, and what travels."""

@@ -1,0 +1,122 @@
+"""What the members agree on when an epoch ends: pure functions of what each of them reports.
+
+```
+reports of those that arrived ──> who is lost ──> the next members ──> the step that all of them can have
+```
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+
+from rankmesh.errors import PlanError, in_words
+from rankmesh.rendezvous import Outcome
+from rankmesh.survive.members import Members
+
+__all__ = ["Report", "conclude"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one member says of itself at the end of an epoch.
+
+    ``done``     ``train`` has returned here; ``over``: it has on every rank
+    ``error``    what left ``train`` and is this member's own; ``torn``: what may only follow from the loss of another
+    ``first``    this member began the change
+    ``steps``    of each epoch of which it has snapshots, the steps of them
+    ``held``     some member has committed, as far as it knows
+    """
+
+    done: bool = False
+    over: bool = False
+    error: str = ""
+    torn: str = ""
+    first: bool = False
+    steps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    held: bool = False
+
+    @property
+    def text(self) -> str:
+        """The report as one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Report:
+        """The report that a member gave."""
+        data = json.loads(text)
+        return cls(**{**data, "steps": {int(epoch): tuple(steps) for epoch, steps in data["steps"].items()}})
+
+
+def conclude(
+    history: Mapping[int, Members], epoch: int, reports: Mapping[int, Report], gone: Collection[int]
+) -> Outcome:
+    """How the job goes on after ``epoch``, by the reports of the members that arrived.
+
+    ``history`` has the members of this epoch, and of those before of which there may be snapshots; ``gone`` are the
+    members that did not arrive and whose processes have ended for certain. The outcome's ``ranks`` are the members
+    that are lost, its ``value`` is what follows.
+    """
+    members = history[epoch]
+    absent = tuple(sorted(set(members.all) - reports.keys()))
+    if any(report.over for report in reports.values()) or all(
+        reports[member].done if member in reports else False for member in members.ranks
+    ):
+        return Outcome(value={"over": True})
+    alive = len(members.all) - len(gone)
+    half = 2 * len(reports) == alive and min(set(members.all).difference(gone)) in reports
+    if 2 * len(reports) < alive or (2 * len(reports) == alive and not half):
+        return Outcome(
+            "missing",
+            absent,
+            absent,
+            message=f"{len(reports)} of {alive} members are here, fewer than half; the others may go on without them",
+        )
+    lost = set(absent).union(member for member, report in reports.items() if report.error)
+    if not lost:
+        # A collective failed, and nobody is missing: by whom it began.
+        lost.update(member for member, report in reports.items() if report.torn and report.first)
+    try:
+        following = members.without(lost)
+    except PlanError as error:
+        errors = [f"member {member}: {reports[member].error}" for member in sorted(lost) if member in reports]
+        return Outcome("failed", tuple(sorted(lost)), absent, message="; ".join([error.message, *errors[:4]]))
+    source, step = _source(history, reports, lost)
+    if source is None and any(report.held for report in reports.values()):
+        return Outcome("failed", tuple(sorted(lost)), absent, message=_nothing_in_common(reports, lost))
+    return Outcome(
+        ranks=tuple(sorted(lost)),
+        value={
+            "ranks": following.ranks,
+            "spares": following.spares,
+            "replicas": following.sizes.replicas(following.plan),
+            "step": step,
+            "source": source,
+        },
+    )
+
+
+def _source(
+    history: Mapping[int, Members], reports: Mapping[int, Report], lost: Collection[int]
+) -> tuple[int | None, int]:
+    """The newest epoch of which every member that had a rank then, and is left, has snapshots; the last common step."""
+    for epoch in sorted(history, reverse=True):
+        there = [member for member in history[epoch].ranks if member in reports and member not in lost]
+        steps = [set(reports[member].steps.get(epoch, ())) for member in there]
+        common = set.intersection(*steps) if steps else set()
+        if common:
+            return epoch, max(common)
+    return None, 0
+
+
+def _nothing_in_common(reports: Mapping[int, Report], lost: Collection[int]) -> str:
+    left = {member: report.steps for member, report in reports.items() if member not in lost and report.steps}
+    if not left:
+        return "no member is left that held anything; start more ranks, or keep copies with redundancy=1"
+    last = {member: max((max(of, default=0) for of in steps.values()), default=0) for member, steps in left.items()}
+    least, most = min(last, key=lambda member: last[member]), max(last, key=lambda member: last[member])
+    return (
+        f"{in_words([least])} is at step {last[least]} and {in_words([most])} at step {last[most]}, and each keeps two "
+        "steps; have all ranks take part in a collective in each step"
+    )

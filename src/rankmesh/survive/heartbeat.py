@@ -1,0 +1,249 @@
+"""Heartbeats: whether a process lives, and short messages between processes, over connections of their own.
+
+```
+member 3 ──ping──> member 4        a reply: alive      closed or refused: gone      no reply in time: unresponsive
+         <─reply──
+```
+
+Each member listens at a port. One message is one line of JSON, and so is its reply, which a thread gives: a process
+replies while it computes or waits in a collective, not while it is stopped. A connection that is refused shows that the
+process has ended, as long as its host lives; a silence shows nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["PING", "Address", "Heartbeat", "Message", "Presence", "exchange"]
+
+Address = tuple[str, int]
+Message = dict[str, Any]
+Presence = Literal["gone", "unresponsive"]
+
+PING: Message = {"what": "ping"}
+# Bytes of one message: the members of 100,000 ranks fit.
+_LARGEST = 1 << 20
+# Connections that one process opens at a time.
+_AT_ONCE = 256
+# Of a timeout, and seconds at most: how often a member is pinged.
+_SHARE, _SELDOM = 10, 0.5
+
+
+class Heartbeat:
+    """This process as others see it: a thread that replies, and one that pings another member.
+
+    ``reply`` is called on the thread for each message but a ping's, and returns the reply at once.
+    """
+
+    def __init__(self, host: str, reply: Callable[[Message], Message]) -> None:
+        self._reply = reply
+        self._listening = socket.create_server((host, 0), backlog=1024)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._wake, woken = socket.socketpair()
+        self._selector.register(woken, selectors.EVENT_READ)
+        self._woken = woken
+        self._unread: dict[socket.socket, bytes] = {}
+        self._watch: _Watch | None = None
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="rankmesh-heartbeat")
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port at which others reach this process."""
+        return int(self._listening.getsockname()[1])
+
+    def _serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                one = key.fileobj
+                if one is self._woken:
+                    return
+                if one is self._listening:
+                    with suppress(OSError):
+                        accepted = self._listening.accept()[0]
+                        accepted.settimeout(1.0)
+                        self._unread[accepted] = b""
+                        self._selector.register(accepted, selectors.EVENT_READ)
+                elif isinstance(one, socket.socket) and not self._answered(one):
+                    self._selector.unregister(one)
+                    self._unread.pop(one, None)
+                    one.close()
+
+    def _answered(self, one: socket.socket) -> bool:
+        """Read what there is, and reply to it; whether the connection goes on."""
+        with suppress(OSError, ValueError, RecursionError):
+            read = one.recv(1 << 16)
+            *lines, rest = (self._unread[one] + read).split(b"\n")
+            self._unread[one] = rest
+            for line in lines:
+                message = json.loads(line)
+                if not isinstance(message, dict):
+                    return False
+                one.sendall(_line(self._reply(message)))
+            return bool(read) and len(rest) < _LARGEST
+        return False
+
+    def watch(
+        self, address: Address, timeout: float, late: Callable[[], object], lost: Callable[[Presence], None]
+    ) -> None:
+        """Ping the process at an address from now on, instead of the one before; ``lost`` is called at most once.
+
+        ``late`` is called shortly before the end of ``timeout`` seconds without a reply.
+        """
+        self.unwatch()
+        self._watch = _Watch(address, timeout, late, lost)
+        threading.Thread(target=self._watch.run, daemon=True, name="rankmesh-heartbeat-watch").start()
+
+    def unwatch(self) -> None:
+        """Ping nobody."""
+        if self._watch is not None:
+            self._watch.stop()
+        self._watch = None
+
+    def close(self) -> None:
+        """Reply no more, and ping nobody."""
+        self.unwatch()
+        self._wake.send(b".")
+        self._thread.join(1)
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+        self._wake.close()
+
+
+@dataclass
+class _Watch:
+    """One member that is pinged."""
+
+    address: Address
+    timeout: float
+    late: Callable[[], object]
+    lost: Callable[[Presence], None]
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        presence = self._presence()
+        if presence is not None and not self._stopped.is_set():
+            self.lost(presence)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _presence(self) -> Presence | None:
+        """What ends the watch; None where it was stopped."""
+        interval = min(self.timeout / _SHARE, _SELDOM)
+        try:
+            with socket.create_connection(self.address, self.timeout) as one:
+                replied = time.monotonic()
+                while not self._stopped.is_set():
+                    one.sendall(_line(PING))
+                    if not self._replied(one, replied + self.timeout):
+                        return "unresponsive"
+                    replied = time.monotonic()
+                    if _readable(one, interval):  # nothing is owed: the other end has closed
+                        return "gone"
+        except TimeoutError:
+            return "unresponsive"
+        except ConnectionError:
+            return "gone"
+        except OSError:
+            return "unresponsive"
+        return None
+
+    def _replied(self, one: socket.socket, end: float) -> bool:
+        """Whether a reply comes in time; also where the watch is stopped meanwhile."""
+        soon = end - min(1.0, self.timeout / 4)
+        if not _readable(one, soon - time.monotonic()):
+            if self._stopped.is_set():
+                return True
+            self.late()
+            if not _readable(one, end - time.monotonic()):
+                return False
+        if not one.recv(1 << 16):
+            raise ConnectionResetError
+        return True
+
+
+def _readable(one: socket.socket, seconds: float) -> bool:
+    with selectors.PollSelector() as selector:
+        selector.register(one, selectors.EVENT_READ)
+        return bool(selector.select(max(seconds, 0)))
+
+
+def _line(message: Message) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def exchange(addresses: Mapping[int, Address], message: Message, seconds: float) -> dict[int, Message | Presence]:
+    """Send a message to several members at once: the reply of each within so many seconds, or why there is none."""
+    members, found = list(addresses), dict[int, Message | Presence]()
+    for start in range(0, len(members), _AT_ONCE):
+        some = {member: addresses[member] for member in members[start : start + _AT_ONCE]}
+        found.update(_exchange(some, _line(message), time.monotonic() + seconds))
+    return found
+
+
+def _exchange(addresses: Mapping[int, Address], line: bytes, end: float) -> Iterable[tuple[int, Message | Presence]]:
+    found: dict[int, Message | Presence] = {}
+    with selectors.PollSelector() as selector:
+        for member, address in addresses.items():
+            one = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+            one.setblocking(False)
+            one.connect_ex(address)
+            selector.register(one, selectors.EVENT_WRITE, _Call(member, one))
+        while selector.get_map() and (left := end - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                call: _Call = key.data
+                presence = call.go_on(line)
+                if presence is None:
+                    selector.modify(call.connection, selectors.EVENT_READ, call)
+                    continue
+                found[call.member] = presence
+                selector.unregister(call.connection)
+                call.connection.close()
+        for key in list(selector.get_map().values()):
+            found[key.data.member] = "unresponsive"
+            key.data.connection.close()
+    return found.items()
+
+
+@dataclass
+class _Call:
+    """One message on its way."""
+
+    member: int
+    connection: socket.socket
+    sent: bool = False
+    read: bytes = b""
+
+    def go_on(self, line: bytes) -> Message | Presence | None:
+        """Send, or read on; the reply, or why there is none; None as long as one may come."""
+        one = self.connection
+        try:
+            if not self.sent:
+                error = one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if error:
+                    raise OSError(error, "")
+                one.sendall(line)
+                self.sent = True
+                return None
+            read = one.recv(1 << 16)
+            self.read += read
+            if not read or len(self.read) > _LARGEST:
+                return "gone"
+            reply = json.loads(self.read) if self.read.endswith(b"\n") else None
+            return reply if reply is None or isinstance(reply, dict) else "unresponsive"
+        except ConnectionError:
+            return "gone"
+        except (OSError, ValueError, RecursionError):
+            return "unresponsive"

@@ -1,0 +1,75 @@
+"""The job of one member: what its program sees of the groups and the steps, and gives to be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rankmesh.core.axes import integer
+from rankmesh.core.plan import Plan
+from rankmesh.core.sharding import Sharding
+from rankmesh.errors import PlanError
+from rankmesh.runtime.live import LiveGroups
+
+if TYPE_CHECKING:
+    from rankmesh.survive.session import Session
+
+__all__ = ["Job"]
+
+
+@dataclass(eq=False)
+class Job:
+    """What ``train`` gets.
+
+    ``plan`` and ``groups`` are those of the epoch; ``step`` is the step to do next; ``device`` is where this rank's
+    tensors live. ``seconds`` says what the last change took: agree, connect, transfer.
+    """
+
+    plan: Plan
+    groups: LiveGroups
+    epoch: int
+    step: int
+    device: torch.device
+    seconds: Mapping[str, float]
+    _session: Session = field(repr=False)
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process in the plan, in this epoch."""
+        return self.groups.rank
+
+    def hold(self, tensors: Mapping[str, Tensor], shardings: Mapping[str, Sharding]) -> None:
+        """Name what must survive: this rank's shards by name, and how each tensor is sharded on ``plan.mesh``.
+
+        Every rank calls it, once an epoch and before the first ``commit``. ``shardings`` has every tensor of the job,
+        alike on all ranks; ``tensors`` those of which this rank has a shard. After a change they are overwritten with
+        what they were at the beginning of ``step``. Raises ``PlanError`` for a shard or a sharding that is missing,
+        ``LostState`` on every rank where no member is left that held a part.
+        """
+        needed = {name for name, sharding in shardings.items() if sharding.holds(self.rank)}
+        for names, what in ((needed - tensors.keys(), "tensor"), (tensors.keys() - shardings.keys(), "sharding")):
+            if names:
+                raise PlanError(
+                    f"rank {self.rank}: hold() was given no {what} for {min(names)!r}; give both, by the same names",
+                    names=tuple(sorted(names)),
+                )
+        self._session.hold(self, {name: tensors[name] for name in sorted(needed)}, dict(shardings))
+
+    def commit(self, step: int) -> None:
+        """This rank has done all before ``step``: keep a copy of what is held as it is now.
+
+        A change of the members ends ``train`` here, or in a collective that it interrupts.
+        """
+        self._session.commit(self, integer(step, "step", least=0))
+
+    def regroup(self) -> None:
+        """Go on in the next epoch without leaving ``train``: ``groups``, ``step`` and the rest are those of it.
+
+        For a program that catches the error of a collective itself, after ``groups.abort()`` or a change. Everything
+        made of the old groups has to be made anew, and ``hold`` called again.
+        """
+        self._session.regroup(self)

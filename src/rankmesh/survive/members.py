@@ -1,0 +1,231 @@
+"""Members: which process stands at which rank of a plan, and what becomes of that when some of them are lost.
+
+```
+tp=2,dp=2, a spare      member 3 is lost                          no spare, shrink="dp"
+
+ranks    0 1 2 3        ranks    0 1 2 3                          ranks    0 1
+members  0 1 2 3   4    members  0 1 2 4      the spare at rank 3 members  0 1        2 becomes a spare
+```
+
+A member is a process, by the number that its launcher gave it, which it keeps; a rank is a position of the plan.
+
+>>> from rankmesh.survive.members import Members
+>>> first = Members.first("tp=2,dp=*", world_size=5, spares=1, shrink="dp")
+>>> first.without({3})
+Members(tp=2,dp=2, ranks=(0, 1, 2, 4), spares=())
+>>> first.without({3, 4})
+Members(tp=2,dp=1, ranks=(0, 1), spares=(2,))
+>>> first.without({3, 4}).joined([5]).grown()
+Members(tp=2,dp=2, ranks=(0, 1, 2, 5), spares=())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from rankmesh.core import recipes
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.plan import Plan
+from rankmesh.errors import LayoutError, PlanError, in_words, quoted
+from rankmesh.readers.source import read_plan
+
+__all__ = ["Members", "Sizes"]
+
+PlanLike = Plan | Mesh | str
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The plans of a job: the one that it was started with, and those of fewer replicas along axis ``shrink``."""
+
+    layout: PlanLike
+    first: Plan
+    shrink: str | None
+
+    def plan(self, replicas: int) -> Plan:
+        """The plan with so many coordinates along the axis; ``LayoutError`` or ``PlanError`` where there is none."""
+        if self.shrink is None or replicas == self.first.mesh.axes[self.shrink]:
+            return self.first
+        return _shrunk(self.layout, self.first, self.shrink, replicas)
+
+    def replicas(self, plan: Plan) -> int:
+        """How many coordinates a plan has along the axis."""
+        return 1 if self.shrink is None else plan.mesh.axes[self.shrink]
+
+
+@lru_cache(maxsize=64)
+def _shrunk(layout: PlanLike, first: Plan, shrink: str, replicas: int) -> Plan:
+    size = first.mesh.size // first.mesh.axes[shrink] * replicas
+    axes = {**first.mesh.axes, shrink: replicas}
+    if isinstance(layout, str):
+        try:
+            plan = read_plan(layout, world_size=size)
+        except (LayoutError, PlanError):
+            pass
+        else:
+            if plan.mesh.axes == axes:
+                return plan
+    return first.replace(mesh=Mesh.of(axes), world_size=None)
+
+
+@dataclass(frozen=True, repr=False)
+class Members:
+    """The living members of a job: one at each rank of the plan, and spares that wait.
+
+    ``hosts`` says which host a member is on: a spare on the host of a lost member comes first.
+    """
+
+    sizes: Sizes
+    plan: Plan
+    ranks: tuple[int, ...]
+    spares: tuple[int, ...] = ()
+    hosts: Mapping[int, str] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def first(
+        cls,
+        layout: PlanLike,
+        *,
+        world_size: int,
+        spares: int = 0,
+        shrink: str | None = None,
+        hosts: Mapping[int, str] | None = None,
+    ) -> Members:
+        """The members of a job that begins: the first ones at the ranks of the plan, the others as spares.
+
+        Raises ``PlanError`` where the layout does not fit, or has no axis ``shrink``.
+        """
+        plan = _plan(layout, world_size - spares)
+        if plan.mesh.size + spares > world_size:
+            raise PlanError(
+                f"the plan has {plan.mesh.size} ranks and {spares} spares were asked for, but {world_size} ranks were "
+                f"started; start {plan.mesh.size + spares}",
+                world_size=world_size,
+                plan_world_size=plan.mesh.size,
+            )
+        if shrink is not None and shrink not in plan.mesh.axes:
+            raise PlanError(
+                f"shrink={shrink!r} is no axis of {plan.mesh}; name the axis whose coordinates are replicas of each "
+                "other, such as shrink='dp'",
+                shrink=shrink,
+            )
+        if plan.mesh.offset or plan.mesh.rank_range.stop != plan.mesh.size:
+            raise PlanError(
+                f"the plan's mesh {plan.mesh} does not have the ranks 0 to {plan.mesh.size - 1}; a job that survives "
+                "starts from such a plan",
+                ranks=plan.mesh.size,
+            )
+        everyone = range(world_size)
+        size = plan.mesh.size
+        return cls(Sizes(layout, plan, shrink), plan, tuple(everyone[:size]), tuple(everyone[size:]), hosts or {})
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Every member, those of the plan first, in the order of their ranks: the ranks of their world."""
+        return self.ranks + self.spares
+
+    def without(self, lost: Collection[int]) -> Members:
+        """The members that go on when these are lost.
+
+        A spare takes each rank that is free, on the same host first. Where they do not suffice, axis ``shrink`` loses
+        the coordinates that have a free rank, and the other members there become spares. Raises ``PlanError`` where no
+        replica is left.
+        """
+        spares = [member for member in self.spares if member not in lost]
+        free: dict[int, list[int]] = {}
+        for rank, member in enumerate(self.ranks):
+            if member in lost:
+                free.setdefault(self._replica(rank), []).append(rank)
+        ranks, dropped = list(self.ranks), []
+        # Where few ranks are free first: so spares keep as many replicas whole as they can.
+        for replica in sorted(free, key=lambda replica: (len(free[replica]), replica)):
+            if len(free[replica]) > len(spares):
+                dropped.append(replica)
+                continue
+            for rank in free[replica]:
+                ranks[rank] = self._nearest(spares, self.ranks[rank])
+                spares.remove(ranks[rank])
+        if not dropped:
+            return replace(self, ranks=tuple(ranks), spares=tuple(spares))
+        return self._shrunk(ranks, spares, lost, dropped)
+
+    def joined(self, members: Iterable[int], hosts: Mapping[int, str] | None = None) -> Members:
+        """The same with further members, as spares."""
+        return replace(self, spares=(*self.spares, *members), hosts={**self.hosts, **(hosts or {})})
+
+    def grown(self) -> Members:
+        """The same with as many replicas as the members suffice for, at most those of the start."""
+        sizes = self.sizes
+        now, first = sizes.replicas(self.plan), sizes.replicas(sizes.first)
+        for replicas in range(first, now, -1):
+            try:
+                plan = sizes.plan(replicas)
+            except (LayoutError, PlanError):
+                continue
+            if plan.mesh.size <= len(self.all):
+                return self._placed(plan, list(self.ranks), list(self.spares), range(now))
+        return self
+
+    def _placed(self, plan: Plan, ranks: Sequence[int], spares: list[int], kept: Sequence[int]) -> Members:
+        """These members in another plan: its first coordinates are the ``kept`` ones, further ones are of spares."""
+        shrink, mesh = str(self.sizes.shrink), self.plan.mesh
+        placed = []
+        for rank in range(plan.mesh.size):
+            coordinate = plan.mesh.coordinate(rank)
+            if coordinate[shrink] < len(kept):
+                placed.append(ranks[mesh.rank(view=None, **{**coordinate, shrink: kept[coordinate[shrink]]})])
+            else:
+                placed.append(spares.pop(0))
+        return replace(self, plan=plan, ranks=tuple(placed), spares=tuple(spares))
+
+    def _replica(self, rank: int) -> int:
+        shrink = self.sizes.shrink
+        return 0 if shrink is None else self.plan.mesh.coordinate(rank)[shrink]
+
+    def _nearest(self, spares: Collection[int], lost: int) -> int:
+        host = self.hosts.get(lost)
+        return min(spares, key=lambda member: (host is None or self.hosts.get(member) != host, member))
+
+    def _shrunk(self, ranks: list[int], spares: list[int], lost: Collection[int], dropped: Collection[int]) -> Members:
+        sizes = self.sizes
+        if sizes.shrink is None:
+            free = [rank for rank, member in enumerate(ranks) if member in lost]
+            raise PlanError(
+                f"{in_words(free)} of the plan lost {'its member' if len(free) == 1 else 'their members'} and no spare "
+                "is left; start more ranks than the plan has, or name an axis that may lose replicas, such as "
+                "shrink='dp'",
+                lost=tuple(sorted(lost)),
+            )
+        kept = [replica for replica in range(sizes.replicas(self.plan)) if replica not in dropped]
+        while kept:
+            try:
+                plan = sizes.plan(len(kept))
+            except (LayoutError, PlanError):
+                kept.pop()  # such as ep=4, which takes replicas by fours
+                continue
+            now = self._placed(plan, ranks, [], kept)
+            healthy = sorted({*ranks}.difference(lost, now.ranks))
+            return replace(now, spares=(*spares, *healthy))
+        raise PlanError(
+            f"every replica along {sizes.shrink} lost a member and {len(spares)} spares are left; start more ranks "
+            "than the plan has, which wait as spares",
+            lost=tuple(sorted(lost)),
+        )
+
+    def __repr__(self) -> str:
+        return f"Members({self.plan.mesh}, ranks={self.ranks}, spares={self.spares})"
+
+
+def _plan(layout: object, world_size: int) -> Plan:
+    if isinstance(layout, Plan):
+        return layout
+    if isinstance(layout, Mesh):
+        return recipes.axes(layout)
+    if isinstance(layout, str):
+        return read_plan(layout, world_size=world_size)
+    raise PlanError(
+        f"cannot survive with {quoted(layout)}, which is not a plan, a SPEC or a mesh; give one, such as 'tp=2,dp=*'",
+        received=layout,
+    )

@@ -1,0 +1,113 @@
+"""Peers: how a member reaches the others, from the start of the job to its end.
+
+```
+heartbeats     whether another member lives, and short messages
+stores         each member serves one, so the death of one costs no more than that of any other
+```
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
+
+from rankmesh.backend.gloo import CutStore
+from rankmesh.errors import ConnectError, first_line
+from rankmesh.launch.started import Launch
+from rankmesh.rendezvous import Round, StoreChannel
+from rankmesh.rendezvous.gather import gather
+from rankmesh.rendezvous.waiting import answered_within, submit
+from rankmesh.runtime.served_store import is_served
+from rankmesh.survive.heartbeat import Heartbeat, Message, Presence, exchange
+
+__all__ = ["Contact", "Peers"]
+
+_MOMENT = 2.0
+
+
+@dataclass(frozen=True)
+class Contact:
+    """Where a member is reached: its host and address, the ports of its heartbeat and of the store that it serves."""
+
+    host: str
+    address: str
+    heartbeat: int
+    store: int
+
+    @classmethod
+    def read(cls, data: Any) -> Contact:
+        """A contact from plain data."""
+        return cls(str(data["host"]), str(data["address"]), int(data["heartbeat"]), int(data["store"]))
+
+
+class Peers:
+    """The other members, as this one reaches them; ``member`` is this one's number."""
+
+    def __init__(self, launch: Launch, reply: Callable[[Message], Message]) -> None:
+        self.member = launch.rank
+        self._several_hosts = launch.local_world_size != launch.world_size
+        self._heartbeat = Heartbeat("" if self._several_hosts else "127.0.0.1", reply)
+        self._server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        address = _address(launch) if self._several_hosts else "127.0.0.1"
+        self.contact = Contact(launch.host, address, self._heartbeat.port, self._server.port)
+        self.contacts: dict[int, Contact] = {self.member: self.contact}
+
+    def gather(self, store: Store, prefix: str, size: int, seconds: float) -> None:
+        """Learn where the others are, through the launcher's store; every member calls it."""
+        serves = self.member == 0 and not is_served()
+        found = Round(StoreChannel(store, prefix), "contacts", range(size), self.member, serves)
+        listed = gather(found, vars(self.contact), list, seconds, "survive()")
+        self.contacts = {member: Contact.read(data) for member, data in enumerate(listed)}
+
+    # -- heartbeats ---------------------------------------------------------------------------------------------
+
+    def exchange(self, members: Collection[int], message: Message, seconds: float) -> Mapping[int, Message | Presence]:
+        """Send a message to other members; the reply of each, or why there is none."""
+        addresses = {
+            member: (self.contacts[member].address, self.contacts[member].heartbeat)
+            for member in members
+            if member != self.member
+        }
+        return exchange(addresses, message, seconds)
+
+    def watch(self, member: int, timeout: float, late: Callable[[], object], lost: Callable[[Presence], None]) -> None:
+        """Watch another member from now on, instead of the one before."""
+        contact = self.contacts[member]
+        self._heartbeat.watch((contact.address, contact.heartbeat), timeout, late, lost)
+
+    def unwatch(self) -> None:
+        """Watch nobody."""
+        self._heartbeat.unwatch()
+
+    # -- stores -------------------------------------------------------------------------------------------------
+
+    def client(self, server: int, seconds: float) -> CutStore:
+        """A connection to the store of a member; ``ConnectError`` where it does not answer in time."""
+        contact = self.contacts[server]
+        address = "127.0.0.1" if server == self.member else contact.address
+        made = submit(lambda: CutStore(address, contact.store, timedelta(seconds=seconds)), "rankmesh-store")
+        try:
+            return answered_within(made, seconds + _MOMENT)
+        except RuntimeError as error:
+            raise ConnectError(
+                f"member {self.member}: the store of member {server} does not answer ({first_line(error)})",
+                rank=self.member,
+                missing=(server,),
+            ) from error
+
+    def close(self) -> None:
+        """Reply no more."""
+        self._heartbeat.close()
+
+
+def _address(launch: Launch) -> str:
+    """The address of this host on the way to the launcher's store, at which the others reach it."""
+    family, kind, _, _, place = socket.getaddrinfo(launch.address, launch.port or 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(place)  # sends nothing: the kernel chooses the way
+        return str(probe.getsockname()[0])

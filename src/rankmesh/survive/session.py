@@ -1,0 +1,518 @@
+"""The life of one member: its place in each epoch, how it notices a change, and the round that ends the epoch.
+
+```
+start ── epoch 0 ── train ── a member is lost, or fails ── abort ── round of all members ── epoch 1 ── train ── ...
+            │                                                │
+            └─ a spare waits                                 └─ all have returned: the end
+```
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+from rankmesh.backend.gloo import CutStore
+from rankmesh.core.sharding import Sharding
+from rankmesh.errors import AgreementError, ConnectError, LostState, first_line, in_words
+from rankmesh.launch.started import started_by
+from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
+from rankmesh.runtime.devices import capabilities
+from rankmesh.runtime.init import device_of, together
+from rankmesh.survive.agreement import Report, conclude
+from rankmesh.survive.heartbeat import PING, Message, Presence
+from rankmesh.survive.job import Job
+from rankmesh.survive.members import Members, PlanLike
+from rankmesh.survive.peers import Peers
+from rankmesh.survive.state import Held, restore
+from rankmesh.survive.world import EpochWorld
+
+__all__ = ["Session"]
+
+_Result = TypeVar("_Result")
+
+# Seconds that the members have at the start, and for each world of an epoch.
+_LIMIT = 300.0
+# Seconds in which a member that lives replies.
+_REPLY = 0.3
+# Seconds after which an error counts as this member's own, where no change has been announced.
+_SETTLE = 0.05
+# How many timeouts a member that lives may take to come back from ``train``.
+_PATIENCE = 6
+
+
+class _Interrupted(BaseException):
+    """Leaves ``train`` when the members change: no error of the program, so none that it catches."""
+
+
+class _Over(BaseException):
+    """Leaves ``train`` in a member that became a spare, when the job has ended."""
+
+
+@dataclass
+class _End:
+    """How an epoch ends: by a change of the members, or since the job is ``over``."""
+
+    came: threading.Event = field(default_factory=threading.Event)
+    reason: str = ""
+    over: bool = False
+    suspects: set[int] = field(default_factory=set)
+    at: float = 0.0
+
+
+@dataclass
+class _Probe:
+    """What is known of members that have not arrived, since ``started``."""
+
+    peers: Peers
+    suspects: Collection[int]
+    timeout: float
+    started: float
+    _last: dict[int, Message | Presence] = field(default_factory=dict)
+    _silent_since: dict[int, float] = field(default_factory=dict)
+
+    def alive(self, member: int) -> bool:
+        """Whether a member replies now."""
+        self._ask([member])
+        return isinstance(self._last[member], dict)
+
+    def gone(self, member: int) -> bool:
+        """Whether the process of a member has ended for certain."""
+        return self._last.get(member) == "gone"
+
+    def epoch(self, member: int) -> int:
+        """The epoch in which a member was when it replied last."""
+        reply = self._last.get(member)
+        epoch = reply.get("epoch") if isinstance(reply, dict) else None
+        return epoch if isinstance(epoch, int) else -1
+
+    def any_may_arrive(self, members: Collection[int]) -> bool:
+        """Whether one of these lives, or has been unresponsive for less than the timeout."""
+        self._ask(members)
+        return any(map(self.may_arrive, members))
+
+    def may_arrive(self, member: int) -> bool:
+        """The same of one member, by what it replied last."""
+        reply = self._last.get(member, {})
+        if reply == "gone":
+            return False
+        if reply != "unresponsive":
+            return True
+        since = self._silent_since.get(member, self.started)
+        return member not in self.suspects and time.monotonic() - since < self.timeout
+
+    def _ask(self, members: Collection[int]) -> None:
+        self._last.update(self.peers.exchange(members, PING, _REPLY))
+        for member in members:
+            if self._last.get(member) == "unresponsive":
+                self._silent_since.setdefault(member, self.started)
+            else:
+                self._silent_since.pop(member, None)
+
+
+class Session:
+    """One member of a job that survives."""
+
+    def __init__(
+        self, layout: PlanLike, *, spares: int, shrink: str | None, timeout: float, restore: Any = None
+    ) -> None:
+        launch = started_by()
+        local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), None, launch.local_rank)
+        self._launch, self._store, prefix, decision = together(launch, local, timedelta(seconds=_LIMIT))
+        self._timeout, self._restore = timeout, restore
+        self._backend = str(decision.backend)
+        self.device = device_of(self._backend, local)
+        self.member = self._launch.rank
+        self._epoch = 0
+        self._ends: dict[int, _End] = {}
+        self._lock = threading.Lock()
+        self._outcomes: dict[int, str] = {}
+        self._world: EpochWorld | None = None
+        self._peers = Peers(self._launch, self._reply)
+        try:
+            self._peers.gather(self._store, f"{prefix}/survive", self._launch.world_size, _LIMIT)
+            hosts = {member: contact.host for member, contact in self._peers.contacts.items()}
+            first = Members.first(layout, world_size=self._launch.world_size, spares=spares, shrink=shrink, hosts=hosts)
+        except BaseException:
+            self._peers.close()
+            raise
+        # The members of each epoch of which there may be snapshots, and of this one.
+        self._history = {0: first}
+        self._held: list[Held] = []
+        self._exists = False
+        self._source: int | None = None
+        self._step = 0
+        self._seconds: dict[str, float] = {}
+        self._client: tuple[int, CutStore] | None = None
+
+    @property
+    def _members(self) -> Members:
+        return self._history[self._epoch]
+
+    # -- the life of a member -----------------------------------------------------------------------------------
+
+    def run(self, train: Callable[[Job], _Result]) -> _Result | None:
+        """Call ``train`` in each epoch in which this member has a rank, until it has returned on all."""
+        result: _Result | None = None
+        while True:
+            done, error = False, None
+            try:
+                job = self._begin()
+                if job is not None:
+                    result = train(job)
+                    done = True
+                    self._finished()
+                self._end.came.wait()
+            except _Over:
+                return None
+            except _Interrupted:
+                pass
+            except Exception as raised:  # noqa: BLE001 - of the program, or of a collective that was interrupted
+                error = raised
+            if self._finish(done=done, error=error):
+                return result
+
+    def regroup(self, job: Job) -> None:
+        """Go on in the next epoch, in which this member has a rank, without leaving ``train``."""
+        self._announce("regroup() was called")
+        while True:
+            error, following = None, None
+            if self._finish(done=False, error=None):
+                raise _Over
+            try:
+                following = self._begin()
+            except _Interrupted:
+                continue
+            except Exception as raised:  # noqa: BLE001 - since another member was lost
+                error = raised
+                self._announce_error(error)
+                continue
+            if following is not None:
+                vars(job).update(vars(following))
+                return
+            self._end.came.wait()
+
+    def close(self) -> None:
+        """End the session."""
+        self._leave_world()
+        self._peers.close()
+
+    # -- one epoch ----------------------------------------------------------------------------------------------
+
+    @property
+    def _end(self) -> _End:
+        return self._end_of(self._epoch)
+
+    def _end_of(self, epoch: int) -> _End:
+        return self._ends.setdefault(epoch, _End())
+
+    def _begin(self) -> Job | None:
+        """Enter the world of the epoch: the job of a member that has a rank; a spare takes part in what those do."""
+        members = self._members
+        self._watch()
+        server = min(members.all)
+        world = EpochWorld(self._peers.client(server, _LIMIT), self._epoch, members, self.member, self._backend)
+        with self._lock:
+            self._world = world
+            ended = self._end.came.is_set()
+        if ended:
+            raise _Interrupted
+        with self._limited("the members did not connect"):
+            world.enter()
+        self._seconds.update(world.seconds)
+        if world.groups is None:
+            self._follow()
+            return None
+        return Job(members.plan, world.groups, self._epoch, self._step, self.device, dict(self._seconds), self)
+
+    @contextmanager
+    def _limited(self, what: str) -> Iterator[None]:
+        """End the epoch where something takes longer than the members have for it."""
+        timer = threading.Timer(_LIMIT, self._announce, (f"{what} within {_LIMIT:g} s",))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _finished(self) -> None:
+        """``train`` has returned here: the last one for which this is so ends the job."""
+        if self._source is not None:
+            raise ConnectError(
+                f"rank {self._rank}: train() returned without a call of hold(), with which the others wait for it; "
+                "call hold() on every rank",
+                rank=self._rank,
+            )
+        world = self._world
+        if world is not None and world.store.add("finished", 1) == self._members.plan.mesh.size:
+            self._announce("every rank has returned", over=True)
+
+    @property
+    def _rank(self) -> int:
+        return -1 if self._world is None else self._world.rank
+
+    # -- what is held -------------------------------------------------------------------------------------------
+
+    def hold(self, job: Job, tensors: dict[str, Tensor], shardings: dict[str, Sharding]) -> None:
+        """Keep these from now on, after they have been set to what was held before."""
+        self._check(job)
+        new = Held(self._epoch, job.plan.mesh, tensors, shardings)
+        self._restored(new)
+        new.snapshots.take(self._step, tensors)
+        self._all_hold([*self._held, new], new)
+
+    def _follow(self) -> None:
+        """A spare's part in ``hold``: it may have been at a rank of the old plan."""
+        self._restored(None)
+        self._all_hold(self._held, None)
+
+    def _restored(self, new: Held | None) -> None:
+        if self._source is None:
+            return
+        started = time.perf_counter()
+        everyone, before = self._members.all, self._history[self._source]
+        places = {member: position for position, member in enumerate(everyone)}
+        beyond = iter(range(len(everyone), len(everyone) + len(before.ranks)))
+        positions = [places[member] if member in places else next(beyond) for member in before.ranks]
+        old = next((held for held in self._held if held.epoch == self._source), None)
+        restore(old, self._step, positions, new, timedelta(seconds=_LIMIT))
+        self._seconds["transfer"] = time.perf_counter() - started
+
+    def _all_hold(self, until_then: list[Held], new: Held | None) -> None:
+        """Every member has its part: what was held before is needed by nobody."""
+        self._held = until_then
+        dist.barrier()
+        self._held = [] if new is None else [new]
+        self._exists, self._source = True, None
+        self._history = {self._epoch: self._members}
+
+    def commit(self, job: Job, step: int) -> None:
+        """Keep a copy of what is held, as it is at the beginning of a step."""
+        self._check(job)
+        if not self._held or self._held[-1].epoch != self._epoch:
+            raise ConnectError(
+                f"rank {job.rank}: commit({step}) was called before hold(); name what must survive first", step=step
+            )
+        held = self._held[-1]
+        held.snapshots.take(step, held.tensors)
+        job.step = step
+
+    def _check(self, job: Job) -> None:
+        if self._end.came.is_set() and not self._end.over:
+            raise _Interrupted
+        if job.epoch != self._epoch:
+            raise ConnectError(
+                f"this job is of epoch {job.epoch}, and the members are in epoch {self._epoch}; use the one that "
+                "train() was called with last",
+                epoch=job.epoch,
+            )
+
+    # -- notice -------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Watch the next member of a ring, so that each is watched by one."""
+        everyone = sorted(self._members.all)
+        if len(everyone) < 2:
+            return
+        epoch, watched = self._epoch, everyone[(everyone.index(self.member) + 1) % len(everyone)]
+        suspects: set[int] = set()
+
+        def late() -> None:
+            # A whole host may have stopped: the others there are asked before the time is up.
+            replies = self._peers.exchange(everyone, PING, min(1.0, self._timeout / 4))
+            suspects.update(member for member, reply in replies.items() if reply == "unresponsive")
+
+        def lost(presence: Presence) -> None:
+            found = {watched} | suspects if presence == "unresponsive" else {watched}
+            self._announce(f"member {watched} is {presence}", suspects=found, epoch=epoch)
+
+        self._peers.watch(watched, self._timeout, late, lost)
+
+    def _announce(
+        self, reason: str, *, over: bool = False, suspects: Collection[int] = (), epoch: int | None = None
+    ) -> bool:
+        """End the epoch on every member; whether this member is the first that does, as far as it knows."""
+        epoch = self._epoch if epoch is None else epoch
+        message = {"what": "end", "epoch": epoch, "reason": reason, "over": over, "suspects": sorted(suspects)}
+        first = self._ended(message)
+        others = [member for member in self._history[epoch].all if member != self.member] if first or suspects else []
+        threading.Thread(
+            target=self._peers.exchange, args=(others, message, _REPLY), daemon=True, name="rankmesh-announce"
+        ).start()
+        return first
+
+    def _ended(self, message: Mapping[str, Any]) -> bool:
+        """Take note that an epoch has ended, whether by this member or by another; whether that is new."""
+        with self._lock:
+            end = self._end_of(message["epoch"])
+            end.suspects.update(message["suspects"])
+            new = not end.came.is_set()
+            if new:
+                end.reason, end.over, end.at = message["reason"], message["over"], time.monotonic()
+                end.came.set()
+            world = self._world if message["epoch"] == self._epoch else None
+        if new and world is not None:
+            world.abort()
+        return new
+
+    def _reply(self, message: Message) -> Message:
+        """What this member replies to a message of another."""
+        with suppress(KeyError, TypeError):
+            if message["what"] == "end":
+                self._ended(message)
+            if message["what"] == "outcome":
+                return {"outcome": self._outcomes.get(message["epoch"])}
+        return {"epoch": self._epoch}
+
+    # -- the end of an epoch ------------------------------------------------------------------------------------
+
+    def _finish(self, *, done: bool, error: Exception | None) -> bool:
+        """Leave the world, and agree with the others how to go on; whether the job is over."""
+        first = error is not None and self._announce_error(error)
+        self._leave_world()
+        started = time.monotonic()
+        outcome = self._agree(self._report(done=done, error=error, first=first))
+        self._seconds = {"agree": time.monotonic() - started}
+        if not outcome.agreed:
+            raise error or ConnectError(
+                f"member {self.member}: the job ends, since {outcome.message}", rank=self.member, ranks=outcome.ranks
+            )
+        if outcome.value.get("over"):
+            return True
+        if error is not None and self.member in outcome.ranks:
+            raise error
+        self._adopt(outcome)
+        return False
+
+    def _announce_error(self, error: Exception) -> bool:
+        """Whether this member began the change: others' losses appear as errors of collectives, too."""
+        end = self._end
+        if end.came.wait(_SETTLE):
+            return False
+        return self._announce(f"{type(error).__name__} on member {self.member}: {first_line(error)}")
+
+    def _leave_world(self) -> None:
+        with self._lock:
+            world, self._world = self._world, None
+        if world is not None:
+            world.close()
+
+    def _report(self, *, done: bool, error: Exception | None, first: bool) -> Report:
+        said = "" if error is None else f"{type(error).__name__}: {first_line(error)}"[:200]
+        # An error of a collective may be what the loss of another member looks like from here.
+        own = error is not None and (isinstance(error, LostState) or not isinstance(error, RuntimeError))
+        return Report(
+            done=done,
+            over=self._end.over,
+            error=said if own else "",
+            torn="" if own else said,
+            first=first,
+            steps={held.epoch: tuple(held.snapshots.steps) for held in self._held},
+            held=self._exists,
+        )
+
+    def _agree(self, report: Report) -> Outcome:
+        """One round of all members; again through another store, where the one that serves it is lost meanwhile."""
+        started = time.monotonic()
+        limit = started + 2 * _PATIENCE * self._timeout
+        while True:
+            outcome = self._round(report, started)
+            if outcome is not None and (outcome.agreed or outcome.reason == "failed"):
+                self._outcomes = {self._epoch: outcome.text}
+                return outcome
+            if time.monotonic() > limit:
+                return outcome or Outcome("lost", message="the members reached no agreement")
+
+    def _missed(self) -> Outcome | None:
+        """The outcome that others have already: whoever served it may have been lost before this member read it."""
+        everyone = set(self._members.all) - self._end.suspects
+        message = {"what": "outcome", "epoch": self._epoch}
+        for reply in self._peers.exchange(everyone, message, _REPLY).values():
+            if isinstance(reply, dict) and isinstance(reply.get("outcome"), str):
+                return Outcome.read(reply["outcome"], "outcome")
+        return None
+
+    def _round(self, report: Report, started: float) -> Outcome | None:
+        everyone = sorted(self._members.all)
+        probe = _Probe(self._peers, self._end.suspects, self._timeout, started)
+        server = self._server(everyone, probe)
+        if server is None:
+            return None
+
+        def concluded(arrivals: Arrivals) -> Outcome:
+            absent = arrivals.absent
+            reports = {
+                member: Report.read(texts[-1]) for member, texts in arrivals.texts.items() if member not in absent
+            }
+            return conclude(self._history, self._epoch, reports, [member for member in absent if probe.gone(member)])
+
+        try:
+            if probe.epoch(server) > self._epoch:
+                return self._missed()
+            client = self._connected(server)
+            found = Round(
+                StoreChannel(client.store, "survive"),
+                f"epoch/{self._epoch}",
+                everyone,
+                self.member,
+                server == self.member,
+                patience=1.0,
+            )
+            patience = Patience(_PATIENCE * self._timeout, enough=lambda absent: not probe.any_may_arrive(absent))
+            outcome = found.step("members", Proposal(text=report.text), concluded, patience)
+            found.leave(outcome, stay=bool(outcome.value and outcome.value.get("over")))
+        except (ConnectError, AgreementError):
+            self._client = None
+            return self._missed()
+        return outcome
+
+    def _server(self, everyone: Sequence[int], probe: _Probe) -> int | None:
+        """The lowest member that lives serves the round; None where that is not known yet."""
+        for member in everyone:
+            if member == self.member or probe.alive(member):
+                return member
+            if probe.may_arrive(member):
+                return None
+        return None
+
+    def _connected(self, server: int) -> CutStore:
+        if self._client is None or self._client[0] != server:
+            self._client = (server, self._peers.client(server, self._timeout))
+        return self._client[1]
+
+    def _adopt(self, outcome: Outcome) -> None:
+        """The members, and what they hold, of the next epoch."""
+        value, before = outcome.value, self._members
+        following = Members(
+            before.sizes,
+            before.sizes.plan(value["replicas"]),
+            tuple(value["ranks"]),
+            tuple(value["spares"]),
+            before.hosts,
+        )
+        if self.member not in following.all:
+            raise ConnectError(
+                f"member {self.member} was left out of the job, since it did not respond in time; the others went on "
+                f"without {in_words(outcome.ranks)}",
+                rank=self.member,
+            )
+        self._source, self._step = value["source"], value["step"]
+        self._history = {
+            epoch: members
+            for epoch, members in self._history.items()
+            if epoch in {held.epoch for held in self._held} or epoch == self._source
+        }
+        self._history[self._epoch + 1] = following
+        with self._lock:
+            self._epoch += 1
+            self._ends = {epoch: end for epoch, end in self._ends.items() if epoch >= self._epoch}
