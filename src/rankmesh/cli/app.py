@@ -42,7 +42,8 @@ _SPECS = """\
                                            deepspeed
   llama3-405b                              a preset (rankmesh presets)
   plan.json                                a saved plan (rankmesh show --save)
-  train.sh                                 a Megatron launch script (parsed, not run)
+  train.sh                                 a Megatron launch script (parsed; show --run
+                                           runs it with recorders)
   train.toml, config.yaml, ds.json         a config of torchtitan, nanotron,
                                            Megatron, Accelerate, DeepSpeed"""
 

@@ -33,6 +33,7 @@ __all__ = [
     "config_of",
     "note_configs",
     "source_of",
+    "variables_of",
 ]
 
 # Whole-world arrays of every kind stay below a gigabyte up to here.
@@ -101,8 +102,9 @@ def source_of(spec: str | Source, world_size: int | None = None, variables: Iter
     >>> source_of("tp=2,dp=*", 8).plan.mesh
     Mesh(tp=2, dp=4)
     """
-    given = dict(map(_variable, variables or ()))
-    source = spec if isinstance(spec, Source) else read(spec, world_size=world_size, variables=given)
+    if not isinstance(spec, Source):
+        spec = read(spec, world_size=world_size, variables=variables_of(variables or ()))
+    source = spec
     if source.plan.world_size > LIMIT:
         raise LayoutError(
             f"the world has {source.plan.world_size:,} ranks, but the command lists up to {LIMIT:,}; ask the library "
@@ -131,6 +133,11 @@ def cluster_of(
         size = world_size if "*" in text and world_size else None
         return topology.Cluster.parse(text, world_size=size, hosts=hosts)
     return topology.Cluster.read(text, hosts=hosts, gpus_per_node=gpus_per_node)
+
+
+def variables_of(words: Iterable[str]) -> dict[str, str]:
+    """The variables of words NAME=VALUE."""
+    return dict(map(_variable, words))
 
 
 def _variable(word: str) -> tuple[str, str]:

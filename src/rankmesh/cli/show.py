@@ -30,6 +30,7 @@ from rankmesh.cli.options import (
 )
 from rankmesh.cli.outputs import Output, check_stdout, deliver
 from rankmesh.core.mesh import Mesh
+from rankmesh.errors import quoted
 from rankmesh.readers.source import Source
 from rankmesh.viz.grid import grid
 from rankmesh.viz.overview import KindRow, Overview, nodes_text, overview
@@ -97,6 +98,17 @@ def shown(
 
 def command(
     spec: Spec,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGS", help="With --run: the script's arguments, options after --."),
+    ] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Run SPEC, a launch script, with recorders in the place of its launchers.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --run: do not ask.")] = False,
+    launch: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="With --run: the launch that is meant, from 1 on.")
+    ] = None,
     gpus_per_node: GpusPerNode = None,
     cluster: Cluster = None,
     members: Annotated[int, typer.Option(min=1, metavar="K", help="List up to K members of a group.")] = 8,
@@ -117,7 +129,7 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Show a layout: axes, strides, every kind of group, who shares a communicator, what crosses nodes."""
-    source = source_of(spec, world_size, variables)
+    source = source_of(_spec(spec, arguments, run, yes, launch, world_size, variables), world_size, variables)
     note_configs(source)
     kinds = [name for names in groups or () for name in names.split(",")]
     machine = None if cluster is None else cluster_of(cluster, source.plan.world_size, gpus_per_node=gpus_per_node)
@@ -132,6 +144,28 @@ def command(
             print_overview(out(), source.plan.mesh, facts)
 
     deliver(outputs, printed)
+
+
+def _spec(
+    spec: str,
+    arguments: list[str] | None,
+    run: bool,
+    yes: bool,
+    launch: int | None,
+    world_size: int | None,
+    variables: list[str] | None,
+) -> str | Source:
+    """The SPEC, or what a script that runs has started."""
+    if run:
+        from rankmesh.cli.script_run import recorded_source
+
+        return recorded_source(
+            spec, arguments or (), world_size=world_size, variables=variables or (), launch=launch, yes=yes
+        )
+    unused = arguments[:1] if arguments else ["--launch"] if launch else ["--yes"] if yes else []
+    if unused:
+        raise typer.BadParameter(f"{quoted(unused[0])} is for a script that runs; add --run, or leave it out")
+    return spec
 
 
 def _outputs(source: Source, facts: Overview, kinds: list[str], paths: Mapping[str, str | None]) -> list[Output]:

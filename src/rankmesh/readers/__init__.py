@@ -22,5 +22,6 @@ run.yaml:4: parallelism.pp = 2 (pp)
 """
 
 from rankmesh.readers.config import Config, read_config
+from rankmesh.readers.launched import run_config
 
-__all__ = ["Config", "read_config"]
+__all__ = ["Config", "read_config", "run_config"]

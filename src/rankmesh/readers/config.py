@@ -14,10 +14,10 @@ from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.readers import accelerate, deepspeed, gpt_neox, megatron, nanotron, nemo_rl, torchtitan
 from rankmesh.readers.documents import entries
 from rankmesh.readers.parents import with_parents
-from rankmesh.readers.reading import Entry, Reading, Settled
+from rankmesh.readers.reading import Entry, Reading, Settled, place
 from rankmesh.readers.run import Run, read_arguments, read_run
 
-__all__ = ["Config", "read_config"]
+__all__ = ["Config", "read_config", "read_launch"]
 
 _FORMS = (
     "a config is a Megatron launch script, argument file or argument YAML, a GPT-NeoX, NeMo-RL or nanotron "
@@ -44,7 +44,7 @@ class Config:
         lines = [(reading.line, f"{reading} ({_source(reading)})") for reading in self.readings]
         rows = sorted([*lines, *self.notes], key=lambda row: row[0])
         return "\n".join(
-            [f"{self.path}: read as {self.title}", *(f"{self.path}:{line}: {text}" for line, text in rows)]
+            [f"{self.path}: read as {self.title}", *(f"{place(self.path, line)}: {text}" for line, text in rows)]
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,8 +52,8 @@ class Config:
         return {
             "format": self.format,
             "path": self.path,
-            "lines": [asdict(reading) for reading in self.readings],
-            "notes": [{"line": line, "text": text} for line, text in self.notes],
+            "lines": [{**asdict(reading), "line": reading.line or None} for reading in self.readings],
+            "notes": [{"line": line or None, "text": text} for line, text in self.notes],
         }
 
 
@@ -117,10 +117,8 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
         if run is None:
             problem = "this script starts no training" if _is_script(text, path) else "this is no training config"
             raise PlanError(f"{path}: {problem}; {_FORMS}; give one of them", path=path)
-        settled = megatron.from_run(run, path)
         given = " ".join(f"{name}={value}" for name, value in variables.items())
-        title = "a Megatron launch script" + (f" with {given}" if given else "")
-        return _made("megatron", title, settled, path, world_size, run)
+        return read_launch(run, path, "a Megatron launch script" + (f" with {given}" if given else ""), world_size)
     if variables:
         raise PlanError(
             f"{path}: variables ({', '.join(variables)}) are set for a file that is no script; leave --set out",
@@ -138,6 +136,11 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
     return _made(names[0], form.title, form.read(found, path), path, world_size, None)
 
 
+def read_launch(run: Run, path: str, title: str, world_size: int | None) -> Config:
+    """The plan of one run of a launch script."""
+    return _made("megatron", title, megatron.from_run(run, path), path, world_size, run)
+
+
 def _is_script(text: str, path: str) -> bool:
     first = text.partition("\n")[0]
     return path.endswith((".sh", ".bash", ".slurm", ".sbatch")) or (first.startswith("#!") and "sh" in first)
@@ -153,7 +156,7 @@ def _made(name: str, title: str, settled: Settled, path: str, world_size: int | 
     if stated is not None and world_size not in (None, stated):
         where = next(reading for reading in settled.readings if reading.argument == "world_size")
         raise PlanError(
-            f"{path}:{where.line}: {where} makes a world of {stated} ranks, but the world size is {world_size}; "
+            f"{place(path, where.line)}: {where} makes a world of {stated} ranks, but the world size is {world_size}; "
             "leave --world-size out, or change one of them",
             path=path,
             line=where.line,
@@ -165,7 +168,9 @@ def _made(name: str, title: str, settled: Settled, path: str, world_size: int | 
     try:
         plan = _RECIPES[recipe](world, **arguments)
     except RankmeshError as error:
-        lines = ", ".join(f"line {reading.line}: {reading}" for reading in settled.readings)
+        lines = ", ".join(
+            f"line {reading.line}: {reading}" if reading.line else str(reading) for reading in settled.readings
+        )
         raise PlanError(f"{path}: {error} ({lines})", **{**error.values, "path": path}) from error
     made = {"world_size": plan.world_size, **arguments}
     return Config(name, title, path, plan, tuple(settled.readings), tuple(settled.notes), made)
@@ -175,7 +180,8 @@ def _overruled(settled: Settled, world_size: int | None) -> Settled:
     """A world size that is the default of a variable gives way to one that is asked for."""
     kept = [reading for reading in settled.readings if reading.argument != "world_size"]
     default = next(reading for reading in settled.readings if reading.argument == "world_size")
-    note = (default.line, f"{default} is a default; --world-size {world_size} counts")
+    origin = "a default" if default.line else "what the script found on this machine"
+    note = (default.line, f"{default} is {origin}; --world-size {world_size} counts")
     return Settled(settled.arguments, kept, [*settled.notes, note])
 
 
@@ -185,7 +191,7 @@ def _check_world(
     if world is None and _DATA.get(recipe, "dp") not in arguments:
         why = f"{run.missing}; " if run is not None and run.missing else ""
         line = None if run is None else run.command.line
-        where = path if line is None else f"{path}:{line}"
+        where = place(path, line or 0)
         raise PlanError(
             f"{where}: {title} does not state the world size, which the layout needs; {why}give --world-size",
             path=path,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rankmesh.errors import PlanError, cut
-from rankmesh.readers.reading import Entry, Missing, Read, Refused, Settled, Table, flag, refused, settle, whole
+from rankmesh.readers.reading import Entry, Missing, Read, Refused, Settled, Table, flag, place, refused, settle, whole
 from rankmesh.readers.run import Run
 from rankmesh.readers.tokens import Part, gap_of, shown
 
@@ -124,7 +124,7 @@ def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
     line = run.command.line
     if "pretrain_" not in str(run.command):
         raise PlanError(
-            f"{path}:{line}: the run has no argument of Megatron ({_config(arguments)}); a launch script is read "
+            f"{place(path, line)}: the run has no argument of Megatron ({_config(arguments)}); a launch script is read "
             "for Megatron's arguments; give the config file of the run, with --world-size",
             path=path,
             line=line,

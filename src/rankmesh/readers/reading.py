@@ -38,6 +38,7 @@ __all__ = [
     "Settled",
     "Table",
     "flag",
+    "place",
     "refused",
     "settle",
     "whole",
@@ -150,7 +151,7 @@ class Settled:
             raise refused(
                 path,
                 entry,
-                f"line {before.line} says {before}",
+                f"line {before.line} says {before}" if before.line else f"the run also says {before}",
                 "keep one of the two",
             )
         self.arguments[argument] = value
@@ -242,10 +243,15 @@ def flag(value: Any) -> Callable[[Entry, str], Any]:
     return convert
 
 
+def place(path: str, line: int) -> str:
+    """Where something stands; what a recorded run was given stands on no line, which is 0."""
+    return f"{path}:{line}" if line else path
+
+
 def refused(path: str, entry: Entry, rule: str, remedy: str) -> PlanError:
     """The error for one entry: file and line, what is written there, the rule, the remedy."""
     return PlanError(
-        f"{path}:{entry.line}: {entry}; {rule}; {remedy}",
+        f"{place(path, entry.line)}: {entry}; {rule}; {remedy}",
         path=path,
         line=entry.line,
         key=entry.key,

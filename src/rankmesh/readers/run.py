@@ -18,26 +18,25 @@ deepspeed --num_gpus 8 --num_nodes 4          32 ranks
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import prod
 
 from rankmesh.errors import PlanError
-from rankmesh.launch.table import SBATCH
+from rankmesh.readers import slurm
 from rankmesh.readers.expand import Variable
 from rankmesh.readers.reading import Entry, Missing, refused
+from rankmesh.readers.recording.record import Launch
 from rankmesh.readers.script import Command, Script, read_script
 from rankmesh.readers.tokens import Part, Word, gap_of, lines_of, shown, text_of, value_of
 
-__all__ = ["Run", "read_arguments", "read_run"]
+__all__ = ["Run", "read_arguments", "read_run", "recorded_run"]
 
 _PROGRAM = re.compile(r"(.*/)?(pretrain|train|finetune|run)_?\w*\.py")
 _PRINTS = {"echo", "printf", "cat", "export", "cd", "mkdir", "cp", "rm", "pip", "git", "tee", ":"}
-_OPTION = re.compile(r"\s(-\w|--[\w-]+)[=\s]\s*([^\s-]\S*)")
 # Comments and empty lines, then an option at the start of a line.
 _ARGUMENTS = re.compile(r"(?:[^\S\n]*(?:#.*)?\n)*[^\S\n]*--\w")
-_COUNT = re.compile(r"(?:.*:)?(\d+)")
 
 # A launcher: how it is recognised, and the ways to state its world size, each a product of counts (names, default).
 _Counts = tuple[tuple[tuple[str, ...], int | None], ...]
@@ -55,7 +54,6 @@ _LAUNCHERS: Mapping[str, tuple[str, tuple[_Counts, ...]]] = {
     "mpirun": (r"(^|[\s/])mpi(run|exec)\s", (((("-n", "-np", "--np"), None),),)),
 }
 _STARTS_RANKS = ("torchrun", "accelerate", "deepspeed")
-_SHORT = {"-N": "--nodes", "-n": "--ntasks"}
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,18 @@ class Run:
     def missing(self) -> str:
         """Why the world size is unknown, as far as the launcher says."""
         return str(self.world_size.value.why) if self.world_size and isinstance(self.world_size.value, Missing) else ""
+
+
+def recorded_run(launch: Launch, path: str, marks: frozenset[str] = frozenset()) -> Run | None:
+    """The run that a recorded launch starts, None for another command."""
+    command = Command(tuple((Part(word, ()),) for word in launch.words), 0)
+    if not _is_run(command, marks):
+        return None
+    arguments, _ = _arguments(command)
+    known = {name: Variable(((Part(value, ()),),), False, ()) for name, value in launch.environment.items()}
+    world = _world_size(command, arguments, Script(variables=known), path)
+    # A count may be what this machine answers (nproc), which --world-size overrules.
+    return Run(command, arguments, world and replace(world, line=0, default=True), (), (), {})
 
 
 def read_run(
@@ -197,7 +207,7 @@ def _entry(option: Word, values: list[Word]) -> Entry:
     also = tuple(dict.fromkeys(n for word in (option, *values[:1]) for n in lines_of(word) if n != lines[0]))
     value: object = True if not found else found[0] if len(found) == 1 else found
     default = any(part.default for word in (option, *values[:1]) for part in word)
-    return Entry((name,), value, lines[0] if lines else 1, also, default)
+    return Entry((name,), value, lines[0] if lines else 0, also, default)
 
 
 def _world_size(command: Command, arguments: tuple[Entry, ...], script: Script, path: str) -> Entry | None:
@@ -228,10 +238,10 @@ def _product(counts: _Counts, arguments: tuple[Entry, ...], path: str) -> Entry 
     lines = list(dict.fromkeys(line for entry in stated for line in (entry.line, *entry.also)))
     for entry in stated:
         if isinstance(entry.value, Missing):
-            why = f"{entry.key} is {entry.value.text}: {entry.value.why}"
+            why = f"{entry.key} is {entry.value.text}: {entry.value.why}" if entry.value.text else entry.value.why
             return Entry(entry.path, Missing(entry.value.text, why), entry.line)
-        if not entry.value.isdecimal():
-            why = f"{entry.key} is {entry.value}, which is no fixed number"
+        if not entry.value.isdecimal() or int(entry.value) == 0:
+            why = f"{entry.key} is {entry.value}, which is no fixed number of ranks"
             return Entry(entry.path, Missing(entry.value, why), entry.line)
     key = " x ".join(f"{entry.key} {entry.value}" for entry in stated)
     default = any(entry.default for entry in stated)
@@ -248,30 +258,14 @@ def _stated(names: tuple[str, ...], arguments: tuple[Entry, ...], path: str) -> 
     for other in same[1:]:
         if other.value != same[0].value:
             raise refused(path, other, f"line {same[0].line} says {same[0]}", "keep one of the two")
-    return same[0] if same and same[0].value is not True else None
+    if same and same[0].value is True:
+        return replace(same[0], value=Missing("", f"{same[0].key} has no value"))
+    return same[0] if same else None
 
 
 def _slurm(text: str) -> dict[str, Variable]:
     """The variables that Slurm sets from the ``#SBATCH`` lines."""
-    variables: dict[str, Variable] = {}
-    for name, value, line in _directives(text):
-        count = _COUNT.fullmatch(value)
-        if count is not None:
-            for variable in SBATCH.get(_SHORT.get(name, name), ()):
-                variables[variable] = _number(int(count[1]), line)
-    nodes, each = variables.get("SLURM_NNODES"), variables.get("SLURM_NTASKS_PER_NODE")
-    if nodes is not None and each is not None and "SLURM_NTASKS" not in variables:
-        total = int(text_of(nodes.words[0]) or 1) * int(text_of(each.words[0]) or 1)
-        variables["SLURM_NTASKS"] = _number(total, nodes.lines[0])
-    return variables
-
-
-def _directives(text: str) -> Iterator[tuple[str, str, int]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.startswith("#SBATCH"):
-            for found in _OPTION.finditer(line):
-                yield found[1], found[2], number
-
-
-def _number(value: int, line: int) -> Variable:
-    return Variable(((Part(str(value), (line,)),),), False, (line,))
+    return {
+        name: Variable(((Part(str(value), (line,)),),), False, (line,))
+        for name, (value, line) in slurm.counts(text).items()
+    }

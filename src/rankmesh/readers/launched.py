@@ -1,0 +1,107 @@
+"""The layout of a launch script that is run with recorders in the place of its launchers: ``rankmesh show --run``.
+
+The script runs as bash runs it, so its conditions, functions and files need no reader. Of all launches, those that
+start training are read; if they have different layouts, one has to be chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rankmesh.errors import PlanError, cut
+from rankmesh.readers import megatron
+from rankmesh.readers.config import Config, read_launch
+from rankmesh.readers.recording.record import SECONDS, STAND_INS, Launch, Recording, record, sandbox_kind
+from rankmesh.readers.run import Run, recorded_run
+
+__all__ = ["STAND_INS", "run_config", "sandbox_kind"]
+
+_LISTED = 8
+
+
+def run_config(
+    path: Path | str,
+    arguments: Sequence[str] = (),
+    *,
+    world_size: int | None = None,
+    variables: Mapping[str, str] | None = None,
+    launch: int | None = None,
+    sandbox: str | None = None,
+    seconds: float = SECONDS,
+) -> Config:
+    """The plan of the run that a script starts. The script runs: in a sandbox where ``sandbox_kind()`` names one.
+
+    ``arguments`` are those of the script, ``variables`` its environment's beside this process's own. ``launch``: which
+    of several launches is meant, from 1 on. ``seconds``: when the script is stopped. Raises ``PlanError``.
+    """
+    name = str(path)
+    kind = sandbox_kind() if sandbox is None else sandbox
+    found = record(Path(path), arguments, variables, kind=kind, seconds=seconds)
+    runs = [(each, run) for each in found.launches if (run := recorded_run(each, name, megatron.FLAGS)) is not None]
+    if not runs:
+        raise PlanError(f"{name}: {_nothing(found, seconds)}", path=name)
+    if launch is not None:
+        if not 1 <= launch <= len(runs):
+            raise PlanError(f"{name}: launch {launch} of {len(runs)}; choose one of 1 to {len(runs)}", path=name)
+        config = read_launch(runs[launch - 1][1], name, f"launch {launch} of {len(runs)}", world_size)
+    else:
+        config = _the_one(runs, name, world_size)
+    return replace(config, notes=(*config.notes, *_notes(found, runs, seconds)))
+
+
+def _the_one(runs: Sequence[tuple[Launch, Run]], path: str, world_size: int | None) -> Config:
+    """The plan that all launches have; raises ``PlanError`` where they differ.
+
+    Launches without a parallel size, such as of an evaluation, count only where no other has one.
+    """
+    stating = [(each, run) for each, run in runs if any(entry.key in megatron.FLAGS for entry in run.arguments)]
+    configs = [(each, _read(run, path, world_size)) for each, run in stating or runs]
+    first = configs[0][1]
+    if any(_key(config) != _key(first) for _, config in configs):
+        numbered = [(number, each) for number, (each, _) in enumerate(runs, 1)]
+        meant = {id(each) for each, _ in configs}
+        listed = "; ".join(f"{number}: {cut(str(each))}" for number, each in numbered if id(each) in meant)
+        raise PlanError(
+            f"{path}: the script starts {len(configs)} runs of different layouts ({listed}); choose one with --launch",
+            path=path,
+        )
+    if isinstance(first, PlanError):
+        raise first
+    return first
+
+
+def _read(run: Run, path: str, world_size: int | None) -> Config | PlanError:
+    try:
+        return read_launch(run, path, "a run of this script", world_size)
+    except PlanError as error:
+        return error
+
+
+def _key(config: Config | PlanError) -> object:
+    return str(config) if isinstance(config, PlanError) else (config.format, dict(config.arguments))
+
+
+def _nothing(found: Recording, seconds: float) -> str:
+    """Why nothing was recorded, and what to do."""
+    others = "; ".join(cut(str(each)) for each in found.launches[:_LISTED])
+    if found.status is None:
+        return f"the script was stopped after {seconds:g} s, and started no training by then; give a shorter one"
+    last = f", and its last words are: {found.error}" if found.error else ""
+    did = f"started {others}, which is no training" if others else "started no launcher"
+    return (
+        f"the script {did} (exit status {found.status}{last}); give it the arguments that it needs, and call launchers "
+        "by name, not by an absolute path"
+    )
+
+
+def _notes(found: Recording, runs: Sequence[tuple[Launch, Run]], seconds: float) -> list[tuple[int, str]]:
+    """What a size may depend on and was not as on the cluster: lines that failed, programs that did not run."""
+    notes = [(line, f"bash: {text}") for line, text in found.failed]
+    read = {id(each) for each, _ in runs}
+    silent = dict.fromkeys(cut(str(each)) for each in found.launches if each.captured and id(each) not in read)
+    notes += [(0, f"{words} did not run, so its output is empty") for words in silent]
+    if found.status is None:
+        notes.append((0, f"the script was stopped after {seconds:g} s; later launches are not recorded"))
+    return notes

@@ -1,0 +1,1 @@
+"""Launch scripts that are run with stand-ins for their launchers."""

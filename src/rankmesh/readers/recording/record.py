@@ -1,0 +1,286 @@
+"""Run a launch script as bash does, with stand-ins for its launchers, and note what it would start.
+
+```
+STAND_INS   are first in PATH, and exported as bash functions for scripts that set PATH; they note their words and end
+the rest    runs: commands of the script are real, and the answers of this machine (nproc, hostname) are this machine's
+sandbox     namespaces of our own, or bubblewrap: no network, read-only files, writes below the folder go to memory
+the end     a limit of seconds and of bytes written; every process that the script started is killed
+```
+
+A launcher that a script names by an absolute path is not replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rankmesh.errors import PlanError, cut, quoted_path
+from rankmesh.readers.recording import sandbox as sandbox_program
+from rankmesh.readers.recording import standin as standin_program
+from rankmesh.readers.slurm import job_variables
+
+__all__ = ["SECONDS", "STAND_INS", "Launch", "Recording", "record", "sandbox_kind"]
+
+STAND_INS = (
+    "torchrun",
+    "srun",
+    "mpirun",
+    "mpiexec",
+    "deepspeed",
+    "accelerate",
+    "python",
+    "python3",
+    "ray",
+    "uv",
+    "sbatch",
+    "megatron",
+    "swift",
+    "axolotl",
+    "llamafactory-cli",
+)
+SECONDS = 30.0
+_GRACE, _WRITTEN, _JOBS = 1.0, 16 << 20, 20
+# What bash says of a line that failed: it is a note, since a size may come from that line.
+_FAILED = re.compile(r"^\S+: line (\d+): (.+)$", re.MULTILINE)
+_NOTES = 20
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One call of a stand-in: its words, those of the launchers around it before them, and its environment.
+
+    ``captured``: the script took its output.
+    """
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    folder: str
+    captured: bool = False
+
+    def __str__(self) -> str:
+        return shlex.join(self.words)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The launches of one script in their order, and what bash said of lines that failed.
+
+    ``status`` is the exit status, None where the script was stopped at its limit of time.
+    """
+
+    launches: tuple[Launch, ...]
+    failed: tuple[tuple[int, str], ...]
+    status: int | None
+    error: str
+
+
+@cache
+def sandbox_kind() -> str:
+    """What keeps a script from this machine's network and files: ``namespaces``, ``bubblewrap`` or ``none``."""
+    with _workplace() as place:
+        for kind in ("namespaces", "bubblewrap"):
+            if kind == "bubblewrap" and shutil.which("bwrap") is None:
+                continue
+            with suppress(OSError, subprocess.SubprocessError):
+                command = _confined(["true"], kind, place, [])
+                quiet = subprocess.DEVNULL
+                if subprocess.run(command, stdout=quiet, stderr=quiet, timeout=10, check=False).returncode == 0:  # noqa: S603
+                    return kind
+    return "none"
+
+
+def record(
+    path: Path,
+    arguments: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    *,
+    kind: str = "none",
+    seconds: float = SECONDS,
+) -> Recording:
+    """Run a script with these arguments and variables, and the jobs that it submits after it.
+
+    Raises ``PlanError`` where the script cannot be run.
+    """
+    if shutil.which("bash") is None:
+        raise PlanError("this machine has no bash, which runs the script; give the layout in another form")
+    text = _text(path)
+    until = time.monotonic() + seconds
+    with _workplace() as place:
+        recorder = _Recorder(place, kind, until, str(path.resolve().parent))
+        environment = {**os.environ, **job_variables(text), **(variables or {})}
+        recorder.run([str(path), *arguments], environment, str(Path.cwd()))
+        recorder.run_jobs()
+        return recorder.recording()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise PlanError(f"the script {quoted_path(path)} cannot be read: {error.strerror}; give its path") from error
+
+
+@contextmanager
+def _workplace() -> Iterator[Path]:
+    """A folder of our own with the stand-ins; it goes when the recording has been read."""
+    place = Path(tempfile.mkdtemp(prefix="rankmesh-"))
+    try:
+        for name in ("calls", "programs", "jobs", "tmp"):
+            (place / name).mkdir()
+        for name in STAND_INS:
+            program = place / "programs" / name
+            words = shlex.join([sys.executable, "-I", "-S", standin_program.__file__, name])
+            program.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+            program.chmod(0o700)
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _confined(command: Sequence[str], kind: str, place: Path, writable: Sequence[str]) -> list[str]:
+    """A command inside the sandbox of this kind."""
+    how = "own" if kind == "namespaces" else "given"
+    program = [sys.executable, "-I", "-S", sandbox_program.__file__, how, str(place), str(_GRACE), str(_WRITTEN)]
+    words = [*program, *writable, "--", *command]
+    if kind != "bubblewrap":
+        return words
+    folder = str(place)
+    options = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--bind", folder, folder]
+    ends = ["--unshare-net", "--unshare-pid", "--unshare-ipc", "--die-with-parent", "--new-session"]
+    return [shutil.which("bwrap") or "bwrap", *options, *ends, *words]
+
+
+@dataclass
+class _Recorder:
+    """Runs scripts one after the other in one folder of recordings."""
+
+    place: Path
+    kind: str
+    until: float
+    script_folder: str
+    status: int | None = 0
+    output: str = ""
+
+    def run(self, words: Sequence[str], environment: Mapping[str, str], folder: str) -> None:
+        """Run bash on a script until it ends or the time is over."""
+        log = self.place / "output"
+        with log.open("ab") as output:
+            found = os.fstat(output.fileno())
+            full = self.environment(environment, f"{found.st_dev}:{found.st_ino}")
+            # An inner overlay comes after the outer one, which would hide it.
+            writable = sorted({folder, self.script_folder}, key=len)
+            process = subprocess.Popen(  # noqa: S603  - the script that the user asked to run
+                _confined(["bash", *words], self.kind, self.place, writable),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=full,
+                cwd=folder,
+                start_new_session=True,
+            )
+            try:
+                self.status = process.wait(max(0.1, self.until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self.status = None
+            finally:
+                self.kill(process)
+        with log.open("rb") as file:
+            self.output = file.read(_WRITTEN).decode(errors="replace")
+
+    def environment(self, given: Mapping[str, str], output: str) -> dict[str, str]:
+        programs = self.place / "programs"
+        functions = {f"BASH_FUNC_{name}%%": f'() {{ {shlex.quote(str(programs / name))} "$@"; }}' for name in STAND_INS}
+        kept = {name: value for name, value in given.items() if not name.startswith("RANKMESH_")}
+        return {
+            **kept,
+            **functions,
+            "PATH": f"{programs}{os.pathsep}{given.get('PATH', os.defpath)}",
+            "TMPDIR": str(self.place / "tmp"),
+            "RANKMESH_RECORD": str(self.place / "calls"),
+            "RANKMESH_STANDINS": str(programs),
+            "RANKMESH_OUTPUT": output,
+        }
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End every process that the script started, those too that left its session."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        mark = f"RANKMESH_RECORD={self.place / 'calls'}".encode()
+        for _ in range(50):
+            left = list(_having(mark))
+            for number in left:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(number, signal.SIGKILL)
+            if not left:
+                return
+            time.sleep(0.01)
+
+    def calls(self) -> list[dict[str, Any]]:
+        """What the stand-ins noted, in the order of time; those without an end are left out."""
+        files = sorted(file for file in (self.place / "calls").iterdir() if not file.name.startswith("."))
+        return [{"number": file.name, **json.loads(file.read_text(encoding="utf-8"))} for file in files]
+
+    def run_jobs(self) -> None:
+        """Run the jobs that were submitted, and those that they submit."""
+        done: set[str] = set()
+        while waiting := [call for call in self.calls() if call["job"] is not None and call["number"] not in done]:
+            for call in waiting:
+                done.add(call["number"])
+                if len(done) > _JOBS:
+                    raise PlanError(f"the script submits more than {_JOBS} jobs; run one of them")
+                job = self.place / "jobs" / str(len(done))
+                job.write_text(call["job"]["text"], encoding="utf-8")
+                options = shlex.join(call["job"]["options"])
+                environment = {**call["environment"], **job_variables(f"{call['job']['text']}\n#SBATCH {options}")}
+                self.run([str(job), *call["job"]["arguments"]], environment, call["folder"])
+
+    def recording(self) -> Recording:
+        calls = self.calls()
+        if len(calls) >= standin_program.MOST:
+            raise PlanError(f"the script starts {standin_program.MOST} launchers or more; give a script with one run")
+        numbers = {call["number"]: call for call in calls}
+        around = {call["within"] for call in calls}
+        launches = []
+        for call in calls:
+            if call["number"] in around or call["job"] is not None:
+                continue
+            words, outer = list(call["words"]), numbers.get(call["within"])
+            while outer is not None:
+                words, outer = [*_launcher_words(outer["words"]), *words], numbers.get(outer["within"])
+            launches.append(Launch(tuple(words), call["environment"], call["folder"], call["captured"]))
+        failed = dict.fromkeys((int(line), cut(text)) for line, text in _FAILED.findall(self.output))
+        last = next((line for line in reversed(self.output.splitlines()) if line.strip()), "")
+        return Recording(tuple(launches), tuple(failed)[:_NOTES], self.status, cut(last))
+
+
+def _launcher_words(words: Sequence[str]) -> list[str]:
+    """The words of a launcher before the shell that it starts."""
+    for number, word in enumerate(words):
+        if word.rpartition("/")[2] in ("bash", "sh", "zsh", "dash") or word.endswith(".sh"):
+            return list(words[:number])
+    return list(words)
+
+
+def _having(mark: bytes) -> Iterator[int]:
+    """The processes of this machine whose environment has a text."""
+    for folder in Path("/proc").glob("[1-9]*"):
+        if int(folder.name) != os.getpid():
+            with suppress(OSError):
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    yield int(folder.name)

@@ -1,0 +1,204 @@
+# ruff: noqa: E501
+"""Scripts that are run with recorders for their launchers: what they start, what they may do, and that they end."""
+
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rankmesh import PlanError
+from rankmesh.cli.app import app
+from rankmesh.core import recipes
+from rankmesh.readers import run_config
+from rankmesh.readers.launched import sandbox_kind
+from rankmesh.readers.recording.record import record
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="runs bash")
+
+KINDS = ["none"] + ([sandbox_kind()] if sandbox_kind() != "none" else [])
+RUN = "torchrun --nproc_per_node 8 pretrain_gpt.py "
+TP = RUN + "--tensor-model-parallel-size "
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A function that writes a script into the folder in which it then runs."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NNODES", "TP"):
+        monkeypatch.delenv(name, raising=False)
+
+    def write(text, name="run.sh"):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return Path(name)
+
+    return write
+
+
+FOLLOWED = [
+    (TP + "$1", ["4"], recipes.megatron(8, tp=4)),
+    ("if (( $# == 2 )); then TP=$(( $1 * 2 )); fi\n" + TP + "${TP%x}", ["2", "x"], recipes.megatron(8, tp=4)),
+    ("set -- 2 8\nf() { local TP=$2; " + TP + "$TP; }\nf $@", [], recipes.megatron(8, tp=8)),
+    ("source ./more.sh\n" + TP + "$MORE", [], recipes.megatron(8, tp=2)),
+    (TP + "$(python -c 'print(2 * 2)')", [], recipes.megatron(8, tp=4)),
+    (TP + "$(python - <<E\nprint(2)\nE\n)", [], recipes.megatron(8, tp=2)),
+    ("for i in 0 1; do " + TP + "2 --node_rank $i > log.$i & done; wait", [], recipes.megatron(8, tp=2)),
+    ("export PATH=/usr/bin:/bin\n" + TP + "2", [], recipes.megatron(8, tp=2)),
+    ("python -m torch.distributed.launch --nproc_per_node=8 train.py --context-parallel-size=2", [], recipes.megatron(8, cp=2)),
+    ("cat <<E >/dev/null\n" + TP + "8\nE\necho " + TP + "8\n" + TP + "2", [], recipes.megatron(8, tp=2)),
+    ("srun -n 16 bash -c 'python pretrain_gpt.py --tensor-model-parallel-size $((SLURM_PROCID + 2))'", [], recipes.megatron(16, tp=2)),
+    ("mpirun -np 16 ./inner.sh 4", [], recipes.megatron(16, tp=4)),
+    ("#SBATCH -N 2\nsrun bash -c \"torchrun --nproc_per_node 8 --nnodes $SLURM_NNODES " + TP.partition("8 ")[2] + '2"', [], recipes.megatron(16, tp=2)),
+    ("sbatch -N 4 job.sh 2", [], recipes.megatron(32, tp=2)),
+    ("sbatch <<E\n#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=8\nsrun python pretrain_gpt.py --tensor-model-parallel-size 2\nE", [], recipes.megatron(16, tp=2)),
+    ("ray job submit --address x -- torchrun --nproc_per_node 8 train.py --tensor-model-parallel-size 2", [], recipes.megatron(8, tp=2)),
+    (TP + "2\npython tools/convert.py --load a", [], recipes.megatron(8, tp=2)),
+    (TP + "2\ntorchrun --nproc_per_node 1 eval.py", [], recipes.megatron(8, tp=2)),
+    ("WORLD_SIZE=16 python pretrain_gpt.py --tensor-model-parallel-size 2", [], recipes.megatron(16, tp=2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "arguments", "plan"), FOLLOWED)
+def test_whatever_bash_does_is_followed(script, text, arguments, plan):
+    """Arguments, conditions, functions, files, computed values, launchers in launchers, jobs: the plan of the run."""
+    script("MORE=2", "more.sh")
+    script("python pretrain_gpt.py --tensor-model-parallel-size $1", "inner.sh")
+    script("#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=h100:8\ntorchrun --nproc_per_node $SLURM_GPUS_PER_NODE "
+           "--nnodes $SLURM_NNODES pretrain_gpt.py --tensor-model-parallel-size $1", "job.sh")  # fmt: skip
+    assert run_config(script(text), arguments).plan == plan
+
+
+def test_variables_and_a_world_size(script):
+    """--set is the environment of the script; --world-size overrules a count, which may be this machine's."""
+    path = script("torchrun --nproc_per_node ${N:-2} pretrain_gpt.py --tensor-model-parallel-size $TP")
+    assert run_config(path, variables={"TP": "2", "N": "4"}).plan == recipes.megatron(4, tp=2)
+    config = run_config(path, variables={"TP": "2"}, world_size=16)
+    assert config.plan == recipes.megatron(16, tp=2)
+    assert str(config) == (
+        "run.sh: read as a run of this script\nrun.sh: --tensor-model-parallel-size = 2 (tp)\n"
+        "run.sh: --nproc_per_node 2 = 2 is what the script found on this machine; --world-size 16 counts"
+    )
+    with pytest.raises(PlanError, match="--nproc_per_node has no value; give --world-size"):
+        run_config(script("torchrun --nproc_per_node $NONE --nnodes 1 pretrain_gpt.py --tensor-model-parallel-size 2"))
+
+
+def test_several_launches(script):
+    """Launches of different layouts are listed, and --launch chooses one; of one layout they are one."""
+    text = TP + "2\ntorchrun --nproc_per_node 1 eval.py\n" + TP + "4"
+    with pytest.raises(PlanError, match=r"2 runs of different layouts \(1: torchrun .* 2; 3: torchrun .* 4\); choose"):
+        run_config(script(text))
+    assert run_config(script(text), launch=3).plan == recipes.megatron(8, tp=4)
+    with pytest.raises(PlanError, match="launch 4 of 3; choose one of 1 to 3"):
+        run_config(script(text), launch=4)
+
+
+REFUSED = [
+    ("echo gone >&2; exit 3", r"started no launcher \(exit status 3, and its last words are: gone\); give it the arg"),
+    ("python tools/convert.py", "started python tools/convert.py, which is no training"),
+    (TP + "$NONE", "--tensor-model-parallel-size = true; .*whole number"),
+    ("for i in $(seq 300); do " + TP + "2; done", "starts 200 launchers or more"),
+    ("torchrun --nproc_per_node 8 --nproc_per_node 4 pretrain_gpt.py --context-parallel-size 2", "run.sh: .*keep one"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED)
+def test_what_starts_no_training_is_refused(script, text, message):
+    """The error says what the script did, and its last words."""
+    with pytest.raises(PlanError, match=message) as caught:
+        run_config(script(text))
+    assert ":0:" not in str(caught.value)
+
+
+def test_what_a_size_may_depend_on_is_noted(script):
+    """Lines that failed, and programs that did not run while the script took their output."""
+    notes = run_config(script("X=$(python tools/count.py)\nnonesuch\n" + TP + "2")).notes
+    assert notes == (
+        (2, "bash: nonesuch: command not found"),
+        (0, "python tools/count.py did not run, so its output is empty"),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_left(script, kind, tmp_path):
+    """Processes in the background, those that leave the session too, end with the script; so do our folders."""
+    mark = f"RANKMESH_TEST_MARK={tmp_path}"
+    before = set(Path("/tmp").glob("rankmesh-*"))  # noqa: S108  - other tests may have theirs
+    path = script("sleep 60 &\nsetsid sleep 60 &\n(setsid sleep 60 &) \n" + TP + "2")
+    began = time.monotonic()
+    found = record(path, variables=dict([mark.split("=")]), kind=kind)
+    assert len(found.launches) == 1
+    assert time.monotonic() - began < 10
+    time.sleep(0.1)
+    assert [name for name in Path("/proc").glob("[1-9]*") if mark.encode() in _environment(name)] == []
+    mine = [path for path in set(Path("/tmp").glob("rankmesh-*")) - before if (path / "calls").exists()]  # noqa: S108
+    assert not [path for path in mine if path.stat().st_uid == os.getuid() and (path / "output").exists()]
+
+
+def _environment(process):
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_script_that_does_not_end(script, kind):
+    """The script is stopped at its limit; what it had started by then is read, with a note."""
+    text = TP + "2\nwhile true; do sleep 0.1; done"
+    config = run_config(script(text), sandbox=kind, seconds=1)
+    assert config.plan == recipes.megatron(8, tp=2)
+    assert config.notes == ((0, "the script was stopped after 1 s; later launches are not recorded"),)
+    with pytest.raises(PlanError, match=r"was stopped after 0\.5 s, and started no training by then"):
+        run_config(script("sleep 60"), sandbox=kind, seconds=0.5)
+
+
+def test_a_script_that_prints_without_end(script):
+    """A file grows to 16 MiB and no further; the program that writes it ends."""
+    config = run_config(script("yes > out; yes; stat -c %s out >&2\n" + TP + "2"))
+    assert config.plan == recipes.megatron(8, tp=2)
+
+
+@pytest.mark.skipif(KINDS == ["none"], reason="this machine allows no namespaces")
+def test_the_sandbox(script, tmp_path, tmp_path_factory):
+    """No file outside changes, what is written in the folder is thrown away, and no address is reached."""
+    outside = tmp_path_factory.mktemp("outside") / "file"
+    outside.write_text("as it was", encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        text = (
+            f"echo x > {outside}; rm -f {outside}; echo here > here\n[ -f here ] && A=2\n"
+            f"if (echo > /dev/tcp/127.0.0.1/{port}); then A=8; fi\nmount -o remount,rw / && A=8\n" + TP + "$A"
+        )
+        assert run_config(script(text), sandbox=KINDS[-1]).plan == recipes.megatron(8, tp=2)
+        script_outside = run_config(script(text), sandbox="none", variables={"A": "2"})
+    assert script_outside.plan == recipes.megatron(8, tp=8)
+    assert not outside.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "run.sh"]
+
+
+def show(*arguments):
+    """One ``rankmesh show`` in this process, whose standard input is no terminal."""
+    return CliRunner().invoke(app, ["show", *map(str, arguments)], prog_name="rankmesh")
+
+
+def test_show_run(script):
+    """It is said what will run; without a terminal --yes is needed; arguments and options go to the script."""
+    path = script('[ "$2" = --big ] && TP=$1\n' + TP + "$TP")
+    refused = show("--run", path, "4", "--", "--big")
+    assert refused.exit_code == 2
+    assert "recorded and do not run: torchrun, srun, mpirun" in refused.stderr
+    assert "no terminal to ask whether it may; add --yes" in refused.stderr
+    done = show("--run", path, "-y", "--json", "4", "--", "--big")
+    assert done.exit_code == 0, done.stderr
+    assert '{"line": null, "key": "--tensor-model-parallel-size"' in " ".join(done.stdout.split()).replace("{ ", "{")
+
+
+def test_options_of_run_without_run(script):
+    """Arguments, --launch and --yes without --run are usage errors that say so."""
+    for words in (["2"], ["--launch", "1"], ["-y"]):
+        refused = show("tp=2,dp=4", *words)
+        assert refused.exit_code == 2
+        assert "is for a script that runs; add --run" in refused.stderr
