@@ -11,7 +11,8 @@ SWEEP ?= 1
 # The programs that `make test-hangs` runs: all, or some by name.
 HANGS ?= all
 # Test files run side by side in this many processes; the tests of one file follow each other. JOBS=0: no xdist.
-JOBS ?= 2
+# More than there are cores: ranks wait for each other about as long as they compute.
+JOBS ?= 4
 
 VENV := .venv
 # What depends on torch's insides: live groups, ranks that are threads, and what stands on both.
@@ -50,7 +51,7 @@ screenshots: $(VENV)/.installed-browser  ## make the explorer's pictures of docs
 	@$(BIN)/python -m tests.browser.screenshots
 
 test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor on what it leaves, the watch (root)
-	@HANGS=$(HANGS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/hangs tests/watch tests/check/test_outcomes.py $(ARGS)
+	@HANGS=$(HANGS) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/hangs tests/watch tests/check/test_outcomes.py $(ARGS)
 
 test-wheel: $(VENV)/.installed-test  ## build the wheel, install it in an empty environment, run its command and the four lines
 	@RANKMESH_WHEEL=1 $(BIN)/python -m pytest -n 0 tests/test_wheel.py $(ARGS)
@@ -59,13 +60,13 @@ test-gpu: $(VENV)/.installed-test  ## live groups, transfers and hangs on NCCL, 
 	@$(BIN)/python -m pytest -n 0 tests/gpu $(ARGS)
 
 test-sweeps: $(VENV)/.installed-test  ## kill a rank at every operation of connect, the dialects, a check, a round; hostile files (SWEEP=all)
-	@RANKMESH_TEST_SWEEP=$(SWEEP) $(BIN)/python -m pytest -n 0 tests/groups/test_kill_sweep.py \
-		tests/dialects/test_kill_sweep.py tests/check/test_blame.py tests/rendezvous/test_schedules.py \
+	@RANKMESH_TEST_SWEEP=$(SWEEP) $(BIN)/python -m pytest -n $(JOBS) --dist load --maxschedchunk 1 --timeout 3000 \
+		tests/check/test_blame.py tests/groups/test_kill_sweep.py tests/readers/test_hostile.py \
+		tests/dialects/test_kill_sweep.py tests/rendezvous/test_schedules.py \
 		$(if $(filter all,$(SWEEP)),tests/rendezvous/test_contract.py::test_one_dies_at_each_operation) $(ARGS)
-	@RANKMESH_TEST_SWEEP=$(SWEEP) $(BIN)/python -m pytest -n 0 --timeout 3000 tests/readers/test_hostile.py $(ARGS)
 
 test-cluster: $(VENV)/.installed-test  ## emulate clusters, and predict, measure and move on them (root)
-	@RANKMESH_CLUSTER=1 $(BIN)/python -m pytest -n 0 tests/bench/test_cluster.py tests/multihost $(ARGS)
+	@RANKMESH_CLUSTER=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/bench/test_cluster.py tests/multihost $(ARGS)
 
 test-launchers: $(VENV)/.installed-launchers  ## run under a real Slurm, Open MPI, MPICH, Ray and torchrun (root: it installs them)
 	@RANKMESH_LAUNCHERS=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/launchers $(ARGS)

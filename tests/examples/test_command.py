@@ -54,9 +54,9 @@ class Typed:
 
 @pytest.mark.long
 def test_command_saves_and_resumes(ranks, tmp_path):
-    """4 ranks of torchrun, then 1: PNGs, a checkpoint, and the losses of a run on one process."""
+    """2 ranks of torchrun, then 1: PNGs, a checkpoint, and the losses of a run on one process."""
     train = (EXAMPLE / "train.py", *TINY, "--json", "--checkpoint", tmp_path / "saved", "--figure")
-    first, shown = run(*LAUNCH, 4, *train, tmp_path / "first.png", "--layout", "tp=2,ep=2", "--steps", "2")
+    first, shown = run(*LAUNCH, 2, *train, tmp_path / "first.png", "--layout", "dp=2,ep=2", "--steps", "2")
     assert "2/2" in shown
     rest, _ = run(*train, tmp_path / "rest.png", "--resume", "--steps", "3")
     for name in ("first", "rest"):
