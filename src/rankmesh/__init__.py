@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rankmesh.runtime.connect import connect
     from rankmesh.runtime.discover import discover
     from rankmesh.runtime.init import LiveRank
-    from rankmesh.survive import survive
+    from rankmesh.survival import survive
     from rankmesh.transfer import Transfer
 
 __all__ = [
@@ -114,7 +114,7 @@ _LIVE = {
     "connect": "rankmesh.runtime.connect:connect",
     "discover": "rankmesh.runtime.discover:discover",
     "init": "rankmesh.debug.watch.joined:init",
-    "survive": "rankmesh.survive:survive",
+    "survive": "rankmesh.survival:survive",
 }
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 
 from rankmesh.errors import PlanError, in_words
 from rankmesh.rendezvous import Outcome
-from rankmesh.survive.members import Members
+from rankmesh.survival.members import Members
 
 __all__ = ["Report", "conclude"]
 

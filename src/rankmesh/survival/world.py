@@ -22,7 +22,7 @@ from rankmesh.errors import ConnectError
 from rankmesh.runtime.connect import connect
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.world import World
-from rankmesh.survive.members import Members
+from rankmesh.survival.members import Members
 
 __all__ = ["EpochWorld"]
 

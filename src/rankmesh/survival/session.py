@@ -28,13 +28,13 @@ from rankmesh.launch.started import started_by
 from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
 from rankmesh.runtime.devices import capabilities
 from rankmesh.runtime.init import device_of, together
-from rankmesh.survive.agreement import Report, conclude
-from rankmesh.survive.heartbeat import PING, Message, Presence
-from rankmesh.survive.job import Job
-from rankmesh.survive.members import Members, PlanLike
-from rankmesh.survive.peers import Peers
-from rankmesh.survive.state import Held, restore
-from rankmesh.survive.world import EpochWorld
+from rankmesh.survival.agreement import Report, conclude
+from rankmesh.survival.heartbeat import PING, Message, Presence
+from rankmesh.survival.job import Job
+from rankmesh.survival.members import Members, PlanLike
+from rankmesh.survival.peers import Peers
+from rankmesh.survival.state import Held, restore
+from rankmesh.survival.world import EpochWorld
 
 __all__ = ["Session"]
 

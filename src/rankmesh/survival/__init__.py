@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rankmesh.errors import extra
-from rankmesh.survive.members import PlanLike
+from rankmesh.survival.members import PlanLike
 
 with extra("torch"):
-    from rankmesh.survive.job import Job
-    from rankmesh.survive.session import Session
+    from rankmesh.survival.job import Job
+    from rankmesh.survival.session import Session
 
 __all__ = ["Job", "survive"]
 

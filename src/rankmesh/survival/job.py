@@ -16,7 +16,7 @@ from rankmesh.errors import PlanError
 from rankmesh.runtime.live import LiveGroups
 
 if TYPE_CHECKING:
-    from rankmesh.survive.session import Session
+    from rankmesh.survival.session import Session
 
 __all__ = ["Job"]
 

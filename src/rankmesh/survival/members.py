@@ -9,7 +9,7 @@ members  0 1 2 3   4    members  0 1 2 4      the spare at rank 3 members  0 1  
 
 A member is a process, by the number that its launcher gave it, which it keeps; a rank is a position of the plan.
 
->>> from rankmesh.survive.members import Members
+>>> from rankmesh.survival.members import Members
 >>> first = Members.first("tp=2,dp=*", world_size=5, spares=1, shrink="dp")
 >>> first.without({3})
 Members(tp=2,dp=2, ranks=(0, 1, 2, 4), spares=())

@@ -23,7 +23,7 @@ from rankmesh.rendezvous import Round, StoreChannel
 from rankmesh.rendezvous.gather import gather
 from rankmesh.rendezvous.waiting import answered_within, submit
 from rankmesh.runtime.served_store import is_served
-from rankmesh.survive.heartbeat import Heartbeat, Message, Presence, exchange
+from rankmesh.survival.heartbeat import Heartbeat, Message, Presence, exchange
 
 __all__ = ["Contact", "Peers"]
 

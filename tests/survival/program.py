@@ -1,0 +1,195 @@
+"""What each member of these tests runs: a small training on tp, dp and pp, and deaths at moments that are named.
+
+```
+stage 0   w0, m0 (rows over tp, whole over dp)  ── activations ──>  stage 1   w1, m1  ── loss ──> all
+```
+"""
+
+import json
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import rankmesh as rm
+from rankmesh.launch.table import torchrun_variables
+from rankmesh.survival import peers, session, state, world
+
+ROWS, COLUMNS, BATCH = 8, 4, 24
+
+
+def started(stage, size=ROWS):
+    """The first weights of a stage."""
+    return torch.randn(size, COLUMNS, generator=torch.Generator().manual_seed(stage), dtype=torch.float64)
+
+
+def batch(step):
+    """The whole batch of a step."""
+    return torch.randn(BATCH, COLUMNS, generator=torch.Generator().manual_seed(1000 + step), dtype=torch.float64)
+
+
+def shardings(mesh, stages):
+    """How the weights and the momentum of each stage are sharded."""
+    return {
+        f"{name}{stage}": rm.Sharding(mesh, ("tp", None), (ROWS, COLUMNS), "float64", {"pp": stage})
+        for stage in range(stages)
+        for name in "wm"
+    }
+
+
+class Model:
+    """One rank's part of the model."""
+
+    def __init__(self, job):
+        self.groups, mesh = job.groups, job.plan.mesh
+        where = mesh.coordinate(job.rank)
+        self.stage, self.stages = where["pp"], mesh.axes["pp"]
+        self.tp, self.dp = self.groups["tp"], self.groups["dp"]
+        each = ROWS // self.tp.size
+        self.w = started(self.stage)[where["tp"] * each : (where["tp"] + 1) * each].clone()
+        self.m = torch.zeros_like(self.w)
+        self.shardings = shardings(mesh, self.stages)
+        self.tensors = {f"w{self.stage}": self.w, f"m{self.stage}": self.m}
+
+    def step(self, step):
+        """Train on the batch of a step; the loss, on every rank."""
+        each = BATCH // self.dp.size
+        x = batch(step)[self.dp.rank * each : (self.dp.rank + 1) * each]
+        if self.stage:
+            self._pass(x, src=0)
+        y = x @ self.w.T  # this rank's rows of the product
+        total = y.tanh().sum(1, keepdim=True)
+        dist.all_reduce(total, group=self.tp.pg)
+        x = x + total / ROWS
+        if self.stage + 1 < self.stages:
+            self._pass(x, dst=1)
+        gradient = (1 - y.tanh() ** 2).T @ x / BATCH
+        dist.all_reduce(gradient, group=self.dp.pg)
+        self.m.mul_(0.9).add_(gradient)
+        self.w.sub_(0.1 * self.m)
+        loss = x.square().sum() / BATCH if self.stage + 1 == self.stages else torch.zeros((), dtype=torch.float64)
+        dist.all_reduce(loss, group=self.dp.pg)
+        if self.stages > 1:
+            dist.all_reduce(loss, group=self.groups["pp"].pg)
+        return float(loss)
+
+    def _pass(self, x, **to):
+        """An activation to the next stage, or from the one before."""
+        pp = self.groups["pp"]
+        if "dst" in to:
+            dist.send(x, pp.ranks[self.stage + 1], group=pp.pg)
+        else:
+            dist.recv(x, pp.ranks[self.stage - 1], group=pp.pg)
+
+
+# -- deaths -----------------------------------------------------------------------------------------------------
+
+# Where a member may die: what is called then, by the name that a test gives.
+PLACES = {
+    "enter": (world.EpochWorld, "enter"),
+    "leave": (world.EpochWorld, "close"),
+    "agree": (session.Session, "_agree"),
+    "adopt": (session.Session, "_adopt"),
+    "announce": (session.Session, "_announce"),
+    "hold": (session.Session, "hold"),
+    "follow": (session.Session, "_follow"),
+    "commit": (session.Session, "commit"),
+    "take": (state.Snapshots, "take"),
+    "restore": (session, "restore"),
+    "client": (peers.Peers, "client"),
+    "returned": (session.Session, "_finished"),
+}
+
+
+class Deaths:
+    """Kills this process at the n-th call of what a place names, before or after it."""
+
+    def __init__(self, member, deaths, folder):
+        self.folder, self.counts = Path(folder), {}
+        self.mine = [death for death in deaths if death["member"] == member]
+        for death in self.mine:
+            if death["at"] in PLACES:
+                self._hook(*PLACES[death["at"]], death)
+            elif death["at"] == "time":
+                timer = threading.Timer(death["n"], self.die, (death,))
+                timer.daemon = True
+                timer.start()
+
+    def _hook(self, owner, name, death):
+        call, times = getattr(owner, name), [0]
+
+        def hooked(*args, **kwargs):
+            times[0] += 1
+            now = times[0] == death["n"]
+            if now and not death.get("after"):
+                self.die(death)
+            result = call(*args, **kwargs)
+            if now:
+                self.die(death)
+            return result
+
+        setattr(owner, name, hooked)
+
+    def step(self, step):
+        """In a step of the program."""
+        for death in self.mine:
+            if death["at"] == "step" and death["n"] == step:
+                self.mine.remove(death)
+                self.die(death)
+
+    def die(self, death):
+        if death.get("how") == "raise":
+            raise ValueError(f"a bug at {death['at']} {death['n']}")
+        (self.folder / f"dead-{os.getpid()}").write_text(f"{time.time()}", encoding="utf-8")
+        os.kill(os.getpid(), getattr(signal, death.get("how", "SIGKILL")))
+        time.sleep(0.5)  # a stopped process that goes on
+
+
+def kept():
+    """Open sockets and threads of this process."""
+    names = (path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
+    return sum(name.name.startswith("socket:") for name in names), len(list(Path("/proc/self/task").iterdir()))
+
+
+def member(me, port, folder, deaths, steps, layout, how):
+    """One member: what train returned, and how it came about."""
+    os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    before, dying = kept(), Deaths(me.rank, deaths, folder)
+    history, losses = [], {}
+
+    def train(job):
+        model = Model(job)
+        job.hold(model.tensors, model.shardings)
+        history.append([job.epoch, job.rank, job.step, job.plan.mesh.axes["dp"], time.time(), dict(job.seconds)])
+        for step in range(job.step, steps):
+            dying.step(step)
+            losses[step] = model.step(step)
+            job.commit(step + 1)
+            if len(history[-1]) == 6:
+                history[-1].append(time.time())
+        return {name: tensor.tolist() for name, tensor in model.tensors.items()}
+
+    outcome = {}
+    try:
+        outcome["result"] = rm.survive(train, layout, **how)
+    except (rm.RankmeshError, ValueError) as error:
+        outcome["error"] = f"{type(error).__name__}: {error}"
+    for path in Path(folder).glob("dead-*"):  # those that are only stopped would outlive the test
+        with suppress(ProcessLookupError):
+            os.kill(int(path.name.removeprefix("dead-")), signal.SIGKILL)
+    end = time.monotonic() + 5
+    while kept() > before and time.monotonic() < end:
+        time.sleep(0.02)
+    left = [now - then for now, then in zip(kept(), before, strict=True)]
+    return {**outcome, "history": history, "losses": losses, "left": left, "initialised": dist.is_initialized()}
+
+
+def text_of(outcomes):
+    """For a failing test: how each member ended."""
+    return json.dumps([[outcome.rank, outcome.code, outcome.value or outcome.error] for outcome in outcomes])[:4000]
