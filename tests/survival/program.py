@@ -5,6 +5,7 @@ stage 0   w0, m0 (rows over tp, whole over dp)  ── activations ──>  stag
 ```
 """
 
+import gc
 import json
 import os
 import signal
@@ -143,6 +144,7 @@ class Deaths:
                 self.die(death)
 
     def die(self, death):
+        """Die now, as the test says."""
         if death.get("how") == "raise":
             raise ValueError(f"a bug at {death['at']} {death['n']}")
         (self.folder / f"dead-{os.getpid()}").write_text(f"{time.time()}", encoding="utf-8")
@@ -183,6 +185,7 @@ def member(me, port, folder, deaths, steps, layout, how):
     for path in Path(folder).glob("dead-*"):  # those that are only stopped would outlive the test
         with suppress(ProcessLookupError):
             os.kill(int(path.name.removeprefix("dead-")), signal.SIGKILL)
+    gc.collect()
     end = time.monotonic() + 5
     while kept() > before and time.monotonic() < end:
         time.sleep(0.02)

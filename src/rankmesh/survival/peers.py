@@ -52,9 +52,10 @@ class Peers:
         self.member = launch.rank
         self._several_hosts = launch.local_world_size != launch.world_size
         self._heartbeat = Heartbeat("" if self._several_hosts else "127.0.0.1", reply)
-        self._server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._server: TCPStore | None
+        self._server = served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         address = _address(launch) if self._several_hosts else "127.0.0.1"
-        self.contact = Contact(launch.host, address, self._heartbeat.port, self._server.port)
+        self.contact = Contact(launch.host, address, self._heartbeat.port, served.port)
         self.contacts: dict[int, Contact] = {self.member: self.contact}
 
     def gather(self, store: Store, prefix: str, size: int, seconds: float) -> None:
@@ -101,8 +102,9 @@ class Peers:
             ) from error
 
     def close(self) -> None:
-        """Reply no more."""
+        """Reply no more, and serve no store."""
         self._heartbeat.close()
+        self._server = None
 
 
 def _address(launch: Launch) -> str:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.backend.gloo import CutStore
 from rankmesh.core.sharding import Sharding
@@ -127,6 +127,7 @@ class Session:
     ) -> None:
         launch = started_by()
         local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), None, launch.local_rank)
+        self._store: Store | None
         self._launch, self._store, prefix, decision = together(launch, local, timedelta(seconds=_LIMIT))
         self._timeout, self._restore = timeout, restore
         self._backend = str(decision.backend)
@@ -202,9 +203,10 @@ class Session:
             self._end.came.wait()
 
     def close(self) -> None:
-        """End the session."""
+        """End the session: no socket, thread or store is left of it."""
         self._leave_world()
         self._peers.close()
+        self._client = self._store = None
 
     # -- one epoch ----------------------------------------------------------------------------------------------
 
@@ -220,30 +222,25 @@ class Session:
         members = self._members
         self._watch()
         server = min(members.all)
-        world = EpochWorld(self._peers.client(server, _LIMIT), self._epoch, members, self.member, self._backend)
+        world = EpochWorld(
+            self._peers.client(server, _LIMIT),
+            self._epoch,
+            members,
+            self.member,
+            backend=self._backend,
+            device=self.device,
+            seconds=2 * self._timeout,
+        )
         with self._lock:
             self._world = world
             ended = self._end.came.is_set()
         if ended:
             raise _Interrupted
-        with self._limited("the members did not connect"):
-            world.enter()
-        self._seconds.update(world.seconds)
+        self._seconds["connect"] = world.enter()
         if world.groups is None:
             self._follow()
             return None
         return Job(members.plan, world.groups, self._epoch, self._step, self.device, dict(self._seconds), self)
-
-    @contextmanager
-    def _limited(self, what: str) -> Iterator[None]:
-        """End the epoch where something takes longer than the members have for it."""
-        timer = threading.Timer(_LIMIT, self._announce, (f"{what} within {_LIMIT:g} s",))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def _finished(self) -> None:
         """``train`` has returned here: the last one for which this is so ends the job."""
@@ -256,6 +253,12 @@ class Session:
         world = self._world
         if world is not None and world.store.add("finished", 1) == self._members.plan.mesh.size:
             self._announce("every rank has returned", over=True)
+
+    @property
+    def _entered(self) -> EpochWorld:
+        if self._world is None:
+            raise ConnectError("the job has ended; hold() is called inside train()")
+        return self._world
 
     @property
     def _rank(self) -> int:
@@ -285,13 +288,13 @@ class Session:
         beyond = iter(range(len(everyone), len(everyone) + len(before.ranks)))
         positions = [places[member] if member in places else next(beyond) for member in before.ranks]
         old = next((held for held in self._held if held.epoch == self._source), None)
-        restore(old, self._step, positions, new, timedelta(seconds=_LIMIT))
+        restore(self._entered, old, self._step, positions, new, timedelta(seconds=_LIMIT))
         self._seconds["transfer"] = time.perf_counter() - started
 
     def _all_hold(self, until_then: list[Held], new: Held | None) -> None:
         """Every member has its part: what was held before is needed by nobody."""
         self._held = until_then
-        dist.barrier()
+        self._entered.meet("held")
         self._held = [] if new is None else [new]
         self._exists, self._source = True, None
         self._history = {self._epoch: self._members}

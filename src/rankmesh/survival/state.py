@@ -15,9 +15,9 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from rankmesh.core.mesh import Mesh
@@ -75,8 +75,21 @@ class Held:
         return json.dumps([self.mesh.to_dict(), {name: one.to_dict() for name, one in self.shardings.items()}])
 
 
+class Shares(Protocol):
+    """What this needs of the world of an epoch."""
+
+    rank: int
+    size: int
+
+    def give(self, key: str, text: str) -> None:
+        """Give the other members a text."""
+
+    def taken(self, key: str) -> str:
+        """A text that another member gives, or will."""
+
+
 def restore(
-    old: Held | None, step: int, positions: Sequence[int], new: Held | None, seconds: timedelta
+    world: Shares, old: Held | None, step: int, positions: Sequence[int], new: Held | None, seconds: timedelta
 ) -> Collection[int]:
     """Bring what was held at the beginning of ``step`` to where it is held now; every rank of the world calls it.
 
@@ -84,10 +97,14 @@ def restore(
     then; of those that are lost they are beyond the world. Rank 0 holds something of the new epoch. Raises
     ``LostState`` on every rank where nobody is left who held a part. The ranks beyond the world.
     """
-    size = dist.get_world_size()
+    size = world.size
     source = min(position for position in positions if position < size)
-    before = json.loads(_broadcast(None if old is None else old.text, source))
-    now = json.loads(_broadcast(None if new is None else new.text, 0))
+    if old is not None and world.rank == source:
+        world.give("before", old.text)
+    if new is not None and world.rank == 0:
+        world.give("now", new.text)
+    before = json.loads(world.taken("before") if old is None else old.text)
+    now = json.loads(world.taken("now") if new is None else new.text)
     lost = [position for position in positions if position >= size]
     moved = {**before[0], "offset": min(positions), "rank_map": list(positions), "consecutive": False}
     old_mesh, new_mesh = Mesh.from_dict(moved), Mesh.from_dict(now[0])
@@ -99,17 +116,3 @@ def restore(
     kept = {} if old is None else {name: tensor for name, tensor in old.snapshots[step].items() if name in now[1]}
     moves.run(kept, {} if new is None else new.tensors, timeout=seconds)
     return lost
-
-
-def _broadcast(text: str | None, source: int) -> str:
-    """The text of one rank, on all ranks of the world."""
-    device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else torch.device("cpu")
-    sent = (text or "").encode()
-    length = torch.tensor(len(sent), device=device)
-    dist.broadcast(length, source)
-    if dist.get_rank() == source:
-        data = torch.frombuffer(bytearray(sent), dtype=torch.uint8).to(device)
-    else:
-        data = torch.empty(int(length), dtype=torch.uint8, device=device)
-    dist.broadcast(data, source)
-    return bytes(data.cpu().numpy()).decode()

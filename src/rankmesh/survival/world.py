@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
 
-from rankmesh.backend.gloo import CutStore, GlooDevices
+from rankmesh.backend.gloo import CutStore
+from rankmesh.backend.world_group import WorldGroup
 from rankmesh.errors import ConnectError
+from rankmesh.rendezvous.waiting import submit, wait_for
 from rankmesh.runtime.connect import connect
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.world import World
@@ -26,25 +30,38 @@ from rankmesh.survival.members import Members
 
 __all__ = ["EpochWorld"]
 
-# Members wait in the default group for as long as a step takes; a loss is noticed elsewhere.
-_FOREVER = timedelta(days=30)
 # Seconds between two cuts: a connection may be made while the others are cut.
 _AGAIN = 0.05
+# Seconds that a call has to return after a cut, before its thread is left behind.
+_GRACE = 0.2
+# Seconds that a member waits for what another does in ``train``: how long that takes is the program's affair.
+_LONG = 30 * 86400.0
 
 
 class EpochWorld:
-    """The world of one epoch, for one member."""
+    """The world of one epoch, for one member; ``seconds`` bounds each wait of connecting and of moving state."""
 
-    def __init__(self, client: CutStore, epoch: int, members: Members, member: int, backend: str) -> None:
+    def __init__(
+        self,
+        client: CutStore,
+        epoch: int,
+        members: Members,
+        member: int,
+        *,
+        backend: str,
+        device: torch.device,
+        seconds: float,
+    ) -> None:
         self.rank, self.size = members.all.index(member), len(members.all)
         self.store = PrefixStore(f"epoch/{epoch}", client.store)
         self.groups: LiveGroups | None = None
-        self.seconds: dict[str, float] = {}
-        self._client, self._plan, self._backend = client, members.plan, backend
-        self._devices = GlooDevices()
+        self._client, self._plan, self._device = client, members.plan, device
+        self._seconds = seconds
+        self._group = WorldGroup(backend, self.store, self.rank, self.size, timedelta(seconds=seconds))
         self._world: World | None = None
         self._left = threading.Event()
         self._lock = threading.Lock()
+        self._aborted: Future[None] = Future()
         self._aborting: threading.Thread | None = None
 
     @property
@@ -52,19 +69,54 @@ class EpochWorld:
         """Whether this member is at a rank of the plan, and no spare."""
         return self.rank < self._plan.mesh.size
 
-    def enter(self) -> None:
-        """Join the default group, and connect the groups of the plan; every member does."""
+    # -- in ---------------------------------------------------------------------------------------------------------
+
+    def enter(self) -> float:
+        """Join the default group, and connect the groups of the plan, as every member does; the seconds it took.
+
+        On a thread that is left behind when the world is aborted meanwhile: gloo waits for a member that is gone.
+        """
         started = time.perf_counter()
-        with self._devices.found():
-            dist.init_process_group(
-                self._backend, store=self.store, rank=self.rank, world_size=self.size, timeout=_FOREVER
-            )
-        self._world = World.current()
-        self._world.serves = False  # whoever serves the store is no rank's business: it lives as long as its process
+        entering = submit(self._enter, "rankmesh-enter")
+        wait([entering, self._aborted], return_when=FIRST_COMPLETED)
+        if not entering.done() and not wait([entering], _GRACE).done:
+            raise ConnectError("the members changed while they connected")
+        entering.result()
+        return time.perf_counter() - started
+
+    def _enter(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread
+        self._group.make(timedelta(seconds=self._seconds))
+        with self._lock:
+            if self._left.is_set():
+                raise ConnectError("the members changed while they connected")
+            self._group.install()
+            self._world = World.current()
+            self._world.serves = False  # it is served for as long as its process lives, whatever happens to the world
         if self.has_rank:
-            alone = self._plan.mesh.size == self._plan.world_size == self.size
-            self.groups = connect(self._plan if alone else self._plan.replace(world_size=None))
-        self.seconds["connect"] = time.perf_counter() - started
+            whole = self._plan.mesh.size == self._plan.world_size == self.size
+            plan = self._plan if whole else self._plan.replace(world_size=None)
+            self.groups = connect(plan, timeout=self._seconds)
+
+    # -- what members share through the store -------------------------------------------------------------------------
+
+    def give(self, key: str, text: str) -> None:
+        """Give the other members a text."""
+        self.store.set(key, text)
+
+    def taken(self, key: str) -> str:
+        """A text that another member gives, or will."""
+        wait_for(self.store, [key], _LONG)
+        return str(self.store.get(key).decode())
+
+    def meet(self, key: str) -> None:
+        """Wait until every member has come here."""
+        if self.store.add(f"{key}/came", 1) == self.size:
+            self.store.set(key, "")
+        wait_for(self.store, [key], _LONG)
+
+    # -- out --------------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
         """Have every call of this world return with an error, now and until it is left; from any thread."""
@@ -74,18 +126,19 @@ class EpochWorld:
                 self._aborting.start()
 
     def _abort(self) -> None:
-        aborted = False
+        self._aborted.set_result(None)
+        whole = False
         while True:
             self._client.cut()
-            self._devices.cut()
+            self._group.cut()
             if self._world is not None:
                 self._world.backend.store_lost = True
                 with suppress(ConnectError, RuntimeError):
-                    if aborted:
+                    if whole:
                         self._world.backend.abort(())
                     else:
                         self._world.abort()
-                        aborted = True
+                        whole = True
             if self._left.wait(_AGAIN):
                 return
 

@@ -1,0 +1,66 @@
+"""A default group that can be left while it is being made: for worlds that follow each other in one process.
+
+``init_process_group`` holds its caller until every pair of members is connected or the timeout is over, also where a
+member has died meanwhile. Here the part that waits has its own call, which a thread makes that may be left behind; only
+the part after it enters torch's registries.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from rankmesh.backend import registries
+from rankmesh.backend.gloo import GlooDevices, put_gloo_under
+from rankmesh.backend.options import config, kinds_of
+
+__all__ = ["WorldGroup"]
+
+_NAME = "0"
+
+
+class WorldGroup:
+    """The default group of one world, of ``size`` members over a store of its own."""
+
+    def __init__(self, backend: str, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        self._backend, self._store, self._timeout = backend, store, timeout
+        self._rank, self._size = rank, size
+        self._devices = GlooDevices()
+        self._made: dist.ProcessGroup | None = None
+
+    def make(self, within: timedelta) -> None:
+        """Connect the members, as far as the backend does so at once; on any thread."""
+        if kinds_of(self._backend) != {"gloo"}:
+            return
+        pg = dist.ProcessGroup(self._store, self._rank, self._size)
+        put_gloo_under(
+            pg,
+            self._devices,
+            self._store,
+            ranks=range(self._size),
+            rank=self._rank,
+            name=_NAME,
+            timeout=self._timeout,
+            within=within,
+            lazy=False,
+            device_types=list(config(self._backend)[0]),
+        )
+        self._made = pg
+
+    def install(self) -> None:
+        """Make it torch's default group."""
+        if self._made is None:
+            dist.init_process_group(
+                self._backend, store=self._store, rank=self._rank, world_size=self._size, timeout=self._timeout
+            )
+            return
+        ranks = {rank: rank for rank in range(self._size)}
+        registries.register(self._made, self._backend, self._store, _NAME, "default_pg", ranks)
+        c10d._update_default_pg(self._made)
+
+    def cut(self) -> None:
+        """End every connection of gloo's: calls that wait for a member return with an error."""
+        self._devices.cut()
