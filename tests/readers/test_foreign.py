@@ -4,6 +4,7 @@
 import pytest
 
 from rankmesh import PlanError
+from rankmesh.core import recipes
 from rankmesh.readers import read_config, source
 
 NEOX = "pipe{0}parallel{0}size: 2\nmodel{0}parallel{0}size: 2\nzero_optimization:\n  stage: 1\ntrain_micro_batch_size_per_gpu: 4\n"
@@ -91,3 +92,125 @@ def test_one_shared_key_makes_no_config(text):
     """Files of axolotl, LLaMA-Factory, Transformers and others are refused with the formats that are read."""
     with pytest.raises(PlanError, match="no key of a training config; a config is a Megatron launch script"):
         read_config(text, "run.yaml", world_size=8)
+
+
+AXOLOTL = "base_model: x\ndatasets: []\nfsdp_version: 2\n"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "plan"),
+    [
+        (
+            "dp_shard_size: 4\ndp_replicate_size: 2\ntensor_parallel_size: 2\n",
+            {"dp_shard": 4, "dp_replicate": 2, "tp": 2},
+        ),
+        ("dp_shard_size: 2\ncontext_parallel_size: 2\n", {"dp_shard": 2, "cp": 2, "dp_replicate": 4}),
+        ("context_parallel_size: 8\n", {"dp_shard": 2, "cp": 8}),
+        ("tensor_parallel_size: 2\ndp_shard_size: 1\n", {"dp_shard": 8, "tp": 2}),
+    ],
+)
+def test_axolotl(sizes, plan):
+    """Shards are what is left of the world where no number of them stands, and copies what shards leave."""
+    config = read_config(AXOLOTL + sizes, "run.yaml", world_size=16)
+    assert (config.format, config.plan) == ("axolotl", recipes.accelerate(16, **plan))
+
+
+def test_axolotl_without_a_layout():
+    """Sizes of 1 state none, and experts have one where they are alone."""
+    with pytest.raises(PlanError, match="no parallel size of this axolotl config is more than 1"):
+        read_config(AXOLOTL + "dp_shard_size: 1\n", "run.yaml", world_size=8)
+    assert read_config(AXOLOTL + "expert_parallel_size: 8\n", "run.yaml", world_size=8).plan.mesh.axes == {"ep": 8}
+    with pytest.raises(PlanError, match=r"run\.yaml:4: expert_parallel_size = 2; no recipe has an expert axis beside"):
+        read_config(AXOLOTL + "expert_parallel_size: 2\ndp_shard_size: 2\n", "run.yaml", world_size=8)
+
+
+VERL = """\
+actor_rollout_ref:
+  actor:
+    strategy: %s
+    ulysses_sequence_parallel_size: 2
+    fsdp_config: {fsdp_size: %d}
+    megatron: {tensor_model_parallel_size: 2, pipeline_model_parallel_size: 2, expert_tensor_parallel_size: null}
+  ref:
+    megatron: {tensor_model_parallel_size: "${oc.select:actor_rollout_ref.actor.megatron.tensor_model_parallel_size,1}"}
+  rollout: {tensor_model_parallel_size: 8}
+critic:
+  megatron: {tensor_model_parallel_size: 4}
+trainer: {nnodes: 2, n_gpus_per_node: 8}
+"""
+
+
+def test_verl():
+    """The actor's engine has the layout; the sizes of rollouts, the reference and the critic are not its own."""
+    config = read_config(VERL % ("megatron", -1), "run.yaml")
+    assert (config.format, config.plan) == ("verl", recipes.megatron(16, tp=2, pp=2))
+    for shards in (-1, 16, 8):
+        mesh = read_config(VERL % ("fsdp2", shards), "run.yaml").plan.mesh
+        assert mesh.axes == {"sp": 2, "dp": 8}
+        assert mesh.views["weights"].axes["fsdp"] == (8 if shards == 8 else 16)
+    with pytest.raises(PlanError, match="fsdp_size 3 does not divide the world size 16"):
+        read_config(VERL % ("fsdp", 3), "run.yaml")
+
+
+COMMANDS = [
+    (("python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer.yaml trainer.nnodes=2 "
+     "trainer.n_gpus_per_node=8 actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4 "
+     "actor_rollout_ref.rollout.tensor_model_parallel_size=8 +critic.megatron.tensor_model_parallel_size=2"),
+     recipes.megatron(16, tp=4)),
+    (("torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer engine=megatron engine.tensor_model_parallel_size=2 "
+     "engine.pipeline_model_parallel_size=2"), recipes.megatron(8, tp=2, pp=2)),
+    ("NPROC_PER_NODE=4 NNODES=2 megatron sft --tensor_model_parallel_size 2 --vllm_tensor_parallel_size 4",
+     recipes.megatron(8, tp=2)),
+    ("msrun --worker_num 8 pretrain_gpt.py --tensor-model-parallel-size 2", recipes.megatron(8, tp=2)),
+    ("ray job submit -- python3 train.py --tensor-model-parallel-size 2 --world-size 8 --sglang-dp-size 4",
+     recipes.megatron(8, tp=2)),
+    ("torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 1 --ds-sequence-parallel-size 4",
+     recipes.deepspeed(8, sp=4, dp=2)),
+    ("torchrun --nproc_per_node 8 pretrain_gpt.py --pipeline-model-parallel-size 1 --moe-expert-parallel-size 4",
+     recipes.deepspeed(8, ep=4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "plan"), COMMANDS)
+def test_commands_of_other_systems(command, plan):
+    """verl's settings, ms-swift's counts and spelling, MindSpore's launcher, slime's engine, DeepSpeed's own axes."""
+    assert read_config(command, "run.sh").plan == plan
+
+
+def test_a_sequence_axis_beside_tensor_parallelism():
+    """Megatron-DeepSpeed has none, so the run is refused with its sizes."""
+    text = "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --ds-sequence-parallel-size 4"
+    with pytest.raises(PlanError, match="beside another of the sizes --tensor-model-parallel-size = 2, --ds-seq"):
+        read_config(text, "run.sh")
+
+
+def test_the_sizes_of_an_inference_engine_are_no_layout():
+    """A section with gpu_memory_utilization is vLLM's, whose sizes are named as Megatron's."""
+    with pytest.raises(PlanError, match="no key of a training config"):
+        read_config("tensor_model_parallel_size: 2\ngpu_memory_utilization: 0.5\n", "rollout.yaml", world_size=8)
+
+
+def test_packages_and_references_of_hydra(tmp_path):
+    """A group stands below its package, a list of groups is each of them, and a reference is the value it names."""
+    for name, text in {
+        "actor/mcore.yaml": "strategy: megatron\nmegatron: {tensor_model_parallel_size: 4}\n",
+        "a/x.yaml": "tp: 2\n",
+        "a/y.yaml": "dp: 2\npp: ${a.tp}\n",
+        "run.yaml": "defaults:\n- actor@actor_rollout_ref.actor: mcore\n- critic@critic: null\n- _self_\n"
+        "trainer: {nnodes: 1, n_gpus_per_node: 8}\n",
+        "list.yaml": "defaults:\n- a@parallelism: [x, y]\na: {tp: 4}\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert source.read(tmp_path / "run.yaml").plan == recipes.megatron(8, tp=4)
+    assert source.read(tmp_path / "list.yaml").plan.mesh.axes == {"tp": 2, "cp": 1, "dp": 2, "pp": 4, "ep": 1}
+
+
+def test_experts_of_automodel():
+    """NeMo-RL's expert groups are adjacent ranks of the shards, where nothing else cuts them."""
+    text = (
+        "policy: {dtensor_cfg: {enabled: true, expert_parallel_size: 4%s}}\ncluster: {num_nodes: 1, gpus_per_node: 8}\n"
+    )
+    assert read_config(text % "", "run.yaml").plan == recipes.torchtitan(8, ep=4)
+    with pytest.raises(PlanError, match="expert_parallel_size beside tensor or context parallelism"):
+        read_config(text % ", tensor_parallel_size: 2", "run.yaml")

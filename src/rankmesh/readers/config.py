@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import prod
 from typing import Any
 
 from rankmesh.core import recipes
@@ -11,17 +12,18 @@ from rankmesh.core.documents import refused_as
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.errors import PlanError, RankmeshError
-from rankmesh.readers import accelerate, deepspeed, gpt_neox, megatron, nanotron, nemo_rl, torchtitan
+from rankmesh.readers import accelerate, axolotl, deepspeed, gpt_neox, megatron, nanotron, nemo_rl, torchtitan, verl
 from rankmesh.readers.documents import entries
 from rankmesh.readers.parents import with_parents
-from rankmesh.readers.reading import Entry, Reading, Settled, place
+from rankmesh.readers.reading import Entry, Missing, Reading, Settled, place
 from rankmesh.readers.run import Run, read_arguments, read_run
+from rankmesh.readers.tokens import shown
 
 __all__ = ["Config", "read_config", "read_launch"]
 
 _FORMS = (
-    "a config is a Megatron launch script, argument file or argument YAML, a GPT-NeoX, NeMo-RL or nanotron "
-    "YAML, a torchtitan TOML, a DeepSpeed JSON, or an Accelerate YAML"
+    "a config is a Megatron launch script, argument file or argument YAML, a GPT-NeoX, NeMo-RL, verl, "
+    "axolotl or nanotron YAML, a torchtitan TOML, a DeepSpeed JSON, or an Accelerate YAML"
 )
 
 
@@ -76,6 +78,8 @@ _FORMATS: Mapping[str, _Format] = {
     "megatron": _Format("a YAML of Megatron's arguments", megatron.matches, megatron.from_document),
     "gpt_neox": _Format("a GPT-NeoX config", gpt_neox.matches, gpt_neox.from_document),
     "nemo_rl": _Format("a NeMo-RL config", nemo_rl.matches, nemo_rl.from_document),
+    "verl": _Format("a verl config", verl.matches, verl.from_document),
+    "axolotl": _Format("an axolotl config", axolotl.matches, axolotl.from_document),
     "nanotron": _Format("a nanotron config", nanotron.matches, nanotron.from_document),
     "torchtitan": _Format("a torchtitan config", torchtitan.matches, torchtitan.from_document),
     "deepspeed": _Format("a DeepSpeed config", deepspeed.matches, deepspeed.from_document),
@@ -84,14 +88,44 @@ _FORMATS: Mapping[str, _Format] = {
 _RECIPES: Mapping[str, Callable[..., Plan]] = {
     "megatron": recipes.megatron,
     "gpt_neox": lambda world, tp=1, pp=1: recipes.axes(Mesh.parse(f"tp={tp},dp=*,pp={pp}", world_size=world)),
+    "verl": lambda world, sp=1, fsdp=None: recipes.axes(_sharded(Mesh.parse(f"sp={sp},dp=*", world_size=world), fsdp)),
+    "axolotl": lambda world, **sizes: recipes.accelerate(world, **_shards(world, sizes)),
+    "experts": lambda world, ep: recipes.axes(Mesh.parse(f"ep={ep}", world_size=world)),
+    "sequences": lambda world, sp: recipes.deepspeed(world, sp=sp, dp=world // sp),
     "nanotron": recipes.nanotron,
     "torchtitan": recipes.torchtitan,
     "deepspeed": recipes.deepspeed,
     "accelerate": recipes.accelerate,
     "replicas": lambda world: recipes.accelerate(world, dp_replicate=world, dp_shard=1),
 }
+
+
+def _sharded(mesh: Mesh, shards: int | None) -> Mesh:
+    """A mesh with a view of its weights: shards among so many adjacent ranks, copies among the others."""
+    if shards is None or shards >= mesh.size:
+        return mesh.with_view("weights", shared=None, fsdp=mesh.size)
+    if mesh.size % shards:
+        raise PlanError(f"fsdp_size {shards} does not divide the world size {mesh.size}; change one of them")
+    return mesh.with_view("weights", shared=None, fsdp=shards, ddp=mesh.size // shards)
+
+
+def _shards(world: int, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """axolotl's sizes with what it infers: shards first, and copies of what shards leave of the world."""
+    if "dp_shard" not in sizes or "dp_replicate" in sizes:
+        return dict(sizes)
+    rest, used = divmod(world, prod(sizes.values()))
+    return dict(sizes) if used else {**sizes, "dp_replicate": rest}
+
+
 # The argument without which a recipe needs the world size.
-_DATA = {"torchtitan": "dp_shard", "accelerate": "dp_shard", "gpt_neox": "world_size"}
+_DATA = {
+    "torchtitan": "dp_shard",
+    "accelerate": "dp_shard",
+    "gpt_neox": "world_size",
+    "verl": "world_size",
+    "axolotl": "world_size",
+    "sequences": "world_size",
+}
 
 
 def read_config(
@@ -127,7 +161,7 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
     found = with_parents(found, path)
     names = [name for name, form in _FORMATS.items() if form.matches(found)]
     # A file that has these holds keys of the other beside its own.
-    for name, other in (("gpt_neox", "deepspeed"), ("nemo_rl", "megatron")):
+    for name, other in (("gpt_neox", "deepspeed"), ("nemo_rl", "megatron"), ("verl", "megatron")):
         names = [one for one in names if one != other or name not in names]
     if len(names) != 1:
         keys = f"keys of {' and of '.join(names)}" if names else "no key of a training config"
@@ -138,7 +172,15 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
 
 def read_launch(run: Run, path: str, title: str, world_size: int | None) -> Config:
     """The plan of one run of a launch script."""
-    return _made("megatron", title, megatron.from_run(run, path), path, world_size, run)
+    words = [shown(word) for word in run.command.words]
+    if not verl.starts_verl(words):
+        return _made("megatron", title, megatron.from_run(run, path), path, world_size, run)
+    options = " ".join(word for word in words if verl.SETTING.fullmatch(word) is None)
+    settled = verl.from_document(run.settings, path, options)
+    settled.notes += run.notes
+    if "world_size" not in settled.arguments and run.world_size and not isinstance(run.world_size.value, Missing):
+        settled.add("world_size", run.world_size.value, run.world_size, path)
+    return _made("verl", title.replace("Megatron", "verl"), settled, path, world_size, run)
 
 
 def _is_script(text: str, path: str) -> bool:

@@ -42,6 +42,8 @@ _READS = {
     "num_distributed_optimizer_instances": Read("optimizer_instances", _one),
     "hierarchical_context_parallel_sizes": Read("hierarchical_cp", _sizes),
     "hybrid_context_parallel": Read("hybrid_cp", flag(True)),
+    "ds_sequence_parallel_size": Read("sp", _one),
+    "moe_expert_parallel_size": Read("moe_ep", _one),
 }
 
 _REFUSED = {
@@ -53,7 +55,6 @@ _REFUSED = {
     "expert_gtp_weight_remat_size": Refused("it cuts the expert data-parallel groups by an axis of its own"),
     "tensor_parallel_num_weight_shards": Refused("it cuts the data-parallel groups by an axis of its own", (None,)),
     "expert_tensor_parallel_num_weight_shards": Refused("it cuts the expert groups by an axis of its own", (None,)),
-    "ds_sequence_parallel_size": Refused("Megatron-DeepSpeed's sequence axis is none of Megatron-Core's"),
     "use_mp_args_from_checkpoint_args": Refused(
         "the sizes then come from the checkpoint, which is not read", (None, False)
     ),
@@ -73,12 +74,23 @@ _MENTIONED = {
 }
 
 
-def _key(entry: Entry) -> str:
+# Arguments of the engine that serves rollouts, beside those of training.
+_ENGINES = ("sglang_", "vllm_", "rollout_", "infer_")
+
+
+def _name(entry: Entry) -> str:
     return entry.path[-1].lstrip("-").replace("-", "_")
 
 
+def _key(entry: Entry) -> str | None:
+    name = _name(entry)
+    return None if name.startswith(_ENGINES) else name
+
+
 TABLE = Table(_READS, _REFUSED, _MENTIONED, _key)
-FLAGS = frozenset("--" + name.replace("_", "-") for name in (*_READS, *_REFUSED) if name != "world_size")
+_NAMES = [name for name in (*_READS, *_REFUSED) if name != "world_size"]
+# As Megatron spells them, and as ms-swift does.
+FLAGS = frozenset(["--" + name.replace("_", "-") for name in _NAMES] + ["--" + name for name in _NAMES])
 _SWITCHES = {
     "use_tp_pp_dp_mapping",
     "hybrid_context_parallel",
@@ -91,12 +103,19 @@ _MARKS = frozenset(_READS) - {"world_size", "data_parallel_size", "context_paral
 
 def matches(entries: Iterable[Entry]) -> bool:
     """Whether a document has an argument that only Megatron has."""
-    return any(_key(entry) in _MARKS for entry in entries)
+    return any(_key(entry) in _MARKS for entry in _training(entries))
+
+
+def _training(entries: Iterable[Entry]) -> list[Entry]:
+    """The entries but those of a section of an inference engine, which names its sizes as Megatron does."""
+    found = list(entries)
+    engines = {entry.path[:-1] for entry in found if entry.path[-1] == "gpu_memory_utilization"}
+    return [entry for entry in found if entry.path[:-1] not in engines]
 
 
 def from_document(entries: list[Entry], path: str) -> Settled:
     """The arguments of a YAML."""
-    return settle(TABLE, entries, path)
+    return settle(TABLE, _training(entries), path)
 
 
 def from_run(run: Run, path: str) -> Settled:
@@ -107,7 +126,7 @@ def from_run(run: Run, path: str) -> Settled:
     arguments = [_switched(entry) for entry in run.arguments if entry.key.startswith("--")]
     if not any(entry.key in FLAGS for entry in arguments):
         _check_sizes(run, arguments, path)
-    settled = settle(TABLE, arguments, path)
+    settled = _deepspeed(settle(TABLE, arguments, path), path)
     settled.notes += run.notes
     for word in run.strays:
         text = f"{_written(word)} is unknown; arguments that it adds are not read"
@@ -116,6 +135,26 @@ def from_run(run: Run, path: str) -> Settled:
         settled.add("world_size", run.world_size.value, run.world_size, path)
     used = {line for reading in settled.readings for line in (reading.line, *reading.also)}
     settled.notes += [(line, text) for line, text in run.defaults.items() if line in used]
+    return settled
+
+
+def _deepspeed(settled: Settled, path: str) -> Settled:
+    """Megatron-DeepSpeed's sequence and expert axes, which are DeepSpeed's where they stand beside data alone."""
+    sizes = settled.arguments
+    own = {name: size for name in ("sp", "moe_ep") if (size := sizes.pop(name, 1)) > 1}
+    if not own:
+        return settled
+    if len(own) > 1 or max(sizes.get("tp", 1), sizes.get("pp", 1)) > 1:
+        raise PlanError(
+            f"{path}: no recipe has DeepSpeed's sequence or expert axis beside another of the sizes "
+            f"{', '.join(str(reading) for reading in settled.readings)}; describe the layout with axes",
+            path=path,
+        )
+    for name in ("tp", "pp"):
+        sizes.pop(name, None)
+    sizes.update(
+        {"recipe": "sequences", "sp": own["sp"]} if "sp" in own else {"recipe": "deepspeed", "ep": own["moe_ep"]}
+    )
     return settled
 
 
@@ -143,7 +182,7 @@ def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
 
 def _switched(entry: Entry) -> Entry:
     """A switch is true by standing there; words after it are the program's."""
-    switch = _key(entry) in _SWITCHES
+    switch = _name(entry) in _SWITCHES
     return Entry(entry.path, True, entry.line, entry.also) if switch else entry
 
 

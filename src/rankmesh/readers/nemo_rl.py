@@ -23,9 +23,8 @@ __all__ = ["from_document", "matches"]
 _ENGINES = ("megatron_cfg", "dtensor_cfg")
 _CLUSTER = (("num_nodes",), ("gpus_per_node",))
 _DTENSOR = Table(
-    reads={"tensor_parallel_size": Read("tp"), "context_parallel_size": Read("cp")},
+    reads={"tensor_parallel_size": Read("tp"), "context_parallel_size": Read("cp"), "expert_parallel_size": Read("ep")},
     refused={
-        "expert_parallel_size": Refused("its expert groups are none of this layout's"),
         "data_parallel_size": Refused("it is what the world leaves", (None,)),
     },
     mentioned={"sequence_parallel": "uses the tp groups; it makes none"},
@@ -45,6 +44,11 @@ def from_document(entries: list[Entry], path: str) -> Settled:
         raise PlanError(f"{path}: {enabled} of policy is enabled; enable one of them", path=path)
     settings = [entry for entry in entries if entry.path[:2] == ("policy", engines[0]) and len(entry.path) == 3]
     settled = settle(megatron.TABLE if engines[0] == "megatron_cfg" else _DTENSOR, settings, path)
+    sizes = settled.arguments
+    if engines[0] == "dtensor_cfg" and sizes.get("ep", 1) > 1 and max(sizes.get("tp", 1), sizes.get("cp", 1)) > 1:
+        raise PlanError(
+            f"{path}: expert_parallel_size beside tensor or context parallelism is not read here", path=path
+        )
     settled.arguments["recipe"] = "megatron" if engines[0] == "megatron_cfg" else "torchtitan"
     counts = [entry for entry in entries if entry.path[0] == "cluster" and entry.path[1:] in _CLUSTER]
     shared = _value(entries, "policy", "generation", "colocated", "enabled") is not False

@@ -8,6 +8,7 @@ defaults: [base, _self_, {model: llama}]   Hydra: base.yaml, this file, model/ll
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -19,16 +20,33 @@ from rankmesh.readers.reading import Entry
 
 __all__ = ["with_parents"]
 
-_FILES = 16
+_FILES, _REFERENCES = 64, 8
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,\s*(\w+))?\}")
 _KEY, _SELF = "defaults", "_self_"
 
 
 def with_parents(found: list[Entry], path: str) -> list[Entry]:
     """The entries of a file and of its parents, later ones over earlier ones; a parent's have the line that names it.
 
-    Raises ``Unreadable`` for a parent that cannot be read, which is named, and for more than 16 files.
+    Raises ``Unreadable`` for a parent that cannot be read, which is named, and for more than 64 files.
     """
-    return _merged(found, Path(path), Budget(_FILES), ())
+    return [_resolved(entry, whole) for whole in [_merged(found, Path(path), Budget(_FILES), ())] for entry in whole]
+
+
+def _resolved(entry: Entry, whole: list[Entry]) -> Entry:
+    """An entry that is a reference to another, ``${a.b}`` or ``${oc.select:a.b,1}``, with that one's value."""
+    for _ in range(_REFERENCES):
+        reference = _REFERENCE.fullmatch(entry.value) if isinstance(entry.value, str) else None
+        if reference is None:
+            return entry
+        target = tuple(reference[1].split("."))
+        named = next((other for other in whole if other.path == target), None)
+        if named is None and reference[2] is None:
+            return entry
+        line = () if named is None or named.line == entry.line else (named.line,)
+        value = named.value if named is not None else None if reference[2] == "null" else reference[2]
+        entry = replace(entry, value=value, also=line)
+    return entry
 
 
 def _merged(found: list[Entry], path: Path, budget: Budget, below: tuple[Path, ...]) -> list[Entry]:
@@ -50,20 +68,19 @@ def _merged(found: list[Entry], path: Path, budget: Budget, below: tuple[Path, .
 
 
 def _names(listed: Entry) -> Iterator[tuple[str, str]]:
-    """Each file that is named, and the key that its values stand below."""
+    """Each file that is named, and the key that its values stand below: Hydra's ``group@package: name``."""
     for item in listed.value if isinstance(listed.value, list) else [listed.value]:
-        if isinstance(item, str):
-            yield item, ""
-        elif (
-            isinstance(item, dict)
-            and len(item) == 1
-            and all(isinstance(part, str) for part in next(iter(item.items())))
-        ):
-            group, name = next(iter(item.items()))
-            group = group.removeprefix("override ").removeprefix("optional ").strip("/")
-            yield f"{group}/{name}", group.partition("@")[0]
-        else:
-            raise Unreadable(f"names a parent that is not known, {quoted(item)} (line {listed.line})")
+        group, names = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else ("", item)
+        for name in names if isinstance(names, list) else [names]:
+            if name is None and group:
+                continue  # a group of which none is chosen
+            if not isinstance(name, str) or not isinstance(group, str):
+                raise Unreadable(f"names a parent that is not known, {quoted(item)} (line {listed.line})")
+            folder, _, package = group.removeprefix("override ").removeprefix("optional ").strip("/").partition("@")
+            if not folder:
+                name, _, package = name.partition("@")
+            key = "" if package == "_global_" else package.removeprefix("_here_") or folder.replace("/", ".")
+            yield (f"{folder}/{name}" if folder else name), key
 
 
 def _parent(name: str, key: str, path: Path, listed: Entry, budget: Budget, below: tuple[Path, ...]) -> list[Entry]:
@@ -79,5 +96,5 @@ def _parent(name: str, key: str, path: Path, listed: Entry, budget: Budget, belo
     except Unreadable as error:
         raise Unreadable(f"needs its parent {quoted(file)} (line {listed.line}), which {error}") from error
     found = _merged(entries(text, str(where)), where, budget, (*below, path.resolve()))
-    prefix = tuple(key.split("/")) if key else ()
+    prefix = tuple(key.split(".")) if key else ()
     return [replace(entry, path=(*prefix, *entry.path), line=listed.line, also=()) for entry in found]

@@ -24,7 +24,7 @@ from difflib import get_close_matches
 from math import prod
 
 from rankmesh.errors import PlanError
-from rankmesh.readers import slurm
+from rankmesh.readers import slurm, verl
 from rankmesh.readers.expand import Variable
 from rankmesh.readers.reading import Entry, Missing, refused
 from rankmesh.readers.recording.record import Launch
@@ -51,9 +51,12 @@ _LAUNCHERS: Mapping[str, tuple[str, tuple[_Counts, ...]]] = {
         r"(^|[\s/])srun\s",
         (((("-n", "--ntasks"), None),), ((("-N", "--nodes"), None), (("--ntasks-per-node",), None))),
     ),
+    "msrun": (r"(^|[\s/])msrun\s", (((("--worker_num",), None),),)),
     "mpirun": (r"(^|[\s/])mpi(run|exec)\s", (((("-n", "-np", "--np"), None),),)),
 }
-_STARTS_RANKS = ("torchrun", "accelerate", "deepspeed")
+# Commands that start as many ranks as the environment says.
+_SWIFT = ("megatron", "swift")
+_STARTS_RANKS = ("torchrun", "accelerate", "deepspeed", "msrun")
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,18 @@ class Run:
     strays: tuple[Word, ...]
     notes: tuple[tuple[int, str], ...]
     defaults: Mapping[int, str]
+
+    @property
+    def settings(self) -> list[Entry]:
+        """The words ``key=value``, as Hydra takes them."""
+        found = []
+        for word in self.command.words:
+            setting = verl.SETTING.fullmatch(shown(word))
+            if setting is not None:
+                lines, gap = lines_of(word) or (0,), gap_of(word)
+                value = Missing(setting[2], gap.why) if gap else setting[2]
+                found.append(Entry(tuple(setting[1].split(".")), value, lines[0], lines[1:]))
+        return found
 
     @property
     def missing(self) -> str:
@@ -82,7 +97,9 @@ def recorded_run(launch: Launch, path: str, marks: frozenset[str] = frozenset())
     known = {name: Variable(((Part(value, ()),),), False, ()) for name, value in launch.environment.items()}
     world = _world_size(command, arguments, Script(variables=known), path)
     # A count may be what this machine answers (nproc), which --world-size overrules.
-    return Run(command, arguments, world and replace(world, line=0, default=True), (), (), {})
+    if world is not None:
+        world = replace(world, line=0, default=not isinstance(world.value, Missing))
+    return Run(command, arguments, world, (), (), {})
 
 
 def read_run(
@@ -167,7 +184,10 @@ def _is_run(command: Command, marks: frozenset[str]) -> bool:
     line = f"{command} "
     launched = any(re.search(_LAUNCHERS[name][0], line) for name in _STARTS_RANKS)
     return (
-        launched or any(_PROGRAM.fullmatch(name) for name in names) or any(n.partition("=")[0] in marks for n in names)
+        launched
+        or any(_PROGRAM.fullmatch(name) for name in names)
+        or any(name.partition("=")[0] in marks for name in names)
+        or verl.starts_verl(names)
     )
 
 
@@ -217,9 +237,11 @@ def _world_size(command: Command, arguments: tuple[Entry, ...], script: Script, 
         found = _product(counts, arguments, path)
         if found is not None:
             return found
+    if text_of(command.words[0]) in _SWIFT if command.words else False:
+        return _swift_counts(command, script)
     for name in ("SLURM_NTASKS", "WORLD_SIZE") if launcher == "srun" else ("WORLD_SIZE",):
         script.asked.add(name)
-        variable = script.variables.get(name)
+        variable = command.variables.get(name, script.variables.get(name))
         word = variable.words[0] if variable is not None and variable.words else ()
         text = text_of(word)
         if variable is not None and text and text.isdecimal():
@@ -227,6 +249,19 @@ def _world_size(command: Command, arguments: tuple[Entry, ...], script: Script, 
             also = tuple(line for line in lines_of(word) if line != first)
             return Entry((name,), int(text), first, also, any(part.default for part in word))
     return None
+
+
+def _swift_counts(command: Command, script: Script) -> Entry | None:
+    """ms-swift starts NPROC_PER_NODE ranks on each of NNODES nodes."""
+    counts = {}
+    for name, default in (("NPROC_PER_NODE", None), ("NNODES", "1")):
+        script.asked.add(name)
+        variable = command.variables.get(name, script.variables.get(name))
+        counts[name] = default if variable is None or not variable.words else text_of(variable.words[0])
+    if not all(value and value.isdecimal() for value in counts.values()):
+        return None
+    key = " x ".join(f"{name} {value}" for name, value in counts.items())
+    return Entry((key,), prod(int(value) for value in counts.values() if value), command.line)
 
 
 def _product(counts: _Counts, arguments: tuple[Entry, ...], path: str) -> Entry | None:

@@ -55,10 +55,11 @@ _DECLARATIONS = {"declaration_command", "variable_assignments"}
 
 @dataclass(frozen=True)
 class Command:
-    """A command that the script would start, its words expanded."""
+    """A command that the script would start, its words expanded, and the variables that stand before it."""
 
     words: tuple[Word, ...]
     line: int
+    variables: Mapping[str, Variable] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return " ".join(shown(word) for word in self.words)
@@ -323,9 +324,14 @@ class _Reader:
         elif nested := _nested(words):
             self.among(node, lambda: self.nested(*nested), only=names[0] != "eval")
         else:
-            self.script.commands.append(Command((*self.prefix, *words), self.at(node)))
+            self.among(node, lambda: self.start(words, node), only=False)
         if words and (why := may_set_any(words)):
             self.unresolve(node, why)
+
+    def start(self, words: tuple[Word, ...], node: Node) -> None:
+        before = [child for child in node.named_children if child.type == "variable_assignment"]
+        own = {name: self.script.variables[name] for name in map(self.named, before) if name in self.script.variables}
+        self.script.commands.append(Command((*self.prefix, *words), self.at(node), own))
 
     def among(self, node: Node, run: Callable[[], None], *, only: bool) -> None:
         """Run with the assignments before a command, ``NAME=value f``, which end with it; ``only``: all it sets."""

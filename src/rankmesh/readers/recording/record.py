@@ -45,6 +45,7 @@ STAND_INS = (
     "accelerate",
     "python",
     "python3",
+    "msrun",
     "ray",
     "uv",
     "sbatch",

@@ -26,7 +26,7 @@ from pathlib import Path
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _BIND, _REC, _PRIVATE, _NOSUID, _NODEV = 0x1000, 0x4000, 0x40000, 2, 4
 _RDONLY, _RECURSIVE, _HERE, _MOUNT_SETATTR = 1, 0x8000, -100, 442
-_DEATH_SIGNAL, _DROP, _NO_NEW, _SUBREAPER, _LAST_CAPABILITY = 1, 24, 38, 36, 63
+_DEATH_SIGNAL, _NAME, _DROP, _NO_NEW, _SUBREAPER, _LAST_CAPABILITY = 1, 15, 24, 38, 36, 63
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -98,6 +98,7 @@ def main() -> int:
     kind, folder, grace, limit, *rest = sys.argv[1:]
     writable, command = rest[: rest.index("--")], rest[rest.index("--") + 1 :]
     _LIBC.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    _LIBC.prctl(_NAME, b"rankmesh", 0, 0, 0)  # scripts clean up with `pkill python`, which is not for this process
     if kind == "given":
         return _run(command, float(grace), int(limit))
     here = Path.cwd()

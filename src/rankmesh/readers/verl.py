@@ -1,0 +1,112 @@
+"""verl: the actor of a trainer, from its YAML or from the words ``key=value`` of a command.
+
+```
+actor_rollout_ref.actor.megatron.*          the layout of Megatron, where this is the actor's engine
+actor_rollout_ref.actor.fsdp_config.*       else: sequences are cut inside of sp adjacent ranks, weights over all ranks
+trainer.nnodes x trainer.n_gpus_per_node    the world
+engine.*                                    the same of the trainer for fine-tuning
+```
+
+Sizes of the critic, the reference and the engine of rollouts are no part of the actor's layout.
+Source: ``verl.workers`` and ``verl.trainer.config`` of verl.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from math import prod
+
+from rankmesh.readers.reading import Entry, Missing, Read, Refused, Settled, Table, settle, whole
+
+__all__ = ["SETTING", "from_document", "matches", "starts_verl"]
+
+# A word of a command that is a setting.
+SETTING = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_PROGRAM = re.compile(r"(.*[./])?(verl|recipe)[./](.*[./])?(main_(ppo|dapo)|fully_async_main|\w*sft_trainer\w*)(\.py)?")
+_ACTOR = ("actor_rollout_ref", "actor")
+_COUNTS = (("trainer", "nnodes"), ("trainer", "n_gpus_per_node"))
+_MEGATRON = Table(
+    reads={
+        "tensor_model_parallel_size": Read("tp"),
+        "pipeline_model_parallel_size": Read("pp"),
+        "context_parallel_size": Read("cp"),
+        "expert_model_parallel_size": Read("ep"),
+        "expert_tensor_parallel_size": Read("etp", lambda entry, path: _unless_empty(entry, path)),
+    },
+    mentioned={"virtual_pipeline_model_parallel_size": "splits the stages of a rank; the groups are the same"},
+)
+_SHARDS = Table(
+    reads={
+        "ulysses_sequence_parallel_size": Read("sp"),
+        "fsdp_size": Read("fsdp", lambda entry, path: None if str(entry.value) == "-1" else whole(entry, path)),
+    },
+    refused={"expert_parallel_size": Refused("its expert groups are none of this layout's")},
+)
+
+
+def _unless_empty(entry: Entry, path: str) -> int | None:
+    return None if entry.value in ("null", "None", "") else whole(entry, path)
+
+
+def starts_verl(words: Iterable[str]) -> bool:
+    """Whether a command starts one of verl's trainers, or has a setting of its actor."""
+    return any(_PROGRAM.fullmatch(word) or word.lstrip("+").startswith("actor_rollout_ref.actor.") for word in words)
+
+
+def matches(entries: Iterable[Entry]) -> bool:
+    """Whether the document has an actor as only verl has it."""
+    return any(entry.path[:2] == _ACTOR and len(entry.path) > 2 for entry in entries)
+
+
+def from_document(entries: list[Entry], path: str, program: str = "") -> Settled:
+    """The layout of the actor; ``program``: the command with its options, which may name the engine."""
+    tuning = not matches(entries)
+    prefix = () if tuning else _ACTOR
+    own = [entry for entry in entries if entry.path[: len(prefix)] == prefix]
+    sections = {"engine", "megatron"} if tuning else {"megatron"}
+    megatron = [entry for entry in own if len(entry.path) == len(prefix) + 2 and entry.path[-2] in sections]
+    engine = _engine(own, entries, prefix, program)
+    if engine == "megatron" or (not engine and not tuning and _any_size(megatron)):
+        settled = settle(_MEGATRON, megatron, path)
+        settled.arguments["recipe"] = "megatron"
+    else:
+        inner = {"fsdp_config", "engine", *prefix[-1:]}
+        shards = [entry for entry in own if len(entry.path) == 1 or entry.path[-2] in inner]
+        settled = settle(_SHARDS, _last_of(shards), path)
+        settled.arguments["recipe"] = "verl"
+    _add_world(settled, entries, path)
+    return settled
+
+
+def _engine(own: list[Entry], entries: list[Entry], prefix: tuple[str, ...], program: str) -> str:
+    """The engine that trains, empty where neither a setting nor the program's configuration names it."""
+    named = {(*prefix, "strategy"): own, ("model_engine",): entries, ("engine",): entries, ("engine", "strategy"): own}
+    for key, among in named.items():
+        found = [str(entry.value) for entry in among if entry.path == key]
+        if found:
+            return found[-1]
+    return "megatron" if "megatron" in program else ""
+
+
+def _any_size(entries: list[Entry]) -> bool:
+    return any(entry.path[-1] in _MEGATRON.reads for entry in entries)
+
+
+def _last_of(entries: list[Entry]) -> list[Entry]:
+    """Of one size in two places, the actor's own and its engine's, the one that is not 1."""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        if entry.path[-1] not in found or str(found[entry.path[-1]].value) in ("1", "-1"):
+            found[entry.path[-1]] = entry
+    return list(found.values())
+
+
+def _add_world(settled: Settled, entries: list[Entry], path: str) -> None:
+    counts = [entry for key in _COUNTS for entry in entries if entry.path == key]
+    if len(counts) != len(_COUNTS) or any(isinstance(entry.value, Missing) for entry in counts):
+        return
+    key = " x ".join(f"{entry.key} {entry.value}" for entry in counts)
+    ranks = prod(whole(entry, path) or 1 for entry in counts)
+    also = tuple(line for entry in counts[1:] for line in (entry.line,) if line != counts[0].line)
+    settled.add("world_size", ranks, Entry((key,), ranks, counts[0].line, also), path)
