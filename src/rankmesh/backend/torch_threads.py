@@ -95,6 +95,9 @@ class Ranks(Protocol):
     def refuse(self, operation: str) -> None:
         """Raise for a call on a group that this rank is not in."""
 
+    def makes_single(self) -> bool:
+        """Whether groups of one rank are made as all others are, for someone who observes their calls."""
+
 
 def _answering() -> Ranks | None:
     """Who answers for the threads that are ranks, where this thread is one; torch's object of the world holds it."""
@@ -235,6 +238,13 @@ class ThreadBackend(MemberBackend):
             request.ranks, request.name, request.desc, request.kind.backend, self._default.store, meet=False
         )
         return pg
+
+    def local(self, request: GroupRequest) -> dist.ProcessGroup:
+        """A group that answers at once, or one whose calls are observed."""
+        answering = _answering()
+        if answering is None or not answering.makes_single():
+            return super().local(request)
+        return self.create(request, 0.0)
 
     def abort(self, groups: Sequence[dist.ProcessGroup]) -> None:
         """Not here: a simulation ends a call that cannot complete."""

@@ -9,6 +9,8 @@ group        a process group as torch.distributed calls it; works, store: what i
 process      random numbers, environment and module globals, for each rank its own
 hooks        how torch.distributed answers threads that are ranks
 watchdog     ranks that make no progress
+observer     what looks at collectives, and may change them
+comparison   the same numbers under every layout, and which group would have made them so
 failures     the errors and their messages
 ```
 
@@ -30,7 +32,23 @@ from rankmesh.errors import extra
 with extra("torch"):
     import torch.distributed  # noqa: F401  - checked here once, for every module of this package
 
+from rankmesh.sim.comparison.compare import compare
+from rankmesh.sim.comparison.modules import random, see_activations, shard
+from rankmesh.sim.comparison.result import Comparison, Difference
+from rankmesh.sim.comparison.seen import see
 from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed
 from rankmesh.sim.run import run
 
-__all__ = ["DivergenceError", "HungRank", "RanksFailed", "run"]
+__all__ = [
+    "Comparison",
+    "Difference",
+    "DivergenceError",
+    "HungRank",
+    "RanksFailed",
+    "compare",
+    "random",
+    "run",
+    "see",
+    "see_activations",
+    "shard",
+]

@@ -20,7 +20,7 @@ import torch
 
 import rankmesh
 
-__all__ = ["Call", "Site", "call_site", "raise_site", "shapes", "users_trace"]
+__all__ = ["Call", "Site", "call_site", "is_users_file", "raise_site", "shapes", "users_trace"]
 
 _OURS = tuple(f"{Path(module.__file__).parent}/" for module in (torch, rankmesh) if module.__file__)
 _PLUMBING = ("/contextlib.py", "/threading.py", "/functools.py")
@@ -83,7 +83,11 @@ def users_trace(error: BaseException) -> TracebackType | None:
 
 
 def _is_users(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
+    return is_users_file(frame.f_code.co_filename)
+
+
+def is_users_file(name: str) -> bool:
+    """Whether a file of code belongs neither to torch nor to rankmesh, nor to what starts threads."""
     return not (name.startswith((*_OURS, "<frozen")) or name.endswith(_PLUMBING))
 
 
@@ -94,6 +98,7 @@ class Call:
     ``inputs``     what the rank gives; ``outputs`` where it wants the results
     ``signature``  what must be equal on all members, by name, in the order in which it is shown
     ``local``      what may differ between members: split sizes, the shapes of uneven gathers
+    ``stack``      the user's lines that led to the call, innermost first, where an observer asked for them
     """
 
     rank: int
@@ -109,6 +114,7 @@ class Call:
     given: list[torch.Tensor] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     results: list[torch.Tensor] | None = None
+    stack: tuple[Site, ...] = ()
 
     def __str__(self) -> str:
         facts = [f"{name} {_text(value)}" for name, value in {**self.signature, **self.local}.items()]

@@ -20,6 +20,7 @@ from rankmesh.debug.doctor.calls import difference
 from rankmesh.errors import first_line, listed
 from rankmesh.sim.calls import Call
 from rankmesh.sim.compute import compute, fit
+from rankmesh.sim.observer import Observer
 
 __all__ = ["Channel", "Collective", "Failure", "PendingOperation"]
 
@@ -86,11 +87,16 @@ class Channel:
     """The calls of one process group: ``ranks`` are its members, ``label`` its kind and coordinate."""
 
     def __init__(
-        self, name: str, ranks: Sequence[int], label: str, settled: Callable[[PendingOperation], None]
+        self,
+        name: str,
+        ranks: Sequence[int],
+        label: str,
+        settled: Callable[[PendingOperation], None],
+        observer: Observer | None = None,
     ) -> None:
         self.name, self.ranks, self.label = name, tuple(ranks), label
         self.failure: Failure | None = None
-        self._settled = settled
+        self._settled, self._observer = settled, observer
         self._collectives: dict[int, Collective] = {}
         self._next = [0] * len(self.ranks)
         self._unmatched: list[PendingOperation] = []
@@ -120,6 +126,8 @@ class Channel:
             why = f"these tensors cannot be computed ({first_line(error)})"
             self.fail([*collective.operations.values()], "refused", why)
             return
+        if self._observer is not None:
+            self._observer.computed(self, collective.calls)
         for pending in collective.operations.values():
             self.settle(pending)
 

@@ -40,6 +40,9 @@ class _Answers:
         context = self._context()
         raise context.simulation.not_a_member(context, operation)
 
+    def makes_single(self) -> bool:
+        return self._context().simulation.observer is not None
+
     def _context(self) -> RankContext:
         context = current_context()
         if context is None:

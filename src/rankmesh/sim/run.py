@@ -18,9 +18,10 @@ With a plan, every rank gets its live groups first:
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -37,12 +38,13 @@ from rankmesh.runtime.connect import connect
 from rankmesh.sim.calls import raise_site
 from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed
 from rankmesh.sim.hooks import hooks
+from rankmesh.sim.observer import Observer
 from rankmesh.sim.process import Process
 from rankmesh.sim.scheduler import Abandoned, Order
 from rankmesh.sim.simulation import RankContext, Simulation
 from rankmesh.sim.watchdog import watch
 
-__all__ = ["LIMIT", "cut_by", "run"]
+__all__ = ["LIMIT", "cut_by", "quiet_torch", "run"]
 
 Ranks = int | str | Mesh | Plan
 
@@ -64,6 +66,7 @@ def run(
     backend: str = "gloo",
     initialise: bool = True,
     return_exceptions: bool = False,
+    observer: Observer | None = None,
 ) -> list[Any]:
     """Call ``function`` on every rank of a simulated world; what each returned, by rank.
 
@@ -77,6 +80,7 @@ def run(
     ``backend``            what ``torch.distributed.get_backend()`` returns
     ``initialise``         False: ``function`` calls ``init_process_group`` itself, with any backend, as a program does
     ``return_exceptions``  True: an error stands in the list where its rank's value would
+    ``observer``           sees every collective, one-rank groups included, and may change it (``sim.observer``)
 
     Raises ``RanksFailed``, whose cause is the first failure. Ranks that cannot go on get a ``DivergenceError``.
     """
@@ -93,7 +97,7 @@ def run(
         )
     per_node = size if ranks_per_node is None else integer(ranks_per_node, "ranks_per_node", least=1)
     process = Process(size, seed, per_node, modules)
-    simulation = Simulation(size, order, backend, process)
+    simulation = Simulation(size, order, backend, process, observer)
     outcome = _Outcome()
     threads_before = torch.get_num_threads()
     program = _Program(function, args, plan, simulation, outcome, initialise)
@@ -109,6 +113,18 @@ def run(
     if outcome.failures:
         raise _failed(outcome, size)
     return [outcome.values[rank] for rank in range(size)]
+
+
+@contextmanager
+def quiet_torch() -> Iterator[None]:
+    """No lines of torch's own log, in which it repeats each error of a collective."""
+    logger = logging.getLogger("c10d-NullHandler-default")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def cut_by(ranks: Ranks) -> Plan | None:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from rankmesh.backend import torch_threads
-from rankmesh.sim.calls import Site, call_site
+from rankmesh.sim.calls import Call, Site, call_site
 from rankmesh.sim.channel import Channel, Failure, PendingOperation
 from rankmesh.sim.failures import DivergenceError, divergence, mismatch, stuck, unmatched
 from rankmesh.sim.group import SimulatedGroup
+from rankmesh.sim.observer import Observer
 from rankmesh.sim.process import Process
 from rankmesh.sim.scheduler import Chooser, Order, Scheduler, Waiting
 from rankmesh.sim.store import Keys, SimulatedStore
@@ -53,8 +54,15 @@ def current_context() -> RankContext | None:
 class Simulation:
     """``size`` ranks, and the channels of their groups; ``order`` decides which runs next."""
 
-    def __init__(self, size: int, order: Order, backend: str, process: Process | None = None) -> None:
-        self.size, self.backend = size, backend
+    def __init__(
+        self,
+        size: int,
+        order: Order,
+        backend: str,
+        process: Process | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.size, self.backend, self.observer = size, backend, observer
         self.chooser = Chooser(order)
         switch = (lambda before, after: None) if process is None else process.switch
         self.scheduler = Scheduler(size, self.chooser, self._stuck, switch)
@@ -69,12 +77,13 @@ class Simulation:
         """The process group of one rank; its channel is that of the name and the members."""
         key = (name, tuple(ranks))
         if key not in self._channels:
-            self._channels[key] = Channel(name, ranks, label, self._settled)
+            self._channels[key] = Channel(name, ranks, label, self._settled, self.observer)
         return SimulatedGroup(self, self._channels[key], key[1].index(rank))
 
-    def join(self, pg: SimulatedGroup, call: object) -> SimulatedWork:
-        """A collective call."""
-        return self._post(pg, lambda: pg.channel.join(call))  # type: ignore[arg-type]
+    def join(self, pg: SimulatedGroup, call: Call) -> SimulatedWork:
+        """A collective call, on the group that the observer chooses."""
+        chosen = pg if self.observer is None else self.observer.route(pg, call)
+        return self._post(chosen, lambda: chosen.channel.join(call))
 
     def post(self, pg: SimulatedGroup, call: object, peer: int | None, tag: int) -> SimulatedWork:
         """A send or a receive."""

@@ -26,7 +26,6 @@ shared by its ranks; with processes each rank makes its own.
 from __future__ import annotations
 
 import inspect
-import logging
 import unittest
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -197,11 +196,12 @@ def _simulate(
     """Run on simulated ranks, in one order or several; what each rank returned at last."""
     __tracebackhide__ = True
     from rankmesh import sim
+    from rankmesh.sim.run import quiet_torch
 
     rest = {name: value for name, value in options.items() if name not in ("order", "orders", "timeout")}
     rest["timeout"] = _seconds(config, options, 10.0)
     for order in _orders(config, options):
-        with _quiet_torch(), _short_report(order, config.getoption("fulltrace")):
+        with quiet_torch(), _short_report(order, config.getoption("fulltrace")):
             values = sim.run(function, spec, *args, order=order, **rest)
     return values
 
@@ -225,18 +225,6 @@ def _short_report(order: int | str, in_full: bool) -> Iterator[None]:
             # Not a note: Python 3.10 has none.
             failed.message += f"\nin the random order {order}: --rankmesh-order={order}"
         raise
-
-
-@contextmanager
-def _quiet_torch() -> Iterator[None]:
-    """No lines of torch's own log, in which it repeats each error of a collective."""
-    logger = logging.getLogger("c10d-NullHandler-default")
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _orders(config: pytest.Config, options: dict[str, Any]) -> list[int | str]:

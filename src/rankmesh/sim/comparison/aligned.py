@@ -1,0 +1,141 @@
+"""Aligned collectives: whether the results of one line under a layout, put together, are those of the reference.
+
+A result may be cut by axes along its dimensions, be one of several parts of a sum, or be the whole times a size:
+
+```
+reference  [a b c d]     tp 0  [a b]     tp 1  [c d]          cut by tp                  same
+                         dp 0  x         dp 1  y    x + y =   the reference              same (so far partial)
+                         dp 0  2·whole   dp 1  2·whole        a mean is taken later      scaled
+                         dp 0  [c d a b]                      the same in another order  order
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, permutations, product
+from math import prod
+
+import torch
+
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.sharding import Sharding
+from rankmesh.errors import RankmeshError
+from rankmesh.sim.comparison.noise import largest
+
+__all__ = ["DIFFERENT", "ORDER", "SAME", "SCALED", "UNKNOWN", "match"]
+
+SAME, SCALED, ORDER, DIFFERENT, UNKNOWN = "same", "scaled", "order", "different", "unknown"
+# Elements over all ranks up to which partial sums are looked for.
+_LARGEST = 1 << 22
+_CLOSE = 1e-5
+
+
+def match(mesh: Mesh, values: Mapping[int, torch.Tensor], whole: torch.Tensor) -> str:
+    """How the tensors of some ranks compare with the one of the reference: SAME, SCALED, ORDER, DIFFERENT, UNKNOWN."""
+    if not values or not whole.is_floating_point():
+        return UNKNOWN
+    local = next(iter(values.values())).shape
+    if any(value.shape != local for value in values.values()) or not whole.numel():
+        return UNKNOWN
+    cuts = list(_cuts(mesh, tuple(local), tuple(whole.shape)))
+    if not cuts:
+        return UNKNOWN
+    size = largest(whole)
+    found = _tried(mesh, values, whole, cuts, size)
+    if found is not None:
+        return found
+    if tuple(local) == tuple(whole.shape):
+        ordered = whole.flatten().sort().values
+        if all(_close(value.flatten().sort().values, ordered, size) for value in values.values()):
+            return ORDER
+        return DIFFERENT
+    return UNKNOWN if _permuted(values, whole, size) else DIFFERENT
+
+
+def _tried(
+    mesh: Mesh, values: Mapping[int, torch.Tensor], whole: torch.Tensor, cuts: Sequence[Sharding], size: float
+) -> str | None:
+    large = whole.numel() * len(values) > _LARGEST
+    for sharding in cuts:
+        taken = {axis for axes in sharding.cut or () if axes for axis in axes.split("-")}
+        free = [axis for axis, length in mesh.axes.items() if length > 1 and axis not in taken]
+        expected = {rank: _shard(sharding, rank, whole) for rank in values}
+        for count in range(1 if large else len(free) + 1):
+            for axes in combinations(free, count):
+                summed = _sums(mesh, values, axes)
+                if summed is not None and all(_close(summed[rank], expected[rank], size) for rank in values):
+                    return SAME
+    sizes = {float(prod(chosen)) for count in range(1, len(mesh.axes) + 1)
+             for chosen in combinations(mesh.axes.values(), count)} - {1.0}  # fmt: skip
+    for sharding in cuts:
+        expected = {rank: _shard(sharding, rank, whole) for rank in values}
+        for factor in (*sizes, *(1.0 / one for one in sizes)):
+            if all(_close(value, expected[rank] * factor, size) for rank, value in values.items()):
+                return SCALED
+    return None
+
+
+def _cuts(mesh: Mesh, local: tuple[int, ...], whole: tuple[int, ...]) -> Iterator[Sharding]:
+    """Every way in which axes could cut a tensor to the shape that ranks hold."""
+    if len(local) != len(whole) or any(not part or length % part for part, length in zip(local, whole, strict=True)):
+        return
+    for view in (None, *mesh.views):
+        sizes = {axis: length for axis, length in mesh.view(view).axes.items() if length > 1}
+        choices = [_factored(sizes, length // part) for part, length in zip(local, whole, strict=True)]
+        for cut in product(*choices):
+            try:
+                yield Sharding(mesh, tuple("-".join(axes) or None for axes in cut), whole, view=view)
+            except RankmeshError:  # noqa: PERF203  - one axis in two dimensions
+                continue
+        if local == whole:
+            return
+
+
+def _factored(sizes: Mapping[str, int], ratio: int) -> list[tuple[str, ...]]:
+    """The axes, in every order, whose sizes multiply to a ratio."""
+    if ratio == 1:
+        return [()]
+    return [
+        axes
+        for count in range(1, len(sizes) + 1)
+        for axes in permutations(sizes, count)
+        if prod(sizes[axis] for axis in axes) == ratio
+    ]
+
+
+def _shard(sharding: Sharding, rank: int, whole: torch.Tensor) -> torch.Tensor:
+    shard = sharding.of(rank)
+    return whole[tuple(slice(*edges) for edges in shard.boxes[0])] if shard.boxes else whole.new_empty(shard.shape)
+
+
+def _sums(mesh: Mesh, values: Mapping[int, torch.Tensor], axes: tuple[str, ...]) -> dict[int, torch.Tensor] | None:
+    """Each rank's sum over its group along some axes; None where a member has no value."""
+    if not axes:
+        return dict(values)
+    groups = mesh.groups(axes)
+    found: dict[int, torch.Tensor] = {}
+    for rank in values:
+        members = groups.of(rank).ranks
+        if any(member not in values for member in members):
+            return None
+        if rank not in found:
+            total = torch.stack([values[member].to(torch.float64) for member in members]).sum(0)
+            found.update(dict.fromkeys(members, total))
+    return found
+
+
+def _permuted(values: Mapping[int, torch.Tensor], whole: torch.Tensor, size: float) -> bool:
+    """Whether distinct shards of all ranks hold the elements of the whole in some order, as zigzag shards do."""
+    distinct: list[torch.Tensor] = []
+    for value in values.values():
+        if not any(_close(value, other, size) for other in distinct):
+            distinct.append(value)
+    joined = torch.cat([value.flatten().to(torch.float64) for value in distinct])
+    return joined.numel() == whole.numel() and _close(joined.sort().values, whole.flatten().sort().values, size)
+
+
+def _close(left: torch.Tensor, right: torch.Tensor, size: float) -> bool:
+    return left.numel() == right.numel() and (
+        not left.numel() or largest(left.reshape(-1).double() - right.reshape(-1).double()) <= _CLOSE * max(size, 1e-30)
+    )

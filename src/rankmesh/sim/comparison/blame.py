@@ -1,0 +1,277 @@
+"""Blame: which collective made a value differ, and which change of the program would make it right.
+
+```
+record        the failing layout and the reference run again, with every collective and its lines
+suspects      collectives whose results, put together, differ from the reference, in the order of the program
+trials        the same run with one repair; one that makes what was seen right is tried under every layout
+```
+
+Only a repair that worked is reported: in its run the value is right under every layout where it was wrong, and so is,
+unless the program has a second defect, everything that is seen after it. Where none works the first suspect is named.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from rankmesh.sim.calls import Call, Site
+from rankmesh.sim.comparison.aligned import DIFFERENT, ORDER, SAME, SCALED, UNKNOWN, match
+from rankmesh.sim.comparison.layouts import Layout
+from rankmesh.sim.comparison.repairs import Repair, reductions, regroupings, scalings
+from rankmesh.sim.comparison.runner import Runner
+from rankmesh.sim.comparison.session import Deviation, Key, Record, Reference, Session
+from rankmesh.sim.comparison.stacks import Node, Stack, nodes_of
+
+__all__ = ["Cause", "Failing", "find"]
+
+_OPERATIONS = {
+    "all_reduce": "all-reduce",
+    "all_reduce_coalesced": "all-reduce",
+    "all_gather": "all-gather",
+    "all_gather_coalesced": "all-gather",
+    "all_gather_single": "all-gather",
+    "all_gather_single_coalesced": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "reduce_scatter_single": "reduce-scatter",
+    "reduce_scatter_single_coalesced": "reduce-scatter",
+    "all_to_all": "all-to-all",
+    "all_to_all_single": "all-to-all",
+}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What made a value differ: a collective, or a missing one (``operation`` and ``group`` are None then).
+
+    ``settles``: whether the repair makes everything that is seen right, under every layout.
+    """
+
+    site: Site | None
+    operation: str | None = None
+    group: str | None = None
+    repair: Repair | None = None
+    settles: bool = False
+    lines: tuple[Site, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failing:
+    """What differs: the first deviation of the layout that is looked into, and all deviations of all layouts."""
+
+    layout: Layout
+    first: Deviation
+    by_layout: dict[str, dict[Key, Deviation]]
+
+
+@dataclass
+class _Search:
+    """The trials of one comparison."""
+
+    layouts: Sequence[Layout]
+    reference: Reference
+    failing: Failing
+    runner: Runner
+    deadline: float
+    fallback: Cause | None = None
+    tried: set[Repair] = field(default_factory=set)
+
+    def worked(self, repairs: Iterable[Repair], cause: Callable[[Repair], Cause]) -> Cause | None:
+        """The first of the repairs that settles everything; one that only makes the first value right is kept."""
+        for repair in repairs:
+            if repair in self.tried or time.monotonic() > self.deadline:
+                continue
+            self.tried.add(repair)
+            left = self._left(repair)
+            if left is None:
+                continue
+            found = cause(repair)
+            if not left:
+                return Cause(found.site, found.operation, found.group, repair, True, found.lines)
+            self.fallback = self.fallback or Cause(found.site, found.operation, found.group, repair, False, found.lines)
+        return None
+
+    def _left(self, repair: Repair) -> int | None:
+        """How many values still differ with a repair, under all layouts; None where the first one does, or a run fails.
+
+        A layout under which the program does not run with the repair, because its tensors have the shape of the
+        former group, says nothing; the failing one must run.
+        """
+        key, left, same_sums, other_sums = self.failing.first.key, 0, 0, 0
+        ordered = sorted(self.layouts, key=lambda layout: layout is not self.failing.layout)
+        for layout in ordered:
+            session = Session(layout, self.reference, repair=repair, until=key)
+            outcome = self.runner.tried(session)
+            if outcome == "failed" and layout is not self.failing.layout and _sized(repair):
+                continue
+            if outcome != "ended" or key in session.deviations:
+                return None
+            left += len(session.deviations)
+            same_sums, other_sums = same_sums + session.sums_of_equal, other_sums + session.sums_of_different
+        # Sums of equal numbers only multiply: that is a scale, and another defect.
+        return None if same_sums and not other_sums else left
+
+
+def find(layouts: Sequence[Layout], reference: Reference, failing: Failing, runner: Runner, *, seconds: float) -> Cause:
+    """What made the first value differ, within about so many seconds of trials."""
+    first, layout = failing.first, failing.layout
+    record, single = Session(layout, reference, trace=True), Session(runner.reference, None, trace=True)
+    for session in (record, single):
+        runner.run(session)
+    nodes = nodes_of((one.stack, one.kind, one.call.operation) for ranks in record.records.values() for one in ranks)
+    suspects = _suspects(layout, record, single, first.key, nodes)
+    before = _before(record, first.key, nodes)
+    search = _Search(layouts, reference, failing, runner, time.monotonic() + seconds)
+    for repairs, cause in _phases(layouts, suspects, before, first):
+        found = search.worked(repairs, cause)
+        if found is not None:
+            return found
+    if search.fallback is not None:
+        return search.fallback
+    if suspects:
+        return _of(suspects[0][0])
+    return Cause(first.site)
+
+
+Phase = tuple[Iterable[Repair], Callable[[Repair], Cause]]
+
+
+def _phases(
+    layouts: Sequence[Layout], suspects: list[list[Node]], before: list[list[Node]], first: Deviation
+) -> Iterator[Phase]:
+    """The repairs that are tried, in the order in which one that works is believed."""
+
+    def at_node(repair: Repair) -> Cause:
+        return Cause(first.site) if repair.node is None else _of(repair.node)
+
+    every = [*suspects, *(nodes for nodes in before if nodes not in suspects)]
+    plain = [nodes for nodes in every if _matters(nodes[0], layouts)]
+    trivial = [nodes for nodes in every if not _matters(nodes[0], layouts)]
+    # A coarse node first, then finer ones.
+    for depth in range(max(map(len, every), default=0)):
+        at_depth = [nodes[depth] for nodes in plain if depth < len(nodes)]
+        yield [repair for node in at_depth for repair in regroupings(node, layouts)], at_node
+    yield reductions(layouts), at_node
+    for depth in range(max(map(len, every), default=0)):
+        at_depth = [nodes[depth] for nodes in every if depth < len(nodes)]
+        yield [repair for node in at_depth for repair in scalings(layouts, node)], at_node
+    yield scalings(layouts), at_node
+    yield [repair for nodes in plain for node in nodes for repair in regroupings(node, layouts, unions=True)], at_node
+    yield [repair for nodes in trivial for node in nodes for repair in regroupings(node, layouts)], at_node
+
+
+def _sized(repair: Repair) -> bool:
+    """Whether tensors have the shape of the group, so that another group of another size cannot be tried."""
+    return repair.form == "group" and repair.node is not None and repair.node.operation not in _SAME_SHAPE
+
+
+def _matters(node: Node, layouts: Sequence[Layout]) -> bool:
+    """Whether the group of a node has more than one rank under some layout."""
+    return any(node.kind not in layout.kinds or layout.kinds[node.kind].size > 1 for layout in layouts)
+
+
+def _of(node: Node) -> Cause:
+    operation = _OPERATIONS.get(node.operation, node.operation.replace("_", "-"))
+    return Cause(node.site, operation, node.kind, lines=node.sites)
+
+
+def _before(record: Session, key: Key, nodes: dict[tuple[Stack, str], list[Node]]) -> list[list[Node]]:
+    """The nodes of the collectives that some rank made before it saw the value, the latest first."""
+    found: dict[tuple[Node, ...], None] = {}
+    ends = record.seen_at.get(key, {})
+    for rank, records in record.records.items():
+        end = ends.get(rank, float("inf"))
+        for one in reversed(records):
+            if one.order < end and (one.stack, one.kind) in nodes:
+                found.setdefault(tuple(nodes[one.stack, one.kind]))
+    return [list(one) for one in found]
+
+
+# Collectives whose tensors have one shape whatever the size of the group.
+_SAME_SHAPE = ("all_reduce", "all_reduce_coalesced", "broadcast", "reduce")
+# In which order what was found about collectives makes them suspect.
+_SUSPECT = ("wrong", DIFFERENT, SCALED, ORDER)
+
+
+def _suspects(
+    layout: Layout, record: Session, single: Session, key: Key, nodes: dict[tuple[Stack, str], list[Node]]
+) -> list[list[Node]]:
+    """The nodes of collectives that differ from the reference, the most suspect first, then in program order."""
+    references = _by_line(single.records)
+    ends, found = record.seen_at.get(key, {}), defaultdict[str, dict[tuple[Node, ...], None]](dict)
+    for lines, calls in _by_line(record.records, ends).items():
+        wholes = references.get(lines)
+        if not wholes:
+            continue
+        for number, ranks in calls.items():
+            state = _state(layout, ranks, [*wholes.get(number, {}).values()] or _all(wholes), _all(wholes))
+            if state in _SUSPECT:
+                one = next(iter(ranks.values()))
+                found[state].setdefault(tuple(nodes[one.stack, one.kind]))
+    ordered = [nodes for state in _SUSPECT for nodes in found[state]]
+    return [list(one) for one in dict.fromkeys(ordered)]
+
+
+def _all(wholes: dict[int, dict[int, Record]]) -> list[Record]:
+    return [one for ranks in wholes.values() for one in ranks.values()]
+
+
+def _by_line(
+    records: dict[int, list[Record]], ends: dict[int, int] | None = None
+) -> dict[tuple[Site, ...], dict[int, dict[int, Record]]]:
+    """The calls of each stack, by their number on each rank; those before ``ends`` only."""
+    found: dict[tuple[Site, ...], dict[int, dict[int, Record]]] = {}
+    for rank, calls in records.items():
+        numbers: dict[tuple[Site, ...], int] = defaultdict(int)
+        for one in calls:
+            if one.stack.sites and (ends is None or one.order < ends.get(rank, one.order + 1)):
+                lines = one.stack.sites
+                found.setdefault(lines, {}).setdefault(numbers[lines], {})[rank] = one
+                numbers[lines] += 1
+    return found
+
+
+def _state(layout: Layout, ranks: dict[int, Record], likely: list[Record], every: list[Record]) -> str:
+    """What one collective's results are, and where they differ, whether its inputs did before."""
+    states = {_compared(layout, ranks, whole.call, _results) for whole in likely}
+    if states - {DIFFERENT, SCALED, ORDER} or not states:
+        return SAME
+    # Stages of a pipeline number their calls differently.
+    if any(_compared(layout, ranks, whole.call, _results) in (SAME, UNKNOWN) for whole in every):
+        return SAME
+    state = next(one for one in (SCALED, ORDER, DIFFERENT) if one in states)
+    given = {_compared(layout, ranks, whole.call, _given) for whole in likely}
+    return "wrong" if state == DIFFERENT and SAME in given else state
+
+
+def _compared(
+    layout: Layout, ranks: dict[int, Record], whole: Call, tensors: Callable[[Call], list[torch.Tensor]]
+) -> str:
+    expected = tensors(whole)
+    local = {rank: tensors(one.call) for rank, one in ranks.items()}
+    if not expected or any(len(one) != len(expected) for one in local.values()):
+        return UNKNOWN
+    states = [
+        match(layout.mesh, {rank: one[index] for rank, one in local.items()}, tensor)
+        for index, tensor in enumerate(expected)
+    ]
+    return next((state for state in (DIFFERENT, ORDER, SCALED, UNKNOWN) if state in states), SAME)
+
+
+def _results(call: Call) -> list[torch.Tensor]:
+    """The results in the shapes of the tensors that get them; what is gathered as one tensor."""
+    results = call.results or []
+    if len(results) != len(call.outputs):
+        return []
+    if call.operation in ("all_gather", "gather") and results:
+        # One tensor, as the rows of all members are.
+        return [torch.cat(results)] if results[0].dim() else []
+    return [result.reshape(output.shape) for result, output in zip(results, call.outputs, strict=True)]
+
+
+def _given(call: Call) -> list[torch.Tensor]:
+    return call.given

@@ -1,0 +1,154 @@
+"""Compare: one program under many layouts, against the same program on one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from rankmesh.errors import LayoutError, quoted
+from rankmesh.sim.calls import Site
+from rankmesh.sim.comparison.blame import Cause, Failing, find
+from rankmesh.sim.comparison.layouts import Layout, LayoutLike, layouts_of, reference_of
+from rankmesh.sim.comparison.result import Comparison, Difference
+from rankmesh.sim.comparison.runner import Runner
+from rankmesh.sim.comparison.session import Deviation, Key, Reference, Session
+from rankmesh.sim.failures import RanksFailed
+
+__all__ = ["compare"]
+
+
+def compare(
+    program: Callable[[Any], object],
+    layouts: Iterable[LayoutLike],
+    tolerance: float = 1e-6,
+    *,
+    seconds: float = 60.0,
+    timeout: float = 30.0,
+    seed: int = 0,
+    modules: Iterable[str | ModuleType] = (),
+) -> Comparison:
+    """Run a program under every layout and compare what it sees with a run on one process.
+
+    ``program``    SPMD code: called as ``program(groups)`` on every simulated rank, it calls ``sim.see``
+    ``layouts``    SPECs, meshes or plans with the same kinds of group; an axis that a SPEC or a mesh lacks has size 1
+    ``tolerance``  in units of a value's largest element; noisier values may differ by more, which the report states
+    ``seconds``    for how long repairs are tried
+    ``timeout, seed, modules``    as in ``sim.run``
+
+    torch's default dtype is float64 in the program where it runs with that, else what it is outside. Raises
+    ``LayoutError`` for layouts that do not go together and for a program that sees nothing, ``RanksFailed`` where the
+    program fails under a layout.
+
+    >>> import torch, torch.distributed as dist
+    >>> from rankmesh import sim
+    >>> def program(groups):
+    ...     x = sim.random(groups, "x", (8, 4), ("dp", None))
+    ...     total = x.sum()
+    ...     dist.all_reduce(total, group=groups["tp"].pg)
+    ...     sim.see("total", total)
+    >>> result = compare(program, ["tp=2", "dp=2", "tp=2,dp=2"])
+    >>> result.same, result.first.operation, result.first.group, result.first.repair
+    (False, 'all-reduce', 'tp', ('group', 'dp'))
+    """
+    chosen = layouts_of(layouts)
+    if not callable(program):
+        raise LayoutError(f"{quoted(program)} is no program; give a function that takes the groups of its rank")
+    if not tolerance >= 0.0:
+        raise LayoutError(f"tolerance is {quoted(tolerance)}; give a number from 0 on, such as 1e-6")
+    options = {"timeout": timeout, "seed": seed, "modules": tuple(modules)}
+    runner, reference = _reference(Runner(program, reference_of(chosen[0]), torch.float64, options), tolerance)
+    sessions = {layout: Session(layout, reference) for layout in chosen}
+    for session in sessions.values():
+        runner.run(session)
+    return _result(runner, reference, sessions, seconds)
+
+
+def _reference(runner: Runner, tolerance: float) -> tuple[Runner, Reference]:
+    """What one process sees, in float64 where the program runs with it as the default."""
+    try:
+        reference = runner.reference_values(tolerance)
+    except RanksFailed:
+        if torch.get_default_dtype() == runner.dtype:
+            raise
+        runner = Runner(runner.program, runner.reference, torch.get_default_dtype(), runner.options)
+        reference = runner.reference_values(tolerance)
+    if not reference.values:
+        raise LayoutError("the program sees nothing on one process; call sim.see(name, tensor) in it")
+    return runner, reference
+
+
+def _result(runner: Runner, reference: Reference, sessions: dict[Layout, Session], seconds: float) -> Comparison:
+    failing = {layout: session for layout, session in sessions.items() if session.deviations}
+    first = None
+    if failing:
+        layout = min(failing, key=lambda one: _place(reference, failing[one]))
+        deviation = min(failing[layout].deviations.values(), key=lambda one: _order(reference, one.key))
+        found = Failing(layout, deviation, {one.name: session.deviations for one, session in sessions.items()})
+        cause = find(list(sessions), reference, found, runner, seconds=seconds)
+        first = _difference(layout, deviation, cause)
+    return Comparison(
+        layouts=tuple(layout.name for layout in sessions),
+        first=first,
+        tolerance=reference.tolerance,
+        dtype=str(runner.dtype).removeprefix("torch."),
+        errors={layout.name: dict(session.worst) for layout, session in sessions.items()},
+        differing={
+            layout.name: list(dict.fromkeys(name for name, _ in session.deviations))
+            for layout, session in sessions.items()
+        },
+        spread=reference.spread,
+        raised=_raised(reference),
+        others=sum(len(session.deviations) for session in failing.values()) - bool(failing),
+    )
+
+
+def _order(reference: Reference, key: Key) -> int:
+    return reference.order.get(key, len(reference.order))
+
+
+def _place(reference: Reference, session: Session) -> int:
+    return min(_order(reference, key) for key in session.deviations)
+
+
+def _raised(reference: Reference) -> dict[str, float]:
+    """The values whose noise allows more than the tolerance, in units of their largest element."""
+    found: dict[str, float] = {}
+    for (name, number), scale in reference.scales.items():
+        allowed = reference.allowed((name, number))
+        if scale.size and allowed > reference.tolerance * scale.size * 1.001:
+            found[name] = max(found.get(name, 0.0), allowed / scale.size)
+    return found
+
+
+def _difference(layout: Layout, deviation: Deviation, cause: Cause) -> Difference:
+    name, number = deviation.key
+    return Difference(
+        name,
+        layout.name,
+        tuple(sorted(set(deviation.ranks))),
+        _value(deviation.expected),
+        _value(deviation.got),
+        None if cause.site is None else _line(cause.site),
+        cause.operation,
+        cause.group,
+        None if cause.repair is None else cause.repair.told(layout),
+        cause.settles,
+        tuple(map(str, cause.lines)),
+        number,
+        deviation.why,
+        deviation.error,
+    )
+
+
+def _value(tensor: torch.Tensor | None) -> float | torch.Tensor | None:
+    if tensor is None or tensor.numel() != 1 or tensor.is_complex():
+        return tensor
+    return float(tensor)
+
+
+def _line(site: Site) -> str:
+    return f"{Path(site.file).name}:{site.line}"

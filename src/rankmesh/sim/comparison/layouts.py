@@ -1,0 +1,193 @@
+"""The layouts of a comparison: plans with the same kinds of group, and the one process that they are compared with.
+
+```
+"tp=2"               tp=2,dp=1,cp=1        axes that a bare layout leaves out have size 1
+"dp=2,cp=2"          dp=2,cp=2,tp=1
+reference            tp=1,dp=1,cp=1        every axis of size 1
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+from rankmesh.core import recipes
+from rankmesh.core.groups import Groups
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.options import Options
+from rankmesh.core.picks import Pick
+from rankmesh.core.plan import Plan
+from rankmesh.core.spec import GroupSpec
+from rankmesh.errors import LayoutError, PlanError, quoted
+from rankmesh.readers.source import read
+
+__all__ = ["Layout", "LayoutLike", "layouts_of", "reference_of"]
+
+LayoutLike = str | Mesh | Plan
+# Axes of one group that a repair may name although the plan has no such kind.
+_MOST_AXES = 3
+# Groups that the program made itself: of all ranks, and of some.
+WORLD, UNNAMED = "world", "new_group"
+# How Megatron's short keys order the axes of a union: tp_dp_cp.
+_ORDER = ("tp", "ep", "dp", "cp", "pp")
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """One layout: the name by which the user knows it, and its plan, in which every kind has its own process groups."""
+
+    name: str
+    plan: Plan
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the plan."""
+        return self.plan.mesh
+
+    @cached_property
+    def unions(self) -> dict[str, Groups]:
+        """Groups along several axes for which the plan has no kind, by name: ``tp_dp``."""
+        found = {}
+        known = {frozenset(spec.axes) for spec in self.plan.specs if spec.view is None and spec.pick is None}
+        for count in range(1, _MOST_AXES + 1):
+            for axes in combinations(self.mesh.axes, count):
+                name = "_".join(sorted(axes, key=_place))
+                if frozenset(axes) not in known and name not in self.plan.kinds:
+                    found[name] = self.mesh.groups(axes)
+        return found
+
+    @cached_property
+    def kinds(self) -> dict[str, Groups]:
+        """Every group that a collective could be made on, by name: those of the plan first."""
+        return {**self.plan.kinds, **self.unions}
+
+    def kind_of(self, label: str) -> str:
+        """The name of a group that some rank uses: its kind in the plan, or what torch calls the group.
+
+        Groups of ``torch.distributed.new_group`` without a description have names that differ from rank to rank.
+        """
+        name = label.partition("@")[0]
+        if name in self.plan.kinds:
+            return name
+        if label == "the world":
+            return WORLD
+        return UNNAMED if label.startswith("group '") else label
+
+
+def layouts_of(given: Iterable[LayoutLike]) -> list[Layout]:
+    """The layouts that the user means, with the same kinds of group in each.
+
+    >>> [layout.name for layout in layouts_of(["tp=2", Mesh(dp=2)])]
+    ['tp=2', 'dp=2']
+    >>> str(layouts_of(["tp=2", Mesh(dp=2)])[0].mesh)
+    'tp=2,dp=1'
+    """
+    if isinstance(given, LayoutLike):
+        given = [given]
+    listed = list(given)
+    if not listed:
+        raise LayoutError("no layouts are given; give one or more, such as ['tp=2', 'dp=2']")
+    bare = {index: mesh for index, one in enumerate(listed) if (mesh := _bare(one)) is not None}
+    filled = dict(zip(bare, _filled(list(bare.values()), [_name(listed[index]) for index in bare]), strict=True))
+    plans = [recipes.axes(filled[i]) if i in filled else _plan(one) for i, one in enumerate(listed)]
+    layouts = [Layout(_name(one), _apart(plan)) for one, plan in zip(listed, plans, strict=True)]
+    for layout in layouts:
+        _check(layout, layouts[0])
+    return layouts
+
+
+def reference_of(layout: Layout) -> Layout:
+    """The same kinds of group on one rank.
+
+    >>> reference_of(layouts_of(["tp=2,dp=2"])[0]).plan.groups("tp").tolist()
+    [[0]]
+    """
+    plan = layout.plan
+    data: dict[str, Any] = {**plan.mesh.to_dict()}
+    for part in (data, *data.get("views", {}).values()):
+        part["axes"] = [[name, 1] for name, _ in part["axes"]]
+    mesh = Mesh.from_dict({**{k: v for k, v in data.items() if k not in ("rank_map", "consecutive")}, "offset": 0})
+    return Layout("one process", _apart(Plan(mesh, [_single(spec) for spec in plan.specs], name=plan.name)))
+
+
+def _place(axis: str) -> tuple[int, str]:
+    return (_ORDER.index(axis) if axis in _ORDER else len(_ORDER)), axis
+
+
+def _single(spec: GroupSpec) -> GroupSpec:
+    pick = None if spec.pick is None else Pick((0,))
+    levels = None if spec.levels is None else (1,) * len(spec.levels)
+    return GroupSpec(spec.name, spec.axes, view=spec.view, pick=pick, levels=levels, level=spec.level)
+
+
+def _apart(plan: Plan) -> Plan:
+    """The plan with process groups of its own for each kind, so that a call tells on which kind it is made."""
+    return plan.with_options(Options(share=False))
+
+
+def _bare(one: object) -> Mesh | None:
+    if isinstance(one, Mesh):
+        return one
+    if isinstance(one, str):
+        source = read(one)
+        return source.plan.mesh if source.kind == "axes" else None
+    return None
+
+
+def _plan(one: object) -> Plan:
+    if isinstance(one, str):
+        return read(one).plan
+    if isinstance(one, Plan):
+        return one
+    raise PlanError(f"{quoted(one)} is no layout; give a SPEC such as 'tp=2,dp=2', a Mesh or a Plan", received=one)
+
+
+def _name(one: object) -> str:
+    if isinstance(one, str):
+        return one
+    return str(one.mesh if isinstance(one, Plan) else one)
+
+
+def _filled(meshes: Sequence[Mesh], names: Sequence[str]) -> Iterator[Mesh]:
+    """Each mesh with the axes of all; those that it lacks have size 1 and come last."""
+    axes = dict.fromkeys(axis for mesh in meshes for axis in mesh.axes)
+    views: dict[str, Mapping[str, int]] = {}
+    for mesh in meshes:
+        for name, view in mesh.views.items():
+            views.setdefault(name, dict.fromkeys(view.axes, 1))
+    for mesh, shown in zip(meshes, names, strict=True):
+        missing = {axis: 1 for axis in axes if axis not in mesh.axes}
+        whole = Mesh.from_dict({**mesh.to_dict(), "axes": [*map(list, {**mesh.axes, **missing}.items())]})
+        for name, single in views.items():
+            if name not in mesh.views:
+                if mesh.size > 1:
+                    raise LayoutError(
+                        f"layout {quoted(shown)} has no view {name!r}, which others have; write how it factors these "
+                        f"{mesh.size} ranks, such as {shown}/{name}:{next(iter(single))}={mesh.size}",
+                        layout=shown,
+                        view=name,
+                    )
+                whole = whole.with_view(name, shared=None, **single)
+        yield whole
+
+
+def _check(layout: Layout, first: Layout) -> None:
+    plan = layout.plan
+    if set(plan.kinds) != set(first.plan.kinds):
+        only = sorted(set(plan.kinds) ^ set(first.plan.kinds))
+        raise LayoutError(
+            f"layouts {quoted(first.name)} and {quoted(layout.name)} do not have the same kinds of group: "
+            f"{quoted(', '.join(only))} are in one of them only; make both with one recipe",
+            layouts=(first.name, layout.name),
+            kinds=tuple(only),
+        )
+    if plan.mesh.size != plan.world_size:
+        raise LayoutError(
+            f"layout {quoted(layout.name)} covers {plan.mesh.size} of {plan.world_size} ranks; a comparison needs "
+            "every rank of the world in the mesh: give a mesh without offset",
+            layout=layout.name,
+        )

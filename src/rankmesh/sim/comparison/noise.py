@@ -1,0 +1,110 @@
+"""Noise: how far values move when sums are taken in another order, which is no difference between layouts.
+
+A second run of the reference permutes what every matrix product and sum adds up. How far a value moves there is its
+*spread*. A layout may differ from the reference by the tolerance, or by ``MARGIN`` times the spread where that is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["MARGIN", "PermutedReductions", "Scale", "largest"]
+
+# The spread is one draw of the noise: another order may move a value somewhat further.
+MARGIN = 16.0
+# Units in the last place of a value's own dtype that partial sums may add.
+_ULPS = 8.0
+
+_aten = torch.ops.aten
+
+
+def _permuted_product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    order = torch.arange(a.shape[-1] - 1, -1, -1, device=a.device)
+    return a.index_select(-1, order), b.index_select(-2, order)
+
+
+def _mm(op: Any, a: torch.Tensor, b: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    return op(*_permuted_product(a, b), *rest, **named)
+
+
+def _addmm(op: Any, add: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    return op(add, *_permuted_product(a, b), *rest, **named)
+
+
+def _sum(op: Any, x: torch.Tensor, dims: Any = None, *rest: Any, **named: Any) -> Any:
+    along = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
+    return op(x.flip(along) if along else x, dims, *rest, **named)
+
+
+def _sum_all(op: Any, x: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    return op(x.flip(list(range(x.dim()))) if x.dim() else x, *rest, **named)
+
+
+_PERMUTED: dict[Any, Callable[..., Any]] = {
+    _aten.mm.default: _mm,
+    _aten.bmm.default: _mm,
+    _aten.addmm.default: _addmm,
+    _aten.baddbmm.default: _addmm,
+    _aten.sum.dim_IntList: _sum,
+    _aten.mean.dim: _sum,
+    _aten.sum.default: _sum_all,
+    _aten.mean.default: _sum_all,
+}
+
+
+class PermutedReductions(TorchDispatchMode):
+    """Inside, matrix products and sums add up what they add up in the opposite order.
+
+    >>> x = torch.tensor([1e16, 1.0, -1e16], dtype=torch.float64)
+    >>> with PermutedReductions():
+    ...     same = float((x[None] @ x[:, None] * 0).sum())
+    >>> same
+    0.0
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One operation of torch."""
+        permuted = _PERMUTED.get(func)
+        if permuted is None:
+            return func(*args, **(kwargs or {}))
+        return permuted(func, *args, **(kwargs or {}))
+
+
+def largest(tensor: torch.Tensor) -> float:
+    """The largest magnitude in a tensor; 0 where it is empty, infinite where it holds a NaN."""
+    if not tensor.numel():
+        return 0.0
+    number = tensor.detach() if tensor.is_floating_point() or tensor.is_complex() else tensor.to(torch.float64)
+    most = float(number.abs().max())
+    return float("inf") if most != most else most
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is no difference for one value: ``size`` is its largest element, ``spread`` how far it moved."""
+
+    size: float
+    spread: float
+    exact: bool
+    eps: float
+
+    @classmethod
+    def of(cls, value: torch.Tensor, permuted: torch.Tensor | None) -> Scale:
+        """From a value of the reference, and the same one under permuted reductions."""
+        floating = value.is_floating_point() or value.is_complex()
+        moved = 0.0
+        if floating and permuted is not None and permuted.shape == value.shape:
+            moved = largest(torch.nan_to_num(permuted.to(value.dtype) - value))
+        finite = torch.nan_to_num(value, posinf=0.0, neginf=0.0) if floating else value
+        return cls(largest(finite), moved, not floating, torch.finfo(value.dtype).eps if floating else 0.0)
+
+    def allowed(self, tolerance: float, overall: float) -> float:
+        """How far an element may be from the reference; ``overall`` is the largest element of all values seen."""
+        if self.exact:
+            return 0.0
+        return max(max(tolerance, _ULPS * self.eps) * self.size, MARGIN * self.spread, self.eps * overall)

@@ -1,0 +1,80 @@
+"""Repairs: changes to a run that may make it right. Each is tried, and only one that worked is reported.
+
+```
+Repair("group", "dp_cp", node)        these collectives are made on dp_cp instead
+Repair("scale", "1/tp", node)         their results are divided by the size of tp
+Repair("all-reduce", "tp")            what is seen and differs is summed over tp first
+Repair("scale", "tp")                 what is seen and differs is multiplied by the size of tp
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from rankmesh.sim.comparison.layouts import Layout
+from rankmesh.sim.comparison.stacks import Node
+
+__all__ = ["Repair", "reductions", "regroupings", "scalings"]
+
+_INVERSE = "1/"
+
+
+@dataclass(frozen=True)
+class Repair:
+    """One change: of the collectives of a node, or without one of what is seen."""
+
+    form: str
+    what: str
+    node: Node | None = None
+
+    def factor(self, layout: Layout) -> float:
+        """What a scale multiplies by under a layout."""
+        kind = self.what.removeprefix(_INVERSE)
+        size = layout.kinds[kind].size
+        return 1.0 / size if self.what.startswith(_INVERSE) else float(size)
+
+    def told(self, layout: Layout) -> tuple[str, str | float]:
+        """How the user gets it: a scale as its number under the layout."""
+        return (self.form, self.factor(layout) if self.form == "scale" else self.what)
+
+
+def _common(layouts: Sequence[Layout]) -> list[str]:
+    return [kind for kind in layouts[0].kinds if all(kind in layout.kinds for layout in layouts)]
+
+
+def _distinct(layouts: Sequence[Layout], kinds: Sequence[str]) -> Iterator[str]:
+    """The kinds that have more than one rank somewhere; of those with the same groups everywhere, the first."""
+    seen: set[tuple[object, ...]] = set()
+    for kind in kinds:
+        groups = [layout.kinds[kind] for layout in layouts]
+        key = tuple(one.partition for one in groups)
+        if key not in seen and any(one.size > 1 for one in groups):
+            seen.add(key)
+            yield kind
+
+
+def regroupings(node: Node, layouts: Sequence[Layout], *, unions: bool = False) -> list[Repair]:
+    """The same collectives on every other kind of the plan, or on each group for which it has no kind."""
+    kinds = sorted(_common(layouts), key=lambda kind: kind != node.kind)
+    others = [kind for kind in _distinct(layouts, kinds) if kind != node.kind]
+    return [Repair("group", kind, node) for kind in others if (kind in layouts[0].unions) == unions]
+
+
+def reductions(layouts: Sequence[Layout]) -> list[Repair]:
+    """A sum of what is seen over each kind of group."""
+    return [Repair("all-reduce", kind) for kind in _distinct(layouts, _common(layouts))]
+
+
+def scalings(layouts: Sequence[Layout], node: Node | None = None) -> list[Repair]:
+    """A factor of a kind's size, or one over it; of equal factors everywhere, the first."""
+    found, seen = [], set()
+    kinds = sorted(_common(layouts), key=lambda kind: len(layouts[0].kinds[kind].axes))
+    for kind in kinds:
+        sizes = tuple(layout.kinds[kind].size for layout in layouts)
+        if sizes not in seen and prod(sizes) > 1:
+            seen.add(sizes)
+            found += [Repair("scale", f"{_INVERSE}{kind}", node), Repair("scale", kind, node)]
+    return found

@@ -1,0 +1,199 @@
+"""The result of a comparison: whether all layouts have the same numbers, and what differs first.
+
+>>> Difference("loss", "dp=2", (0, 1), 2.0, 4.0, "train.py:41", "all-reduce", "dp", ("scale", 0.5)).fix
+'divide its result by 2'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rankmesh.errors import in_words
+
+__all__ = ["Comparison", "Difference"]
+
+_LINES = 12
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first thing seen that differs, in the order of the program.
+
+    ``name``, ``layout``    what, and under which layout; ``ranks`` saw it differ
+    ``expected``, ``got``   a number, or the tensor of the first of these ranks; None where nobody saw it
+    ``site``                ``"train.py:41"``: the collective that made it differ; where one is missing, ``sim.see``
+    ``operation, group``    ``"all-reduce"``, ``"dp"``; None where a collective is missing
+    ``repair``              ``("group", "dp_cp")``, ``("all-reduce", "tp")`` of what is seen, ``("scale", 0.5)``; None
+    ``settles``             whether with the repair everything seen is right, under every layout
+    ``lines``               from the collective to ``site``, as ``file:line in function``, innermost first
+    """
+
+    name: str
+    layout: str
+    ranks: tuple[int, ...]
+    expected: float | torch.Tensor | None
+    got: float | torch.Tensor | None
+    site: str | None
+    operation: str | None = None
+    group: str | None = None
+    repair: tuple[str, str | float] | None = None
+    settles: bool = False
+    lines: tuple[str, ...] = ()
+    number: int = 0
+    why: str = "value"
+    error: float = 0.0
+
+    @property
+    def fix(self) -> str | None:
+        """The repair in words."""
+        if self.repair is None:
+            return None
+        form, what = self.repair
+        if form == "group":
+            return f"make it on {what}"
+        if form == "all-reduce":
+            return f"sum {self.name} over {what}"
+        subject = self.name if self.operation is None else "its result"
+        factor = float(what)
+        return f"multiply {subject} by {factor:g}" if factor > 1 else f"divide {subject} by {1 / factor:g}"
+
+    def __str__(self) -> str:
+        nth = f" (its value {self.number})" if self.number else ""
+        return f"{self.name}{nth} differs under {self.layout}, on {in_words(self.ranks)}: {self._values()}"
+
+    def _values(self) -> str:
+        if self.why == "unseen":
+            return "a part of it was seen by no rank"
+        if self.why == "extra":
+            return "one process does not see it"
+        if self.why == "shape":
+            return f"shape {_shape(self.got)} where its cut gives {_shape(self.expected)}"
+        if isinstance(self.expected, float) and isinstance(self.got, float):
+            return f"{self.got:.6g} where one process has {self.expected:.6g}"
+        return f"by up to {self.error:.2g}{_most(self.expected, self.got)}"
+
+
+def _shape(value: object) -> list[int]:
+    return list(value.shape) if isinstance(value, torch.Tensor) else []
+
+
+def _most(expected: object, got: object) -> str:
+    """The element that differs most."""
+    if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor) or expected.shape != got.shape:
+        return ""
+    if not expected.numel() or expected.is_complex():
+        return ""
+    left, right = expected.double().flatten(), got.double().flatten()
+    index = int((left - right).abs().argmax())
+    where = list(map(int, torch.unravel_index(torch.tensor(index), expected.shape)))
+    return f", element {where} is {float(right[index]):.6g} where one process has {float(left[index]):.6g}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same program under several layouts.
+
+    ``layouts``     their names; ``first`` is what differs first, None where nothing does
+    ``errors``      for each layout by name of what was seen its largest difference, in units of its largest element
+    ``differing``   for each layout the names that differ
+    ``tolerance``   what was asked for; ``raised`` names the values that are noisier, with what they may differ by
+    """
+
+    layouts: tuple[str, ...]
+    first: Difference | None
+    tolerance: float
+    dtype: str
+    errors: Mapping[str, Mapping[str, float]]
+    differing: Mapping[str, Sequence[str]]
+    spread: float = 0.0
+    raised: Mapping[str, float] = field(default_factory=dict)
+    others: int = 0
+
+    @property
+    def same(self) -> bool:
+        """Whether every layout has the numbers of one process."""
+        return self.first is None
+
+    def __bool__(self) -> bool:
+        return self.same
+
+    def report(self) -> str:
+        """The result in words."""
+        count = len({name for names in self.errors.values() for name in names})
+        of = f"{count} value{'s' * (count != 1)} under {len(self.layouts)} layout{'s' * (len(self.layouts) != 1)}"
+        if self.first is None:
+            lines = [f"same: {of}"]
+        else:
+            lines = [str(self.first), *self._cause(self.first)]
+            lines += (
+                [f"  {layout}: {len(names)} values differ" for layout, names in self.differing.items() if names]
+                if self.others
+                else []
+            )
+        return "\n".join([*lines, self._noise()])
+
+    def _cause(self, first: Difference) -> list[str]:
+        if first.operation is None:
+            lines = [f"  {first.site}: a collective is missing before this line, or a rank computes it differently"]
+        else:
+            lines = [f"  {first.site}: the {first.operation} over {first.group} made it differ"]
+        lines += [f"    reached by {line}" for line in first.lines[:_LINES]] if len(first.lines) > 1 else []
+        if first.fix is not None:
+            rest = "then everything is the same" if first.settles else "then it is right, and other values differ still"
+            lines.append(f"  fix: {first.fix}; tried, and {rest}")
+        return lines
+
+    def _noise(self) -> str:
+        text = (
+            f"tolerance {self.tolerance:g} of a value's largest element; in {self.dtype} one process moves by "
+            f"{self.spread:.1g} when it sums in another order"
+        )
+        noisy = [f"{name} {most:.1g}" for name, most in list(self.raised.items())[:_LINES]]
+        return f"{text}; noisier than the tolerance, and allowed more: {', '.join(noisy)}" if noisy else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``rankmesh compare --json`` prints it."""
+        first = self.first
+        return {
+            "same": self.same,
+            "layouts": list(self.layouts),
+            "first": None if first is None else {
+                "name": first.name,
+                "layout": first.layout,
+                "ranks": list(first.ranks),
+                "site": first.site,
+                "operation": first.operation,
+                "group": first.group,
+                "repair": None if first.repair is None else list(first.repair),
+                "settles": first.settles,
+                "lines": list(first.lines),
+            },
+            "errors": {layout: dict(errors) for layout, errors in self.errors.items()},
+            "differing": {layout: list(names) for layout, names in self.differing.items()},
+            "tolerance": self.tolerance,
+            "spread": self.spread,
+            "dtype": self.dtype,
+        }  # fmt: skip
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """A heading and a row for each value that was seen: its difference under each layout, ``!`` where too large."""
+        names = list(dict.fromkeys(name for errors in self.errors.values() for name in errors))
+        rows = [[name, *(self._cell(layout, name) for layout in self.layouts)] for name in names]
+        return ["value", *self.layouts], rows
+
+    def _cell(self, layout: str, name: str) -> str:
+        wrong = name in self.differing[layout]
+        error = self.errors[layout].get(name)
+        shown = "unseen" if error is None else f"{error:.0e}" if error else "0"
+        return f"{shown} !" if wrong else shown
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the table, below the report."""
+        from rankmesh.core.notebook import section, table
+
+        head, rows = self.table()
+        return section(self.report(), table(head, rows))

@@ -1,0 +1,130 @@
+"""See: the values of a program that must be the same on every layout.
+
+```
+sim.see("loss", loss)                              a copy on every rank that sees it
+sim.see("up.grad", up.weight.grad, ("tp", None))   a shard: rows cut by tp, columns whole
+```
+
+Outside a comparison ``see`` does nothing. The n-th value of a name on a rank is compared with the n-th of that name in
+the reference run; all of its elements must have been seen by some rank.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rankmesh.errors import LayoutError, quoted
+from rankmesh.sim.simulation import current_context
+
+if TYPE_CHECKING:
+    from rankmesh.core.sharding import Sharding
+
+__all__ = ["Cut", "Seen", "current_session", "see"]
+
+Cut = Sequence[str | None] | None
+
+
+class Seen:
+    """One value on one rank, with how it is sharded."""
+
+    def __init__(self, value: object, cut: Cut, options: Mapping[str, Any]) -> None:
+        self.source = value
+        placed = _placed(value)
+        if placed is not None:
+            value, found = placed
+            cut = found if cut is None else cut
+        self.tensor = _tensor(value).detach()
+        self.cut = None if cut is None else tuple(cut)
+        self.options = {name: given for name, given in options.items() if given is not None}
+
+    def replace(self, tensor: torch.Tensor) -> None:
+        """Write other numbers into the value, where it is a tensor."""
+        target = getattr(self.source, "_local_tensor", self.source)
+        if isinstance(target, torch.Tensor):
+            target.data.copy_(tensor.reshape(target.shape))
+        self.tensor = tensor
+
+
+def see(
+    name: str,
+    value: Any = None,
+    cut: Cut = None,
+    *,
+    view: str | None = None,
+    at: Mapping[str, int | tuple[int, ...]] | None = None,
+    parts: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
+    padded: Mapping[int, int] | None = None,
+    module: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    table: Mapping[str, Cut | Sharding] | None = None,
+) -> None:
+    """Have a comparison look at a value here; nothing outside ``sim.compare``.
+
+    ``value``      a tensor, an array or a number: without a ``cut`` the same on every rank that sees it
+    ``cut``        for each dimension the axes that cut it, as in ``rm.Sharding``, with its ``view``, ``at``, ``parts``
+                   and ``padded``; of a DTensor its placements count. ``at`` says nothing of axes of size 1.
+    ``module``     see every parameter and its gradient instead, as ``name.weight`` and ``name.weight.grad``
+    ``optimizer``  see what it keeps for each parameter of ``module``, as ``name.weight.exp_avg``
+    ``table``      cuts (or Shardings) by parameter name or pattern, ``{"*.up": ("tp", None)}``; others are whole
+
+    Raises ``LayoutError`` for a value or a cut that cannot be read.
+    """
+    session = current_session()
+    if session is None:
+        return
+    if module is not None:
+        from rankmesh.sim.comparison.modules import see_module
+
+        see_module(name, module, optimizer, table or {})
+        return
+    options = {"view": view, "at": at, "parts": parts, "padded": padded}
+    session[0].see(session[1], name, Seen(value, cut, options))
+
+
+def current_session() -> tuple[Any, int] | None:
+    """The comparison's run and the rank that this thread is; None outside."""
+    context = current_context()
+    observer = None if context is None else context.simulation.observer
+    return (observer, context.rank) if context is not None and hasattr(observer, "see") else None
+
+
+def _tensor(value: object) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    try:
+        return torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    except (TypeError, ValueError, RuntimeError):
+        raise LayoutError(
+            f"{quoted(value)} cannot be compared; give a tensor, an array or a number to sim.see", received=value
+        ) from None
+
+
+def _placed(value: object) -> tuple[torch.Tensor, tuple[str | None, ...]] | None:
+    """The local tensor of a DTensor, and its cut by the names of its mesh's dimensions; None for anything else."""
+    if "torch.distributed.tensor" not in sys.modules:  # whose import takes a second
+        return None
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(value, DTensor):
+        return None
+    names = value.device_mesh.mesh_dim_names or ()
+    axes: list[list[str]] = [[] for _ in range(value.dim())]
+    for index, placement in enumerate(value.placements):
+        if placement.is_partial():
+            raise LayoutError(
+                f"a DTensor of placements {quoted(value.placements)} holds partial sums; redistribute it before sim.see"
+            )
+        dim = getattr(placement, "dim", None)
+        if dim is not None and index < len(names):
+            strided = type(placement).__name__ == "_StridedShard"
+            axes[dim].insert(len(axes[dim]), names[index]) if not strided else axes[dim].append(f"<{names[index]}")
+    return value.to_local(), tuple("-".join(_inner_last(found)) or None for found in axes)
+
+
+def _inner_last(names: list[str]) -> list[str]:
+    """Axes outermost first: a strided shard of torch is cut by the axes that are listed after it first."""
+    return [name for name in names if name[0] != "<"] + [name[1:] for name in names if name[0] == "<"]

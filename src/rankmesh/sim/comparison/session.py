@@ -1,0 +1,338 @@
+"""One run of the program under one layout: what is seen is kept (the reference) or compared with what was kept.
+
+```
+reference    values, by name and number            how far each may be off: the tolerance, or its noise
+layout       each rank's shard of a value  ──────  the same elements of the reference
+```
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import starmap
+
+import torch
+
+from rankmesh.core.boxes import Box, uncovered
+from rankmesh.core.sharding import Shard, Sharding
+from rankmesh.errors import LayoutError, RankmeshError, quoted
+from rankmesh.sim.calls import Call, Site, call_site
+from rankmesh.sim.channel import Channel
+from rankmesh.sim.comparison.layouts import Layout
+from rankmesh.sim.comparison.noise import Scale, largest
+from rankmesh.sim.comparison.repairs import Repair
+from rankmesh.sim.comparison.seen import Seen
+from rankmesh.sim.comparison.stacks import Stack, stack_here
+from rankmesh.sim.group import SimulatedGroup
+from rankmesh.sim.observer import Observer
+from rankmesh.sim.simulation import current_context
+
+__all__ = ["Deviation", "Key", "Record", "Reference", "Session", "Stopped"]
+
+# A name, and the how-manieth value of that name on its rank.
+Key = tuple[str, int]
+# A value of this size, in units of the largest, is what rounding leaves of a zero.
+_ROUNDING = 1e-12
+
+
+class Stopped(BaseException):
+    """Ends a trial as soon as it cannot succeed; no error of the user's program."""
+
+
+@dataclass(eq=False)
+class Deviation:
+    """A value that differs from the reference under a layout.
+
+    ``ranks``  those that saw it differ, or for a part that nobody saw, those that should have
+    ``error``  the largest difference of an element
+    ``why``    ``"value"``, ``"shape"``, ``"unseen"`` (by some rank) or ``"extra"`` (the reference did not see it)
+    """
+
+    key: Key
+    why: str
+    ranks: list[int]
+    error: float
+    expected: torch.Tensor | None
+    got: torch.Tensor | None
+    site: Site | None
+
+
+@dataclass(eq=False)
+class Record:
+    """One rank's call of one collective: where in its program, and what it gave and got."""
+
+    order: int
+    stack: Stack
+    kind: str
+    call: Call
+
+
+@dataclass(eq=False)
+class Reference:
+    """What the program saw on one process."""
+
+    values: dict[Key, torch.Tensor]
+    tolerance: float
+    permuted: dict[Key, torch.Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def scales(self) -> dict[Key, Scale]:
+        """How large each value is, and how noisy."""
+        return {key: Scale.of(value, self.permuted.get(key)) for key, value in self.values.items()}
+
+    @cached_property
+    def order(self) -> dict[Key, int]:
+        """The number of each value in the order of the program."""
+        return {key: number for number, key in enumerate(self.values)}
+
+    @cached_property
+    def _overall(self) -> float:
+        return max((scale.size for scale in self.scales.values() if not scale.exact), default=0.0)
+
+    @property
+    def spread(self) -> float:
+        """The largest spread of a value, in units of its largest element; values that are all rounding aside."""
+        whole = (one for one in self.scales.values() if one.size > _ROUNDING * self._overall)
+        return max((one.spread / one.size for one in whole), default=0.0)
+
+    def allowed(self, key: Key) -> float:
+        """How far an element of a value may be off."""
+        return self.scales[key].allowed(self.tolerance, self._overall)
+
+
+class Session(Observer):
+    """A run; ``reference`` is None in that of the reference itself.
+
+    ``repair``   a change that is tried; ``until`` is the key up to which every value must then be right
+    ``trace``    whether every collective is recorded
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        reference: Reference | None,
+        *,
+        repair: Repair | None = None,
+        until: Key | None = None,
+        trace: bool = False,
+    ) -> None:
+        self.layout, self.reference, self.repair, self.trace = layout, reference, repair, trace
+        self.values: dict[Key, torch.Tensor] = {}
+        self.deviations: dict[Key, Deviation] = {}
+        self.worst: dict[str, float] = {}
+        self.records: dict[int, list[Record]] = defaultdict(list)
+        self.seen_at: dict[Key, dict[int, int]] = defaultdict(dict)
+        # Collectives of the repair that were sums of different numbers, and of equal ones.
+        self.sums_of_different, self.sums_of_equal = 0, 0
+        self._until = -1 if until is None or reference is None else reference.order.get(until, -1)
+        self._numbers: dict[tuple[int, str], int] = defaultdict(int)
+        self._events: dict[int, int] = defaultdict(int)
+        self._covered: dict[Key, list[Box]] = defaultdict(list)
+        self._kinds: dict[int, str] = {}
+        # By identity, kept alive so that none is reused: the call, and the members of its group in the program.
+        self._chosen: dict[int, tuple[Call, tuple[int, ...]]] = {}
+
+    @property
+    def looks_at_lines(self) -> bool:
+        """Whether the lines that led to each collective matter."""
+        return self.trace or (self.repair is not None and self.repair.node is not None)
+
+    # -- what is seen -------------------------------------------------------------------------------------------
+
+    def see(self, rank: int, name: str, seen: Seen) -> None:
+        """One value on one rank."""
+        number = self._numbers[rank, name]
+        self._numbers[rank, name] += 1
+        key = (name, number)
+        self.seen_at[key][rank] = self._next(rank)
+        if self.reference is None:
+            self.values[key] = seen.tensor.cpu().clone()
+        elif key not in self.reference.values:
+            self._note(key, "extra", rank, float("inf"), None, seen.tensor)
+        else:
+            self._compare(key, rank, seen, self.reference)
+
+    def _compare(self, key: Key, rank: int, seen: Seen, reference: Reference) -> None:
+        whole = reference.values[key]
+        sharding = self._sharding(key[0], whole, seen)
+        shard = sharding.of(rank)
+        if not sharding.holds(rank):
+            return
+        self._covered[key].extend(shard.boxes)
+        if tuple(seen.tensor.shape) != shard.shape:
+            self._note(key, "shape", rank, float("inf"), _piece(whole, shard, None), seen.tensor)
+            return
+        error, expected = _difference(whole, shard, seen.tensor)
+        if self.repair is not None and self.repair.node is None:
+            error = self._repaired(key, rank, seen, sharding, error)
+        size = reference.scales[key].size
+        self.worst[key[0]] = max(self.worst.get(key[0], 0.0), error / size if size else error)
+        if not error <= reference.allowed(key):
+            self._note(key, "value", rank, error, expected, seen.tensor)
+
+    def _sharding(self, name: str, whole: torch.Tensor, seen: Seen) -> Sharding:
+        options = dict(seen.options)
+        sizes = self.layout.mesh.view(options.get("view")).axes
+        if "at" in options:
+            options["at"] = {axis: at for axis, at in options["at"].items() if sizes.get(axis) != 1}
+        dtype = str(whole.dtype).removeprefix("torch.")
+        try:
+            return Sharding(self.layout.mesh, seen.cut, tuple(whole.shape), dtype, **options)
+        except RankmeshError as error:
+            raise LayoutError(f"sim.see({quoted(name)}) under {self.layout.name}: {error}", name=name) from error
+
+    def _note(
+        self,
+        key: Key,
+        why: str,
+        rank: int,
+        error: float,
+        expected: torch.Tensor | None,
+        got: torch.Tensor,
+    ) -> None:
+        known = self.deviations.get(key)
+        if known is None:
+            site = call_site()
+            self.deviations[key] = Deviation(key, why, [rank], error, expected, got.cpu().clone(), site)
+        else:
+            known.ranks.append(rank)
+            known.error = max(known.error, error)
+        if self.reference is not None and self.reference.order.get(key, self._until + 1) <= self._until:
+            raise Stopped
+
+    def finish(self) -> None:
+        """Note the values of the reference of which some part was seen by no rank."""
+        for key, whole in self.reference.values.items() if self.reference else ():
+            box: Box = tuple((0, length) for length in whole.shape)
+            parts = self._covered.get(key, [])
+            if key not in self.deviations and whole.numel() and uncovered(box, parts):
+                ranks = sorted(set(range(self.layout.plan.world_size)) - set(self.seen_at.get(key, ())))
+                self.deviations[key] = Deviation(key, "unseen", ranks, float("inf"), whole, None, None)
+
+    def _next(self, rank: int) -> int:
+        self._events[rank] += 1
+        return self._events[rank]
+
+    # -- repairs of what is seen --------------------------------------------------------------------------------
+
+    def _repaired(self, key: Key, rank: int, seen: Seen, sharding: Sharding, error: float) -> float:
+        """The difference that is left when what is seen has been repaired, if that makes it right."""
+        repair, reference = self.repair, self.reference
+        if repair is None or reference is None or not seen.tensor.is_floating_point():
+            return error
+        allowed = reference.allowed(key)
+        if repair.form == "scale":
+            better = None if error <= allowed else seen.tensor * repair.factor(self.layout)
+        else:
+            better = self._summed(rank, repair.what, seen.tensor, differs=not error <= allowed, allowed=allowed)
+        if better is None:
+            return error
+        left, _ = _difference(reference.values[key], sharding.of(rank), better)
+        if left <= allowed:
+            seen.replace(better)
+            return left
+        return error
+
+    def _summed(
+        self, rank: int, kind: str, tensor: torch.Tensor, *, differs: bool, allowed: float
+    ) -> torch.Tensor | None:
+        """The sum over the members of a group, where one of them differs; None where all are right, or all equal."""
+        context = current_context()
+        ranks = self.layout.kinds[kind].of(rank).ranks
+        if context is None or len(ranks) == 1:
+            return None
+        pg = context.simulation.group(rank, f"seen/{kind}", ranks, kind)
+        given = torch.cat([tensor.new_tensor([float(differs)]), tensor.reshape(-1)])
+        every = [torch.empty_like(given) for _ in ranks]
+        with torch.no_grad():
+            pg.allgather([every], [given]).wait()
+        if not any(float(one[0]) for one in every):
+            return None
+        if all(largest(one[1:] - every[0][1:]) <= allowed for one in every):
+            return None
+        total = torch.stack([one[1:] for one in every]).sum(0)
+        return total.reshape(tensor.shape)
+
+    # -- collectives --------------------------------------------------------------------------------------------
+
+    def route(self, pg: SimulatedGroup, call: Call) -> SimulatedGroup:
+        """The group of a collective, or the one that the repair gives it."""
+        node = None if self.repair is None else self.repair.node
+        if not self.looks_at_lines or pg.channel.name.startswith("seen/"):
+            return pg
+        kind = self._kind(pg.channel)
+        stack = stack_here(pg)
+        call.stack = stack.sites
+        if self.trace:
+            self.records[call.rank].append(Record(self._next(call.rank), stack, kind, call))
+        if self.repair is None or node is None or not node.matches(stack.sites, kind):
+            return pg
+        self._chosen[id(call)] = call, pg.channel.ranks
+        return self._moved(pg, call, self.repair.what) if self.repair.form == "group" else pg
+
+    def _kind(self, channel: Channel) -> str:
+        if id(channel) not in self._kinds:
+            self._kinds[id(channel)] = self.layout.kind_of(channel.label)
+        return self._kinds[id(channel)]
+
+    def _moved(self, pg: SimulatedGroup, call: Call, kind: str) -> SimulatedGroup:
+        groups = self.layout.kinds[kind]
+        if not groups.has(call.rank):
+            raise LayoutError(f"rank {call.rank} is in no group of the kind {kind}")
+        ranks = groups.of(call.rank).ranks
+        other = pg.simulation.group(call.rank, f"repair/{pg.channel.label.partition('@')[0]}/{kind}", ranks, kind)
+        call.position = ranks.index(call.rank)
+        if call.root is not None:
+            call.root %= len(ranks)
+            call.signature = {**call.signature, "root": f"rank {ranks[call.root]}"}
+        return other
+
+    def computed(self, channel: Channel, calls: Sequence[Call]) -> None:
+        """Scale the results that the repair scales; count what a repair's sums add up."""
+        repair = self.repair
+        if repair is None or not any(id(call) in self._chosen for call in calls):
+            return
+        if repair.form == "scale":
+            factor = repair.factor(self.layout)
+            for call in calls:
+                call.results = [_scaled(result, factor) for result in call.results or ()]
+        elif calls[0].reduction is not None and len(calls) > 1:
+            self._count(calls)
+
+    def _count(self, calls: Sequence[Call]) -> None:
+        """Whether what the former groups summed is now summed with equal numbers: then it is only scaled."""
+        sums: dict[object, torch.Tensor] = {}
+        for call in calls:
+            _, former = self._chosen[id(call)]
+            flat = torch.cat([tensor.reshape(-1).to(torch.float64) for tensor in call.given])
+            sums[former] = sums[former] + flat if former in sums else flat
+        first, *others = sums.values()
+        if others:
+            close = all(torch.allclose(first, other, rtol=1e-6, atol=0.0) for other in others)
+            self.sums_of_equal += close
+            self.sums_of_different += not close
+
+
+def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    return tensor * factor if tensor.is_floating_point() or tensor.is_complex() else tensor
+
+
+def _piece(whole: torch.Tensor, shard: Shard, like: torch.Tensor | None) -> torch.Tensor:
+    """What a rank should hold; where its own tensor is padded, the padding is that of ``like``."""
+    made = whole.new_zeros(shard.shape) if like is None else like.detach().to(whole.dtype).cpu().clone()
+    for box, place in zip(shard.boxes, shard.places, strict=True):
+        local = tuple(slice(at, at + stop - start) for at, (start, stop) in zip(place, box, strict=True))
+        made[local] = whole[tuple(starmap(slice, box))]
+    return made
+
+
+def _difference(whole: torch.Tensor, shard: Shard, got: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """The largest difference of an element from what a rank should hold, and that."""
+    wide = torch.complex128 if whole.is_complex() or got.is_complex() else torch.float64
+    expected = _piece(whole, shard, got)
+    left, right = expected.to(wide), got.detach().cpu().to(wide)
+    same = (left == right) | (left.isnan() & right.isnan())
+    return largest((left - right).masked_fill(same, 0)), expected

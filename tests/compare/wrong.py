@@ -1,0 +1,328 @@
+"""Programs that are wrong in ways that raise nothing. The line that should be named ends in ``# wrong``.
+
+A line ``sim.see`` is named where a collective is missing. Each has its layouts and the repair that proves it, or None.
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from tests.compare.parallel import (
+    copied,
+    gather_rows,
+    gathered,
+    pg,
+    reduce_,
+    scatter_rows,
+    scattered,
+    summed,
+    weight,
+)
+from tests.compare.right import EXPERTS
+
+from rankmesh import sim
+
+WRONG = {}
+
+
+def wrong(*layouts, repair, group=None):
+    """Add a program to the corpus; ``group`` is what its wrong collective is made on."""
+
+    def add(program):
+        WRONG[program.__name__] = (program, list(layouts), repair, group)
+        return program
+
+    return add
+
+
+def mlp(groups, name="x", rows=8):
+    """A column-parallel layer on this rank's rows: its input, weight and loss."""
+    w = weight(groups, "w", (8, 4), ("tp", None))
+    x = sim.random(groups, name, (rows, 4), ("dp", None))
+    y = copied(x, pg(groups, "tp")) @ w.T
+    return w, summed(y.square().sum(), pg(groups, "tp")) / rows
+
+
+@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "dp"), group="tp")
+def gradients_over_tp(groups):
+    """Gradients of a cut weight summed over tp, which mixes shards, and not over dp."""
+    w, loss = mlp(groups)
+    loss.backward()
+    sim.see("loss", reduce_(loss.detach(), pg(groups, "dp")))
+    reduce_(w.grad, pg(groups, "tp"))  # wrong
+    sim.see("w.grad", w.grad, ("tp", None))
+
+
+@wrong("dp=2", "cp=2", "dp=2,cp=2", repair=("group", "dp_cp"), group="dp")
+def gradients_without_cp(groups):
+    """Gradients summed over dp where the ranks of cp have other tokens, too."""
+    w = weight(groups, "w", (4, 4))
+    x = sim.random(groups, "x", (8, 4), ("dp-cp", None))
+    loss = (x @ w.T).square().sum()
+    loss.backward()
+    sim.see("loss", reduce_(loss.detach(), pg(groups, "dp_cp")))
+    reduce_(w.grad, pg(groups, "dp"))  # wrong
+    sim.see("w.grad", w.grad)
+
+
+@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("all-reduce", "dp"))
+def gradients_not_reduced(groups):
+    """No sum over dp at all."""
+    w, loss = mlp(groups)
+    loss.backward()
+    sim.see("loss", reduce_(loss.detach(), pg(groups, "dp")))
+    sim.see("w.grad", w.grad, ("tp", None))  # wrong
+
+
+@wrong("dp=2", "dp=4", "tp=2,dp=2", repair=("scale", 0.5), group="dp")
+def reduced_twice(groups):
+    """Summed by a hook, then once more after the backward pass."""
+    dp = pg(groups, "dp")
+    w = weight(groups, "w", (4, 4))
+    w.register_hook(lambda gradient: reduce_(gradient.clone(), dp))
+    x = sim.random(groups, "x", (8, 4), ("dp", None))
+    (x @ w.T).square().sum().backward()
+    reduce_(w.grad, dp)  # wrong
+    sim.see("w.grad", w.grad)
+
+
+@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("scale", 2.0), group="dp")
+def divided_by_the_world(groups):
+    """The mean over dp taken with the size of the world."""
+    dp = pg(groups, "dp")
+    w, loss = mlp(groups)
+    loss.backward()
+    dist.all_reduce(w.grad, group=dp)  # wrong
+    w.grad *= groups["dp"].size / dist.get_world_size()
+    sim.see("w.grad", w.grad, ("tp", None))
+
+
+@wrong("pp=2", "pp=4", "dp=2,pp=2", repair=("all-reduce", "embd"))
+def tied_not_summed(groups):
+    """The two copies of a tied table keep their own gradients."""
+    pp = groups["pp"]
+    table = weight(groups, "table", (8, 4))
+    tokens = sim.shard(groups, torch.arange(8), ("dp",))
+    x = table[tokens]
+    first, last = pp.rank == 0, pp.rank == pp.size - 1
+    y = x.detach().requires_grad_()
+    loss = F.cross_entropy(y.tanh() @ (table if pp.size == 1 else table.clone()).T, tokens, reduction="sum")
+    if last:
+        loss.backward()
+    if pp.size > 1:
+        gradient = y.grad if last else torch.zeros(len(tokens), 4)
+        dist.broadcast(gradient, group=pp.pg, group_src=pp.size - 1)
+    else:
+        gradient = y.grad
+    if first:
+        x.backward(gradient)
+    if first or last:
+        reduce_(table.grad, pg(groups, "dp"))
+        sim.see("table.grad", table.grad)  # wrong
+
+
+@wrong("tp=2", "tp=4", "tp=2,dp=2", repair=("all-reduce", "tp"))
+def norm_of_sequence_parallel(groups):
+    """A norm's weight sees a part of the sequence, and its gradient is not summed over tp."""
+    tp, dp = pg(groups, "tp"), pg(groups, "dp")
+    norm = torch.nn.Parameter(torch.ones(4))
+    up, down = weight(groups, "up", (8, 4), ("tp", None)), weight(groups, "down", (4, 8), (None, "tp"))
+    x = sim.random(groups, "x", (8, 4), ("dp-tp", None))
+    y = scattered(F.gelu(gathered(F.rms_norm(x, (4,), norm), tp) @ up.T) @ down.T, tp)
+    y.square().sum().backward()
+    for parameter in (up, down, norm):
+        reduce_(parameter.grad, dp)
+    sim.see("up.grad", up.grad, ("tp", None))
+    sim.see("norm.grad", norm.grad)  # wrong
+
+
+def moe(groups):
+    """A layer of experts: the router, the experts and the output."""
+    ep = groups["ep"]
+    router = weight(groups, "router", (4, 4))
+    w = weight(groups, "experts", (4, 4, 4), ("ep", None, None), view="expert")
+    x = sim.random(groups, "x", (8, 4), ("dp", None))
+    shares, mine = F.softmax(x @ router.T, dim=-1), len(w)
+    tokens, weights = gathered(x, ep.pg), gathered(shares, ep.pg)
+    done = sum((tokens @ w[i].T).tanh() * weights[:, ep.rank * mine + i, None] for i in range(mine))
+    y = scattered(done, ep.pg)
+    y.square().sum().backward()
+    return router, w, y
+
+
+@wrong(*EXPERTS, repair=("group", "edp"), group="dp")
+def experts_over_dp(groups):
+    """Experts' gradients summed over dp, whose ranks hold other experts."""
+    router, w, y = moe(groups)
+    sim.see("y", y, ("dp", None))
+    sim.see("router.grad", reduce_(router.grad, pg(groups, "dp")))
+    reduce_(w.grad, pg(groups, "dp"))  # wrong
+    sim.see("experts.grad", w.grad, ("ep", None, None), view="expert")
+
+
+@wrong(*EXPERTS, repair=("group", "dp"), group="edp")
+def router_over_experts(groups):
+    """The router's gradient summed over edp with those of the experts, where every rank of dp has other tokens."""
+    router, w, _ = moe(groups)
+    sim.see("experts.grad", reduce_(w.grad, pg(groups, "edp")), ("ep", None, None), view="expert")
+    reduce_(router.grad, pg(groups, "edp"))  # wrong
+    sim.see("router.grad", router.grad)
+
+
+@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "dp"), group="new_group")
+def loss_over_tp(groups):
+    """A loss that every rank of tp has, averaged over dp, and summed over tp as well."""
+    w, loss = mlp(groups)
+    both = dist.new_group(list(range(dist.get_world_size())))
+    total = loss.detach()
+    dist.all_reduce(total, group=both)  # wrong
+    sim.see("loss", total)
+    loss.backward()
+    sim.see("w.grad", reduce_(w.grad, pg(groups, "dp")), ("tp", None))
+
+
+@wrong("tp=2", "tp=4", "tp=2,dp=2", repair=("group", "dp"), group="world")
+def sinks_over_tp(groups):
+    """Each rank of tp has the sinks of other heads, and their gradients are summed."""
+    tp = pg(groups, "tp")
+    sink = weight(groups, "sink", (4,), ("tp",))
+    w = weight(groups, "w", (4, 3, 4), ("tp", None, None))
+    x = sim.random(groups, "x", (8, 4), ("dp", None))
+    scores = torch.einsum("se,hke->hsk", copied(x, tp), w)
+    scores = torch.cat([scores, sink[:, None, None].expand(-1, len(x), 1)], dim=-1)
+    out = summed(F.softmax(scores, dim=-1)[..., :3].sum((0, 2)), tp)
+    out.square().sum().backward()
+    sim.see("out", out, ("dp",))
+    dist.all_reduce(sink.grad)  # wrong
+    sim.see("sink.grad", sink.grad, ("tp",))
+
+
+@wrong("tp=2", "tp=4", "tp=2,dp=2", repair=None, group="tp")
+def bias_on_every_rank(groups):
+    """A row-parallel layer whose bias is added before the sum, on each rank of tp."""
+    w, bias = weight(groups, "w", (4, 8), (None, "tp")), weight(groups, "bias", (4,))
+    x = sim.random(groups, "x", (8, 8), ("dp", "tp"))
+    y = summed(x @ w.T + bias, pg(groups, "tp"))  # wrong
+    sim.see("y", y, ("dp", None))
+
+
+@wrong("tp=2", "pp=2", "tp=2,pp=2", repair=("group", "tp"), group="pp")
+def clipped_by_a_part(groups):
+    """The norm of cut gradients is summed over pp and not over tp."""
+    w = weight(groups, "w", (8, 4), ("tp", None))
+    (sim.random(groups, "x", (8, 4)) @ w.T).square().sum().backward()
+    sim.see("w.grad", w.grad, ("tp", None))
+    square = w.grad.square().sum()
+    dist.all_reduce(square, group=pg(groups, "pp"))  # wrong
+    norm = square.sqrt()
+    sim.see("norm", norm)
+    w.data -= w.grad / (norm + 1e-6)
+    sim.see("w", w, ("tp", None))
+
+
+@wrong("cp=2", "dp=2", "dp=2,cp=2", repair=None, group="dp_cp")
+def wrong_order_of_shards(groups):
+    """Parts that are cut by cp inside dp, gathered in the order of dp inside cp."""
+    x = sim.random(groups, "x", (8, 2), ("dp-cp", None))
+    whole = gather_rows(x, pg(groups, "dp_cp"))  # wrong
+    sim.see("whole", whole)
+
+
+@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "tp"), group="dp")
+def activations_over_dp(groups):
+    """A row-parallel layer summed over dp."""
+    w = weight(groups, "w", (4, 8), (None, "tp"))
+    x = sim.random(groups, "x", (8, 8), ("dp", "tp"))
+    y = summed(x @ w.T, pg(groups, "dp"))  # wrong
+    loss = y.square().sum()
+    loss.backward()
+    sim.see("loss", reduce_(loss.detach(), pg(groups, "dp")))
+    sim.see("w.grad", reduce_(w.grad, pg(groups, "dp")), (None, "tp"))
+
+
+@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "tp"), group="dp")
+def input_gradient_over_dp(groups):
+    """What enters a column-parallel layer sums its gradient over the wrong group."""
+    embedding, w = weight(groups, "embedding", (8, 4)), weight(groups, "w", (8, 4), ("tp", None))
+    tokens = sim.shard(groups, torch.arange(8), ("dp",))
+    x = copied(embedding[tokens].tanh(), pg(groups, "dp"))  # wrong
+    loss = summed((x @ w.T).square().sum(), pg(groups, "tp"))
+    loss.backward()
+    sim.see("loss", reduce_(loss.detach(), pg(groups, "dp")))
+    sim.see("w.grad", reduce_(w.grad, pg(groups, "dp")), ("tp", None))
+    sim.see("embedding.grad", reduce_(embedding.grad, pg(groups, "dp")))
+
+
+@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("all-reduce", "tp"))
+def input_gradient_not_reduced(groups):
+    """The same layer without that sum."""
+    embedding, w = weight(groups, "embedding", (8, 4)), weight(groups, "w", (8, 4), ("tp", None))
+    tokens = sim.shard(groups, torch.arange(8), ("dp",))
+    loss = summed((embedding[tokens] @ w.T).square().sum(), pg(groups, "tp"))
+    loss.backward()
+    sim.see("w.grad", reduce_(w.grad, pg(groups, "dp")), ("tp", None))
+    reduce_(embedding.grad, pg(groups, "dp"))
+    sim.see("embedding.grad", embedding.grad)  # wrong
+
+
+@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "dp"), group="world")
+def tokens_counted_over_tp(groups):
+    """The number of tokens, which the ranks of tp share, summed over tp too."""
+    w = weight(groups, "w", (4,))
+    x = sim.random(groups, "x", (16, 4), ("dp", None))
+    count = torch.tensor(float(len(x)))
+    dist.all_reduce(count)  # wrong
+    loss = (x @ w).square().sum() / count
+    loss.backward()
+    sim.see("loss", reduce_(loss.detach(), pg(groups, "dp")))
+    sim.see("w.grad", reduce_(w.grad, pg(groups, "dp")))
+
+
+@wrong("dp=2", "cp=2", "dp=2,cp=2", repair=("all-reduce", "cp"))
+def zero_without_cp(groups):
+    """Optimizer shards over dp, whose gradients leave out the tokens of cp."""
+    shards = groups["dp"]
+    w = weight(groups, "w", (8, 4))
+    x = sim.random(groups, "x", (8, 4), ("dp-cp", None))
+    (x @ w.T).square().sum().backward()
+    gradient = scatter_rows(w.grad, shards.pg)
+    sim.see("gradient", gradient, ("dp", None))  # wrong
+    part = w.detach().chunk(shards.size)[shards.rank] - 0.1 * gradient
+    sim.see("w", gather_rows(part, shards.pg))
+
+
+@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "dp"), group="tp")
+def statistics_over_tp(groups):
+    """Batch statistics summed over tp, whose ranks have the same rows."""
+    w = weight(groups, "w", (4, 4))
+    x = sim.random(groups, "x", (8, 4), ("dp", None)) @ w.T
+    sums = summed(torch.stack([x.sum(0), x.square().sum(0)]), pg(groups, "tp"))  # wrong
+    mean, square = sums[0] / 8, sums[1] / 8
+    sim.see("y", (x - mean) / (square - mean.square()).abs().add(1e-5).sqrt(), ("dp", None))
+
+
+@wrong("cp=2,tp=2", "cp=2,tp=2,dp=2", repair=("group", "cp"), group="tp")
+def keys_over_tp(groups):
+    """Keys and values gathered over tp, whose ranks have other heads of the same tokens."""
+    w = weight(groups, "w", (2, 12, 4), ("tp", None, None))
+    x = sim.random(groups, "x", (8, 4), ("cp", None))
+    queries, keys, values = torch.einsum("se,hwe->shw", x, w).chunk(3, dim=-1)
+    keys, values = gather_rows(torch.stack([keys, values], dim=1), pg(groups, "tp")).unbind(1)  # wrong
+    out = torch.einsum("hst,thw->shw", F.softmax(torch.einsum("shw,thw->hst", queries, keys), dim=-1), values)
+    sim.see("out", out, ("cp", "tp", None))
+
+
+@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "dp"), group="tp")
+def one_caller_of_a_helper(groups):
+    """A helper reduces every gradient; one of its callers hands it the wrong group."""
+    w, loss = mlp(groups)
+    norm = weight(groups, "norm", (4,))
+    (loss + (sim.random(groups, "z", (8, 4), ("dp", None)) * norm).square().sum()).backward()
+
+    def reduce_all(parameters, group):
+        for parameter in parameters:
+            reduce_(parameter.grad, group)
+
+    reduce_all([w], pg(groups, "dp"))
+    reduce_all([norm], pg(groups, "tp"))  # wrong
+    sim.see("w.grad", w.grad, ("tp", None))
+    sim.see("norm.grad", norm.grad)
