@@ -111,7 +111,7 @@ class Deaths:
     """Kills this process at the n-th call of what a place names, before or after it."""
 
     def __init__(self, member, deaths, folder):
-        self.folder, self.counts = Path(folder), {}
+        self.folder, self.member = Path(folder), member
         self.mine = [death for death in deaths if death["member"] == member]
         for death in self.mine:
             if death["at"] in PLACES:
@@ -147,7 +147,7 @@ class Deaths:
         """Die now, as the test says."""
         if death.get("how") == "raise":
             raise ValueError(f"a bug at {death['at']} {death['n']}")
-        (self.folder / f"dead-{os.getpid()}").write_text(f"{time.time()}", encoding="utf-8")
+        (self.folder / f"dead-{self.member}").write_text(f"{os.getpid()} {time.time()}", encoding="utf-8")
         os.kill(os.getpid(), getattr(signal, death.get("how", "SIGKILL")))
         time.sleep(0.5)  # a stopped process that goes on
 
@@ -184,7 +184,7 @@ def member(me, port, folder, deaths, steps, layout, how):
         outcome["error"] = f"{type(error).__name__}: {error}"
     for path in Path(folder).glob("dead-*"):  # those that are only stopped would outlive the test
         with suppress(ProcessLookupError):
-            os.kill(int(path.name.removeprefix("dead-")), signal.SIGKILL)
+            os.kill(int(path.read_text(encoding="utf-8").split()[0]), signal.SIGKILL)
     gc.collect()
     end = time.monotonic() + 5
     while kept() > before and time.monotonic() < end:

@@ -56,8 +56,6 @@ class GlooDevices:
         self._shared: list[Any] = []
         # What each epoll descriptor polled when its device was made: a socket that listens.
         self._polls: dict[int, frozenset[str]] = {}
-        # The descriptors that were open before torch began to make devices.
-        self._before: set[int] | None = None
 
     def of(self, *, lazily: bool) -> list[Any]:
         """The devices for one more group."""
@@ -87,26 +85,8 @@ class GlooDevices:
             self._polls[descriptor] = frozenset(map(_target, _polled(descriptor)))
         return made
 
-    @contextmanager
-    def found(self) -> Iterator[None]:
-        """Count the devices that torch itself makes inside as of this world, such as those of its default group."""
-        self._before = _open_descriptors()
-        try:
-            yield
-        finally:
-            self._find()
-            self._before = None
-
-    def _find(self) -> None:
-        before = self._before
-        if before is not None:
-            for descriptor in filter(_is_poll, _open_descriptors() - before - self._polls.keys()):
-                if polled := _polled(descriptor):
-                    self._polls[descriptor] = frozenset(map(_target, polled))
-
     def cut(self) -> None:
         """Shut down every connection of these devices: both ends see an error at once, whatever they wait for."""
-        self._find()
         for descriptor, listening in list(self._polls.items()):
             polled = _polled(descriptor)
             if listening & set(map(_target, polled)):  # else the device is gone, and its number is another's
@@ -126,16 +106,21 @@ class CutStore:
     """
 
     def __init__(self, host: str, port: int, timeout: timedelta) -> None:
-        before = _open_descriptors()
+        before = _targets()
         self.store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-        self._connections = [one for one in _open_descriptors() - before if _peer_port(one) == port]
-        self._targets = list(map(_target, self._connections))
+        new = _targets().items() - before.items()
+        self._connections = {one: target for one, target in new if _peer_port(one) == port}
 
     def cut(self) -> None:
         """End the connection: every call fails from now on."""
-        for descriptor, target in zip(self._connections, self._targets, strict=True):
+        for descriptor, target in self._connections.items():
             if _target(descriptor) == target:  # else it is closed, and its number another's
                 _shut_down(descriptor)
+
+
+def _targets() -> dict[int, str]:
+    """What each open descriptor is: a number alone may be another's by now, such as that of the folder just listed."""
+    return {descriptor: _target(descriptor) for descriptor in _open_descriptors()}
 
 
 def _peer_port(descriptor: int) -> int | None:

@@ -119,6 +119,11 @@ class _Probe:
                 self._silent_since.pop(member, None)
 
 
+def _is_own(error: Exception) -> bool:
+    """Whether an error is of the program, for certain: that of a collective may be the loss of another member."""
+    return isinstance(error, LostState | PlanError) or not isinstance(error, RuntimeError | RankmeshError)
+
+
 class Session:
     """One member of a job that survives."""
 
@@ -387,9 +392,10 @@ class Session:
         outcome = self._agree(self._report(done=done, error=error, first=first))
         self._seconds = {"agree": time.monotonic() - started}
         if not outcome.agreed:
-            raise error or ConnectError(
-                f"member {self.member}: the job ends, since {outcome.message}", rank=self.member, ranks=outcome.ranks
-            )
+            if error is not None and _is_own(error):
+                raise error
+            message = f"the job ends, since {outcome.message}"
+            raise ConnectError(message, rank=self.member, ranks=outcome.ranks) from error
         if outcome.value.get("over"):
             return True
         if error is not None and self.member in outcome.ranks:
@@ -412,8 +418,7 @@ class Session:
 
     def _report(self, *, done: bool, error: Exception | None, first: bool) -> Report:
         said = "" if error is None else f"{type(error).__name__}: {first_line(error)}"[:200]
-        # An error of a collective may be what the loss of another member looks like from here.
-        own = error is not None and (isinstance(error, LostState) or not isinstance(error, RuntimeError))
+        own = error is not None and _is_own(error)
         return Report(
             done=done,
             over=self._end.over,
