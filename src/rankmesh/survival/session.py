@@ -23,7 +23,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # absent from
 
 from rankmesh.backend.gloo import CutStore
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import AgreementError, ConnectError, LostState, first_line, in_words
+from rankmesh.errors import AgreementError, ConnectError, LostState, PlanError, RankmeshError, first_line, in_words
 from rankmesh.launch.started import started_by
 from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
 from rankmesh.runtime.devices import capabilities
