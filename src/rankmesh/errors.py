@@ -187,10 +187,11 @@ class LostState(RankmeshError, RuntimeError):
     def __init__(self, missing: Sequence[tuple[str, _Box, tuple[int, ...]]], lost: Sequence[int]) -> None:
         missing = tuple(sorted(missing))
         name, box, ranks = missing[0]
-        rows = " x ".join(f"{start} to {stop - 1}" for start, stop in box) or "its one element"
+        slices = ", ".join(f"{start}:{stop}" for start, stop in box)
+        more = "" if len(missing) == 1 else f" (the first of {len(missing)} boxes)"
         super().__init__(
-            f"nobody holds {name!r} at {rows}, which {in_words(ranks)} had ({len(missing)} boxes are lost in all); "
-            "keep copies with redundancy=1, or load them from a checkpoint with restore=",
+            f"no rank is left that holds {quoted(name)}{slices and f'[{slices}]'}, which {in_words(ranks)} had{more}; "
+            "keep copies on other ranks with redundancy=1, or load what is lost from a checkpoint with restore=",
             missing=missing,
             lost=tuple(lost),
         )

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from rankmesh.transfer.live.stream import Message, Slices
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Exchange", "batches"]
+__all__ = ["Copy", "Exchange", "batches"]
 
 # Sends and receives of one call: NCCL hangs above some 8,000.
 _OPERATIONS = 4000
@@ -35,7 +35,16 @@ _OPERATIONS = 4000
 _WHOLE = 0.99
 
 Round = Sequence[Message]
-Copy = tuple[str, Slices, Slices, int]
+
+
+class Copy(NamedTuple):
+    """A box that this rank has already: where it is among its source tensors, and where among its target tensors."""
+
+    name: str
+    here: Slices
+    into: str
+    there: Slices
+    bytes: int
 
 
 class Exchange:
@@ -192,8 +201,8 @@ class Exchange:
             part.copy_(buffer[piece.offset : piece.offset + piece.bytes].view(part.dtype).view(part.shape))
 
     def _copy(self, copies: Sequence[Copy]) -> None:
-        for name, here, there, _ in copies:
-            part, place = self._tensors[name][here], self._into[name][there]
+        for name, here, into, there, _ in copies:
+            part, place = self._tensors[name][here], self._into[into][there]
             if not same_place(part, place):
                 place.copy_(part)
         self.copied = True

@@ -36,9 +36,9 @@ from rankmesh.errors import PlanError, TransferError
 from rankmesh.rendezvous import Outcome
 from rankmesh.runtime.world import World
 from rankmesh.transfer.live.agreement import Fault, TransferAgreement, in_one_line
-from rankmesh.transfer.live.exchange import Exchange
+from rankmesh.transfer.live.exchange import Copy, Exchange
 from rankmesh.transfer.live.shards import Shards, apart, local, problem_of
-from rankmesh.transfer.live.stream import Message, Slices, messages, where
+from rankmesh.transfer.live.stream import Message, located, messages
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -73,7 +73,7 @@ class Itinerary:
 
     sends: tuple[tuple[Message, ...], ...]
     receives: tuple[tuple[Message, ...], ...]
-    copies: tuple[tuple[str, Slices, Slices, int], ...]
+    copies: tuple[Copy, ...]
 
 
 def run(
@@ -85,8 +85,11 @@ def run(
     group: ProcessGroup | None = None,
     timeout: float | timedelta = 300.0,
     progress: Callable[[int, int], object] | None = None,
+    kept: Mapping[int, Mapping[str, Tensor]] | None = None,
 ) -> Moved:
     """Move this rank's part of a transfer; every rank of the group calls it.
+
+    ``kept`` are the copies of other ranks' shards that this rank has by the transfer's ``copies``, by rank and name.
 
     The ranks first make sure that they hold one transfer, one budget and the tensors of it; in the end they wait for
     each other. Raises ``PlanError`` for a budget that holds no message; ``AgreementError`` on every rank when they
@@ -97,7 +100,7 @@ def run(
     world = default_group()
     group = dist.group.WORLD if group is None else group
     ranks = dist.get_process_group_ranks(group)
-    side = _Side(moves, tensors, into, world.rank)
+    side = _Side(moves, tensors, into, world.rank, kept or {})
     itinerary = itinerary_of(moves, world.rank, longest)
     agreement = None
     if not world.dry and len(ranks) > 1:
@@ -145,7 +148,14 @@ def _moved(side: _Side, exchange: Exchange, itinerary: Itinerary, agreement: Tra
 class _Side:
     """The tensors of one rank."""
 
-    def __init__(self, moves: Transfer, tensors: Mapping[str, Tensor], into: Mapping[str, Tensor], rank: int) -> None:
+    def __init__(
+        self,
+        moves: Transfer,
+        tensors: Mapping[str, Tensor],
+        into: Mapping[str, Tensor],
+        rank: int,
+        kept: Mapping[int, Mapping[str, Tensor]],
+    ) -> None:
         self.moves, self.rank, self.given = moves, rank, into
         self.problem, self.memory = "", 0
         self.tensors: dict[str, Tensor] = {}
@@ -157,6 +167,11 @@ class _Side:
             checked |= tensors_here
             missing = {name: value for name, value in given.items() if name not in tensors_here}
             self.problem = self.problem or problem_of({**missing, **tensors_here}, shardings, shards, what)
+        for owner, names in _kept(moves, rank).items():
+            copies = {name: tensor for name, tensor in kept.get(owner, {}).items() if name in names}
+            shards = {name: moves.source[name].of(owner) for name in names}
+            self.problem = self.problem or problem_of(copies, moves.source, shards, f"copy for rank {owner} of")
+            self.tensors |= {_key(name, owner): local(tensor) for name, tensor in copies.items()}
 
     def prepare(self) -> None:
         """Mark the target as incomplete, and copy sources out of its way."""
@@ -186,7 +201,7 @@ class _Side:
             for piece in message.pieces
         }
         if not exchange.copied:
-            missing |= {name for name, *_ in itinerary.copies}
+            missing |= {copy.into for copy in itinerary.copies}
         incomplete = tuple(sorted(missing))
         self.finish(incomplete)
         return TransferError(
@@ -227,19 +242,37 @@ def _longest(moves: Transfer, budget: int) -> int:
 def itinerary_of(moves: Transfer, rank: int, longest: int) -> Itinerary:
     """The messages of one rank by round, and its copies."""
     local_moves = moves.of(rank)
-    ours = {name: s.of(rank) for name, s in moves.source.items() if s.holds(rank)}
-    theirs = {name: s.of(rank) for name, s in moves.target.items() if s.holds(rank)}
+    ours = {name: {name: s.of(rank)} for name, s in moves.source.items() if s.holds(rank)}
+    theirs = {name: {name: s.of(rank)} for name, s in moves.target.items() if s.holds(rank)}
+    for owner, names in _kept(moves, rank).items():
+        for name in names:
+            ours.setdefault(name, {})[_key(name, owner)] = moves.source[name].of(owner)
     sends, receives = [], []
     for peer, part in groupby(sorted(local_moves.sends, key=lambda move: move.target), key=lambda move: move.target):
         sends.append(messages(part, peer, ours, moves.source, longest))
     for peer, part in groupby(sorted(local_moves.receives, key=lambda move: move.source), key=lambda move: move.source):
         receives.append(messages(part, peer, theirs, moves.target, longest))
     copies = tuple(
-        (move.name, where(ours[move.name], move.box), where(theirs[move.name], move.box), move.bytes)
+        Copy(*located(ours[move.name], move.box), *located(theirs[move.name], move.box), move.bytes)
         for move in local_moves.copies
     )
     rounds = max((len(stream) for stream in (*sends, *receives)), default=0)
     return Itinerary(_by_round(sends, rounds), _by_round(receives, rounds), copies)
+
+
+def _kept(moves: Transfer, rank: int) -> dict[int, list[str]]:
+    """The ranks of whose source shards this one keeps copies, beside its own, with the tensors."""
+    found: dict[int, list[str]] = {}
+    for name, of in moves.copies.items():
+        for owner, ranks in of:
+            if rank in ranks and rank != owner and moves.source[name].holds(owner):
+                found.setdefault(owner, []).append(name)
+    return found
+
+
+def _key(name: str, owner: int) -> str:
+    """What the copy of another rank's shard is called among this rank's tensors; no tensor has such a name."""
+    return f"\0{owner}\0{name}"
 
 
 def _by_round(streams: list[list[Message]], rounds: int) -> tuple[tuple[Message, ...], ...]:

@@ -19,7 +19,7 @@ from rankmesh.core.boxes import Box, size
 from rankmesh.core.sharding import Shard, Sharding
 from rankmesh.transfer.planning.local import Move
 
-__all__ = ["Message", "Piece", "Slices", "messages", "where"]
+__all__ = ["Message", "Piece", "Slices", "located", "messages", "where"]
 
 Slices = tuple[slice, ...]
 
@@ -45,17 +45,27 @@ class Message:
 
 def where(shard: Shard, box: Box) -> Slices:
     """Where a box of the whole tensor is in the rank's own tensor."""
-    for whole, place in zip(shard.boxes, shard.places, strict=True):
-        if all(start <= low and high <= stop for (low, high), (start, stop) in zip(box, whole, strict=True)):
-            shifts = [begin - start for begin, (start, _) in zip(place, whole, strict=True)]
-            return tuple([slice(low + by, high + by) for (low, high), by in zip(box, shifts, strict=True)])
-    raise LookupError(f"box {box} is in none of {shard.boxes}")  # pragma: no cover  - the plan cuts along these boxes
+    return located({"": shard}, box)[1]
+
+
+def located(shards: Mapping[str, Shard], box: Box) -> tuple[str, Slices]:
+    """The first of a rank's shards of one tensor that has a box of it, by name, and where in it the box is."""
+    for name, shard in shards.items():
+        for whole, place in zip(shard.boxes, shard.places, strict=True):
+            if all(start <= low and high <= stop for (low, high), (start, stop) in zip(box, whole, strict=True)):
+                shifts = [begin - start for begin, (start, _) in zip(place, whole, strict=True)]
+                return name, tuple([slice(low + by, high + by) for (low, high), by in zip(box, shifts, strict=True)])
+    raise LookupError(f"box {box} is in none of {shards}")  # pragma: no cover  - the plan cuts along these boxes
 
 
 def messages(
-    moves: Iterable[Move], peer: int, shards: Mapping[str, Shard], shardings: Mapping[str, Sharding], limit: int
+    moves: Iterable[Move],
+    peer: int,
+    shards: Mapping[str, Mapping[str, Shard]],
+    shardings: Mapping[str, Sharding],
+    limit: int,
 ) -> list[Message]:
-    """The moves between this rank and one peer as messages of at most ``limit`` bytes."""
+    """The moves between this rank and one peer as messages of at most ``limit`` bytes; ``shards`` of each tensor."""
     done: list[Message] = []
     pieces: list[Piece] = []
     end = 0
@@ -76,7 +86,7 @@ def messages(
                 close()
             begin = -(-end // itemsize) * itemsize
             end = begin + size(box) * itemsize
-            pieces.append(Piece(move.name, where(shards[move.name], box), begin, end - begin))
+            pieces.append(Piece(*located(shards[move.name], box), begin, end - begin))
         if large:
             close()
     close()

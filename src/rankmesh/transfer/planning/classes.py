@@ -18,8 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
 from rankmesh.core.boxes import Box
 from rankmesh.core.cuts import Overlaps, overlaps
@@ -28,21 +30,56 @@ from rankmesh.core.sharding import Sharding
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlanError
 
-__all__ = ["TensorClass", "classes_of", "digest_of"]
+__all__ = ["Copies", "TensorClass", "classes_of", "digest_of"]
+
+# Ranks, ascending, each with further ranks that have a copy of its shard.
+Copies = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, eq=False)
 class TensorClass:
-    """The names of tensors with the same shape, dtype and shardings, in order; ``source`` and ``target`` of each."""
+    """The names of tensors with the same shape, dtype and shardings, in order; ``source`` and ``target`` of each.
+
+    ``copies`` are those of source shards that ranks have beside the ones that the sharding gives them.
+    """
 
     names: tuple[str, ...]
     source: Sharding
     target: Sharding
+    copies: Copies = ()
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
         return self.source.itemsize
+
+    @cached_property
+    def kept(self) -> dict[int, tuple[int, ...]]:
+        """The ranks that have a copy of a source shard beside those that hold it, by shard."""
+        found: dict[int, list[int]] = {}
+        shards = self.source.shard_map.shard_of(np.array([rank for rank, _ in self.copies], dtype=np.int64)).tolist()
+        for shard, (_, ranks) in zip(shards, self.copies, strict=True):
+            found.setdefault(shard, []).extend(ranks)
+        holders = self.source.shard_map.ranks
+        return {
+            shard: tuple(sorted(set(ranks).difference(holders[shard].tolist())))
+            for shard, ranks in found.items()
+            if shard >= 0
+        }
+
+    def sources(self, rank: int) -> list[int]:
+        """The source shards that a rank has: its own first, then those of which it keeps copies."""
+        own = int(self.source.shard_map.shard_of(np.array([rank]))[0])
+        return [own] * (own >= 0) + [shard for shard, ranks in self.kept.items() if rank in ranks]
+
+    def away(self, source: IntArray, ranks: IntArray) -> npt.NDArray[np.bool_]:
+        """Whether each of the ranks (pairs, copies) does not have the source shard of its pair."""
+        away = np.asarray(self.source.shard_map.shard_of(ranks) != source[:, None])
+        if self.copies:
+            shards = prod(self.source.shard_map.shards)
+            kept = [rank * shards + shard for shard, of in self.kept.items() for rank in of]
+            away &= ~np.isin(ranks * shards + source[:, None], kept)
+        return away
 
     @cached_property
     def _overlaps(self) -> tuple[Overlaps, ...]:
@@ -70,18 +107,24 @@ class TensorClass:
         return list(product(*sides[::-1]))
 
 
-def classes_of(source: Mapping[str, Sharding], target: Mapping[str, Sharding]) -> tuple[TensorClass, ...]:
+def classes_of(
+    source: Mapping[str, Sharding], target: Mapping[str, Sharding], copies: Mapping[str, Copies]
+) -> tuple[TensorClass, ...]:
     """The classes of a transfer, wide elements first, whatever the order in which the names are given."""
     found: dict[tuple[object, ...], list[str]] = {}
     known: dict[tuple[object, ...], tuple[object, ...]] = {}
     for name in sorted(target):
         ours, theirs = source[name], target[name]
-        how = (id(ours.shard_map), id(ours.cuts), id(theirs.shard_map), id(theirs.cuts), ours.dtype)
+        kept = copies.get(name, ())
+        how = (id(ours.shard_map), id(ours.cuts), id(theirs.shard_map), id(theirs.cuts), ours.dtype, id(kept))
         if how not in known:
             _check(name, ours, theirs)
-            known[how] = (_stated(ours), _stated(theirs))
+            known[how] = (_stated(ours), _stated(theirs), kept)
         found.setdefault(known[how], []).append(name)
-    classes = [TensorClass(tuple(names), source[names[0]], target[names[0]]) for names in found.values()]
+    classes = [
+        TensorClass(tuple(names), source[names[0]], target[names[0]], copies.get(names[0], ()))
+        for names in found.values()
+    ]
     return tuple(sorted(classes, key=lambda one: -one.itemsize))
 
 
@@ -104,18 +147,21 @@ def _check(name: str, source: Sharding, target: Sharding) -> None:
             )
 
 
-def digest_of(classes: tuple[TensorClass, ...], cluster: object, lost: tuple[int, ...] = ()) -> str:
-    """64 hexadecimal digits, equal for equal transfers: the meshes once, and each class with its names."""
+def digest_of(classes: tuple[TensorClass, ...], cluster: object, **further: object) -> str:
+    """64 hexadecimal digits, equal for equal transfers: the meshes once, and each class with its names.
+
+    What a transfer has ``further``, such as lost ranks, is stated where there is any.
+    """
     meshes: dict[Mesh, int] = {}
     stated = [
         {
             "names": one.names,
             "source": [meshes.setdefault(one.source.mesh, len(meshes)), one.source.to_dict()],
             "target": [meshes.setdefault(one.target.mesh, len(meshes)), one.target.to_dict()],
+            **({"copies": one.copies} if one.copies else {}),
         }
         for one in classes
     ]
     document = {"kinds": stated, "meshes": [mesh.to_dict() for mesh in meshes], "cluster": cluster}
-    if lost:
-        document["lost"] = lost
+    document.update({name: value for name, value in further.items() if value})
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -11,6 +11,8 @@ sent by                   |          rank 0       |         rank 4        |
 
 So each byte has one sender, most ranks receive from one member of a set, and every rank
 computes the same: nothing is negotiated. The sequence is made of classes, not of tensors, in a few passes of numpy.
+
+Lost ranks are members of no set; what is asked of a set without members is missing, and no part of the sequence.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from typing import Protocol
 import numpy as np
 
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import LostState
 from rankmesh.transfer.planning.balance import Sets, share
 from rankmesh.transfer.planning.classes import TensorClass
 
@@ -43,7 +44,8 @@ class Flows:
 
     Flow f is bytes ``low[f]`` to ``high[f] - 1`` of what ``target[f]`` needs of source shard ``shard[f]`` of tensors of
     class ``tensor_class[f]``, one after the other; ``source[f]`` sends it, over level ``level[f]`` of the cluster.
-    ``bound`` is the least that the busiest sender could send.
+    ``bound`` is the least that the busiest sender could send. ``missing`` has a row (tensor class, source shard, target
+    shard) for each pair of shards of which nobody that is left has what they have in common.
     """
 
     tensor_class: IntArray
@@ -54,6 +56,7 @@ class Flows:
     high: IntArray
     level: IntArray
     bound: int
+    missing: IntArray
 
     @property
     def bytes(self) -> IntArray:
@@ -67,38 +70,53 @@ class _Asked:
 
     tensor_class: IntArray
     shard: IntArray
+    other: IntArray
     group: IntArray
     target: IntArray
     bytes: IntArray
 
 
 class _Copies:
-    """The sets of copies of all classes, numbered; those of one pattern share no ranks, and are one block."""
+    """The sets of copies of all classes, numbered; the sets of one block share no ranks."""
 
     def __init__(self) -> None:
-        self._known: dict[object, tuple[int, int]] = {}
-        self.rows: list[IntArray] = []
-        self.blocks = 0
+        self._known: dict[object, int] = {}
+        self._sizes: list[IntArray] = []
+        self._ranks: list[IntArray] = []
+        self._block_of: list[IntArray] = []
+        self._blocks = 0
         self._count = 0
 
     def number(self, one: TensorClass) -> IntArray:
         """The number of the set that holds each source shard of a class."""
         where = one.source.shard_map
         order = np.argsort(where.first)
-        if where.copies not in self._known:
-            self._known[where.copies] = (self._count, self.blocks)
-            self.rows.append(where.ranks[order])
+        pattern = where.copies, one.copies
+        if pattern not in self._known:
+            self._known[pattern] = self._count
             self._count += len(order)
-            self.blocks += 1
+            self._add(one, order)
         numbers = np.empty_like(order)
-        numbers[order] = self._known[where.copies][0] + np.arange(len(order))
+        numbers[order] = self._known[pattern] + np.arange(len(order))
         return numbers
+
+    def _add(self, one: TensorClass, order: IntArray) -> None:
+        """The sets of one pattern: of a sharding alone, they share no ranks."""
+        rows = one.source.shard_map.ranks[order]
+        blocks = np.zeros(len(rows), dtype=np.int64)
+        sizes, ranks = np.full_like(blocks, rows.shape[1]), rows.reshape(-1)
+        if one.kept:
+            wider = [(*row, *one.kept.get(shard, ())) for shard, row in zip(order.tolist(), rows.tolist(), strict=True)]
+            sizes, ranks = np.array(list(map(len, wider))), np.concatenate([np.array(row) for row in wider])
+            blocks = np.array(_blocks(wider))
+        self._sizes.append(sizes)
+        self._ranks.append(ranks)
+        self._block_of.append(self._blocks + blocks)
+        self._blocks += int(blocks.max()) + 1
 
     def members(self, lost: Sequence[int]) -> tuple[IntArray, IntArray, IntArray]:
         """Where the members of each set start, the members but for the lost ones, and the block of each set."""
-        blocks = np.concatenate([np.full(len(rows), block) for block, rows in enumerate(self.rows)])
-        sizes = np.concatenate([np.full(len(rows), rows.shape[1]) for rows in self.rows])
-        ranks = np.concatenate([rows.reshape(-1) for rows in self.rows])
+        blocks, sizes, ranks = map(np.concatenate, (self._block_of, self._sizes, self._ranks))
         if lost:
             kept = ~np.isin(ranks, lost)
             sizes = np.bincount(np.repeat(np.arange(len(sizes)), sizes)[kept], minlength=len(sizes))
@@ -106,51 +124,62 @@ class _Copies:
         return np.append(0, np.cumsum(sizes)), ranks, blocks
 
 
-def flows_of(classes: Sequence[TensorClass], cluster: Nearness | None, lost: Sequence[int] = ()) -> Flows:
-    """The flows of a transfer; the same on every rank, since it depends on nothing else. ``lost`` ranks send nothing.
+def _blocks(sets: Sequence[Sequence[int]]) -> list[int]:
+    """A block for each set, such that no two sets of one block share a rank: the first in which there is none."""
+    taken: list[set[int]] = []
+    blocks = []
+    for ranks in sets:
+        block = next((number for number, others in enumerate(taken) if others.isdisjoint(ranks)), len(taken))
+        if block == len(taken):
+            taken.append(set())
+        taken[block].update(ranks)
+        blocks.append(block)
+    return blocks
 
-    Raises ``LostState`` where no other rank has what one of them would have to send.
-    """
+
+def flows_of(classes: Sequence[TensorClass], cluster: Nearness | None, lost: Sequence[int]) -> Flows:
+    """The flows of a transfer, in which ``lost`` ranks send nothing; the same on every rank."""
     copies = _Copies()
     asked = [_asked(number, one, copies.number(one)) for number, one in enumerate(classes)]
     every = _Asked(*(np.concatenate([getattr(one, name) for one in asked]) for name in _Asked.__annotations__))
+    missing = np.zeros((0, 3), dtype=np.int64)
+    if len(every.bytes):
+        members = copies.members(lost)
+        every, missing = _left(every, members[0])
     if not len(every.bytes):
         none = np.zeros(0, dtype=np.int64)
-        return Flows(none, none, none, none, none, none, none, 0)
+        return Flows(none, none, none, none, none, none, none, 0, missing)
     unit = max(one.itemsize for one in classes)
-    members = copies.members(lost)
-    _check_nothing_lost(classes, every, members[0], lost)
-    return _cut(every, members, unit, None if cluster is None else cluster.units)
+    return _cut(every, members, unit, None if cluster is None else cluster.units, missing)
 
 
-def _check_nothing_lost(classes: Sequence[TensorClass], asked: _Asked, start: IntArray, lost: Sequence[int]) -> None:
-    """Refuse what is asked of sets of which no member is left."""
-    nobody = np.flatnonzero(np.diff(start)[asked.group] == 0)
-    if not len(nobody):
-        return
-    pairs = np.unique(np.stack([asked.tensor_class[nobody], asked.shard[nobody]]), axis=1).T.tolist()
-    raise LostState(
-        [
-            (name, box, tuple(classes[number].source.shard_map.ranks[shard].tolist()))
-            for number, shard in pairs
-            for name in classes[number].names
-            for box in classes[number].source.of(int(classes[number].source.shard_map.ranks[shard][0])).boxes
-        ],
-        lost,
-    )
+def _left(asked: _Asked, start: IntArray) -> tuple[_Asked, IntArray]:
+    """What is asked of sets that have members; and the pairs of shards, by class, that are asked of others."""
+    nobody = np.diff(start)[asked.group] == 0
+    pairs = np.stack([asked.tensor_class, asked.shard, asked.other], axis=1)[nobody]
+    if not len(pairs):
+        return asked, pairs
+    left = (getattr(asked, name)[~nobody] for name in _Asked.__annotations__)
+    return _Asked(*left), np.unique(pairs, axis=0)
 
 
 def _asked(number: int, one: TensorClass, groups: IntArray) -> _Asked:
     """What the ranks that hold a class in the end do not hold in the beginning."""
     source, target, elements = one.pairs()
     ranks = one.target.shard_map.ranks[target]
-    away = one.source.shard_map.shard_of(ranks) != source[:, None]
-    shard = np.broadcast_to(source[:, None], ranks.shape)[away]
-    count = np.broadcast_to(elements[:, None], ranks.shape)[away] * (one.itemsize * len(one.names))
-    return _Asked(np.full(len(shard), number), shard, groups[shard], ranks[away], count)
+    away = one.away(source, ranks)
+    shard, other, count = (np.broadcast_to(each[:, None], ranks.shape)[away] for each in (source, target, elements))
+    count = count * (one.itemsize * len(one.names))
+    return _Asked(np.full(len(shard), number), shard, other, groups[shard], ranks[away], count)
 
 
-def _cut(asked: _Asked, members: tuple[IntArray, IntArray, IntArray], unit: int, units: IntArray | None) -> Flows:
+def _cut(
+    asked: _Asked,
+    members: tuple[IntArray, IntArray, IntArray],
+    unit: int,
+    units: IntArray | None,
+    missing: IntArray,
+) -> Flows:
     start, ranks, block = members
     level, place = _nearest(asked, start, ranks, units)
     keys = np.stack([asked.group, level, place])
@@ -179,6 +208,7 @@ def _cut(asked: _Asked, members: tuple[IntArray, IntArray, IntArray], unit: int,
         high=high - at[record],
         level=keys[1][record],
         bound=least,
+        missing=missing,
     )
 
 

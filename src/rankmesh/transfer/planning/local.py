@@ -36,12 +36,16 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalMoves:
-    """What one rank does: ``sends`` and ``receives`` in the order in which each pair of ranks exchanges them."""
+    """What one rank does: ``sends`` and ``receives`` in the order in which each pair of ranks exchanges them.
+
+    ``missing`` are the boxes that it needs and nobody has, by tensor, of a transfer that is ``partial``.
+    """
 
     rank: int
     sends: tuple[Move, ...]
     receives: tuple[Move, ...]
     copies: tuple[Move, ...]
+    missing: tuple[tuple[str, Box], ...] = ()
 
     @cached_property
     def bytes_out(self) -> int:
@@ -66,6 +70,7 @@ def local_moves(classes: Sequence[TensorClass], flows: Flows, rank: int) -> Loca
         tuple(_moves(classes, flows, np.flatnonzero(flows.source == rank))),
         tuple(_moves(classes, flows, np.flatnonzero(flows.target == rank))),
         tuple(_copies(classes, rank)),
+        tuple(_missing(classes, flows, rank)),
     )
 
 
@@ -83,7 +88,7 @@ def _moves(classes: Sequence[TensorClass], flows: Flows, local: IntArray) -> Ite
 
 def _shared(one: TensorClass, shard: int, target: int) -> list[Box]:
     """What the source shard and the shard of the target have in common."""
-    return one.boxes(shard, int(one.target.shard_map.shard_of(np.array([target]))[0]))
+    return one.boxes(shard, _target(one, target))
 
 
 def _cut(one: TensorClass, elements: int, low: int, high: int) -> Iterator[tuple[str, int, int]]:
@@ -95,11 +100,22 @@ def _cut(one: TensorClass, elements: int, low: int, high: int) -> Iterator[tuple
 
 def _copies(classes: Sequence[TensorClass], rank: int) -> Iterator[Move]:
     for one in classes:
-        here = np.array([rank])
-        source, target = (int(side.shard_map.shard_of(here)[0]) for side in (one.source, one.target))
-        if source < 0 or target < 0:
+        target = _target(one, rank)
+        if target < 0:
             continue
-        boxes = one.boxes(source, target)
+        boxes = [box for source in one.sources(rank) for box in one.boxes(source, target)]
         for name in one.names:
             for box in boxes:
                 yield Move(name, box, rank, rank, size(box) * one.itemsize)
+
+
+def _missing(classes: Sequence[TensorClass], flows: Flows, rank: int) -> Iterator[tuple[str, Box]]:
+    for number, source, target in flows.missing.tolist():
+        one = classes[number]
+        if target == _target(one, rank) and source not in one.sources(rank):
+            yield from ((name, box) for name in one.names for box in one.boxes(source, target))
+
+
+def _target(one: TensorClass, rank: int) -> int:
+    """The target shard of a rank, -1 where it has none."""
+    return int(one.target.shard_map.shard_of(np.array([rank]))[0])

@@ -31,10 +31,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankmesh.core.axes import integer
+from rankmesh.core.boxes import Box
 from rankmesh.core.sharding import Sharding
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import PlanError, extra, quoted
-from rankmesh.transfer.planning.classes import TensorClass, classes_of, digest_of
+from rankmesh.errors import LostState, PlanError, extra, in_words, quoted
+from rankmesh.transfer.planning.classes import Copies, TensorClass, classes_of, digest_of
 from rankmesh.transfer.planning.flows import Flows, flows_of
 from rankmesh.transfer.planning.local import LocalMoves, local_moves
 
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["Transfer"]
 
 BUDGET = 256 << 20
+# A name, a box of it, and the ranks that had that.
+Missing = tuple[str, Box, tuple[int, ...]]
 
 
 class Transfer:
@@ -59,7 +62,20 @@ class Transfer:
     Every name of ``target`` is one of ``source``, of the same shape and dtype; further names of ``source`` do not
     move. The meshes may be disjoint, overlap or be equal. With a ``cluster`` the nearest holder sends.
 
-    Raises ``PlanError`` for names, shapes or dtypes that differ, and for ranks that the cluster does not have.
+    Ranks that are ``lost`` send nothing: what they held comes from others that hold it too, or keep a copy of it.
+    ``copies`` says who keeps some, by tensor and by the rank whose source shard it is: ``{"up": {3: [5]}}`` where
+    rank 5 has rank 3's shard beside its own. What nobody has any more is ``missing``.
+
+    >>> from rankmesh.core.mesh import Mesh
+    >>> two, one = ({"up": Sharding(Mesh(tp=size), ("tp",), shape=(8,))} for size in (2, 1))
+    >>> Transfer(two, one, lost=[1]).missing
+    (('up', ((4, 8),), (1,)),)
+    >>> Transfer(two, one, lost=[1], copies={"up": {1: [2]}}).of(2).sends
+    (Move(name='up', box=((4, 8),), source=2, target=0, bytes=16),)
+
+    Whatever moves raises ``LostState`` where something is missing, unless the transfer is ``partial``: then the rest
+    moves. Raises ``PlanError`` for names, shapes or dtypes that differ, for ranks that the cluster does not have, and
+    for a lost rank that the target gives something.
     """
 
     def __init__(
@@ -69,6 +85,8 @@ class Transfer:
         cluster: Cluster | None = None,
         *,
         lost: Iterable[int] = (),
+        copies: Mapping[str, Mapping[int, Iterable[int]]] | None = None,
+        partial: bool = False,
     ) -> None:
         _check(source, "source")
         _check(target, "target")
@@ -81,9 +99,11 @@ class Transfer:
             )
         self.source = {name: source[name] for name in sorted(target)}
         self.target = {name: target[name] for name in sorted(target)}
-        self.classes: tuple[TensorClass, ...] = classes_of(self.source, self.target)
-        self.cluster = cluster
+        self.copies = _copies({name: of for name, of in (copies or {}).items() if name in target})
+        self.classes: tuple[TensorClass, ...] = classes_of(self.source, self.target, self.copies)
+        self.cluster, self.partial = cluster, partial
         self.lost = tuple(sorted({integer(rank, "lost rank", least=0) for rank in lost}))
+        self._check_target()
         if cluster is not None and self.world_size > cluster.size:
             raise PlanError(
                 f"the cluster has {cluster.size} devices, but the transfer has ranks up to {self.world_size - 1}; give "
@@ -97,12 +117,48 @@ class Transfer:
     def world_size(self) -> int:
         """One past the last rank of any mesh."""
         meshes = {id(mesh): mesh for mesh in (s.mesh for side in (self.source, self.target) for s in side.values())}
-        return max((mesh.rank_range.stop for mesh in meshes.values()), default=0)
+        kept = {rank + 1 for one in self.classes for _, ranks in one.copies for rank in ranks}
+        return max(kept.union(mesh.rank_range.stop for mesh in meshes.values()), default=0)
+
+    def _check_target(self) -> None:
+        """A lost rank receives nothing."""
+        lost = np.array(self.lost, dtype=np.int64)
+        for one in self.classes if self.lost else ():
+            there = lost[one.target.shard_map.shard_of(lost) >= 0].tolist()
+            if there:
+                raise PlanError(
+                    f"rank {there[0]} is lost, and the target gives it {quoted(one.names[0])}; give a target on ranks "
+                    "that are left",
+                    lost=tuple(there),
+                    name=one.names[0],
+                )
 
     @cached_property
-    def flows(self) -> Flows:
-        """Who sends what to whom, all ranks, by tensor class: what everything else is read from."""
+    def _flows(self) -> Flows:
         return flows_of(self.classes, self.cluster, self.lost)
+
+    @property
+    def flows(self) -> Flows:
+        """Who sends what to whom, all ranks, by tensor class: what everything else is read from.
+
+        Raises ``LostState`` where something is missing, unless the transfer is ``partial``.
+        """
+        if len(self._flows.missing) and not self.partial:
+            raise LostState(self.missing, self.lost)
+        return self._flows
+
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """What is needed and nobody has who is left: (name, box, ranks that had it), for each target shard by itself.
+
+        Every rank can read it, whether the transfer is ``partial`` or not.
+        """
+        found = []
+        for number, source, target in self._flows.missing.tolist():
+            one = self.classes[number]
+            had = tuple(sorted({*one.source.shard_map.ranks[source].tolist(), *one.kept.get(source, ())}))
+            found += [(name, box, had) for name in one.names for box in one.boxes(source, target)]
+        return tuple(sorted(found))
 
     def of(self, rank: int) -> LocalMoves:
         """What one rank sends, receives and copies, as boxes; nothing for a rank that takes no part."""
@@ -161,11 +217,15 @@ class Transfer:
     @cached_property
     def digest(self) -> str:
         """64 hexadecimal digits that are equal on two ranks if and only if their transfers are."""
-        return digest_of(self.classes, None if self.cluster is None else self.cluster.to_dict(), self.lost)
+        cluster = None if self.cluster is None else self.cluster.to_dict()
+        return digest_of(self.classes, cluster, lost=self.lost, partial=self.partial)
 
     def reversed(self) -> Transfer:
-        """The transfer back: of the same names, from target to source."""
-        return Transfer(self.target, self.source, self.cluster)
+        """The transfer back: of the same names, from target to source.
+
+        Raises ``PlanError`` where a rank of the source is lost.
+        """
+        return Transfer(self.target, self.source, self.cluster, lost=self.lost, partial=self.partial)
 
     # -- live ---------------------------------------------------------------------------------------------------
 
@@ -178,16 +238,18 @@ class Transfer:
         group: ProcessGroup | None = None,
         timeout: float | timedelta = 300.0,
         progress: Callable[[int, int], object] | None = None,
+        kept: Mapping[int, Mapping[str, Tensor]] | None = None,
     ) -> Moved:
         """Move the tensors: ``tensors`` are this rank's shards under the source, ``into`` those under the target.
 
         Every rank of ``group`` (None: of the world) calls it, ranks without a part too. ``budget`` is how many bytes of
         memory this may take beside the tensors; ``timeout`` (seconds) bounds every wait; ``progress`` is called with
-        the bytes received so far and in all. See `rankmesh.transfer.live.run`.
+        the bytes received so far and in all; ``kept`` are the copies of other ranks' shards that this rank has by
+        ``copies``, by rank and name. See `rankmesh.transfer.live.run`.
         """
         with extra("torch"):
             from rankmesh.transfer.live.run import run
-        return run(self, tensors, into, budget, group=group, timeout=timeout, progress=progress)
+        return run(self, tensors, into, budget, group=group, timeout=timeout, progress=progress, kept=kept)
 
     def bridge(
         self,
@@ -220,7 +282,9 @@ class Transfer:
         return hash(self.digest)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(Transfer, lost=self.lost), (self.source, self.target, self.cluster)
+        copies = {name: dict(of) for name, of in self.copies.items()}
+        made = partial(Transfer, lost=self.lost, copies=copies, partial=self.partial)
+        return made, (self.source, self.target, self.cluster)
 
     def _repr_html_(self) -> str:
         """For notebooks: the tensors, those with the same shardings in one row, and what travels."""
@@ -236,7 +300,11 @@ class Transfer:
         return section(title, table(("tensors", "count", "from", "to"), rows), table(("level", "bytes"), levels))
 
     def __repr__(self) -> str:
-        return f"Transfer({len(self.target)} tensors of {len(self.classes)} classes, {self.bytes} bytes between ranks)"
+        words = [f"{len(self.target)} tensors of {len(self.classes)} classes"]
+        words += [f"{self._flows.bytes.sum()} bytes between ranks"]
+        words += [f"lost {in_words(self.lost)}"] if self.lost else []
+        words += [f"{len(self.missing)} boxes missing"] if len(self._flows.missing) else []
+        return f"Transfer({', '.join(words)})"
 
 
 def _cell_text(sharding: Sharding) -> str:
@@ -244,6 +312,18 @@ def _cell_text(sharding: Sharding) -> str:
     cuts = zip(sharding.shape, sharding.cut or (), strict=True)
     at = "".join(f", {axis} {position}" for axis, position in (sharding.at or {}).items())
     return f"{' x '.join(f'{size}/{axes}' if axes else f'{size}' for size, axes in cuts)} on {sharding.mesh}{at}"
+
+
+def _copies(copies: Mapping[str, Mapping[int, Iterable[int]]]) -> dict[str, Copies]:
+    """Who keeps copies of whose shard, by name; the same object where it is the same, as many names have it."""
+    known: dict[int, Copies] = {}
+    for of in copies.values():
+        if id(of) not in known:
+            known[id(of)] = tuple(
+                (integer(rank, "rank", least=0), tuple(sorted({integer(one, "rank", least=0) for one in ranks})))
+                for rank, ranks in sorted(of.items())
+            )
+    return {name: known[id(of)] for name, of in copies.items() if of}
 
 
 def _check(shardings: object, what: str) -> None:
@@ -262,6 +342,5 @@ def _check(shardings: object, what: str) -> None:
 def _needed(one: TensorClass) -> int:
     """What the target ranks of a class hold, less what they held."""
     source, target, elements = one.pairs()
-    ranks = one.target.shard_map.ranks[target]
-    away = (one.source.shard_map.shard_of(ranks) != source[:, None]).sum(axis=1)
+    away = one.away(source, one.target.shard_map.ranks[target]).sum(axis=1)
     return int((away * elements).sum()) * one.itemsize * len(one.names)
