@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -147,6 +148,10 @@ class Deaths:
         """Die now, as the test says."""
         if death.get("how") == "raise":
             raise ValueError(f"a bug at {death['at']} {death['n']}")
+        if "again" in death:
+            subprocess.Popen(["sh", "-c", f"sleep {death['again']}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return
         (self.folder / f"dead-{self.member}").write_text(f"{os.getpid()} {time.time()}", encoding="utf-8")
         os.kill(os.getpid(), getattr(signal, death.get("how", "SIGKILL")))
         time.sleep(0.5)  # a stopped process that goes on
@@ -162,6 +167,7 @@ def member(me, port, folder, deaths, steps, layout, how):
     """One member: what train returned, and how it came about."""
     os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    slow = how.pop("slow", 0.0)
     before, dying = kept(), Deaths(me.rank, deaths, folder)
     history, losses = [], {}
 
@@ -171,6 +177,7 @@ def member(me, port, folder, deaths, steps, layout, how):
         history.append([job.epoch, job.rank, job.step, job.plan.mesh.axes["dp"], time.time(), dict(job.seconds)])
         for step in range(job.step, steps):
             dying.step(step)
+            time.sleep(slow)
             losses[step] = model.step(step)
             job.commit(step + 1)
             if len(history[-1]) == 6:

@@ -105,6 +105,16 @@ def test_a_rank_that_is_stopped(job, expected, who):
     _same(job(9, [{"member": who, "at": "step", "n": 3, "how": "SIGSTOP"}], spares=1, timeout=2), expected)
 
 
+@pytest.mark.parametrize("who", [0, 5])
+def test_a_stopped_rank_goes_on(job, expected, who):
+    """8 ranks and a spare: a rank that was left out while it was stopped hears so, and disturbs nobody."""
+    deaths = [{"member": who, "at": "step", "n": 3, "how": "SIGSTOP", "again": 4.0}]
+    ended = job(9, deaths, spares=1, timeout=2, may_fail=True, slow=0.5)
+    _same(ended[:who] + ended[who + 1 :], expected)
+    left_out, too_late = f"member {who} was left out of the job", f"the job ends, since member {who} stood still for"
+    assert ended[who]["error"].startswith((f"ConnectError: {left_out}", f"ConnectError: {too_late}"))
+
+
 def test_a_rank_that_raises(job, expected):
     """8 ranks and a spare: an exception of the program leaves one rank out, where it is raised; the others go on."""
     ended = job(9, [{"member": 3, "at": "step", "n": 4, "how": "raise"}], spares=1, may_fail=True)
@@ -115,7 +125,7 @@ def test_a_rank_that_raises(job, expected):
 def test_all_ranks_raise(job):
     """4 ranks and a spare: what every rank raises ends the job, with that error on each."""
     deaths = [{"member": rank, "at": "step", "n": 2, "how": "raise"} for rank in range(5)]
-    ended = job(5, deaths, layout="tp=2,pp=2", spares=1, may_fail=True)
+    ended = job(5, deaths, spares=1, may_fail=True)
     assert [value["error"] for value in ended[:4]] == ["ValueError: a bug at step 2"] * 4
     assert "ValueError: a bug at step 2" in ended[4]["error"]
 

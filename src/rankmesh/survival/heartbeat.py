@@ -53,6 +53,7 @@ class Heartbeat:
         self._woken = woken
         self._unread: dict[socket.socket, bytes] = {}
         self._watch: _Watch | None = None
+        self._looked, self._longest = time.monotonic(), 0.0
         self._thread = threading.Thread(target=self._serve, daemon=True, name="rankmesh-heartbeat")
         self._thread.start()
 
@@ -61,9 +62,20 @@ class Heartbeat:
         """The port at which others reach this process."""
         return int(self._listening.getsockname()[1])
 
+    def stood_still(self) -> float:
+        """The longest time, in seconds, that this process gave no reply, since ``start_over``."""
+        return max(self._longest, time.monotonic() - self._looked - _SELDOM)
+
+    def start_over(self) -> None:
+        """Count anew how long this process stood still."""
+        self._longest = 0.0
+
     def _serve(self) -> None:
         while True:
-            for key, _ in self._selector.select():
+            events = self._selector.select(_SELDOM)
+            self._longest = self.stood_still()
+            self._looked = time.monotonic()
+            for key, _ in events:
                 one = key.fileobj
                 if one is self._woken:
                     return

@@ -81,6 +81,14 @@ class Peers:
         contact = self.contacts[member]
         self._heartbeat.watch((contact.address, contact.heartbeat), timeout, late, lost)
 
+    def stood_still(self) -> float:
+        """The longest time, in seconds, that this process gave no reply, since ``start_over``."""
+        return self._heartbeat.stood_still()
+
+    def start_over(self) -> None:
+        """Count anew how long this process stood still."""
+        self._heartbeat.start_over()
+
     def unwatch(self) -> None:
         """Watch nobody."""
         self._heartbeat.unwatch()

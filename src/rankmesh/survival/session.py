@@ -46,6 +46,8 @@ _LIMIT = 300.0
 _REPLY = 0.3
 # Seconds after which an error counts as this member's own, where no change has been announced.
 _SETTLE = 0.05
+# Outcomes that a member keeps for those that have not read them.
+_KEPT = 8
 # How many timeouts a member that lives may take to come back from ``train``.
 _PATIENCE = 6
 
@@ -159,6 +161,8 @@ class Session:
         self._step = 0
         self._seconds: dict[str, float] = {}
         self._client: tuple[int, CutStore] | None = None
+        # Whether the last outcome is of a round to which this member reported.
+        self._took_part = True
 
     @property
     def _members(self) -> Members:
@@ -379,7 +383,7 @@ class Session:
             if message["what"] == "end":
                 self._ended(message)
             if message["what"] == "outcome":
-                return {"outcome": self._outcomes.get(message["epoch"])}
+                return {"epoch": self._epoch, "outcome": self._outcomes.get(message["epoch"])}
         return {"epoch": self._epoch}
 
     # -- the end of an epoch ------------------------------------------------------------------------------------
@@ -398,9 +402,9 @@ class Session:
             raise ConnectError(message, rank=self.member, ranks=outcome.ranks) from error
         if outcome.value.get("over"):
             return True
-        if error is not None and self.member in outcome.ranks:
+        if error is not None and self.member in outcome.ranks and (self._took_part or _is_own(error)):
             raise error
-        self._adopt(outcome)
+        self._adopt(outcome, error)
         return False
 
     def _announce_error(self, error: Exception) -> bool:
@@ -436,18 +440,23 @@ class Session:
         while True:
             outcome = self._round(report, started)
             if outcome is not None and (outcome.agreed or outcome.reason == "failed"):
-                self._outcomes = {self._epoch: outcome.text}
+                kept = sorted(self._outcomes)[-_KEPT:]
+                self._outcomes = {**{epoch: self._outcomes[epoch] for epoch in kept}, self._epoch: outcome.text}
                 return outcome
             if time.monotonic() > limit:
                 return outcome or Outcome("lost", message="the members reached no agreement")
 
     def _missed(self) -> Outcome | None:
         """The outcome that others have already: whoever served it may have been lost before this member read it."""
+        self._took_part = False
         everyone = set(self._members.all) - self._end.suspects
         message = {"what": "outcome", "epoch": self._epoch}
-        for reply in self._peers.exchange(everyone, message, _REPLY).values():
-            if isinstance(reply, dict) and isinstance(reply.get("outcome"), str):
+        replies = [r for r in self._peers.exchange(everyone, message, _REPLY).values() if isinstance(r, dict)]
+        for reply in replies:
+            if isinstance(reply.get("outcome"), str):
                 return Outcome.read(reply["outcome"], "outcome")
+        if any(isinstance(epoch := reply.get("epoch"), int) and epoch > self._epoch + _KEPT for reply in replies):
+            return Outcome("failed", (self.member,), message="the others went on long ago, without this member")
         return None
 
     def _round(self, report: Report, started: float) -> Outcome | None:
@@ -462,7 +471,14 @@ class Session:
             reports = {
                 member: Report.read(texts[-1]) for member, texts in arrivals.texts.items() if member not in absent
             }
-            return conclude(self._history, self._epoch, reports, [member for member in absent if probe.gone(member)])
+            # Whoever stood still does not know whether the others were lost, or have ended without it.
+            gone = [member for member in absent if probe.gone(member)]
+            if (seconds := self._peers.stood_still()) >= self._timeout:
+                if len(gone) == len(everyone) - 1:
+                    message = f"member {self.member} stood still for {seconds:.0f} s, and the others ended without it"
+                    return Outcome("failed", (self.member,), message=message)
+                gone = []
+            return conclude(self._history, self._epoch, reports, gone)
 
         try:
             if probe.epoch(server) > self._epoch:
@@ -477,6 +493,7 @@ class Session:
                 patience=1.0,
             )
             patience = Patience(_PATIENCE * self._timeout, enough=lambda absent: not probe.any_may_arrive(absent))
+            self._took_part = True
             outcome = found.step("members", Proposal(text=report.text), concluded, patience)
             found.leave(outcome, stay=bool(outcome.value and outcome.value.get("over")))
         except (ConnectError, AgreementError):
@@ -498,7 +515,7 @@ class Session:
             self._client = (server, self._peers.client(server, self._timeout))
         return self._client[1]
 
-    def _adopt(self, outcome: Outcome) -> None:
+    def _adopt(self, outcome: Outcome, error: Exception | None) -> None:
         """The members, and what they hold, of the next epoch."""
         value, before = outcome.value, self._members
         following = Members(
@@ -513,7 +530,8 @@ class Session:
                 f"member {self.member} was left out of the job, since it did not respond in time; the others went on "
                 f"without {in_words(outcome.ranks)}",
                 rank=self.member,
-            )
+            ) from error
+        self._peers.start_over()
         self._source, self._step = value["source"], value["step"]
         self._history = {
             epoch: members
