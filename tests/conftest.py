@@ -69,7 +69,7 @@ class Server:
                 [sys.executable, str(SERVER), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 cwd=REPOSITORY,
-                env={**kept, **RESOLVER, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+                env={**kept, **RESOLVER, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
             theirs.close()

@@ -110,7 +110,7 @@ def test_inside_a_job_the_ranks_that_are_left_are_the_jobs():
     ("how", "status", "message"),
     [
         ("killed", 5, "lost rank 3: it was ended by SIGKILL"),
-        ("exits", 5, "lost rank 3: it ended with status 7"),
+        pytest.param("exits", 5, "lost rank 3: it ended with status 7", marks=pytest.mark.long),
         ("raises", 4, "rank 3 failed: ProofError: received nothing, by sabotage"),
     ],
 )

@@ -15,6 +15,7 @@ def _train(me, *cases):
     return train_in_words(me, *cases)
 
 
+@pytest.mark.long
 def test_megatron_core_itself(ranks):
     """4 ranks: over its groups, and over the drop-in's, the losses and norms are those over rankmesh's."""
     for layout in ("pp=2,dp=2,ep=2", "tp=2,cp=2"):

@@ -107,7 +107,7 @@ WORDS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("size", WORDS)
+@pytest.mark.parametrize("size", [4, pytest.param(8, marks=pytest.mark.long)])
 def test_words_of_peers(ranks, single, size):
     """4 and 8 ranks, one training after the other: groups made in peers' words give the same losses and norms."""
     for rank in ranks(size, train_in_words, *WORDS[size], **LIMIT):

@@ -50,9 +50,9 @@ def _operations(me):
 
 
 def test_store_operations_are_flat_in_the_world_size(ranks):
-    """8, 16, 32 and 64 processes: no rank does more store operations in a larger world."""
+    """8 and 64 processes: no rank does more store operations in a larger world."""
     most = {}
-    for size in (8, 16, 32, 64):
+    for size in (8, 64):
         counted = ranks(size, _operations, world=None)
         assert {tuple(rank["epochs"]) for rank in counted} == {(0, 1)}
         assert sum(rank["calls"].get("wait", 0) for rank in counted) == 2 * (size - 1), "only verdicts are waited for"

@@ -1,6 +1,6 @@
 """Files from anybody: whatever they hold, a reader answers with a value or an error of ours, soon and in little memory.
 
-Each is read by every reader that could take it: 300 files by themselves, 1,500 with ``make test-sweeps``, 20,000 with
+Each is read by every reader that could take it: 150 files by themselves, 1,500 with ``make test-sweeps``, 20,000 with
 ``make test-sweeps SWEEP=all``.
 """
 
@@ -24,7 +24,7 @@ from rankmesh.readers.model import read_model
 from rankmesh.transfer.files import Checkpoint
 from rankmesh.transfer.planning.tensors_file import read_tensors
 
-COUNT = {"": 300, "1": 1_500, "all": 20_000}[os.environ.get("RANKMESH_TEST_SWEEP", "")]
+COUNT = {"": 150, "1": 1_500, "all": 20_000}[os.environ.get("RANKMESH_TEST_SWEEP", "")]
 SECONDS, MEMORY = 2.0, 200 << 20
 MESH = rm.Mesh(tp=2, dp=2)
 

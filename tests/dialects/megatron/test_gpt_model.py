@@ -146,6 +146,7 @@ def _train_on_both(me):
     return {"theirs": theirs, "ours": ours, "used": ours_is_used, "back": megatron("parallel_state") is local}
 
 
+@pytest.mark.long
 def test_gpt_model_has_the_same_losses(ranks):
     """4 ranks, five steps of each layout: equal losses and equal parameters, bit for bit, and they learn."""
     result = ranks(4, _train_on_both, limit=110, timeout=60.0)

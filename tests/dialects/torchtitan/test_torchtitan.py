@@ -82,6 +82,7 @@ def _cycle():
         dims.build_mesh()
 
 
+@pytest.mark.long
 def test_fsdp_and_tensor_parallelism(ranks):
     """8 ranks, 2 replicas x 2 shards x 2 tensors: loss and gradients of one process; 4 groups; nothing left."""
     for loss, gradient, made, kept, left in ranks(8, _train, limit=60):
