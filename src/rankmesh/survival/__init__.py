@@ -11,6 +11,7 @@ from rankmesh.survival.members import PlanLike
 with extra("torch"):
     from rankmesh.survival.job import Job
     from rankmesh.survival.session import Session
+    from rankmesh.survival.state import Load
 
 __all__ = ["Job", "survive"]
 
@@ -23,10 +24,22 @@ def survive(
     *,
     spares: int = 0,
     shrink: str | None = None,
+    redundancy: int = 0,
+    restore: Load | None = None,
     timeout: float = 10.0,
 ) -> _Result | None:
-    """Run ``train(job)`` on every rank of the plan, again after each loss of members, until it has returned on all."""
-    session = Session(layout, spares=spares, shrink=shrink, timeout=timeout)
+    """Run ``train(job)`` on every rank of the plan, again after each loss of members, until it has returned on all.
+
+    ``redundancy`` is how many other ranks, on other hosts where there are several, keep copies of each shard of which
+    no other rank holds a replica. The copies travel while the program goes on after a ``commit``, which every rank then
+    calls in each step; two snapshots of such shards take (1 + redundancy) times the memory.
+
+    ``restore(name, box, step)`` loads a box of a tensor that nobody holds any more, (start, stop) by dimension, on each
+    rank that needs it: a tensor of the box's shape and of the dtype that is held, as it was at the beginning of
+    ``step``. It raises where it has no checkpoint of that step. Where no member is left that held anything, ``step`` is
+    that at which the last epoch began, 0 in the first one. Without ``restore``, ``LostState`` on every rank.
+    """
+    session = Session(layout, spares=spares, shrink=shrink, timeout=timeout, redundancy=redundancy, restore=restore)
     try:
         return session.run(train)
     finally:

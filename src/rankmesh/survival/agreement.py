@@ -27,6 +27,8 @@ class Report:
     ``first``    this member began the change
     ``steps``    of each epoch of which it has snapshots, the steps of them
     ``held``     some member has committed, as far as it knows
+    ``loads``    what nobody holds can be loaded
+    ``began``    the step at which the epoch began
     """
 
     done: bool = False
@@ -36,6 +38,8 @@ class Report:
     first: bool = False
     steps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     held: bool = False
+    loads: bool = False
+    began: int = 0
 
     @property
     def text(self) -> str:
@@ -83,7 +87,12 @@ def conclude(
         errors = [f"member {member}: {reports[member].error}" for member in sorted(lost) if member in reports]
         return Outcome("failed", tuple(sorted(lost)), absent, message="; ".join([error.message, *errors[:4]]))
     source, step = _source(history, reports, lost)
+    load = False
     if source is None and any(report.held for report in reports.values()):
+        left = [report for member, report in reports.items() if member not in lost]
+        load = all(report.loads for report in left) and not any(any(report.steps.values()) for report in left)
+        step = max((report.began for report in left), default=0)
+    if source is None and not load and any(report.held for report in reports.values()):
         return Outcome("failed", tuple(sorted(lost)), absent, message=_nothing_in_common(reports, lost))
     return Outcome(
         ranks=tuple(sorted(lost)),
@@ -93,6 +102,7 @@ def conclude(
             "replicas": following.sizes.replicas(following.plan),
             "step": step,
             "source": source,
+            "load": load,
         },
     )
 

@@ -33,7 +33,8 @@ from rankmesh.survival.heartbeat import PING, Message, Presence
 from rankmesh.survival.job import Job
 from rankmesh.survival.members import Members, PlanLike
 from rankmesh.survival.peers import Peers
-from rankmesh.survival.state import Held, restore
+from rankmesh.survival.redundancy import checked
+from rankmesh.survival.state import Held, Load, load_all, restore
 from rankmesh.survival.world import EpochWorld
 
 __all__ = ["Session"]
@@ -130,7 +131,14 @@ class Session:
     """One member of a job that survives."""
 
     def __init__(
-        self, layout: PlanLike, *, spares: int, shrink: str | None, timeout: float, restore: Any = None
+        self,
+        layout: PlanLike,
+        *,
+        spares: int,
+        shrink: str | None,
+        timeout: float,
+        redundancy: int = 0,
+        restore: Load | None = None,
     ) -> None:
         launch = started_by()
         local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), None, launch.local_rank)
@@ -150,6 +158,7 @@ class Session:
             self._peers.gather(self._store, f"{prefix}/survive", self._launch.world_size, _LIMIT)
             hosts = {member: contact.host for member, contact in self._peers.contacts.items()}
             first = Members.first(layout, world_size=self._launch.world_size, spares=spares, shrink=shrink, hosts=hosts)
+            self._redundancy = checked(redundancy, first.plan.mesh.size)
         except BaseException:
             self._peers.close()
             raise
@@ -157,7 +166,9 @@ class Session:
         self._history = {0: first}
         self._held: list[Held] = []
         self._exists = False
+        # The epoch from whose snapshots hold() restores, or whether it loads everything; and the step of it.
         self._source: int | None = None
+        self._load = False
         self._step = 0
         self._seconds: dict[str, float] = {}
         self._client: tuple[int, CutStore] | None = None
@@ -278,9 +289,18 @@ class Session:
     def hold(self, job: Job, tensors: dict[str, Tensor], shardings: dict[str, Sharding]) -> None:
         """Keep these from now on, after they have been set to what was held before."""
         self._check(job)
-        new = Held(self._epoch, job.plan.mesh, tensors, shardings)
+        new = Held(
+            self._epoch,
+            job.plan.mesh,
+            tensors,
+            shardings,
+            rank=job.rank,
+            hosts=[self._members.hosts.get(member, "") for member in self._members.ranks],
+            redundancy=self._redundancy,
+            device=self.device,
+        )
         self._restored(new)
-        new.snapshots.take(self._step, tensors)
+        new.commit(self._step, wait=True)
         self._all_hold([*self._held, new], new)
 
     def _follow(self) -> None:
@@ -289,6 +309,8 @@ class Session:
         self._all_hold(self._held, None)
 
     def _restored(self, new: Held | None) -> None:
+        if self._load and new is not None and self._restore is not None:
+            load_all(new, self._step, self._restore)
         if self._source is None:
             return
         started = time.perf_counter()
@@ -297,7 +319,7 @@ class Session:
         beyond = iter(range(len(everyone), len(everyone) + len(before.ranks)))
         positions = [places[member] if member in places else next(beyond) for member in before.ranks]
         old = next((held for held in self._held if held.epoch == self._source), None)
-        restore(self._entered, old, self._step, positions, new, timedelta(seconds=_LIMIT))
+        restore(self._entered, old, self._step, positions, new, timedelta(seconds=_LIMIT), self._restore)
         self._seconds["transfer"] = time.perf_counter() - started
 
     def _all_hold(self, until_then: list[Held], new: Held | None) -> None:
@@ -305,7 +327,7 @@ class Session:
         self._held = until_then
         self._entered.meet("held")
         self._held = [] if new is None else [new]
-        self._exists, self._source = True, None
+        self._exists, self._source, self._load = True, None, False
         self._history = {self._epoch: self._members}
 
     def commit(self, job: Job, step: int) -> None:
@@ -316,7 +338,7 @@ class Session:
                 f"rank {job.rank}: commit({step}) was called before hold(); name what must survive first", step=step
             )
         held = self._held[-1]
-        held.snapshots.take(step, held.tensors)
+        held.commit(step)
         job.step = step
 
     def _check(self, job: Job) -> None:
@@ -429,8 +451,10 @@ class Session:
             error=said if own else "",
             torn="" if own else said,
             first=first,
-            steps={held.epoch: tuple(held.snapshots.steps) for held in self._held},
+            steps={held.epoch: tuple(held.steps) for held in self._held},
             held=self._exists,
+            loads=self._restore is not None,
+            began=self._step,
         )
 
     def _agree(self, report: Report) -> Outcome:
@@ -532,7 +556,7 @@ class Session:
                 rank=self.member,
             ) from error
         self._peers.start_over()
-        self._source, self._step = value["source"], value["step"]
+        self._source, self._step, self._load = value["source"], value["step"], value["load"]
         self._history = {
             epoch: members
             for epoch, members in self._history.items()

@@ -5,6 +5,8 @@ step 6   step 7          two snapshots: the older one is overwritten by the next
   A        B
 ```
 
+A commit copies the tensors, into memory that is allocated by the first two.
+
 After a change every member of the new world calls ``restore``: a transfer from the snapshots of the members that are
 left, at the shardings of the epoch in which they were taken, to the tensors and shardings of the new one.
 """
@@ -12,26 +14,38 @@ left, at the shardings of the epoch in which they were taken, to the tensors and
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from rankmesh.core.boxes import Box
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
+from rankmesh.errors import LostState, PlanError, quoted
+from rankmesh.survival.redundancy import Copies, Keepers, Stretch, overwritten
 from rankmesh.transfer import Transfer
+from rankmesh.transfer.live.shards import local
+from rankmesh.transfer.live.stream import where
 
-__all__ = ["Held", "Snapshots", "restore"]
+__all__ = ["Held", "Load", "Snapshots", "load_all", "restore"]
+
+
+# What loads a box of a tensor, as it was at the beginning of a step, from elsewhere: (name, box, step) -> its elements.
+Load = Callable[[str, Box, int], Any]
 
 
 class Snapshots:
-    """Copies of a member's tensors at the beginning of two steps, the last ones that it has committed."""
+    """Copies of a member's tensors at the beginning of two steps, the last ones that it has committed.
 
-    def __init__(self) -> None:
-        self._by_step: dict[int, dict[str, Tensor]] = {}
+    ``first`` are the names of those that begin the stretch of memory in which the copies are.
+    """
+
+    def __init__(self, first: Sequence[str] = ()) -> None:
+        self._first = first
+        self._by_step: dict[int, Stretch] = {}
 
     @property
     def steps(self) -> list[int]:
@@ -39,40 +53,79 @@ class Snapshots:
         return sorted(self._by_step)
 
     def __getitem__(self, step: int) -> dict[str, Tensor]:
-        return self._by_step[step]
+        return self._by_step[step].tensors
 
     @property
     def bytes(self) -> int:
         """Bytes of memory that the copies take."""
-        return sum(tensor.nbytes for kept in self._by_step.values() for tensor in kept.values())
+        return sum(stretch.memory.nbytes for stretch in self._by_step.values())
 
-    def take(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, step: int, tensors: Mapping[str, Tensor]) -> Stretch:
         """Copy the tensors as they are now, at the beginning of a step, over the oldest copy."""
-        kept = self._by_step.pop(step, None)
-        if kept is None and len(self._by_step) > 1:
-            kept = self._by_step.pop(min(self._by_step))
-        if kept is None or kept.keys() != tensors.keys():
-            kept = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                kept[name].copy_(tensor)
-        self._by_step[step] = kept
+        stretch = overwritten(self._by_step, step)
+        if stretch is None:
+            names = [*self._first, *(name for name in tensors if name not in self._first)]
+            stretch = Stretch({name: local(tensors[name]) for name in names})
+        stretch.copy({name: local(tensor) for name, tensor in tensors.items()})
+        self._by_step[step] = stretch
+        return stretch
 
 
-@dataclass
 class Held:
-    """What a member held in an epoch: its tensors by name, how each is sharded, and the copies."""
+    """What a member holds in an epoch: its tensors by name, how each is sharded, and copies of its last steps.
 
-    epoch: int
-    mesh: Mesh
-    tensors: dict[str, Tensor] = field(repr=False)
-    shardings: dict[str, Sharding] = field(repr=False)
-    snapshots: Snapshots = field(default_factory=Snapshots, repr=False)
+    ``hosts`` are those of the plan's ranks, ``rank`` is this one. With ``redundancy`` so many other ranks keep the
+    shards that have no replica, and this one keeps some of theirs: two snapshots of such shards take (1 + redundancy)
+    times the memory.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        mesh: Mesh,
+        tensors: dict[str, Tensor],
+        shardings: dict[str, Sharding],
+        *,
+        rank: int,
+        hosts: Sequence[str],
+        redundancy: int,
+        device: torch.device,
+    ) -> None:
+        self.epoch, self.mesh, self.tensors, self.shardings = epoch, mesh, tensors, shardings
+        self.rank = rank
+        self._keepers = Keepers(shardings, hosts, redundancy)
+        self.copies = Copies(self._keepers, rank, device) if redundancy else None
+        self.snapshots = Snapshots(() if self.copies is None else self.copies.names)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that this member can restore its part of: its own, and what it keeps of others."""
+        steps = self.snapshots.steps
+        return steps if self.copies is None else sorted(self.copies.steps().intersection(steps))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that all copies take."""
+        return self.snapshots.bytes + (0 if self.copies is None else self.copies.bytes)
+
+    def commit(self, step: int, *, wait: bool = False) -> None:
+        """Keep the tensors as they are now, at the beginning of a step.
+
+        Copies for other ranks travel meanwhile, until the next commit; with ``wait`` until they are there.
+        """
+        if self.copies is None:
+            self.snapshots.take(step, self.tensors)
+            return
+        self.copies.wait()
+        self.copies.send(step, self.snapshots.take(step, self.tensors))
+        if wait:
+            self.copies.wait()
 
     @property
     def text(self) -> str:
-        """The mesh and the shardings as JSON, for members that do not have them."""
-        return json.dumps([self.mesh.to_dict(), {name: one.to_dict() for name, one in self.shardings.items()}])
+        """The mesh, the shardings and who keeps copies as JSON, for members that do not have them."""
+        shardings = {name: one.to_dict() for name, one in self.shardings.items()}
+        return json.dumps([self.mesh.to_dict(), shardings, list(self._keepers.hosts), self._keepers.redundancy])
 
 
 class Shares(Protocol):
@@ -89,13 +142,20 @@ class Shares(Protocol):
 
 
 def restore(
-    world: Shares, old: Held | None, step: int, positions: Sequence[int], new: Held | None, seconds: timedelta
+    world: Shares,
+    old: Held | None,
+    step: int,
+    positions: Sequence[int],
+    new: Held | None,
+    seconds: timedelta,
+    load: Load | None = None,
 ) -> Collection[int]:
     """Bring what was held at the beginning of ``step`` to where it is held now; every rank of the world calls it.
 
     ``positions`` are the ranks of this world that the members of the old epoch have now, in the order of their ranks
-    then; of those that are lost they are beyond the world. Rank 0 holds something of the new epoch. Raises
-    ``LostState`` on every rank where nobody is left who held a part. The ranks beyond the world.
+    then; of those that are lost they are beyond the world. Rank 0 holds something of the new epoch. What nobody is left
+    who held or kept it is loaded by ``load``, on each rank that needs it; without that, ``LostState`` on every rank, in
+    which ranks are those of the old epoch. The ranks beyond the world.
     """
     size = world.size
     source = min(position for position in positions if position < size)
@@ -106,13 +166,60 @@ def restore(
     before = json.loads(world.taken("before") if old is None else old.text)
     now = json.loads(world.taken("now") if new is None else new.text)
     lost = [position for position in positions if position >= size]
-    moved = {**before[0], "offset": min(positions), "rank_map": list(positions), "consecutive": False}
-    old_mesh, new_mesh = Mesh.from_dict(moved), Mesh.from_dict(now[0])
-    moves = Transfer(
-        {name: Sharding.from_dict(old_mesh, data) for name, data in before[1].items() if name in now[1]},
-        {name: Sharding.from_dict(new_mesh, data) for name, data in now[1].items()},
-        lost=lost,
-    )
-    kept = {} if old is None else {name: tensor for name, tensor in old.snapshots[step].items() if name in now[1]}
-    moves.run(kept, {} if new is None else new.tensors, timeout=seconds)
+    moves = _moves(before, now, positions, lost)
+    if moves.missing and load is None:
+        ranks = {position: rank for rank, position in enumerate(positions)}
+        missing = [(name, box, tuple(sorted(ranks[one] for one in had))) for name, box, had in moves.missing]
+        raise LostState(missing, [ranks[position] for position in lost])
+    kept: dict[int, dict[str, Tensor]] = {}
+    if old is not None and old.copies is not None:
+        kept = {positions[rank]: tensors for rank, tensors in old.copies.at(step).items()}
+    tensors = {} if old is None else {name: one for name, one in old.snapshots[step].items() if name in now[1]}
+    moves.run(tensors, {} if new is None else new.tensors, timeout=seconds, kept=kept)
+    if new is not None and load is not None:
+        load_boxes(new, moves.of(world.rank).missing, step, load)
     return lost
+
+
+def _moves(before: Any, now: Any, positions: Sequence[int], lost: Sequence[int]) -> Transfer:
+    """The transfer between what two epochs held, by their texts, from the ranks that the old one's members have now."""
+    mesh, shardings, hosts, redundancy = before
+    there = Mesh.from_dict(mesh)
+    keepers = Keepers({name: Sharding.from_dict(there, data) for name, data in shardings.items()}, hosts, redundancy)
+    copies: dict[int, dict[int, list[int]]] = {}
+    for of in keepers.by_name.values():
+        if id(of) not in copies:  # many tensors have one
+            copies[id(of)] = {positions[rank]: [positions[one] for one in ranks] for rank, ranks in of.items()}
+    # The same mesh of other ranks, in no order.
+    moved = Mesh.from_dict({**mesh, "offset": min(positions), "rank_map": list(positions), "consecutive": False})
+    here = Mesh.from_dict(now[0])
+    return Transfer(
+        {name: Sharding.from_dict(moved, data) for name, data in shardings.items() if name in now[1]},
+        {name: Sharding.from_dict(here, data) for name, data in now[1].items()},
+        lost=lost,
+        copies={name: copies[id(of)] for name, of in keepers.by_name.items()},
+        partial=True,
+    )
+
+
+def load_boxes(new: Held, boxes: Iterable[tuple[str, Box]], step: int, load: Load) -> None:
+    """Load boxes of the tensors that this rank holds now."""
+    for name, box in boxes:
+        tensor = local(new.tensors[name])
+        part = tensor[where(new.shardings[name].of(new.rank), box)]
+        loaded = load(name, box, step)
+        if not isinstance(loaded, Tensor) or loaded.shape != part.shape or loaded.dtype != tensor.dtype:
+            given = f"{loaded.dtype} {list(loaded.shape)}" if isinstance(loaded, Tensor) else quoted(loaded)
+            raise PlanError(
+                f"restore({name!r}, {box}, {step}) gave {given}, but the box is {tensor.dtype} {list(part.shape)}; "
+                "return a tensor of it",
+                name=name,
+                box=box,
+            )
+        with torch.no_grad():
+            part.copy_(loaded)
+
+
+def load_all(new: Held, step: int, load: Load) -> None:
+    """Load everything that this rank holds now: no member is left that held anything."""
+    load_boxes(new, [(name, box) for name in new.tensors for box in new.shardings[name].of(new.rank).boxes], step, load)

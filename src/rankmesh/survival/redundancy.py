@@ -1,0 +1,248 @@
+"""Redundancy: copies of what no other rank holds, which ranks on other hosts keep and get at each commit.
+
+```
+host a   ranks 0  1            rank 0's shards are kept by rank 2, rank 1's by rank 3, rank 2's by rank 0, ...
+host b   ranks 2  3            on one host: rank 0's by rank 1, rank 1's by rank 2, ...
+
+commit(6)   copies of step 5 have arrived here, and on every rank     over the older snapshots: step 6
+            copies of step 6 begin to travel, while the program goes on
+```
+
+A rank overwrites its snapshots of step 4, and the copies of step 4 that it keeps, when every rank has those of step 5:
+so at any moment there is a step of which every rank has its snapshot and the copies that it is to keep, and two steps
+are enough. A rank reports a step only with the copies that it keeps of it; what all that are left report in common can
+be restored, as long as of each shard its rank or one of its keepers is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankmesh.core.axes import integer
+from rankmesh.core.shard_map import ShardMap
+from rankmesh.core.sharding import Sharding
+from rankmesh.errors import PlanError
+
+__all__ = ["Copies", "Keepers", "Stretch", "checked", "overwritten"]
+
+# Tags of our messages in the default group, which the program's do not have.
+_COPIES, _ARRIVED = 27_001, 27_002
+# As long as the program takes: a loss is noticed elsewhere, and ends every wait.
+_LONG, _MOMENT = timedelta(days=30), timedelta(milliseconds=1)
+# Tensors in one stretch of memory begin at multiples of this many bytes.
+_ALIGNED = 64
+
+
+def checked(redundancy: object, size: int) -> int:
+    """How many ranks keep copies, of ``size``; ``PlanError`` where there are not so many others."""
+    number = integer(redundancy, "redundancy", least=0)
+    if number >= size:
+        raise PlanError(
+            f"redundancy is {number}, but the plan has {size} ranks, and each copy is on another one; give at most "
+            f"{size - 1}",
+            redundancy=number,
+            size=size,
+        )
+    return number
+
+
+@dataclass(frozen=True)
+class Keepers:
+    """Who keeps copies of whose shards: ``redundancy`` ranks of each, on the ``hosts`` that the ranks are on.
+
+    A shard has a replica where another rank, on another host where there are several, holds the same.
+
+    >>> from rankmesh.core.mesh import Mesh
+    >>> mesh = Mesh(tp=2, pp=2)
+    >>> cut = {"w": Sharding(mesh, ("tp",), (8,)), "b": Sharding(mesh, ("tp-pp",), (8,))}
+    >>> Keepers(cut, ("a", "a", "b", "b"), 1).of
+    {0: (2,), 1: (3,), 2: (0,), 3: (1,)}
+    >>> Keepers(cut, ("a", "a", "b", "b"), 1).by_name == {"b": {0: (2,), 1: (3,), 2: (0,), 3: (1,)}}
+    True
+    """
+
+    shardings: Mapping[str, Sharding]
+    hosts: Sequence[str]
+    redundancy: int
+
+    @cached_property
+    def by_name(self) -> dict[str, dict[int, tuple[int, ...]]]:
+        """Of each tensor the ranks whose shards others keep, with those: as ``Transfer`` takes it."""
+        known: dict[ShardMap, dict[int, tuple[int, ...]]] = {}
+        for sharding in self.shardings.values():
+            where = sharding.shard_map
+            if where not in known:
+                rows = where.ranks.tolist() if self.redundancy else []
+                known[where] = {min(row): self._ring(min(row)) for row in rows if not self._has_replica(row)}
+        found = {name: known[sharding.shard_map] for name, sharding in self.shardings.items()}
+        return {name: of for name, of in found.items() if of}
+
+    @cached_property
+    def of(self) -> dict[int, tuple[int, ...]]:
+        """The keepers of each rank that has shards without a replica."""
+        return {rank: ranks for of in self.by_name.values() for rank, ranks in of.items()}
+
+    def names(self, rank: int) -> list[str]:
+        """The tensors of which others keep a rank's shard."""
+        return sorted(name for name, of in self.by_name.items() if rank in of)
+
+    def _has_replica(self, ranks: Sequence[int]) -> bool:
+        return len({self.hosts[rank] for rank in ranks} if self._several else ranks) > 1
+
+    @property
+    def _several(self) -> bool:
+        return len(set(self.hosts)) > 1
+
+    @cached_property
+    def _by_host(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for rank, host in enumerate(self.hosts):
+            found.setdefault(host, []).append(rank)
+        return found
+
+    def _ring(self, rank: int) -> tuple[int, ...]:
+        """The ranks at the same place on the next hosts, then those at the next places; on one host the next ranks."""
+        hosts, size = list(self._by_host), len(self.hosts)
+        if not self._several:
+            return tuple((rank + 1 + number) % size for number in range(min(self.redundancy, size - 1)))
+        mine = hosts.index(self.hosts[rank])
+        place = self._by_host[self.hosts[rank]].index(rank)
+        others = [self._by_host[hosts[(mine + 1 + number) % len(hosts)]] for number in range(len(hosts) - 1)]
+        ordered = [
+            ranks[(place + number) % len(ranks)]
+            for number in range(max(map(len, others)))
+            for ranks in others
+            if number < len(ranks)
+        ]
+        return tuple(ordered[: self.redundancy])
+
+
+class Stretch:
+    """Tensors by name in one stretch of memory, in the order that is given; ``like`` says their shapes and dtypes."""
+
+    def __init__(self, like: Mapping[str, Tensor], device: torch.device | None = None) -> None:
+        ends, end = {}, 0
+        for name, tensor in like.items():
+            start = -(-end // _ALIGNED) * _ALIGNED
+            end = start + tensor.numel() * tensor.element_size()
+            ends[name] = slice(start, end)
+        device = device or next((tensor.device for tensor in like.values()), None)
+        self.memory = torch.empty(end, dtype=torch.uint8, device=device)
+        self.tensors = {
+            name: self.memory[ends[name]].view(tensor.dtype).view(tensor.shape) for name, tensor in like.items()
+        }
+        self._ends = ends
+
+    def first(self, names: Sequence[str]) -> Tensor:
+        """The memory of the first tensors, which are these."""
+        return self.memory[: self._ends[names[-1]].stop if names else 0]
+
+    def copy(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors by their names."""
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                self.tensors[name].copy_(tensor)
+
+
+def overwritten(by_step: dict[int, Stretch], step: int) -> Stretch | None:
+    """Take out what is to be overwritten by a step: of this step, or the oldest of two; None where there is room."""
+    if step not in by_step and len(by_step) < 2:
+        return None
+    return by_step.pop(step if step in by_step else min(by_step))
+
+
+@dataclass
+class Copies:
+    """The copies that one rank keeps of two steps, and those of its own shards on their way to others."""
+
+    keepers: Keepers
+    rank: int
+    device: torch.device
+    _kept: dict[int, dict[int, Stretch]] = field(default_factory=dict, repr=False)
+    _arrived: set[int] = field(default_factory=set)
+    _underway: tuple[int, list[dist.Work]] | None = None
+
+    def __post_init__(self) -> None:
+        self.names = self.keepers.names(self.rank)
+        self._owners = sorted(owner for owner, ranks in self.keepers.of.items() if self.rank in ranks)
+        self._kept = {owner: {} for owner in self._owners}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that the copies take."""
+        return sum(one.memory.nbytes for by_step in self._kept.values() for one in by_step.values())
+
+    def steps(self) -> set[int]:
+        """The steps of which all the copies that this rank keeps have arrived; also after the world has ended."""
+        if self._underway is not None:
+            step, works = self._underway
+            with suppress(RuntimeError):
+                for work in works:
+                    work.wait(_MOMENT)
+                self._arrived.add(step)
+            self._underway = None
+        return self._arrived
+
+    def at(self, step: int) -> dict[int, dict[str, Tensor]]:
+        """The copies of the shards of other ranks at a step, by rank and name."""
+        return {owner: by_step[step].tensors for owner, by_step in self._kept.items() if step in by_step}
+
+    def wait(self) -> None:
+        """Wait until the copies that travel have arrived on every rank: what is older is needed by none."""
+        if self._underway is None:
+            return
+        step, works = self._underway
+        self._wait(works)
+        self._underway = None
+        self._arrived.add(step)
+        self._meet()
+
+    def send(self, step: int, snapshot: Stretch) -> None:
+        """Have the copies of a step travel; ``snapshot`` begins with what this rank sends."""
+        self._arrived.discard(step)
+        operations = []
+        for owner in self._owners:
+            kept = overwritten(self._kept[owner], step) or self._stretch(owner)
+            self._kept[owner][step] = kept
+            operations.append(dist.P2POp(dist.irecv, kept.memory, owner, tag=_COPIES))
+        sent = snapshot.first(self.names)
+        keepers = self.keepers.of.get(self.rank, ())
+        operations += [dist.P2POp(dist.isend, sent, keeper, tag=_COPIES) for keeper in keepers]
+        self._underway = step, dist.batch_isend_irecv(operations) if operations else []
+
+    def _stretch(self, owner: int) -> Stretch:
+        like = {}
+        for name in self.keepers.names(owner):
+            sharding = self.keepers.shardings[name]
+            like[name] = torch.empty(sharding.of(owner).shape, dtype=getattr(torch, sharding.dtype), device="meta")
+        return Stretch(like, self.device)
+
+    def _meet(self) -> None:
+        """Wait until every rank of the plan is here, in log2(ranks) messages to and from each."""
+        size, distance = len(self.keepers.hosts), 1
+        while distance < size:
+            sent, came = (torch.zeros(1, dtype=torch.uint8, device=self.device) for _ in range(2))
+            to, source = (self.rank + distance) % size, (self.rank - distance) % size
+            operations = [
+                dist.P2POp(dist.irecv, came, source, tag=_ARRIVED),
+                dist.P2POp(dist.isend, sent, to, tag=_ARRIVED),
+            ]
+            self._wait(dist.batch_isend_irecv(operations))
+            distance *= 2
+
+    def _wait(self, works: Sequence[dist.Work]) -> None:
+        for work in works:
+            if self.device.type == "cuda":
+                work.wait()
+            else:
+                work.wait(_LONG)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()

@@ -1,0 +1,349 @@
+"""State that survives: who keeps copies, what a commit costs, and what is restored, loaded or lost."""
+
+import os
+import signal
+import socket
+from itertools import pairwise
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.transfer import brute
+from tests.transfer.strategies import shardings
+
+import rankmesh as rm
+from rankmesh.core import Mesh
+from rankmesh.core.sharding import Sharding
+from rankmesh.errors import PlanError, RankmeshError
+from rankmesh.launch.table import torchrun_variables
+from rankmesh.survival.agreement import Report, conclude
+from rankmesh.survival.members import Members
+from rankmesh.survival.redundancy import Copies, Keepers, checked
+from rankmesh.survival.state import Snapshots
+from rankmesh.transfer import Transfer
+
+STEPS = 6
+
+
+# -- who keeps copies -----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def jobs(draw):
+    """Shardings on a mesh, the host of each rank, and how many copies are kept."""
+    mesh = Mesh(**draw(st.sampled_from([{"tp": 2, "dp": 2, "pp": 2}, {"dp": 3}, {"tp": 4, "pp": 2}, {"dp": 1}])))
+    held = {f"w{number}": draw(shardings(mesh, (5, 3))) for number in range(draw(st.integers(1, 3)))}
+    hosts = draw(st.lists(st.sampled_from("abc"), min_size=mesh.size, max_size=mesh.size))
+    return held, hosts, draw(st.integers(0, mesh.size - 1))
+
+
+@settings(max_examples=100)
+@given(jobs())
+def test_what_has_no_replica_elsewhere_is_kept_elsewhere(job):
+    """On other hosts where there are several, by as many ranks as there can be; what has a replica by nobody."""
+    held, hosts, redundancy = job
+    several = len(set(hosts)) > 1
+
+    def apart(one, other):
+        return hosts[one] != hosts[other] if several else one != other
+
+    keepers = Keepers(held, hosts, redundancy)
+    ranks = range(len(hosts))
+    for name, sharding in held.items():
+        kept = {rank: keepers.by_name.get(name, {}).get(rank, ()) for rank in ranks}
+        elements = {rank: brute.kept(sharding, rank) for rank in ranks}
+        for rank in ranks:
+            assert all(apart(rank, keeper) for keeper in kept[rank])
+            assert len(set(kept[rank])) == len(kept[rank])
+            for element in elements[rank]:
+                holders = [other for other in ranks if element in elements[other]]
+                copies = {keeper for other in holders for keeper in kept[other]}
+                if any(apart(rank, other) for other in holders):
+                    assert not copies
+                else:
+                    assert len(copies) == min(redundancy, sum(apart(rank, other) for other in ranks))
+
+
+def test_the_ranks_of_a_host_share_what_they_keep():
+    """4 hosts of 4 ranks: each rank keeps copies of one other, of two with redundancy=2."""
+    held = {"w": Sharding(Mesh(dp=16), ("dp",), (64,))}
+    hosts = [f"node{rank // 4}" for rank in range(16)]
+    for redundancy in (1, 2):
+        of = Keepers(held, hosts, redundancy).of
+        assert sorted(keeper for ranks in of.values() for keeper in ranks) == sorted([*range(16)] * redundancy)
+        assert all(
+            hosts[one] != hosts[other]
+            for ranks in of.values()
+            for one, other in pairwise((*ranks, ranks[0]))
+            if one != other
+        )
+
+
+def test_more_copies_than_other_ranks_are_refused():
+    """And what is no whole number."""
+    assert checked(3, 4) == 3
+    with pytest.raises(
+        PlanError, match="redundancy is 4, but the plan has 4 ranks, and each copy is on another one; give at most 3"
+    ):
+        checked(4, 4)
+    with pytest.raises(RankmeshError, match="redundancy"):
+        checked(-1, 4)
+
+
+# -- commit ---------------------------------------------------------------------------------------------------------
+
+
+def test_commits_copy_into_memory_of_two_snapshots():
+    """The third and later ones allocate nothing; the tensors are those of the steps, however they are in memory."""
+    tensors = {"a": torch.arange(6.0).view(2, 3).t(), "b": torch.tensor(3, dtype=torch.int64), "c": torch.zeros(0, 4)}
+    snapshots = Snapshots(first=["b"])
+    for step in range(5):
+        with mock.patch.object(torch, "empty", wraps=torch.empty) as made:
+            memory = snapshots.take(step, tensors).memory
+        assert made.call_count == (step < 2)
+        assert memory[:8].view(torch.int64).item() == 3 + step
+        for tensor in tensors.values():
+            tensor += 1
+    assert snapshots.steps == [3, 4]
+    for step in (3, 4):
+        assert torch.equal(snapshots[step]["a"], torch.arange(6.0).view(2, 3).t() + step)
+    assert snapshots.bytes == 2 * 128
+
+
+def test_a_step_that_is_committed_again_replaces_its_snapshot():
+    """Not the other one."""
+    snapshots = Snapshots()
+    for step, value in ((1, 1.0), (2, 2.0), (2, 3.0)):
+        snapshots.take(step, {"a": torch.tensor(value)})
+    assert [(step, snapshots[step]["a"].item()) for step in snapshots.steps] == [(1, 1.0), (2, 3.0)]
+
+
+# -- agreement ------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_of_which_nobody_is_left_that_held_anything():
+    """With restore= it goes on at the step at which the epoch began, and loads everything; else it ends."""
+    members = Members.first("dp=1", world_size=2, spares=1)
+    outcome = conclude({3: members}, 3, {1: Report(held=True, loads=True, began=7)}, [0])
+    assert outcome.value == {"ranks": (1,), "spares": (), "replicas": 1, "step": 7, "source": None, "load": True}
+    assert "keep copies with redundancy=1" in conclude({3: members}, 3, {1: Report(held=True, began=7)}, [0]).message
+
+
+def test_members_without_a_common_step_do_not_load():
+    """Some of what they hold is of another step than the rest would be."""
+    members = Members.first("dp=2", world_size=3, spares=1)
+    reports = {rank: Report(held=True, loads=True, steps={0: steps}) for rank, steps in enumerate([(2, 3), (4, 5)])}
+    outcome = conclude({0: members}, 0, reports, [2])
+    assert outcome.reason == "failed"
+    assert "rank 0 is at step 3 and rank 1 at step 5" in outcome.message
+
+
+# -- real ranks -----------------------------------------------------------------------------------------------------
+
+
+def whole(mesh):
+    """Shardings: cut over all ranks, of one stage, and whole on each."""
+    cut = "-".join(mesh.axes)
+    last = mesh.axes.get("pp", 1) - 1
+    return {
+        "cut": Sharding(mesh, (cut, None), (8, 3), "float64"),
+        "stage": Sharding(mesh, (None,), (5,), "float32", {"pp": last} if "pp" in mesh.axes else None),
+        "whole": Sharding(mesh, (), (), "int64"),
+    }
+
+
+def elements(sharding, rank, step):
+    """What a rank holds of a tensor at the beginning of a step."""
+    return torch.tensor(brute.local(sharding, rank) * 100 + step).to(getattr(torch, sharding.dtype))
+
+
+def held_by(job_shardings, rank, step):
+    """The tensors of a rank at the beginning of a step."""
+    return {name: elements(one, rank, step) for name, one in job_shardings.items() if one.holds(rank)}
+
+
+def member(me, port, deaths, layout, loads, how):
+    """One member: what it found after each change, what it loaded, and what transfers brought."""
+    os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    found, loaded, moved = [], [], []
+
+    def load(name, box, step):
+        loaded.append([name, [list(ends) for ends in box], step])
+        sharding = whole(rm.Mesh.parse(layout))[name]
+        everything = Sharding(Mesh(dp=1), None, sharding.shape, sharding.dtype)
+        return elements(everything, 0, step)[tuple(slice(*ends) for ends in box)]
+
+    def run(moves, *args, **kwargs):
+        done = real(moves, *args, **kwargs)
+        moved.append([done.bytes_in, moves.bytes_in(dist.get_rank())])
+        return done
+
+    real, Transfer.run = Transfer.run, run
+    for at, number in deaths.get(str(me.rank), ()):
+        _die(at, number)
+
+    def train(job):
+        held = whole(job.plan.mesh)
+        tensors = {name: torch.zeros_like(tensor) for name, tensor in held_by(held, job.rank, 0).items()}
+        if job.epoch == 0:
+            tensors = held_by(held, job.rank, 0)
+        job.hold(tensors, held)
+        right = held_by(held, job.rank, job.step)
+        found.append([job.epoch, job.rank, job.step, all(torch.equal(tensors[name], right[name]) for name in right)])
+        for step in range(job.step, STEPS):
+            if ["step", step] in deaths.get(str(me.rank), ()):
+                os.kill(os.getpid(), signal.SIGKILL)
+            one = torch.ones(())
+            for group in job.groups.values():
+                dist.all_reduce(one, group=group.pg)
+            for tensor in tensors.values():
+                tensor += 1
+            job.commit(step + 1)
+        right = held_by(held, job.rank, STEPS)
+        return all(torch.equal(tensors[name], right[name]) for name in right)
+
+    outcome = {"found": found, "loaded": loaded, "moved": moved}
+    try:
+        outcome["result"] = rm.survive(train, layout, restore=load if loads else None, timeout=3, **how)
+    except RankmeshError as error:
+        missing = [[name, [list(ends) for ends in box], list(had)] for name, box, had in getattr(error, "missing", ())]
+        outcome |= {"error": type(error).__name__, "message": str(error), "missing": missing}
+    return outcome
+
+
+# Where a member may die beside a step: the n-th call, before or after it.
+PLACES = {
+    "take": (Snapshots, "take", False),
+    "sent": (Copies, "send", True),
+    "arrived": (Copies, "_meet", True),
+}
+
+
+def _die(at, number):
+    if at not in PLACES:
+        return
+    owner, name, after = PLACES[at]
+    call, times = getattr(owner, name), [0]
+
+    def hooked(*args, **kwargs):
+        times[0] += 1
+        if times[0] == number and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = call(*args, **kwargs)
+        if times[0] == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, hooked)
+
+
+@pytest.fixture
+def job(outcomes):
+    """Run a job of which members die at named moments; how each of the others ended."""
+
+    def run(size, deaths, layout, *, loads=False, **how):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        named = {str(rank): moments for rank, moments in deaths.items()}
+        ended = outcomes(size, member, port, named, layout, loads, how, world=None, limit=60.0)
+        for outcome in ended:
+            assert (outcome.code == -signal.SIGKILL) == (outcome.rank in deaths), "\n".join(map(str, ended))
+            assert outcome.rank in deaths or outcome.ok, "\n".join(map(str, ended))
+        return [outcome.value for outcome in ended if outcome.rank not in deaths]
+
+    return run
+
+
+def _restored(ended, rank, steps):
+    """Every rank went on rightly, all from one of the steps; the bytes that were sent; what was loaded."""
+    last = [value["found"][-1] for value in ended if value["found"]]
+    assert all(right for value in ended for *_, right in value["found"]), ended
+    assert sorted(value["result"] for value in ended if value["found"]) == [True] * len(last), ended
+    (step,) = {step for _, _, step, _ in last}
+    assert step in steps
+    received = [sum(came for came, _ in value["moved"]) for value in ended]
+    assert received == [sum(planned for _, planned in value["moved"]) for value in ended]
+    assert rank in [one for _, one, *_ in last]
+    return sum(received), [one for value in ended for one in value["loaded"]]
+
+
+# Rank 3's shards: 2 x 3 of float64, 5 of float32, one int64.
+SHARDS = 48 + 20 + 8
+
+
+@pytest.mark.parametrize(
+    "moment", [["step", 3], ["take", 4], ["sent", 4], ["arrived", 3], ["sent", 1]], ids=lambda moment: moment[0]
+)
+def test_redundancy_keeps_a_shard_without_a_replica(job, moment):
+    """Rank 3 is lost with the only shards of its stage and slice: the spare gets them, and no byte more."""
+    if moment == ["sent", 1]:
+        # Before its first copies are on the way to all, nobody has got through hold().
+        ended = job(5, {3: [moment]}, "tp=2,pp=2", spares=1, redundancy=1)
+        assert {value["found"][-1][2] for value in ended if value["found"]} == {0}
+        return
+    ended = job(5, {3: [moment]}, "tp=2,pp=2", spares=1, redundancy=1)
+    assert _restored(ended, 3, (2, 3)) == (SHARDS, [])
+
+
+def test_two_lost_ranks_that_do_not_keep_for_each_other(job):
+    """Ranks 1 and 3, kept by 2 and 0: both slices come back."""
+    ended = job(6, {1: [["step", 3]], 3: [["step", 3]]}, "tp=2,pp=2", spares=2, redundancy=1)
+    assert _restored(ended, 1, (2, 3)) == (48 + 8 + SHARDS, [])
+
+
+def test_redundancy_after_the_plan_has_shrunk(job):
+    """FSDP: every rank's shard is its own; with three ranks left each gets only what it neither held nor kept."""
+    ended = job(4, {2: [["step", 3]]}, "dp=*", shrink="dp", redundancy=1)
+    sent, loaded = _restored(ended, 2, (2, 3))
+    # Rows 0..1, 2..3, 6..7 are held, and by the next rank kept; needed are 0..2, 3..5, 6..7 by members 0, 1 and 3.
+    # Member 0 lacks row 2; member 1 holds 3, and lacks 4..5, which member 3 keeps.
+    assert (sent, loaded) == (3 * 24, [])
+
+
+LOST = [["cut", [[6, 8], [0, 3]], [3]]]
+
+
+def test_state_is_lost_without_copies_on_every_rank(job):
+    """LostState with tensor, box, and who had it; on the spare, too."""
+    ended = job(5, {3: [["step", 3]]}, "tp=2,pp=2", spares=1)
+    assert [(value.get("error"), value.get("missing")) for value in ended] == [("LostState", LOST)] * 4
+    assert "no rank is left that holds 'cut'[6:8, 0:3], which rank 3 had; keep copies" in ended[0]["message"]
+
+
+def test_state_is_lost_with_its_keeper(job):
+    """Rank 3's keeper is rank 0: both had it."""
+    ended = job(6, {0: [["step", 3]], 3: [["step", 3]]}, "tp=2,pp=2", spares=2, redundancy=1)
+    missing = [["cut", [[6, 8], [0, 3]], [0, 3]]]
+    assert [(value.get("error"), value.get("missing")) for value in ended] == [("LostState", missing)] * 4
+
+
+def test_restore_loads_exactly_what_nobody_holds(job):
+    """On the rank that needs it, at the step that all others have; the rest comes from the other ranks."""
+    ended = job(5, {3: [["step", 3]]}, "tp=2,pp=2", spares=1, loads=True)
+    assert _restored(ended, 3, (3,)) == (SHARDS - 48, [["cut", [[6, 8], [0, 3]], 3]])
+    assert [len(value["loaded"]) for value in ended] == [0, 0, 0, 1]
+
+
+def test_several_ranks_load_a_box_that_each_of_them_needs(job):
+    """Both replicas of a stage are lost: each spare loads the box for itself."""
+    deaths = {2: [["step", 3]], 3: [["step", 3]]}
+    ended = job(6, deaths, "tp=2,pp=2", spares=2, loads=True)
+    sent, loaded = _restored(ended, 3, (3,))
+    assert sent == 2 * 8
+    stage = ["stage", [[0, 5]], 3]
+    assert sorted(loaded) == sorted([stage, stage, ["cut", [[2, 4], [0, 3]], 3], ["cut", [[6, 8], [0, 3]], 3]])
+
+
+def test_everything_is_loaded_where_nobody_is_left_that_held_anything(job):
+    """A spare of a job of one rank: it goes on at the step at which the epoch began."""
+    (value,) = job(2, {0: [["step", 3]]}, "dp=1", spares=1, loads=True)
+    assert value["found"] == [[1, 0, 0, True]]
+    assert value["result"] is True
+    assert sorted(name for name, _, step in value["loaded"] if step == 0) == ["cut", "stage", "whole"]
+    (value,) = job(2, {0: [["step", 3]]}, "dp=1", spares=1)
+    assert "no member is left that held anything" in value["message"]
