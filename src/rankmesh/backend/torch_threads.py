@@ -42,6 +42,7 @@ __all__ = [
     "Ranks",
     "ThreadBackend",
     "answer_threads",
+    "answering",
     "begin_world",
     "end_world",
     "is_rank",
@@ -98,8 +99,11 @@ class Ranks(Protocol):
     def makes_single(self) -> bool:
         """Whether groups of one rank are made as all others are, for someone who observes their calls."""
 
+    def peers(self, reply: Callable[..., Any]) -> Any:
+        """How this rank, as a member of a job that survives, reaches the others: a ``survival.transport.Transport``."""
 
-def _answering() -> Ranks | None:
+
+def answering() -> Ranks | None:
     """Who answers for the threads that are ranks, where this thread is one; torch's object of the world holds it."""
     worlds: Any = c10d._world
     if not isinstance(worlds, _Worlds):
@@ -110,7 +114,7 @@ def _answering() -> Ranks | None:
 
 def is_rank() -> bool:
     """Whether this thread is a rank."""
-    return _answering() is not None
+    return answering() is not None
 
 
 def answer_threads(ranks: Ranks) -> Callable[[], None]:
@@ -186,7 +190,7 @@ class _MeshIdentity:
         return None if mesh is None else vars(mesh).get("_thread_id")
 
     def __set__(self, mesh: Any, value: Any) -> None:
-        ranks = _answering()
+        ranks = answering()
         vars(mesh)["_thread_id"] = value if ranks is None else ranks.identity()
 
 
@@ -220,10 +224,10 @@ def _maker(original: Any) -> Any:
 
 def simulated(ranks: Sequence[int], name: str, desc: str, backend: Any, store: Any, *, meet: bool) -> Any:
     """A process group of this thread's rank, registered; the thread is a rank."""
-    members, answering = list(ranks), _answering()
-    if answering is None:
+    members, answers = list(ranks), answering()
+    if answers is None:
         raise ConnectError(f"group {name!r} is one of simulated ranks, and this thread is none")
-    pg = answering.make(name, members, desc, meet=meet)
+    pg = answers.make(name, members, desc, meet=meet)
     positions = {member: position for position, member in enumerate(members)}
     register(pg, backend, PrefixStore(f"{name}/", store), name, desc, positions)
     return pg
@@ -241,8 +245,8 @@ class ThreadBackend(MemberBackend):
 
     def local(self, request: GroupRequest) -> dist.ProcessGroup:
         """A group that answers at once, or one whose calls are observed."""
-        answering = _answering()
-        if answering is None or not answering.makes_single():
+        answers = answering()
+        if answers is None or not answers.makes_single():
             return super().local(request)
         return self.create(request, 0.0)
 

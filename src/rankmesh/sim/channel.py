@@ -144,6 +144,15 @@ class Channel:
             if not pending.settled:
                 self.settle(pending, failure)
 
+    def abort(self) -> None:
+        """Every call that is open fails, and so does every further one."""
+        failure = Failure("aborted", f"the connections of group {self} were cut\n", self, {})
+        operations = self.open
+        self.failure = self.failure or failure
+        self.forget(operations)
+        for pending in operations:
+            self.settle(pending, failure)
+
     @property
     def open(self) -> list[PendingOperation]:
         """Calls that are not matched yet."""

@@ -35,6 +35,7 @@ _REMEDIES = {
     "compare the lines above",
     "unmatched": "every member of a group makes each of its calls; make it on all members, or on none",
     "refused": "give tensors that have this operation",
+    "aborted": "a member was lost, or the job goes on with others; leave the groups",
     "race": "a tensor belongs to the call until wait() returns; wait first, or give a copy",
 }
 
@@ -44,8 +45,8 @@ class DivergenceError(RankmeshError, RuntimeError):
 
     ``kind``    ``mismatch`` (different calls), ``deadlock`` (calls that others never make), ``unmatched`` (a call that
                 nobody had joined when the ranks ended), ``race`` (a tensor changed in flight), ``refused`` (tensors
-                that do not have the operation), ``foreign`` (the process group of another rank), ``destroyed``,
-                ``outside`` (a group that this rank is not in)
+                that do not have the operation), ``aborted`` (a group of members of which one was lost), ``foreign``
+                (the process group of another rank), ``destroyed``, ``outside`` (a group that this rank is not in)
     ``group``   the group's kind and coordinate, such as ``tp@pp0,dp1``; ``ranks`` are its members
     ``calls``   what each rank called, by rank; ``sites`` where, as ``file:line``
     """

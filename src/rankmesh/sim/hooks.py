@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rankmesh.backend import torch_threads
+from rankmesh.sim.members import SimulatedPeers
 from rankmesh.sim.simulation import RankContext, current_context
 
 __all__ = ["Hooks", "hooks"]
@@ -42,6 +43,10 @@ class _Answers:
 
     def makes_single(self) -> bool:
         return self._context().simulation.observer is not None
+
+    def peers(self, reply: Callable[..., Any]) -> SimulatedPeers:
+        context = self._context()
+        return context.simulation.members.join(context, reply)
 
     def _context(self) -> RankContext:
         context = current_context()

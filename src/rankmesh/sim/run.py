@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -67,6 +67,7 @@ def run(
     initialise: bool = True,
     return_exceptions: bool = False,
     observer: Observer | None = None,
+    lose: Mapping[int, int] | None = None,
 ) -> list[Any]:
     """Call ``function`` on every rank of a simulated world; what each returned, by rank.
 
@@ -81,6 +82,9 @@ def run(
     ``initialise``         False: ``function`` calls ``init_process_group`` itself, with any backend, as a program does
     ``return_exceptions``  True: an error stands in the list where its rank's value would
     ``observer``           sees every collective, one-rank groups included, and may change it (``sim.observer``)
+    ``lose``               ranks that end as if their processes were killed, each with the step whose ``commit`` it
+                           does not survive, in a job that goes on (``rm.survive``). Ranks with the same step end at
+                           once, a spare when any rank commits it. What they return is None
 
     Raises ``RanksFailed``, whose cause is the first failure. Ranks that cannot go on get a ``DivergenceError``.
     """
@@ -96,8 +100,10 @@ def run(
             limit=LIMIT,
         )
     per_node = size if ranks_per_node is None else integer(ranks_per_node, "ranks_per_node", least=1)
+    losses = _losses(lose or {}, size)
     process = Process(size, seed, per_node, modules)
     simulation = Simulation(size, order, backend, process, observer)
+    simulation.members.lose.update(losses)
     outcome = _Outcome()
     threads_before = torch.get_num_threads()
     program = _Program(function, args, plan, simulation, outcome, initialise)
@@ -108,6 +114,8 @@ def run(
             torch.set_num_threads(threads_before)
     for rank, error in simulation.left_over().items():
         outcome.failures.setdefault(rank, error)
+    if not outcome.failures and simulation.members.lose:
+        raise _not_lost(simulation.members.lose)
     if return_exceptions:
         return [outcome.failures.get(rank, outcome.values.get(rank)) for rank in range(size)]
     if outcome.failures:
@@ -125,6 +133,28 @@ def quiet_torch() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def _losses(lose: Mapping[int, int], size: int) -> dict[int, int]:
+    """Which rank is lost at which step."""
+    found = {integer(rank, "rank of lose", least=0): integer(step, "step", least=0) for rank, step in lose.items()}
+    if found and max(found) >= size:
+        raise PlanError(
+            f"lose names rank {max(found)}, and {size} ranks are simulated, 0 to {size - 1}; give one of these",
+            rank=max(found),
+            ranks=size,
+        )
+    return found
+
+
+def _not_lost(lose: Mapping[int, int]) -> PlanError:
+    rank, step = next(iter(lose.items()))
+    return PlanError(
+        f"lose={{{rank}: {step}}}: the job ended before rank {rank} was lost, since nobody committed step {step}; give "
+        "a step that job.commit() is called with, in rm.survive()",
+        rank=rank,
+        step=step,
+    )
 
 
 def cut_by(ranks: Ranks) -> Plan | None:
@@ -167,11 +197,14 @@ class _Program:
             outcome.values[rank] = self._work()
             self.simulation.ends[rank] = "has returned"
         except Abandoned:
-            self.simulation.ends[rank] = "was given up"
+            self.simulation.ends[rank] = "was lost" if rank in scheduler.lost else "was given up"
         except BaseException as error:  # noqa: BLE001  - whatever it was, the caller gets it
             outcome.failures[rank] = error
             self.simulation.ends[rank] = f"has raised {_sentence(error)}"
         finally:
+            if rank in scheduler.lost:  # what its program did of it is nobody's
+                outcome.failures.pop(rank, None)
+                outcome.values[rank] = None
             torch_threads.end_world(context.world)
             scheduler.end(rank)
 

@@ -27,7 +27,7 @@ Order = str | int
 
 
 class Abandoned(BaseException):
-    """Ends the thread of a rank that its simulation has given up; no error of the user's program."""
+    """Ends the thread of a rank that its simulation has given up, or lost; no error of the user's program."""
 
 
 @dataclass
@@ -73,6 +73,7 @@ class Scheduler:
         self.progress = time.monotonic()
         self.finished = threading.Event()
         self.ended: set[int] = set()
+        self.lost: set[int] = set()
         self.waiting: dict[int, Waiting] = {}
         self._woken: dict[int, Waiting] = {}
         self.abandoned: set[int] = set()
@@ -113,8 +114,8 @@ class Scheduler:
             self._hand_over(rank)
 
     def check(self, rank: int) -> None:
-        """Refuse a rank that was given up."""
-        if rank in self.abandoned:
+        """Refuse a rank that was given up, or lost."""
+        if rank in self.abandoned or rank in self.lost:
             raise Abandoned
 
     # -- for the rank that has the token -----------------------------------------------------------------------------
@@ -127,6 +128,16 @@ class Scheduler:
             self._woken[rank] = waiting
             self._ready.append(rank)
 
+    def lose(self, rank: int) -> None:
+        """End a rank where it is: it gets ``Abandoned`` as soon as it goes on, and makes no call any more."""
+        self.lost.add(rank)
+        self.wake(rank)
+
+    @property
+    def clock(self) -> float:
+        """Simulated seconds since the start."""
+        return self._clock
+
     def _resumed(self, rank: int) -> Waiting:
         self.check(rank)
         waiting = self._woken.pop(rank, None) or Waiting(None)
@@ -136,8 +147,8 @@ class Scheduler:
 
     def _hand_over(self, rank: int | None, *, idle: bool = False) -> None:
         with self._state:
-            if rank is not None:
-                self.check(rank)
+            if rank in self.abandoned:
+                raise Abandoned
             after = self._next()
             if not idle:
                 self.progress = time.monotonic()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from rankmesh.backend import torch_threads
@@ -19,6 +19,7 @@ from rankmesh.sim.calls import Call, Site, call_site
 from rankmesh.sim.channel import Channel, Failure, PendingOperation
 from rankmesh.sim.failures import DivergenceError, divergence, mismatch, stuck, unmatched
 from rankmesh.sim.group import SimulatedGroup
+from rankmesh.sim.members import SimulatedMembers
 from rankmesh.sim.observer import Observer
 from rankmesh.sim.process import Process
 from rankmesh.sim.scheduler import Chooser, Order, Scheduler, Waiting
@@ -32,11 +33,17 @@ _thread = threading.local()
 
 @dataclass(eq=False)
 class RankContext:
-    """One rank of a simulation, on its thread. ``world`` holds what torch registers for it."""
+    """One rank of a simulation, on its thread. ``world`` holds what torch registers for it.
+
+    Where it is a member of a job that survives, ``standing`` has the epoch and the member at each rank of the world;
+    ``groups`` are those that were made since the world began.
+    """
 
     simulation: Simulation
     rank: int
     world: torch_threads.RankWorld
+    standing: tuple[int, Sequence[int]] | None = None
+    groups: list[SimulatedGroup] = field(default_factory=list)
 
     def enter(self) -> None:
         """This thread is the rank."""
@@ -69,7 +76,9 @@ class Simulation:
         self.store = SimulatedStore(self)
         self.ends: dict[int, str] = {}
         self._channels: dict[tuple[str, tuple[int, ...]], Channel] = {}
-        self._awaited: dict[int, Callable[[], bool]] = {}
+        # Who waits for each key of a store.
+        self._awaited: dict[str, dict[int, Keys]] = {}
+        self.members = SimulatedMembers(self)
 
     # -- process groups -----------------------------------------------------------------------------------------
 
@@ -151,22 +160,30 @@ class Simulation:
             self.scheduler.pause(context.rank, idle=True)
         return True
 
-    def await_keys(self, here: Callable[[], bool], keys: Sequence[str], limit: float) -> bool:
-        """Wait until the keys are there; False when they are not within the limit."""
+    def await_keys(self, store: SimulatedStore, keys: Sequence[str], limit: float) -> bool:
+        """Wait until the keys are in a store; False when they are not within the limit."""
         context = current_context()
-        while not here():
-            if context is None:
-                return False
-            self._awaited[context.rank] = here
-            if not self.scheduler.block(context.rank, Keys(keys, call_site()), limit=limit):
-                return here()
-        return True
+        awaited = Keys(store, keys, call_site())
+        if context is None:
+            return awaited.here
+        for key in awaited.keys:
+            self._awaited.setdefault(key, {})[context.rank] = awaited
+        try:
+            while not awaited.here:
+                if not self.scheduler.block(context.rank, awaited, limit=limit):
+                    break
+        finally:
+            for key in awaited.keys:
+                waiting = self._awaited.get(key, {})
+                waiting.pop(context.rank, None)
+                if not waiting:
+                    self._awaited.pop(key, None)
+        return awaited.here
 
-    def stored(self) -> None:
-        """Something was written to the store: wake those whose keys are there now."""
-        for rank, here in list(self._awaited.items()):
-            if here():
-                del self._awaited[rank]
+    def stored(self, key: str) -> None:
+        """Something was written under a key: wake those that waited for it, and have all of their keys now."""
+        for rank, awaited in list(self._awaited.get(key, {}).items()):
+            if awaited.here:
                 self.scheduler.wake(rank)
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -181,10 +198,23 @@ class Simulation:
                 channel.forget(posted)
                 channel.fail(posted, "mismatch", mismatch(pending.collective, difference, self.doing))
                 return
+        for rank in waiting.keys() - operations.keys():
+            self.scheduler.wake(rank, self._nobody_left(rank, waiting[rank]))
         text = stuck(operations, self.doing)
         for pending in operations.values():
             pending.channel.forget([pending])
             pending.channel.fail([pending], "deadlock", text)
+
+    def _nobody_left(self, rank: int, waiting: Waiting) -> DivergenceError:
+        return DivergenceError(
+            f"rank {rank} waits for {waiting.what}, and no rank can go on; look at what the others wait for",
+            kind="deadlock",
+            group="",
+            ranks=(),
+            rank=rank,
+            calls={},
+            sites={},
+        )
 
     def doing(self, rank: int) -> str:
         """What a rank does or how it ended, in words."""
@@ -203,6 +233,8 @@ class Simulation:
         for channel in self._channels.values():
             operations = [] if channel.failure is not None else channel.open
             for pending in operations:
+                if pending.call.rank in self.scheduler.lost:
+                    continue
                 failure = Failure("unmatched", unmatched(pending), channel, {pending.call.rank: pending.call})
                 found.setdefault(pending.call.rank, divergence(failure, pending.call.rank))
         return found
@@ -212,7 +244,11 @@ class Simulation:
     def make(self, context: RankContext, name: str, ranks: Sequence[int], label: str, *, meet: bool) -> SimulatedGroup:
         """A process group for torch; with ``meet`` its members wait for each other here."""
         known = {"default_pg": "the world", "undefined": f"group {name!r}"}
+        if context.standing is not None:
+            epoch, members = context.standing
+            name, ranks = f"epoch {epoch}/{name}", [members[rank] for rank in ranks]
         pg = self.group(context.rank, name, ranks, known.get(label, label))
+        context.groups.append(pg)
         if meet and len(pg.channel.ranks) > 1:
             pg.meet()
         return pg

@@ -20,49 +20,61 @@ __all__ = ["Keys", "SimulatedStore"]
 class Keys:
     """What a rank waits for at the store."""
 
-    def __init__(self, keys: Sequence[str], site: object) -> None:
-        self.keys, self.site = tuple(keys), site
+    def __init__(self, store: SimulatedStore, keys: Sequence[str], site: object) -> None:
+        self.store, self.keys, self.site = store, tuple(keys), site
+
+    @property
+    def here(self) -> bool:
+        """Whether all of them are there now."""
+        return all(key in self.store.data for key in self.keys)
 
     def __str__(self) -> str:
         return f"the store's keys {list(self.keys)[:4]} at {self.site}"
 
 
 class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc]  # absent from torch's stubs
-    """The store of all ranks of one simulation; a wait has a limit in simulated time, as in torch 300 s."""
+    """The store of all ranks of one simulation; a wait has a limit in simulated time, as in torch 300 s.
 
-    def __init__(self, simulation: Simulation) -> None:
+    ``data`` are its keys and their values, by default no keys.
+    """
+
+    def __init__(self, simulation: Simulation, data: dict[str, bytes] | None = None) -> None:
         super().__init__()
         self._simulation = simulation
-        self._data: dict[str, bytes] = {}
+        self.data = {} if data is None else data
+
+    def _reached(self) -> dict[str, bytes]:
+        """The keys and their values, for one call."""
+        return self.data
 
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        self._data[key] = value.encode() if isinstance(value, str) else bytes(value)
-        self._simulation.stored()
+        self._reached()[key] = value.encode() if isinstance(value, str) else bytes(value)
+        self._simulation.stored(key)
 
     def get(self, key: str) -> bytes:
         """Read a value; wait until it is there."""
         self.wait([key])
-        return self._data[key]
+        return self._reached()[key]
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter; its new value."""
-        value = int(self._data.get(key, b"0")) + amount
+        value = int(self._reached().get(key, b"0")) + amount
         self.set(key, str(value))
         return value
 
     def append(self, key: str, value: str | bytes) -> None:
         """Write at the end of a value."""
-        self.set(key, self._data.get(key, b"") + (value.encode() if isinstance(value, str) else bytes(value)))
+        self.set(key, self._reached().get(key, b"") + (value.encode() if isinstance(value, str) else bytes(value)))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Write where the value is the expected one; an absent key counts as empty. The value then."""
         wanted = expected.encode() if isinstance(expected, str) else bytes(expected)
-        if key not in self._data and wanted:
+        if key not in self._reached() and wanted:
             return wanted
-        if self._data.get(key, b"") == wanted:
+        if self._reached().get(key, b"") == wanted:
             self.set(key, desired)
-        return self._data[key]
+        return self._reached()[key]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Read several values."""
@@ -75,11 +87,14 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc]  # absent 
 
     def delete_key(self, key: str) -> bool:
         """Remove a value; whether there was one."""
-        return self._data.pop(key, None) is not None
+        return self._reached().pop(key, None) is not None
 
     def num_keys(self) -> int:
         """How many keys there are."""
-        return len(self._data)
+        return len(self._reached())
+
+    # How a PrefixStore calls them.
+    deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815  - torch's names
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there; lets the other ranks run first where they are not."""
@@ -88,10 +103,11 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc]  # absent 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are there; ``DistStoreError`` when they are not within the timeout."""
         limit = self.timeout if timeout is None else timeout
-        if not self._simulation.await_keys(lambda: self._has(keys), keys, limit.total_seconds()):
+        if not self._has(keys) and not self._simulation.await_keys(self, keys, limit.total_seconds()):
             raise dist.DistStoreError(
                 f"wait timeout after {limit.total_seconds() * 1000:g}ms, keys: {', '.join(keys)} (simulated time)"
             )
 
     def _has(self, keys: Sequence[str]) -> bool:
-        return all(key in self._data for key in keys)
+        data = self._reached()
+        return all(key in data for key in keys)

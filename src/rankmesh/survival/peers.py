@@ -8,7 +8,10 @@ stores         each member serves one, so the death of one costs no more than th
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,12 +21,17 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # a
 
 from rankmesh.backend.gloo import CutStore
 from rankmesh.errors import ConnectError, first_line
-from rankmesh.launch.started import Launch
+from rankmesh.launch.started import Launch, started_by
 from rankmesh.rendezvous import Round, StoreChannel
 from rankmesh.rendezvous.gather import gather
 from rankmesh.rendezvous.waiting import answered_within, submit
+from rankmesh.runtime.devices import capabilities
+from rankmesh.runtime.init import device_of, together
 from rankmesh.runtime.served_store import is_served
 from rankmesh.survival.heartbeat import Heartbeat, Message, Presence, exchange
+from rankmesh.survival.members import Members
+from rankmesh.survival.transport import Connection
+from rankmesh.survival.world import EpochWorld
 
 __all__ = ["Contact", "Peers"]
 
@@ -46,9 +54,18 @@ class Contact:
 
 
 class Peers:
-    """The other members, as this one reaches them; ``member`` is this one's number."""
+    """The other members, which are processes, as this one reaches them.
 
-    def __init__(self, launch: Launch, reply: Callable[[Message], Message]) -> None:
+    ``member`` is this one's number, ``reply`` what it replies to a message. All members have so many ``seconds`` to
+    find each other through the launcher's store.
+    """
+
+    def __init__(self, reply: Callable[[Message], Message], seconds: float) -> None:
+        launch = started_by()
+        local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), None, launch.local_rank)
+        launch, store, prefix, decision = together(launch, local, timedelta(seconds=seconds))
+        self._backend = str(decision.backend)
+        self.device = device_of(self._backend, local)
         self.member = launch.rank
         self._several_hosts = launch.local_world_size != launch.world_size
         self._heartbeat = Heartbeat("" if self._several_hosts else "127.0.0.1", reply)
@@ -57,9 +74,19 @@ class Peers:
         address = _address(launch) if self._several_hosts else "127.0.0.1"
         self.contact = Contact(launch.host, address, self._heartbeat.port, served.port)
         self.contacts: dict[int, Contact] = {self.member: self.contact}
+        try:
+            self._gather(store, f"{prefix}/survive", launch.world_size, seconds)
+        except BaseException:
+            self.close()
+            raise
 
-    def gather(self, store: Store, prefix: str, size: int, seconds: float) -> None:
-        """Learn where the others are, through the launcher's store; every member calls it."""
+    @property
+    def hosts(self) -> Mapping[int, str]:
+        """The host of each member."""
+        return {member: contact.host for member, contact in self.contacts.items()}
+
+    def _gather(self, store: Store, prefix: str, size: int, seconds: float) -> None:
+        """Learn where the others are, through the launcher's store; every member does."""
         serves = self.member == 0 and not is_served()
         found = Round(StoreChannel(store, prefix), "contacts", range(size), self.member, serves)
         listed = gather(found, vars(self.contact), list, seconds, "survive()")
@@ -76,6 +103,12 @@ class Peers:
         }
         return exchange(addresses, message, seconds)
 
+    def announce(self, members: Collection[int], message: Message, seconds: float) -> None:
+        """The same without waiting for the replies."""
+        threading.Thread(
+            target=self.exchange, args=(members, message, seconds), daemon=True, name="rankmesh-announce"
+        ).start()
+
     def watch(self, member: int, timeout: float, late: Callable[[], object], lost: Callable[[Presence], None]) -> None:
         """Watch another member from now on, instead of the one before."""
         contact = self.contacts[member]
@@ -88,10 +121,6 @@ class Peers:
     def start_over(self) -> None:
         """Count anew how long this process stood still."""
         self._heartbeat.start_over()
-
-    def unwatch(self) -> None:
-        """Watch nobody."""
-        self._heartbeat.unwatch()
 
     # -- stores -------------------------------------------------------------------------------------------------
 
@@ -109,8 +138,27 @@ class Peers:
                 missing=(server,),
             ) from error
 
+    def world(self, connection: Connection, epoch: int, members: Members, seconds: float) -> EpochWorld:
+        """This member's world of an epoch, not entered yet."""
+        return EpochWorld(
+            connection, epoch, members, self.member, backend=self._backend, device=self.device, seconds=seconds
+        )
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def event(self) -> threading.Event:
+        """An event of this member."""
+        return threading.Event()
+
+    def now(self) -> float:
+        """Seconds on the clock of the system."""
+        return time.monotonic()
+
+    def committed(self, step: int) -> None:
+        """Nothing: the others learn of it in the round that ends an epoch."""
+
     def close(self) -> None:
-        """Reply no more, and serve no store."""
+        """Reply no more, watch nobody, and serve no store."""
         self._heartbeat.close()
         self._server = None
 

@@ -9,7 +9,6 @@ start ── epoch 0 ── train ── a member is lost, or fails ── abort
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,15 +18,11 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from torch import Tensor
-from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
 
-from rankmesh.backend.gloo import CutStore
+from rankmesh.backend import torch_threads
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import AgreementError, ConnectError, LostState, PlanError, RankmeshError, first_line, in_words
-from rankmesh.launch.started import started_by
 from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
-from rankmesh.runtime.devices import capabilities
-from rankmesh.runtime.init import device_of, together
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.heartbeat import PING, Message, Presence
 from rankmesh.survival.job import Job
@@ -35,6 +30,7 @@ from rankmesh.survival.members import Members, PlanLike
 from rankmesh.survival.peers import Peers
 from rankmesh.survival.redundancy import checked
 from rankmesh.survival.state import Held, Load, load_all, restore
+from rankmesh.survival.transport import Connection, Event, Transport
 from rankmesh.survival.world import EpochWorld
 
 __all__ = ["Session"]
@@ -65,7 +61,7 @@ class _Over(BaseException):
 class _End:
     """How an epoch ends: by a change of the members, or since the job is ``over``."""
 
-    came: threading.Event = field(default_factory=threading.Event)
+    came: Event
     reason: str = ""
     over: bool = False
     suspects: set[int] = field(default_factory=set)
@@ -76,7 +72,7 @@ class _End:
 class _Probe:
     """What is known of members that have not arrived, since ``started``."""
 
-    peers: Peers
+    peers: Transport
     suspects: Collection[int]
     timeout: float
     started: float
@@ -111,7 +107,7 @@ class _Probe:
         if reply != "unresponsive":
             return True
         since = self._silent_since.get(member, self.started)
-        return member not in self.suspects and time.monotonic() - since < self.timeout
+        return member not in self.suspects and self.peers.now() - since < self.timeout
 
     def _ask(self, members: Collection[int]) -> None:
         self._last.update(self.peers.exchange(members, PING, _REPLY))
@@ -140,24 +136,17 @@ class Session:
         redundancy: int = 0,
         restore: Load | None = None,
     ) -> None:
-        launch = started_by()
-        local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), None, launch.local_rank)
-        self._store: Store | None
-        self._launch, self._store, prefix, decision = together(launch, local, timedelta(seconds=_LIMIT))
         self._timeout, self._restore = timeout, restore
-        self._backend = str(decision.backend)
-        self.device = device_of(self._backend, local)
-        self.member = self._launch.rank
         self._epoch = 0
         self._ends: dict[int, _End] = {}
         self._lock = threading.Lock()
         self._outcomes: dict[int, str] = {}
         self._world: EpochWorld | None = None
-        self._peers = Peers(self._launch, self._reply)
+        simulated = torch_threads.answering()
+        self._peers: Transport = Peers(self._reply, _LIMIT) if simulated is None else simulated.peers(self._reply)
+        self.member, self.device, hosts = self._peers.member, self._peers.device, self._peers.hosts
         try:
-            self._peers.gather(self._store, f"{prefix}/survive", self._launch.world_size, _LIMIT)
-            hosts = {member: contact.host for member, contact in self._peers.contacts.items()}
-            first = Members.first(layout, world_size=self._launch.world_size, spares=spares, shrink=shrink, hosts=hosts)
+            first = Members.first(layout, world_size=len(hosts), spares=spares, shrink=shrink, hosts=hosts)
             self._redundancy = checked(redundancy, first.plan.mesh.size)
         except BaseException:
             self._peers.close()
@@ -171,7 +160,7 @@ class Session:
         self._load = False
         self._step = 0
         self._seconds: dict[str, float] = {}
-        self._client: tuple[int, CutStore] | None = None
+        self._client: tuple[int, Connection] | None = None
         # Whether the last outcome is of a round to which this member reported.
         self._took_part = True
 
@@ -226,7 +215,7 @@ class Session:
         """End the session: no socket, thread or store is left of it."""
         self._leave_world()
         self._peers.close()
-        self._client = self._store = None
+        self._client = None
 
     # -- one epoch ----------------------------------------------------------------------------------------------
 
@@ -235,22 +224,14 @@ class Session:
         return self._end_of(self._epoch)
 
     def _end_of(self, epoch: int) -> _End:
-        return self._ends.setdefault(epoch, _End())
+        return self._ends.setdefault(epoch, _End(self._peers.event()))
 
     def _begin(self) -> Job | None:
         """Enter the world of the epoch: the job of a member that has a rank; a spare takes part in what those do."""
         members = self._members
         self._watch()
         server = min(members.all)
-        world = EpochWorld(
-            self._peers.client(server, _LIMIT),
-            self._epoch,
-            members,
-            self.member,
-            backend=self._backend,
-            device=self.device,
-            seconds=2 * self._timeout,
-        )
+        world = self._peers.world(self._peers.client(server, _LIMIT), self._epoch, members, 2 * self._timeout)
         with self._lock:
             self._world = world
             ended = self._end.came.is_set()
@@ -340,6 +321,7 @@ class Session:
         held = self._held[-1]
         held.commit(step)
         job.step = step
+        self._peers.committed(step)
 
     def _check(self, job: Job) -> None:
         if self._end.came.is_set() and not self._end.over:
@@ -380,9 +362,7 @@ class Session:
         message = {"what": "end", "epoch": epoch, "reason": reason, "over": over, "suspects": sorted(suspects)}
         first = self._ended(message)
         others = [member for member in self._history[epoch].all if member != self.member] if first or suspects else []
-        threading.Thread(
-            target=self._peers.exchange, args=(others, message, _REPLY), daemon=True, name="rankmesh-announce"
-        ).start()
+        self._peers.announce(others, message, _REPLY)
         return first
 
     def _ended(self, message: Mapping[str, Any]) -> bool:
@@ -392,7 +372,7 @@ class Session:
             end.suspects.update(message["suspects"])
             new = not end.came.is_set()
             if new:
-                end.reason, end.over, end.at = message["reason"], message["over"], time.monotonic()
+                end.reason, end.over, end.at = message["reason"], message["over"], self._peers.now()
                 end.came.set()
             world = self._world if message["epoch"] == self._epoch else None
         if new and world is not None:
@@ -414,9 +394,9 @@ class Session:
         """Leave the world, and agree with the others how to go on; whether the job is over."""
         first = error is not None and self._announce_error(error)
         self._leave_world()
-        started = time.monotonic()
+        started = self._peers.now()
         outcome = self._agree(self._report(done=done, error=error, first=first))
-        self._seconds = {"agree": time.monotonic() - started}
+        self._seconds = {"agree": self._peers.now() - started}
         if not outcome.agreed:
             if error is not None and _is_own(error):
                 raise error
@@ -459,7 +439,7 @@ class Session:
 
     def _agree(self, report: Report) -> Outcome:
         """One round of all members; again through another store, where the one that serves it is lost meanwhile."""
-        started = time.monotonic()
+        started = self._peers.now()
         limit = started + 2 * _PATIENCE * self._timeout
         while True:
             outcome = self._round(report, started)
@@ -467,7 +447,7 @@ class Session:
                 kept = sorted(self._outcomes)[-_KEPT:]
                 self._outcomes = {**{epoch: self._outcomes[epoch] for epoch in kept}, self._epoch: outcome.text}
                 return outcome
-            if time.monotonic() > limit:
+            if self._peers.now() > limit:
                 return outcome or Outcome("lost", message="the members reached no agreement")
 
     def _missed(self) -> Outcome | None:
@@ -534,7 +514,7 @@ class Session:
                 return None
         return None
 
-    def _connected(self, server: int) -> CutStore:
+    def _connected(self, server: int) -> Connection:
         if self._client is None or self._client[0] != server:
             self._client = (server, self._peers.client(server, self._timeout))
         return self._client[1]

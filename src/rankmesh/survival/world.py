@@ -14,12 +14,12 @@ import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
 
-from rankmesh.backend.gloo import CutStore
 from rankmesh.backend.world_group import WorldGroup
 from rankmesh.errors import ConnectError
 from rankmesh.rendezvous.waiting import submit, wait_for
@@ -27,6 +27,9 @@ from rankmesh.runtime.connect import connect
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.world import World
 from rankmesh.survival.members import Members
+
+if TYPE_CHECKING:
+    from rankmesh.survival.transport import Connection
 
 __all__ = ["EpochWorld"]
 
@@ -43,7 +46,7 @@ class EpochWorld:
 
     def __init__(
         self,
-        client: CutStore,
+        client: Connection,
         epoch: int,
         members: Members,
         member: int,
@@ -88,6 +91,10 @@ class EpochWorld:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # of this thread
         self._group.make(timedelta(seconds=self._seconds))
+        self._install()
+
+    def _install(self) -> None:
+        """Make the world torch's own, and connect the groups in it."""
         with self._lock:
             if self._left.is_set():
                 raise ConnectError("the members changed while they connected")

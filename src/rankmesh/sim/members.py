@@ -1,0 +1,272 @@
+"""Simulated ranks as members of a job that survives: messages are calls, time is simulated, and each rank has a store.
+
+A rank that is lost gets ``Abandoned`` where it is, and makes no call any more. Whoever watches it learns of it at once,
+as where the connections of a process close that was killed.
+"""
+
+# torch's stubs lack what its Python subclasses override.
+# mypy: disable-error-code="override"
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from rankmesh.errors import ConnectError
+from rankmesh.rendezvous import Round, StoreChannel
+from rankmesh.rendezvous.gather import gather
+from rankmesh.sim.scheduler import Abandoned
+from rankmesh.sim.store import Keys, SimulatedStore
+from rankmesh.survival.heartbeat import Message, Presence
+from rankmesh.survival.members import Members
+from rankmesh.survival.world import EpochWorld
+
+if TYPE_CHECKING:
+    from rankmesh.sim.simulation import RankContext, Simulation
+
+__all__ = ["MemberStore", "SimulatedEvent", "SimulatedMembers", "SimulatedPeers", "SimulatedWorld"]
+
+# Simulated seconds in which all ranks call rm.survive().
+_LIMIT = 300.0
+# Seconds that bound each wait in a world: simulated ones, and those of the system where many ranks take long.
+_LONG = 3600.0
+
+
+class SimulatedMembers:
+    """The members of the job of a simulation: those that live, what their stores hold, and who is to be ``lose``d."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.living: dict[int, SimulatedPeers] = {}
+        self.stores: dict[int, dict[str, bytes]] = {}
+        self.lose: dict[int, int] = {}
+
+    def join(self, context: RankContext, reply: Callable[[Message], Message]) -> SimulatedPeers:
+        """A rank becomes a member, as soon as all have."""
+        peers = self.living[context.rank] = SimulatedPeers(self, context, reply)
+        everyone = range(self.simulation.size)
+        found = Round(StoreChannel(self.simulation.store, "rankmesh/survive"), "members", everyone, context.rank)
+        gather(found, None, lambda _: None, _LIMIT, "survive()")
+        return peers
+
+    def committed(self, rank: int, step: int) -> None:
+        """A rank has committed a step, which another, or it, may not survive."""
+        due = {other: last for other, last in self.lose.items() if step >= last}
+        now = [
+            other
+            for other, last in due.items()
+            if last == due.get(rank) or (other in self.living and self.living[other].is_spare)
+        ]
+        if now:
+            self.lost(now)
+
+    def lost(self, ranks: Collection[int]) -> None:
+        """Ranks end, as if their processes were killed; on whichever rank's thread this is called."""
+        scheduler = self.simulation.scheduler
+        running = scheduler.holder
+        for rank in ranks:
+            self.lose.pop(rank, None)
+            self.living.pop(rank, None)
+            self.stores.pop(rank, None)
+        for other, waiting in list(scheduler.waiting.items()):
+            server = getattr(waiting.what.store, "server", None) if isinstance(waiting.what, Keys) else None
+            if server is not None and server in ranks:
+                scheduler.wake(other, unreachable(server))
+        for rank in ranks:
+            self.left(rank)
+        for rank in ranks:
+            scheduler.lose(rank)
+        if running in ranks:
+            raise Abandoned
+
+    def left(self, rank: int) -> None:
+        """A rank replies no more."""
+        self.living.pop(rank, None)
+        for peers in list(self.living.values()):
+            peers.noticed(rank)
+
+
+class SimulatedPeers:
+    """The other members, which are ranks of the same simulation, as this one reaches them."""
+
+    def __init__(self, members: SimulatedMembers, context: RankContext, reply: Callable[[Message], Message]) -> None:
+        self.member, self.device = context.rank, torch.device("cpu")
+        self._members, self._context, self._reply = members, context, reply
+        self._scheduler = context.simulation.scheduler
+        self._watched: int | None = None
+        self._lost: Callable[[Presence], None] = lambda _: None
+        self._world: SimulatedWorld | None = None
+
+    @property
+    def hosts(self) -> Mapping[int, str]:
+        """The host of each member; they are all on this one."""
+        return dict.fromkeys(range(self._members.simulation.size), "simulated")
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether this member waits, in this epoch."""
+        return self._world is not None and not self._world.has_rank
+
+    def exchange(self, members: Collection[int], message: Message, seconds: float) -> Mapping[int, Message | Presence]:
+        """Send a message to other members; the reply of each, or that it is gone."""
+        return {member: self._send(member, message) for member in members if member != self.member}
+
+    def _send(self, member: int, message: Message) -> Message | Presence:
+        simulation = self._members.simulation
+        if simulation.chooser.random is not None and self._scheduler.holder == self.member:
+            self._scheduler.pause(self.member)
+        peers = self._members.living.get(member)
+        return "gone" if peers is None else _plain(peers._reply(_plain(message)))
+
+    def announce(self, members: Collection[int], message: Message, seconds: float) -> None:
+        """The same; replies come at once here."""
+        self.exchange(members, message, seconds)
+
+    def watch(self, member: int, timeout: float, late: Callable[[], object], lost: Callable[[Presence], None]) -> None:
+        """Watch another member from now on, instead of the one before."""
+        self._watched, self._lost = member, lost
+        if member not in self._members.living:
+            self.noticed(member)
+
+    def noticed(self, member: int) -> None:
+        """A member has ended."""
+        if member == self._watched:
+            self._watched = None
+            self._lost("gone")
+
+    def stood_still(self) -> float:
+        """Not at all: a rank is there, or lost."""
+        return 0.0
+
+    def start_over(self) -> None:
+        """Nothing to count."""
+
+    def client(self, server: int, seconds: float) -> MemberStore:
+        """A connection to the store of a member; ``ConnectError`` where it is lost."""
+        if server not in self._members.living:
+            raise ConnectError(
+                f"member {self.member}: the store of member {server} does not answer (it is lost)",
+                rank=self.member,
+                missing=(server,),
+            )
+        return MemberStore(self._members, server, self.member)
+
+    def world(self, connection: MemberStore, epoch: int, members: Members, seconds: float) -> SimulatedWorld:
+        """This member's world of an epoch, not entered yet."""
+        self._world = SimulatedWorld(connection, epoch, members, self._context)
+        return self._world
+
+    def event(self) -> SimulatedEvent:
+        """An event of this member."""
+        return SimulatedEvent(self._context)
+
+    def now(self) -> float:
+        """Simulated seconds."""
+        return self._scheduler.clock
+
+    def committed(self, step: int) -> None:
+        """This member has committed a step, which it may not survive."""
+        self._members.committed(self.member, step)
+
+    def close(self) -> None:
+        """Reply no more, and watch nobody."""
+        if self._members.living.get(self.member) is self:
+            self._members.left(self.member)
+
+
+class SimulatedEvent:
+    """What one rank waits for, and another one sets."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._rank, self._scheduler = context.rank, context.simulation.scheduler
+        self._set = False
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._set
+
+    def set(self) -> None:
+        """Wake the rank that waits."""
+        self._set = True
+        waiting = self._scheduler.waiting.get(self._rank)
+        if waiting is not None and waiting.what is self:
+            self._scheduler.wake(self._rank)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, for so many simulated seconds; whether it is."""
+        while not self._set and self._scheduler.block(self._rank, self, limit=timeout):
+            pass
+        return self._set
+
+    def __str__(self) -> str:
+        return "the end of the epoch"
+
+
+class MemberStore(SimulatedStore):
+    """A connection of a member to the store of a member, which ends with that one, or where it is cut."""
+
+    def __init__(self, members: SimulatedMembers, server: int, client: int) -> None:
+        super().__init__(members.simulation, members.stores.setdefault(server, {}))
+        self._members, self.server, self._client = members, server, client
+        self._is_cut = False
+
+    @property
+    def store(self) -> MemberStore:
+        """The store."""
+        return self
+
+    def cut(self) -> None:
+        """End the connection: every call fails from now on."""
+        self._is_cut = True
+        scheduler = self._simulation.scheduler
+        waiting = scheduler.waiting.get(self._client)
+        if waiting is not None and isinstance(waiting.what, Keys) and waiting.what.store is self:
+            scheduler.wake(self._client, unreachable(self.server))
+
+    def _reached(self) -> dict[str, bytes]:
+        if self._is_cut or self._members.stores.get(self.server) is not self.data:
+            raise unreachable(self.server)
+        return self.data
+
+
+def unreachable(server: int) -> Exception:
+    """What torch raises where a store is gone."""
+    return dist.DistNetworkError(f"the connection to the store of member {server} was closed")
+
+
+class SimulatedWorld(EpochWorld):
+    """The world of one epoch, for one simulated rank."""
+
+    def __init__(self, connection: MemberStore, epoch: int, members: Members, context: RankContext) -> None:
+        backend, device = context.simulation.backend, torch.device("cpu")
+        super().__init__(connection, epoch, members, context.rank, backend=backend, device=device, seconds=_LONG)
+        self._standing, self._context = (epoch, members.all), context
+
+    def enter(self) -> float:
+        """Join the default group, and connect the groups of the plan; the simulated seconds that it took."""
+        if dist.is_initialized():  # the world that the simulation began with
+            dist.destroy_process_group()
+        self._context.standing = self._standing
+        self._context.groups.clear()
+        started = self._context.simulation.scheduler.clock
+        self._install()
+        return self._context.simulation.scheduler.clock - started
+
+    def abort(self) -> None:
+        """Have every call of this world return with an error, now and until it is left; from any rank's thread."""
+        self._client.cut()
+        if self._world is not None:
+            self._world.backend.store_lost = True
+        if self._context.standing is self._standing:
+            for pg in self._context.groups:
+                pg.channel.abort()
+
+
+def _plain(message: Message) -> Message:
+    """A message as it arrives elsewhere."""
+    received: Message = json.loads(json.dumps(message))
+    return received

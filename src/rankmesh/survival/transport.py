@@ -1,0 +1,92 @@
+"""Transport: how a member reaches the others, and how it waits, whether it is a process or a simulated rank.
+
+```
+Peers              heartbeats and stores over TCP, threads, the clock of the system
+SimulatedPeers     of rankmesh.sim: messages are calls, time is simulated
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+import torch
+from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
+
+from rankmesh.survival.heartbeat import Message, Presence
+from rankmesh.survival.members import Members
+from rankmesh.survival.world import EpochWorld
+
+__all__ = ["Connection", "Event", "Transport"]
+
+
+class Event(Protocol):
+    """What one thread of a member waits for, and another one sets, as ``threading.Event``."""
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+
+    def set(self) -> None:
+        """Wake those that wait."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set; whether it is."""
+
+
+class Connection(Protocol):
+    """A connection to the store of a member."""
+
+    @property
+    def store(self) -> Store:
+        """The store."""
+
+    def cut(self) -> None:
+        """End the connection: every call fails from now on."""
+
+
+class Transport(Protocol):
+    """What a member of a job needs of what is around it; ``device`` is where this member's tensors live."""
+
+    member: int
+    device: torch.device
+
+    @property
+    def hosts(self) -> Mapping[int, str]:
+        """The host of each member."""
+
+    def exchange(self, members: Collection[int], message: Message, seconds: float) -> Mapping[int, Message | Presence]:
+        """Send a message to other members; the reply of each, or why there is none."""
+
+    def announce(self, members: Collection[int], message: Message, seconds: float) -> None:
+        """The same without waiting for the replies."""
+
+    def watch(self, member: int, timeout: float, late: Callable[[], object], lost: Callable[[Presence], None]) -> None:
+        """Watch another member from now on, instead of the one before; ``lost`` is called at most once.
+
+        ``late`` is called shortly before the end of ``timeout`` seconds without a reply.
+        """
+
+    def stood_still(self) -> float:
+        """The longest time, in seconds, that this member gave no reply, since ``start_over``."""
+
+    def start_over(self) -> None:
+        """Count anew how long this member stood still."""
+
+    def client(self, server: int, seconds: float) -> Connection:
+        """A connection to the store of a member; ``ConnectError`` where it does not answer in time."""
+
+    def world(self, connection: Connection, epoch: int, members: Members, seconds: float) -> EpochWorld:
+        """This member's world of an epoch, not entered yet, in which so many seconds bound each wait."""
+
+    def event(self) -> Event:
+        """An event of this member."""
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back."""
+
+    def committed(self, step: int) -> None:
+        """This member has committed a step."""
+
+    def close(self) -> None:
+        """Reply no more, and watch nobody."""
