@@ -151,3 +151,24 @@ def test_slices_are_refused():
     with pytest.raises(sim.RanksFailed, match=r"strides \[2\].*contiguous") as caught:
         sim.run(_slice, 2)
     assert {type(error) for error in caught.value.failures.values()} == {ValueError}
+
+
+def test_a_wait_that_is_over_wakes_nobody():
+    """A rank whose wait for a key has timed out is in a receive when the key comes: it gets what is sent to it."""
+
+    def late():
+        store, received = dist.distributed_c10d._get_default_store(), torch.zeros(1)
+        if dist.get_rank() == 0:
+            with pytest.raises(RuntimeError, match="wait timeout"):
+                store.wait(["late"], timedelta(seconds=1))
+            store.set("waited", "")
+            dist.recv(received, 1)
+        else:
+            store.get("waited")
+            store.set("late", "")
+            with pytest.raises(RuntimeError, match="wait timeout"):
+                store.wait(["never"], timedelta(seconds=1))
+            dist.send(torch.ones(1), 0)
+        return received.item()
+
+    assert run(late, 2) == [1.0, 0.0]

@@ -146,7 +146,7 @@ class Channel:
 
     def abort(self) -> None:
         """Every call that is open fails, and so does every further one."""
-        failure = Failure("aborted", f"the connections of group {self} were cut\n", self, {})
+        failure = Failure("aborted", f"the connections of group {self} were cut", self, {})
         operations = self.open
         self.failure = self.failure or failure
         self.forget(operations)

@@ -90,7 +90,7 @@ def divergence(failure: Failure, rank: int, *, again: bool = False) -> Divergenc
 
 
 def _body(failure: Failure) -> str:
-    if "\n" in failure.text:
+    if "\n" in failure.text or not failure.calls:
         return failure.text
     lines = {rank: f"{call}    {call.site}" for rank, call in failure.calls.items()}
     return f"group {failure.channel}: {failure.text}\n{_table(lines)}"

@@ -1,0 +1,196 @@
+"""rm.survive on simulated ranks that are lost: the results of a run without loss, in any order, at any size."""
+
+from collections import Counter
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.survival.program import Model
+
+import rankmesh as rm
+from rankmesh import sim
+from rankmesh.survival import session, world
+
+STEPS = 6
+LAYOUT = "tp=2,pp=2,dp=*"
+
+
+def training(steps=STEPS, first=None):
+    """The program of every rank; with ``first``, the weights that it starts with, and the step."""
+
+    def train(job):
+        model = Model(job)
+        begin = job.step
+        if first is not None and not job.epoch:
+            begin, weights = first
+            for name, tensor in model.tensors.items():
+                tensor.copy_(weights[name, job.plan.mesh.coordinate(job.rank)["tp"]])
+        job.hold(model.tensors, model.shardings)
+        losses = {}
+        for step in range(max(begin, job.step), steps):
+            losses[step] = model.step(step)
+            job.commit(step + 1)
+        tensors = {name: tensor.clone() for name, tensor in model.tensors.items()}
+        return {"rank": job.rank, "epoch": job.epoch, "plan": job.plan, "losses": losses, "tensors": tensors}
+
+    return train
+
+
+def survived(size, lose, *, order="deterministic", steps=STEPS, layout=LAYOUT, first=None, **how):
+    """What each of ``size`` ranks returned."""
+    return sim.run(
+        lambda: rm.survive(training(steps, first), layout, **how), size, lose=lose, order=order, initialise=False
+    )
+
+
+def by_rank(values):
+    """The results by rank of the last plan."""
+    return {value["rank"]: value for value in values if value is not None}
+
+
+def same(values, expected):
+    """Bit-equal results on the same ranks, and losses that are those of the steps that were done last."""
+    found = by_rank(values)
+    assert found.keys() == expected.keys()
+    for rank, value in found.items():
+        assert value["losses"].items() <= expected[rank]["losses"].items()
+        for name, tensor in value["tensors"].items():
+            assert tensor.equal(expected[rank]["tensors"][name]), (rank, name)
+
+
+@pytest.fixture(scope="module")
+def without_loss():
+    """8 ranks that are never lost."""
+    return by_rank(survived(8, {}))
+
+
+LOSSES = {
+    "one": {3: 4},
+    "rank 0": {0: 3},
+    "rank 0 at its first commit": {0: 1},
+    "at the last commit": {2: STEPS},
+    "two at once": {3: 4, 6: 4},
+    "one after the other": {3: 2, 6: 4},
+    "rank 0, and who serves the store after it": {0: 2, 1: 4},
+    "a spare": {8: 2},
+    "a spare, and a rank": {8: 2, 3: 4},
+    "a spare and a rank at once": {9: 3, 5: 3},
+    "a spare that took over": {3: 2, 8: 4},
+}
+
+
+@pytest.mark.parametrize("what", LOSSES)
+def test_spares_take_over(what, without_loss):
+    """8 ranks and 2 spares: bit-equal to a run without loss; lost ranks and spares that wait return None."""
+    values = survived(10, LOSSES[what], spares=2)
+    same(values, without_loss)
+    assert all(values[rank] is None for rank in LOSSES[what])
+
+
+# Where a member may die besides: what it calls then.
+PLACES = {
+    "before it agrees": (session.Session, "_agree"),
+    "before it adopts": (session.Session, "_adopt"),
+    "as it enters the world": (world.EpochWorld, "_install"),
+    "as it holds": (session.Session, "hold"),
+    "as state moves": (session, "restore"),
+    "as it leaves the world": (world.EpochWorld, "close"),
+    "as it has returned": (session.Session, "_finished"),
+}
+
+
+def dying(monkeypatch, place, member, times):
+    """A simulated rank ends when it calls this for the n-th time."""
+    owner, name = PLACES[place]
+    original, counts = getattr(owner, name), Counter()
+
+    def call(*args, **named):
+        context = sim.simulation.current_context()
+        counts[context.rank] += 1
+        if context.rank == member and counts[member] == times:
+            context.simulation.members.lost([member])
+        return original(*args, **named)
+
+    monkeypatch.setattr(owner, name, call)
+    return counts
+
+
+@pytest.mark.parametrize("second", [0, 1, 8, 5])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_second_loss_in_the_regroup(place, second, without_loss, monkeypatch):
+    """Member 3 is lost at step 3, and another one, or the spare that takes over, at each point of the regroup."""
+    times = {"as it enters the world": 2, "as it holds": 2}.get(place, 1)
+    if second == 8 and place in ("as it holds", "as it has returned"):
+        times = 1
+    counts = dying(monkeypatch, place, second, times)
+    same(survived(11, {3: 3}, spares=3), without_loss)
+    assert counts[second] == times
+
+
+def test_shrink_goes_on_as_a_run_of_that_size():
+    """dp=4 loses a replica at step 3: from there on the losses are those of dp=3 that starts from that state."""
+    values = survived(16, {6: 3}, shrink="dp")
+    shrunk = by_rank(values)
+    assert len(shrunk) == 12
+    assert {value["plan"].mesh.axes["dp"] for value in shrunk.values()} == {3}
+    before = by_rank(survived(16, {}, steps=2))
+    weights = {
+        (name, value["plan"].mesh.coordinate(rank)["tp"]): tensor
+        for rank, value in before.items()
+        for name, tensor in value["tensors"].items()
+    }
+    same(values, by_rank(survived(12, {}, first=(2, weights))))
+
+
+def test_replicas_that_remain_become_spares():
+    """dp=4 loses one rank: its replica's other three wait, and one of them takes over when another rank is lost."""
+    values = survived(16, {6: 2, 0: 4}, shrink="dp")
+    assert len(by_rank(values)) == 12
+    assert {value["epoch"] for value in by_rank(values).values()} == {2}
+
+
+def test_state_that_nobody_holds():
+    """Both replicas of a shard are lost at once: every survivor learns which tensor, and who had it."""
+    with pytest.raises(sim.RanksFailed, match="nobody holds 'm0' at 0 to 3 x 0 to 3") as raised:
+        survived(10, {0: 3, 4: 3}, spares=2)
+    assert {type(error) for error in raised.value.failures.values()} == {rm.LostState}
+
+
+def test_an_error_of_the_program():
+    """A rank whose train raises is left out, and its error is the one that run raises; the others go on."""
+
+    def train(job):
+        if dist.get_rank() == 1 and job.epoch == 0:
+            raise ValueError("a bug")
+        return job.rank
+
+    values = sim.run(lambda: rm.survive(train, "dp=*", spares=1), 3, return_exceptions=True)
+    assert (values[0], values[2]) == (0, 1)
+    assert isinstance(values[1], ValueError)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    lose=st.dictionaries(st.integers(0, 9), st.integers(1, STEPS), max_size=2).filter(
+        lambda lose: not (len(lose) == 2 and max(lose) < 8 and max(lose) - min(lose) == 4)  # both replicas of a shard
+    ),
+)
+def test_in_any_order(seed, lose, without_loss):
+    """Whichever rank runs next: the same results after any two losses of which no shard is gone."""
+    same(survived(10, lose, order=seed, spares=2), without_loss)
+
+
+def test_a_step_that_nobody_commits():
+    """A loss that did not happen is an error, and so is a rank that is not there."""
+    with pytest.raises(rm.PlanError, match=r"lose=\{1: 100\}.*nobody committed step 100"):
+        survived(9, {1: 100}, spares=1)
+    with pytest.raises(rm.PlanError, match="lose names rank 9, and 9 ranks are simulated, 0 to 8"):
+        survived(9, {9: 1}, spares=1)
+
+
+def test_a_program_that_does_not_survive():
+    """Without rm.survive nobody commits."""
+    with pytest.raises(rm.PlanError, match="nobody committed"):
+        sim.run(dist.get_rank, 2, lose={0: 1})
