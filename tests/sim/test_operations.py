@@ -1,3 +1,5 @@
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -171,4 +173,4 @@ def test_a_wait_that_is_over_wakes_nobody():
             dist.send(torch.ones(1), 0)
         return received.item()
 
-    assert run(late, 2) == [1.0, 0.0]
+    assert sim.run(late, 2) == [1.0, 0.0]

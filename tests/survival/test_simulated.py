@@ -152,7 +152,7 @@ def test_replicas_that_remain_become_spares():
 
 def test_state_that_nobody_holds():
     """Both replicas of a shard are lost at once: every survivor learns which tensor, and who had it."""
-    with pytest.raises(sim.RanksFailed, match="nobody holds 'm0' at 0 to 3 x 0 to 3") as raised:
+    with pytest.raises(sim.RanksFailed, match=r"no rank is left that holds 'm0'\[0:4, 0:4\]") as raised:
         survived(10, {0: 3, 4: 3}, spares=2)
     assert {type(error) for error in raised.value.failures.values()} == {rm.LostState}
 
