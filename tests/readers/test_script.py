@@ -81,7 +81,24 @@ STYLES = [
         recipes.megatron(8, tp=2),
         {"tp": (1,), "world_size": (1,)},
     ),
-    ("go() {\n" + TP + '$1 "${@}" $@\n}\ngo 2 --context-parallel-size 2', recipes.megatron(8, tp=2, cp=2), None),
+    ("go() {\n" + TP + "$1\n}\n" + TP + "2", recipes.megatron(8, tp=2), {"tp": (4,), "world_size": (4,)}),
+    ('if [ -z "$1" ]; then TP=8; exit 1; fi\nTP=2\n' + TP + "$TP", recipes.megatron(8, tp=2), None),
+    (
+        "M=a\nif [ $M = b ]; then TP=8; elif [[ $M == a ]] && [ 2 -gt 1 ]; then TP=2; fi\n" + TP + "$TP",
+        recipes.megatron(8, tp=2),
+        None,
+    ),
+    ("M=a\n[ $M != a ] && TP=8 || TP=2\n" + TP + "$TP", recipes.megatron(8, tp=2), None),
+    (
+        'A="--tensor-model-parallel-size 2"\n[ -f x ] && A="$A --bf16" && A="x$A"\n' + RUN + "--seed 1",
+        recipes.megatron(8),
+        None,
+    ),
+    (
+        'A="--tensor-model-parallel-size 2"\n[ -f x ] && A="$A --bf16"\n' + RUN + "$A",
+        recipes.megatron(8, tp=2),
+        {"tp": (1,), "world_size": (3,)},
+    ),
     (
         'T=2\nrun_cmd="' + TP + '$T"\necho ${run_cmd}\neval $run_cmd',
         recipes.megatron(8, tp=2),
@@ -144,16 +161,30 @@ REFUSED = [
         "M=()\nif x; then M=(--expert-model-parallel-size 2); fi\n" + TP + "2 ${M[@]}",
         ":2: [$]M = .*set in a branch",
     ),
-    ("read TP\n" + TP + "$TP", ":2: .*the script sets it by read while it runs"),
-    ("TP=2\nlet TP=4\n" + TP + "$TP", ":3: .*by let while it runs"),
-    ("TP=2\nprintf -v TP 4\n" + TP + "$TP", ":3: .*by printf while it runs"),
-    ("TP=2\n((TP*=2))\n" + TP + "$TP", ":3: .*set by arithmetic"),
+    ("read TP\n" + TP + "$TP", ":2: .*TP may be set anew: read TP is not followed [(]line 1[)]"),
+    ("TP=2\nlet TP=4\n" + TP + "$TP", ":3: .*arithmetic is not followed [(]line 2[)]"),
+    ("TP=2\nprintf -v TP 4\n" + TP + "$TP", ":3: .*printf -v TP 4 is not followed"),
+    ("TP=2\n((TP*=2))\n" + TP + "$TP", ":3: .*arithmetic is not followed [(]line 2[)]"),
     (TP + "$((010))", ":1: .*'010', which is no decimal number"),
     (
         "read -d '' A <<E\n--tensor-model-parallel-size 2\nE\n" + RUN + "$A",
-        ":1: .*they may state sizes; write the sizes",
+        ":1: .*they may state sizes; run the script: rankmesh show --run run.sh",
     ),
     (RUN + '"--tensor-model-parallel-size 2', ":1: .*cannot be read as shell"),
+    (
+        "go() {\n" + TP + "$1\n}\ngo 2",
+        "starts the run in the function go, which is not followed .line 4.; run the script",
+    ),
+    (
+        "A=\nf() { A+='--context-parallel-size 2'; }\nf\n" + TP + "2 $A",
+        "starts the run in the function f, which is not",
+    ),
+    (
+        "A=(--tensor-model-parallel-size 4)\nfor i in 1 2; do A+=(-x); done\n" + TP + "2 ${A[@]}",
+        ":1: .*A is set in a|:1: .*a loop",
+    ),
+    ("A=2\nB=2\nfor i in 1 2 3; do B=$A; A=4; done\n" + TP + "$B", ":4: .*B is set in a branch [(]line 3[)]"),
+    ('A="--tensor-model-parallel-size 2"\n[ -f x ] && A="${A}0"\n' + RUN + "$A", ":1: .*A is set in a branch"),
     ("A[0]=2\n" + TP + "${A[0]}", ":2: .*more than a variable|set element"),
     (RUN + "--tensor-model-paralel-size 2 x", ":1: .*did you mean '--tensor-model-parallel-size'"),
     (RUN + "--sequence-parallel-size 2", ":1: .*looks like a parallel size"),
@@ -252,7 +283,7 @@ def test_what_sets_no_size_is_read_over(statement):
 
 def test_a_default_after_another_file_is_open():
     """A file that is sourced before may set what has a default; what is assigned after it is known."""
-    with pytest.raises(PlanError, match=r"TP may be set by now: source env.sh is another file, which is not read"):
+    with pytest.raises(PlanError, match=r"TP may be set by now: source env.sh is not followed .line 1."):
         read_config("source env.sh\n" + TP + "${TP:-4}", "run.sh")
     assert read_config("source env.sh\nTP=4\n" + TP + "$TP", "run.sh").plan == recipes.megatron(8, tp=4)
 
@@ -391,11 +422,11 @@ def test_any_text_is_read_or_refused(text):
 @pytest.mark.parametrize(
     ("statement", "value"),
     [
-        ("f() { local TP=4; }; f", "2"),
-        ("f() { declare TP=4; }; f", "2"),
-        ("f() { declare -g TP=4; }; f", "4"),
-        ("f() { local TP; g; }; g() { TP=4; }; f", "2"),
-        ("f() { TP=4; }; f", "4"),
+        ("f() { local TP=4; }; f", None),
+        ("f() { declare TP=4; }; f", None),
+        ("f() { declare -g TP=4; }; f", None),
+        ("f() { local TP; g; }; g() { TP=4; }; f", None),
+        ("f() { TP=4; }; f", None),
         ("(TP=4)", "2"),
         ("TP=4 | cat", "2"),
         ("((TP == 4))", "2"),
@@ -409,7 +440,7 @@ def test_any_text_is_read_or_refused(text):
     ],
 )
 def test_what_a_statement_does_to_a_variable(statement, value):
-    """Locals end with their function, and what a subshell sets with it; what arithmetic sets is unknown."""
+    """What a subshell sets ends with it; what functions and arithmetic set is unknown."""
     command = read_script(f"TP=2\n{statement}\nprogram $TP").commands[-1]
     assert [text_of(token) for token in command.words] == ["program", value]
 
@@ -440,6 +471,16 @@ STATEMENT = st.one_of(
     st.builds("export {}={}".format, NAMES, st.sampled_from(["5", '"6 7"'])),
     st.builds("if true; then {}=8; else {}=8; fi".format, NAMES, NAMES),
     st.builds("({}=8)".format, NAMES),
+    st.builds(
+        "if [ ${} = 8 ]; then {}=1; elif [[ -z ${} ]]; then {}=2; else C=3; fi".format, NAMES, NAMES, NAMES, NAMES
+    ),
+    st.builds('[ -n "${}" ] && {}="${} --x"'.format, NAMES, NAMES, NAMES),
+    st.builds("[ $N -gt 4 ] && ! [ $A == 7 ] || {}=5".format, NAMES),
+    st.builds("for i in 1 2 3; do {}=${}; {}=6; done".format, NAMES, NAMES, NAMES),
+    st.builds('while [ -z "$W" ]; do {}+=(4); W=1; done'.format, NAMES),
+    st.builds('if cd /; then {}="${} --y"; fi'.format, NAMES, NAMES),
+    st.builds("if cd /none 2>/dev/null; then {}+=( -q ); fi".format, NAMES),
+    st.builds("false && {}=3 || {}=4".format, NAMES, NAMES),
     st.builds("{}=8 | cat".format, NAMES),
     st.builds("f() {{ local {}=8 {}; {}=9; }}; f".format, NAMES, NAMES, NAMES),
     st.builds("{} {}+=3".format, st.sampled_from(["let", "let A=1"]), NAMES),

@@ -147,7 +147,8 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
             "megatron", "a file of Megatron's arguments", megatron.from_run(listed, path), path, world_size, listed
         )
     if not found:
-        run = read_run(text, path, megatron.FLAGS, variables)
+        with refused_as(PlanError, path, f"run the script: rankmesh show --run {path}", path=path):
+            run = read_run(text, path, megatron.FLAGS, variables)
         if run is None:
             problem = "this script starts no training" if _is_script(text, path) else "this is no training config"
             raise PlanError(f"{path}: {problem}; {_FORMS}; give one of them", path=path)

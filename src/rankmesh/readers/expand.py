@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from rankmesh.core.documents import Budget
 from rankmesh.errors import cut
-from rankmesh.readers.effects import assigned_in, kept
 from rankmesh.readers.tokens import BREAK, Part, Word, fields, gap_of, joined, lines_of, quoted, text_of, unbroken
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-__all__ = ["Expander", "Variable"]
+__all__ = ["SETS", "Expander", "Variable"]
 
 _ESCAPE = re.compile(r"\\(\n|.)", re.DOTALL)
 _ESCAPE_IN_QUOTES = re.compile(r"\\(\n|[\"$`\\])")
 _PLAIN = re.compile(r"\$\{\w+(\[[@*]\])?\}")
+# What arithmetic sets.
+SETS = re.compile(r"(?:\+\+|--)\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))")
 _DEFAULTS = (":-", "-", ":=", "=")
 _SIGNS: dict[str, Callable[[int, int], int]] = {
     "+": lambda left, right: left + right,
@@ -233,7 +234,7 @@ class Expander:
             return self.open(node, f"{written} is more than a variable, which is not followed")
         self.store.asked.add(name)
         variable = self.store.variables.get(name)
-        if variable is None and self.store.unresolved and not kept(name):
+        if variable is None and self.store.unresolved and not name.startswith("SLURM_"):
             return self.open(node, f"{name} may be set by now: {self.store.unresolved}")
         first = variable.words[:1] if variable is not None else ()
         if first and (text_of(first[0]) != "" or ":" not in operator):
@@ -258,8 +259,8 @@ class Expander:
     def arithmetic(self, node: Node) -> Word:
         """``$(( ))`` over whole numbers."""
         used: list[Part] = [Part("", self.lines(self.start_of(node)))]
-        for name in assigned_in(node, self.source_of):
-            self.leave_open(name, node, f"{self.source_of(node)} sets it, which is not followed")
+        for found in SETS.findall(self.source_of(node)):
+            self.leave_open(found[0] or found[1], node, f"{self.source_of(node)} sets it, which is not followed")
         children = node.named_children
         number = self.number(children[0], used) if len(children) == 1 else f"{self.source_of(node)} is not followed"
         if isinstance(number, str):

@@ -6,6 +6,7 @@ does to the groups. In a YAML the names have underscores, and may stand in secti
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from rankmesh.errors import PlanError, cut
@@ -91,6 +92,7 @@ TABLE = Table(_READS, _REFUSED, _MENTIONED, _key)
 _NAMES = [name for name in (*_READS, *_REFUSED) if name != "world_size"]
 # As Megatron spells them, and as ms-swift does.
 FLAGS = frozenset(["--" + name.replace("_", "-") for name in _NAMES] + ["--" + name for name in _NAMES])
+_OPTION = re.compile(r"--[\w-]+")
 _SWITCHES = {
     "use_tp_pp_dp_mapping",
     "hybrid_context_parallel",
@@ -172,8 +174,8 @@ def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
         written, gap = _written(word), gap_of(word)
         raise PlanError(
             f"{path}:{word[0].lines[0]}: the run has no parallel size, but the arguments {written}; "
-            f"{gap.why if gap else 'they are unknown'}, so they may state sizes; write the sizes into this file, such "
-            "as --tensor-model-parallel-size 1",
+            f"{gap.why if gap else 'they are unknown'}, so they may state sizes; run the script: rankmesh show --run "
+            f"{path}",
             path=path,
             line=word[0].lines[0],
             received=written,
@@ -199,7 +201,6 @@ def _check_branch(part: Part, path: str) -> None:
     """An unknown word that may be arguments of the layout, as a branch of the script sets them, is refused."""
     for word in part.maybe:
         text = shown(word)
-        found = next((name for name in text.replace("=", " ").split() if name in FLAGS), None)
-        if found is not None:
+        if not FLAGS.isdisjoint(_OPTION.findall(text)):
             entry = Entry((part.shown,), text.strip(), word[0].lines[0])
-            raise refused(path, entry, part.why, "write the run's arguments without the branch")
+            raise refused(path, entry, part.why, f"run the script: rankmesh show --run {path}")

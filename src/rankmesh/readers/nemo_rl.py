@@ -23,7 +23,12 @@ __all__ = ["from_document", "matches"]
 _ENGINES = ("megatron_cfg", "dtensor_cfg")
 _CLUSTER = (("num_nodes",), ("gpus_per_node",))
 _DTENSOR = Table(
-    reads={"tensor_parallel_size": Read("tp"), "context_parallel_size": Read("cp"), "expert_parallel_size": Read("ep")},
+    reads={
+        "tensor_parallel_size": Read("tp"),
+        "context_parallel_size": Read("cp"),
+        "expert_parallel_size": Read("ep"),
+        "dp_replicate_size": Read("dp_replicate"),
+    },
     refused={
         "data_parallel_size": Refused("it is what the world leaves", (None,)),
     },

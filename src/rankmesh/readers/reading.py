@@ -221,7 +221,8 @@ def whole(entry: Entry, path: str) -> int | None:
         return None
     if isinstance(value, Missing):
         name = _NAME.search(value.text)
-        remedy = "write the number there" if name is None else f"give the variable a value: --set {name[1]}=2"
+        given = f"give the variable a value: --set {name[1]}=2; or " if name else ""
+        remedy = f"{given}run the script: rankmesh show --run {path}"
         raise refused(path, entry, value.why, remedy)
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import prod
 
-from rankmesh.errors import PlanError
+from rankmesh.errors import PlanError, quoted
 from rankmesh.readers import slurm, verl
 from rankmesh.readers.expand import Variable
 from rankmesh.readers.reading import Entry, Missing, refused
@@ -118,7 +118,7 @@ def read_run(
         listed = "; ".join(f"line {command.line}: {_short(str(command))}" for command in runs[:8])
         raise PlanError(
             f"{path}:{runs[1].line}: the script has {len(runs)} runs ({listed}), so which one is meant is "
-            "ambiguous; give a script with one of them",
+            f"ambiguous; choose one: rankmesh show --run {path} --launch N",
             path=path,
             line=runs[1].line,
             runs=tuple(command.line for command in runs),
@@ -146,13 +146,28 @@ def read_arguments(text: str, path: str, marks: frozenset[str]) -> Run | None:
 
 
 def _check_given(script: Script, path: str) -> None:
-    """A name that the script never asks for is a mistake."""
-    for name in script.given:
+    """What --set gives has to be asked for, and has to reach the run; one that the script sets itself is a note."""
+    for name, given in script.given.items():
         if name not in script.asked:
             near = get_close_matches(name, script.asked, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it asks for {', '.join(sorted(script.asked)) or 'none'}"
             raise PlanError(
                 f"{path}: the script does not ask for a variable {name}, which --set gives; {hint}",
+                path=path,
+                name=name,
+            )
+        after = script.variables.get(name, given)
+        if after.lines and not after.same(given):
+            text = f"sets {name} itself; --set {name} is what it had before this line"
+            script.notes.append((after.lines[0], text))
+    for name, values, places in script.overruled:
+        texts = [" ".join(text_of(word) or "\0" for word in value.words) for value in values]
+        stated = " ".join(text_of(word) or "" for word in script.given[name].words)
+        if stated not in texts and not any("\0" in text for text in texts):
+            lines = ", ".join(map(str, places))
+            raise PlanError(
+                f"{path} sets {name} itself, to {' or '.join(map(quoted, texts[:3]))} (line {lines} in a branch), so "
+                f"--set {name} does not reach the run; say one of these values",
                 path=path,
                 name=name,
             )

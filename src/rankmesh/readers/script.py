@@ -1,8 +1,8 @@
 r"""A shell script read without running it: its variables, and the commands that it would start.
 
-Assignments, arrays, ``$NAME``, ``${NAME}``, ``${NAME:-default}``, ``${NAME[@]}``, ``$(( ))``, functions, ``eval`` and
-``bash -c`` are followed. What depends on anything else is a part without a text: it is refused only where a size needs
-it. The grammar is tree-sitter's; nothing is ever executed.
+Followed are assignments, arrays, ``$NAME``, ``${NAME:-default}``, ``${NAME[@]}``, ``$(( ))``, conditions over known
+words, and the text of ``eval`` and ``bash -c``. What any other statement may set is unknown from there on, and
+refused where a size needs it: ``rankmesh show --run`` has the answer. The grammar is tree-sitter's; nothing runs.
 
 >>> from rankmesh.readers.tokens import lines_of
 >>> script = read_script("TP=4\nARGS=(--tp $TP)\ntorchrun ${ARGS[@]} a.py")
@@ -17,40 +17,46 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rankmesh.core.documents import Budget, Unreadable
-from rankmesh.errors import extra
-from rankmesh.errors import quoted as quoted_value
-from rankmesh.readers.effects import assigned_by, assigned_in, chosen_branch, kept, may_set_any
-from rankmesh.readers.expand import Expander, Variable
-from rankmesh.readers.tokens import Part, Word, joined, lines_of, quoted, shown, text_of, unbroken
+from rankmesh.errors import cut, extra
+from rankmesh.readers.conditions import chosen
+from rankmesh.readers.expand import SETS, Expander, Variable
+from rankmesh.readers.tokens import Part, Word, gap_of, joined, lines_of, shown, text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 __all__ = ["Command", "Script", "read_script"]
 
-_DEPTH = 16
+_DEPTH = 4
 # Steps of one script, such as a part of a word that is copied; bytes, open brackets and here-documents of a text, which
 # the grammar takes a time for that grows with their square.
 _STEPS, SIZE, _OPEN, _HERE = 60_000, 128 << 10, 100, 500
 _BRACKETS = re.compile(rb"[(){}]")
-_BLOCKS = {
-    "program",
-    "compound_statement",
-    "do_group",
-    "redirected_statement",
-    "negated_command",
-}
+_BLOCKS = {"program", "compound_statement", "do_group", "redirected_statement", "negated_command"}
 # What they set ends with them.
 _SUBSHELLS = {"subshell", "pipeline"}
-_BRANCHES = {"if_statement", "case_statement"}
 _LOOPS = {"for_statement", "while_statement", "c_style_for_statement"}
-_LOOP_BODY = {"do_group", "compound_statement", "command", "list", "negated_command", "redirected_statement"}
-_LOCAL = ("local", "declare", "typeset")
-_DECLARATIONS = {"declaration_command", "variable_assignments"}
+_DECLARATIONS = {"declaration_command", "variable_assignments", "unset_command"}
+_REDIRECTS = {"variable_assignment", "file_redirect", "heredoc_redirect", "herestring_redirect", "comment"}
+# Commands that set variables by other means than an assignment.
+_SETTERS = {"read", "mapfile", "readarray", "getopts", "printf", "source", "."}
+_NAME, _ASSIGNED = re.compile(r"[A-Za-z_]\w*"), re.compile(r"\b([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=")
+_READS_OTHERS = re.compile(r"(^|[;&|({\s])(source|\.|eval)\s|\b(export|declare|read|unset)\s+[^\n;]*\$")
+# What a function has that starts the run.
+_STARTS = re.compile(
+    r"\b(torchrun|torch\.distributed|[sm]run|mpirun|deepspeed|accelerate|pretrain_)\b|parallel[-_]size"
+)
+# Files and texts that activate an environment: they are known to set no variable that a run would take a size from.
+_ACTIVATES = re.compile(
+    r"(source|\.) (\S*/activate|(\S*/)?conda\.sh|\S*/(modules|lmod)/init/\w+)( .*)?"
+    r"|eval \"?(\$\(\s*\S*(conda|mamba|micromamba|pyenv|modulecmd)\b.*\)|`\S*(conda|mamba|pyenv)\b.*`)\"?"
+)
+# What no file sets: arguments, what Slurm sets, and names of our own.
+_KEPT = re.compile(r"\d+|@|SLURM_\w+|__part_\w+")
 
 
 @dataclass(frozen=True)
@@ -67,11 +73,11 @@ class Command:
 
 @dataclass
 class Script:
-    """What was read: the commands in order, the variables at the end, what was not read, lines with defaults, and
-    texts that are no shell.
+    """What was read: the commands in order, the variables at the end, and what was not read.
 
-    ``given`` is what --set says that the environment holds, ``asked`` the names that were looked up, ``unresolved`` why
-    any variable may have been set by then.
+    ``defaults`` are lines with defaults, ``broken`` texts that are no shell. ``given`` is what --set says that the
+    environment holds, ``overruled`` where a branch sets it to other values; ``asked`` are the names that were looked
+    up, ``unresolved`` is why any variable may have been set by now.
     """
 
     budget: Budget = field(default_factory=lambda: Budget(_STEPS))
@@ -81,6 +87,7 @@ class Script:
     defaults: dict[int, str] = field(default_factory=dict)
     broken: list[tuple[int, str]] = field(default_factory=list)
     given: Mapping[str, Variable] = field(default_factory=dict)
+    overruled: list[tuple[str, list[Variable], list[int]]] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
     unresolved: str = ""
 
@@ -93,11 +100,7 @@ def read_script(
     script = Script(variables={**(known or {}), **preset}, given=preset)
     source = text.encode()
     starts = [0, *(place + 1 for place, byte in enumerate(source) if byte == 10)]
-    _Reader(script, source, lambda offset: (bisect_right(starts, offset),), {}, 0).run()
-    for name, before in preset.items():
-        after = script.variables.get(name, before)
-        if after.lines and not after.same(before):
-            script.notes.append((after.lines[0], f"sets {name} itself; --set {name} is what it had before this line"))
+    _Reader(script, source, lambda offset: (bisect_right(starts, offset),), 0).run()
     return script
 
 
@@ -109,19 +112,17 @@ class _Reader:
         script: Script,
         source: bytes,
         lines: Callable[[int], tuple[int, ...]],
-        functions: dict[str, tuple[_Reader, Node]],
         depth: int,
         prefix: tuple[Word, ...] = (),
     ) -> None:
         self.script = script
         self.source = source
         self.lines = lines
-        self.functions = functions
         self.depth = depth
         self.prefix = prefix
         self.expander = Expander(source, lines, script)
-        # In a function: what its local variables were outside.
-        self.scope: dict[str, Variable | None] | None = None
+        self.functions: dict[str, Node] = {}
+        self.ended = False
 
     def run(self) -> None:
         with extra("configs"):
@@ -130,8 +131,8 @@ class _Reader:
 
         self.check()
         root = Parser(Language(tree_sitter_bash.language())).parse(self.source).root_node
-        self.block(root)
-        self.script.broken += [(self.at(node), self.expander.source_of(node)) for node in _broken(root)]
+        self.block(root.named_children)
+        self.script.broken += [(self.at(node), self.text(node)) for node in _broken(root)]
 
     def check(self) -> None:
         """Refuse a text on which the grammar would spend too long."""
@@ -146,23 +147,23 @@ class _Reader:
         if self.source.count(b"<<") > _HERE:
             raise Unreadable(f"has more than {_HERE} here-documents")
 
-    def block(self, node: Node) -> None:
-        for child in node.named_children:
-            self.statement(child)
+    def block(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            if not self.ended:
+                self.statement(node)
 
     def statement(self, node: Node) -> None:
         self.script.budget.spend()
-        if node.type == "compound_statement" and self.expander.source_of(node).startswith("(("):
-            for name in assigned_in(node, self.expander.source_of):
-                self.expander.leave_open(name, node, "it is set by arithmetic, which is not followed")
+        if node.type == "compound_statement" and self.text(node).startswith("(("):
+            self.arithmetic(node)
         elif node.type in _BLOCKS:
-            self.block(node)
+            self.block(node.named_children)
         elif node.type in _SUBSHELLS:
             before = self.script.unresolved
             for child in node.named_children:
                 self.outcome([child])
             self.script.unresolved = before
-        elif node.type in _BRANCHES:
+        elif node.type in ("if_statement", "case_statement"):
             self.branches(node)
         elif node.type in _LOOPS:
             self.loop(node)
@@ -172,166 +173,141 @@ class _Reader:
             self.expander.assign(node)
         elif node.type in _DECLARATIONS:
             self.declare(node)
-        elif node.type == "unset_command":
-            self.unset(node)
-        elif node.type == "function_definition":
-            self.define(node)
+        elif node.type == "function_definition" and (name := node.child_by_field_name("name")) is not None:
+            self.functions[self.text(name)] = node
         elif node.type == "command":
             self.command(node)
 
     def declare(self, node: Node) -> None:
-        keyword, *options = self.expander.source_of(node).split() or [""]
-        scope = self.scope if keyword in _LOCAL and "-g" not in options[:1] else None
+        """``export NAME=value`` and ``unset NAME``; of other words the names may be unknown."""
         for child in node.named_children:
-            name = child.child_by_field_name("name") if child.type == "variable_assignment" else child
-            if scope is not None and name is not None and name.type == "variable_name":
-                key = self.expander.source_of(name)
-                scope.setdefault(key, self.script.variables.get(key))
             if child.type == "variable_assignment":
                 self.expander.assign(child)
+            elif node.type == "unset_command" and child.type in ("variable_name", "word"):
+                self.script.variables.pop(self.text(child), None)
+            elif named := re.match(r"[\"']?(\w+)=", self.text(child)):
+                self.leave_open(named[1], child, f"{cut(self.text(node))} is not followed")
             elif child.type not in ("variable_name", "word", "number"):
-                self.declare_text(child)
-
-    def declare_text(self, node: Node) -> None:
-        """``export "NAME=value"``, and ``export $TEXT``, of which the names may be unknown."""
-        for word in self.expander.words([node]):
-            name, equals, _ = "".join(part.text or "\0" for part in word).partition("=")
-            if "\0" in name:
-                self.unresolve(node, f"{self.expander.source_of(node)} in a declaration may name any variable")
-            elif equals and name.isidentifier():
-                value = _without(word, len(name) + 1)
-                self.script.variables[name] = Variable((unbroken(quoted(value)),), False, lines_of(word))
+                self.unresolve(node, f"{cut(self.text(node))} may name any variable")
 
     def unresolve(self, node: Node, why: str) -> None:
         """Another text may have set any variable: what was known is open, what is not yet set is no default."""
         self.script.unresolved = f"{why} (line {self.at(node)})"
         self.script.budget.spend(len(self.script.variables))
-        for name, variable in list(self.script.variables.items()):
-            if not kept(name):
-                self.expander.leave_open(
-                    name, node, f"{name} may be set anew: {self.script.unresolved}", variable.words
-                )
+        for name in [name for name in self.script.variables if _KEPT.fullmatch(name) is None]:
+            self.leave_open(name, node, f"{name} may be set anew: {self.script.unresolved}")
 
-    def unset(self, node: Node) -> None:
-        for child in node.named_children:
-            name = self.expander.source_of(child)
-            if child.type not in ("variable_name", "word"):
-                self.unresolve(node, f"unset {name} may name any variable")
-            self.script.variables.pop(name, None)
+    def leave_open(self, name: str, node: Node, why: str, maybe: tuple[Word, ...] = ()) -> None:
+        before = self.script.variables.get(name)
+        self.expander.leave_open(name, node, why, (*(before.words if before else ()), *maybe))
 
-    def define(self, node: Node) -> None:
-        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-        if name is not None and body is not None:
-            self.functions[self.expander.source_of(name)] = (self, body)
+    def opaque(self, node: Node, text: str, why: str) -> None:
+        """What a statement may set that is not followed: each variable that its text names, any if it reads others."""
+        if _READS_OTHERS.search(text):
+            self.unresolve(node, why)
+        line = self.at(node)
+        for name in dict.fromkeys(_NAME.findall(text)):
+            self.leave_open(name, node, f"{name} may be set anew: {why} (line {line})", ((Part(text, (line,)),),))
+
+    def arithmetic(self, node: Node) -> None:
+        names = " ".join(first or second for first, second in SETS.findall(self.text(node)))
+        self.opaque(node, names, "arithmetic is not followed")
 
     def branches(self, node: Node) -> None:
-        """Each branch starts from the same variables; what they leave different is open afterwards.
-
-        Of a ``case`` whose word is known the one branch is taken.
-        """
-        if node.type == "case_statement" and (chosen := chosen_branch(node, self.expander.text)) is not None:
-            for child in chosen:
-                self.statement(child)
-            return
-        bodies: list[list[Node]] = [[]]
-        otherwise = False
-        for child in node.named_children:
-            if child.type in ("elif_clause", "else_clause", "case_item"):
-                bodies.append(list(child.named_children))
-                otherwise |= child.type == "else_clause" or self.expander.source_of(child).lstrip().startswith("*)")
-            else:
-                bodies[0].append(child)
-        if node.type == "case_statement":
-            bodies = bodies[1:]
-        self.merge([self.outcome(body) for body in bodies], node, or_before=not otherwise)
+        """Each branch that may run starts from the same variables; what they leave different is open afterwards."""
+        bodies, certain, decided_by = chosen(node, self.expander, self.block)
+        self.script.notes += [(line, text) for line, text in decided_by if (line, text) not in self.script.notes]
+        if certain and len(bodies) == 1:
+            self.block(bodies[0])
+        elif bodies:
+            self.merge([self.outcome(body) for body in bodies], node, or_before=not certain)
 
     def loop(self, node: Node) -> None:
-        name = node.child_by_field_name("variable")
-        if name is not None:
-            self.expander.leave_open(self.expander.source_of(name), node, "a loop sets it")
+        """A body that runs any number of times: what it sets is open in it, and after it."""
+        variable = node.child_by_field_name("variable")
+        names = [self.text(variable)] if variable is not None else []
+        self.opaque(node, " ".join([*names, *_ASSIGNED.findall(self.text(node))]), "a loop sets it")
         if node.type == "c_style_for_statement":
-            for counter in assigned_in(node, self.expander.source_of):
-                self.expander.leave_open(counter, node, "a loop sets it")
-        body = [child for child in node.named_children if child.type in _LOOP_BODY]
-        self.merge([self.outcome(body)], node, or_before=True)
+            self.arithmetic(node)
+        self.merge([self.outcome(node.named_children)], node, or_before=True)
 
     def chain(self, node: Node) -> None:
         """``left && right``: the right side may not run."""
-        left, *right = node.named_children
-        self.statement(left)
-        for child in right:
-            self.merge([self.outcome([child])], node, or_before=True)
+        bodies, certain, _ = chosen(node, self.expander, self.block)
+        if certain:
+            self.block(bodies[0] if bodies else [])
+        else:
+            self.merge([self.outcome(body) for body in bodies], node, or_before=True)
 
-    def outcome(self, body: Iterable[Node]) -> dict[str, Variable]:
+    def outcome(self, body: Iterable[Node]) -> dict[str, Variable] | None:
+        """The variables after these statements; None where they end the script."""
         before = dict(self.script.variables)
         self.script.budget.spend(len(before) // 8)
-        for child in body:
-            self.statement(child)
-        after = dict(self.script.variables)
+        self.block(body)
+        after, ended = dict(self.script.variables), self.ended
+        self.ended = False
         self.script.variables.clear()
         self.script.variables.update(before)
-        return after
+        return None if ended else after
 
-    def merge(self, outcomes: list[dict[str, Variable]], node: Node, *, or_before: bool) -> None:
+    def merge(self, outcomes: list[dict[str, Variable] | None], node: Node, *, or_before: bool) -> None:
         before = dict(self.script.variables)
-        self.script.budget.spend(len(before) // 8 + sum(map(len, outcomes)) // 8)
-        every = [*outcomes, before] if or_before else outcomes
-        for name in dict.fromkeys(name for outcome in outcomes for name in outcome):
+        every = [outcome for outcome in (*outcomes, before if or_before else None) if outcome is not None]
+        self.ended = not every
+        self.script.budget.spend(len(before) // 8 + sum(map(len, every)) // 8)
+        for name in dict.fromkeys(name for outcome in every for name in outcome):
             values = [outcome[name] for outcome in every if name in outcome]
             if len(values) == len(every) and all(value.same(values[0]) for value in values):
                 self.script.variables[name] = values[0]
             else:
-                same = _shared(values) if len(values) == len(every) else ()
-                changed = [value for value in values if name not in before or not value.same(before[name])]
-                lines = [line for value in changed for line in _lines_after(value, same)[:1]]
-                why = f"{name} is set in a branch (line {', '.join(map(str, lines))}), which may run or not"
-                maybe = tuple(word for value in values for word in value.words[len(same) :])
-                if name in self.script.given:
-                    self.check_given(name, values, lines)
-                self.expander.leave_open(name, node, why, maybe)
-                if same and name not in self.script.given:
-                    rest = self.script.variables[name]
-                    self.script.variables[name] = Variable((*same, *rest.words), True, values[0].lines)
+                self.differ(name, values, before.get(name), node, complete=len(values) == len(every))
 
-    def check_given(self, name: str, values: list[Variable], lines: list[int]) -> None:
-        """What --set says that the environment holds must be a value that the script leaves to it."""
-        texts = [[text_of(word) for word in value.words] for value in values]
-        stated = [text_of(word) for word in self.script.given[name].words]
-        if all(None not in text for text in texts) and stated not in texts:
-            known = " or ".join(quoted_value(" ".join(filter(None, text))) for text in texts[:3])
-            raise Unreadable(
-                f"sets {name} itself, to {known} (line {', '.join(map(str, lines))} in a branch), so --set {name} does "
-                "not reach the run; say one of these values"
-            )
+    def differ(self, name: str, values: list[Variable], before: Variable | None, node: Node, *, complete: bool) -> None:
+        """A variable of several values: what all begin with is known, the rest is open."""
+        shared, rests = _shared(values) if complete else ((), [value.words for value in values])
+        changed = [place for place, value in enumerate(values) if before is None or not value.same(before)]
+        lines = [_first(rests[place]) or values[place].lines[0] for place in changed if values[place].lines]
+        why = f"{name} is set in a branch (line {', '.join(map(str, lines))}), which may run or not"
+        if name in self.script.given:
+            self.script.overruled.append((name, values, lines))
+        self.expander.leave_open(name, node, why, tuple(word for rest in rests for word in rest))
+        if shared and name not in self.script.given:
+            (rest,) = self.script.variables[name].words
+            array = values[0].array
+            words = (*shared, rest) if array else ((*shared[0], *rest),)
+            self.script.variables[name] = Variable(words, array, values[0].lines)
 
     def command(self, node: Node) -> None:
-        words = tuple(self.expander.words(child for child in node.named_children if _is_word(child)))
+        words = tuple(self.expander.words(child for child in node.named_children if child.type not in _REDIRECTS))
         if len(words) > 1 and text_of(words[0]) in ("builtin", "command"):
             words = words[1:]
-        names = [text_of(word) for word in words]
+        name, text = text_of(words[0]) if words else None, self.text(node)
         if not words:
             self.declare(node)
-        elif names[0] in self.functions and self.depth < _DEPTH:
-            function = self.functions[names[0] or ""]
-            self.among(node, lambda: self.call(*function, words[1:]), only=False)
-        elif names[0] in ("source", "."):
-            self.script.notes.append((self.at(node), f"{' '.join(map(shown, words))} is another file; not read"))
-        elif assigned := assigned_by([name or "" for name in names]):
-            for name in assigned:
-                self.expander.leave_open(name, node, f"the script sets it by {names[0]} while it runs")
-            if None in names:
-                self.unresolve(node, f"{' '.join(map(shown, words))} may name any variable")
+        elif name in ("exit", "return") and not self.depth:
+            self.ended = True
+        elif name in self.functions:
+            self.call(node, name or "", self.text(self.functions[name or ""]))
         elif nested := _nested(words):
-            self.among(node, lambda: self.nested(*nested), only=names[0] != "eval")
+            self.among(node, lambda: self.nested(*nested), only=name != "eval")
+        elif name == "let":
+            self.arithmetic(node)
+        elif name in _SETTERS and not _ACTIVATES.fullmatch(text) and (name != "printf" or "-v" in text):
+            self.opaque(node, text, f"{cut(text)} is not followed")
+            if any(map(gap_of, words)):
+                self.unresolve(node, f"{cut(text)} may name any variable")
         else:
-            self.among(node, lambda: self.start(words, node), only=False)
-        if words and (why := may_set_any(words)):
-            self.unresolve(node, why)
+            self.among(node, lambda: self.start(node, words), only=True)
+        if name == "eval" and any(map(gap_of, words)) and not _ACTIVATES.fullmatch(text):
+            self.unresolve(node, f"{cut(text)} runs a text that is not in this file")
+        if name in ("source", "."):
+            self.script.notes.append((self.at(node), f"{cut(text)} is another file; not read"))
 
-    def start(self, words: tuple[Word, ...], node: Node) -> None:
-        before = [child for child in node.named_children if child.type == "variable_assignment"]
-        own = {name: self.script.variables[name] for name in map(self.named, before) if name in self.script.variables}
-        self.script.commands.append(Command((*self.prefix, *words), self.at(node), own))
+    def call(self, node: Node, name: str, body: str) -> None:
+        """A function is not followed: what its text names may be set anew, and a run that it starts is refused."""
+        if _STARTS.search(body):
+            raise Unreadable(f"starts the run in the function {name}, which is not followed (line {self.at(node)})")
+        self.opaque(node, body, f"the function {name} is called, which is not followed")
 
     def among(self, node: Node, run: Callable[[], None], *, only: bool) -> None:
         """Run with the assignments before a command, ``NAME=value f``, which end with it; ``only``: all it sets."""
@@ -345,29 +321,14 @@ class _Reader:
             if name in before:
                 self.script.variables[name] = before[name]
 
+    def start(self, node: Node, words: tuple[Word, ...]) -> None:
+        names = [self.named(child) for child in node.named_children if child.type == "variable_assignment"]
+        own = {name: self.script.variables[name] for name in names if name in self.script.variables}
+        self.script.commands.append(Command((*self.prefix, *words), self.at(node), own))
+
     def named(self, assignment: Node) -> str:
         name = assignment.child_by_field_name("name")
-        return "" if name is None else self.expander.source_of(name)
-
-    def call(self, reader: _Reader, body: Node, arguments: tuple[Word, ...]) -> None:
-        """A function's body, with its arguments as ``$1``, ``$2`` and ``$@``."""
-        variables = self.script.variables
-        before: dict[str, Variable | None] = {
-            name: variables.pop(name) for name in list(variables) if name.isdecimal() or name == "@"
-        }
-        given = {"@": Variable(arguments, True, ())}
-        given.update({str(place): Variable((word,), False, ()) for place, word in enumerate(arguments, 1)})
-        variables.update(given)
-        outer, reader.scope = reader.scope, {}
-        reader.depth += 1
-        reader.statement(body)
-        reader.depth -= 1
-        before = {**dict.fromkeys(given), **before, **reader.scope}
-        reader.scope = outer
-        for name, value in before.items():
-            variables.pop(name, None)
-            if value is not None:
-                variables[name] = value
+        return "" if name is None else self.text(name)
 
     def nested(self, prefix: tuple[Word, ...], text: Word) -> None:
         """Read the text that ``eval`` or ``bash -c`` would run; unknown parts get names of their own."""
@@ -377,31 +338,44 @@ class _Reader:
             parts.append(part)
             name = f"__part_{self.depth}_{number}"
             if part.text is None:
-                self.script.variables[name] = Variable((((part),),), False, part.lines)
+                self.script.variables[name] = Variable(((part,),), False, part.lines)
             source += (f"${{{name}}}" if part.text is None else part.text).encode()
-        if self.depth >= _DEPTH:
-            return
-        lines = lambda offset: parts[bisect_right(starts, offset) - 1].lines  # noqa: E731
-        _Reader(self.script, source, lines, self.functions, self.depth + 1, (*self.prefix, *prefix)).run()
+        if self.depth < _DEPTH:
+            lines = lambda offset: parts[bisect_right(starts, offset) - 1].lines  # noqa: E731
+            _Reader(self.script, source, lines, self.depth + 1, (*self.prefix, *prefix)).run()
+
+    def text(self, node: Node) -> str:
+        return self.expander.source_of(node)
 
     def at(self, node: Node) -> int:
         return self.lines(node.start_byte)[0]
 
 
-def _shared(values: list[Variable]) -> tuple[Word, ...]:
-    """The words with which all arrays begin: what a branch appends leaves them as they are."""
-    same: list[Word] = []
-    if all(value.array for value in values):
-        for words in zip(*(value.words for value in values), strict=False):
-            if text_of(words[0]) is None or any(text_of(word) != text_of(words[0]) for word in words):
-                break
-            same.append(words[0])
-    return tuple(same)
+def _shared(values: list[Variable]) -> tuple[tuple[Word, ...], list[tuple[Word, ...]]]:
+    """What all values begin with, the words of arrays or the parts of texts, and what each has beyond it."""
+    if len({value.array for value in values}) > 1 or any(not value.words for value in values):
+        return (), [value.words for value in values]
+    array = values[0].array
+    pieces = [value.words if array else tuple((part,) for part in value.words[0]) for value in values]
+    count = 0
+    for each in zip(*pieces, strict=False):
+        if text_of(each[0]) is None or any(text_of(word) != text_of(each[0]) for word in each):
+            break
+        count += 1
+    rests = [piece[count:] for piece in pieces]
+    same = pieces[0][:count]
+    if array or not same:
+        return same, rests
+    # A text is shared up to a space, so that what follows is no part of its last word.
+    text = tuple(part for word in same for part in word)
+    after = ["".join(part.text or "?" for word in rest for part in word) for rest in rests]
+    if not (text[-1].text or "").endswith((" ", "\n", "\t")) and any(rest[:1].strip() for rest in after):
+        return (), [value.words for value in values]
+    return ((*text, Part(" ", text[-1].lines)),), rests
 
 
-def _lines_after(value: Variable, same: tuple[Word, ...]) -> tuple[int, ...]:
-    """Where a value was set, or what it has beyond these words."""
-    return next((lines_of(word) for word in value.words[len(same) :]), value.lines) if same else value.lines
+def _first(words: Iterable[Word]) -> int:
+    return next((line for word in words for line in lines_of(word)), 0)
 
 
 def _broken(node: Node) -> Iterator[Node]:
@@ -411,27 +385,6 @@ def _broken(node: Node) -> Iterator[Node]:
     elif node.has_error:
         for child in node.children:
             yield from _broken(child)
-
-
-def _without(word: Word, count: int) -> Word:
-    """A word without its first characters, all of which are known."""
-    parts: list[Part] = []
-    for part in word:
-        text = part.text or ""
-        cut = min(count, len(text))
-        count -= cut
-        parts.append(replace(part, text=text[cut:]) if part.text is not None else part)
-    return tuple(parts)
-
-
-def _is_word(node: Node) -> bool:
-    return node.type not in (
-        "variable_assignment",
-        "file_redirect",
-        "heredoc_redirect",
-        "herestring_redirect",
-        "comment",
-    )
 
 
 def _nested(words: tuple[Word, ...]) -> tuple[tuple[Word, ...], Word] | None:

@@ -1,0 +1,147 @@
+"""Which branches of a script may run: conditions over words that the script itself states are decided.
+
+```
+if [ $A = b ]; then ... elif [[ -z $C ]] && ((0)) ...     by text and by whole numbers, with !, && and ||
+case $MODEL in 7b*|8b) ...                                 by patterns
+[ -n "$X" ] && ...        [ -d data ] || ...               the second may run or not
+```
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from rankmesh.readers.expand import Expander
+from rankmesh.readers.tokens import Word, gap_of, text_of
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+__all__ = ["chosen"]
+
+_NUMBERS = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-lt": operator.lt,
+    "-le": operator.le,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+}
+_Bodies = tuple[list[list["Node"]], bool, list[tuple[int, str]]]
+
+
+def chosen(node: Node, expander: Expander, run: Callable[[Iterable[Node]], None]) -> _Bodies:
+    """The bodies of an ``if``, ``case`` or ``&&`` that may run; whether one of them does; the defaults that decide.
+
+    ``run`` reads the statements of a condition.
+    """
+    decider = _Decider(expander)
+    bodies: list[list[Node]] = []
+    certain = False
+    for verdict, condition, body in decider.clauses(node):
+        run(condition)
+        verdict = decider.decide(condition[-1]) if verdict is None and condition else verdict
+        if verdict is not False:
+            bodies.append(body)
+        if verdict:
+            certain = True
+            break
+    else:
+        certain = not bodies  # no branch runs, which is certain too
+    return bodies, certain, decider.notes
+
+
+class _Decider:
+    """Decides conditions with the variables of a script."""
+
+    def __init__(self, expander: Expander) -> None:
+        self.expander = expander
+        self.notes: list[tuple[int, str]] = []
+
+    def clauses(self, node: Node) -> Iterator[tuple[bool | None, list[Node], list[Node]]]:
+        """Each branch: whether it is taken if none before it was, None for unknown; its condition; its body."""
+        if node.type == "case_statement":
+            yield from self.items(node)
+            return
+        if node.type == "list":
+            left, *right = node.named_children
+            negated = any(child.type == "||" for child in node.children)
+            verdict = self.decide(left)
+            yield (verdict if verdict is None else verdict != negated), [], right
+            return
+        parts: list[list[Node]] = [[], []]
+        for child in node.children:
+            if child.type == "then":
+                parts.append([])
+            elif child.is_named and child.type not in ("elif_clause", "else_clause", "comment"):
+                parts[-1].append(child)
+        yield None, parts[1], parts[-1]
+        for child in node.named_children:
+            if child.type == "elif_clause":
+                yield from self.clauses(child)
+            elif child.type == "else_clause":
+                yield True, [], child.named_children
+
+    def items(self, node: Node) -> Iterator[tuple[bool | None, list[Node], list[Node]]]:
+        value = node.child_by_field_name("value")
+        text = self.known(value) if value is not None else None
+        for item in (child for child in node.named_children if child.type == "case_item"):
+            patterns = item.children_by_field_name("value")
+            found = [self.matches(pattern, text) for pattern in patterns]
+            falls = any(child.type in (";&", ";;&") for child in item.children)
+            verdict = None if falls or (None in found and True not in found) else True in found
+            own = {pattern.id for pattern in patterns}
+            yield verdict, [], [child for child in item.named_children if child.id not in own]
+
+    def matches(self, pattern: Node, text: str | None) -> bool | None:
+        written = self.known(pattern)
+        if written == "*":
+            return True
+        if text is None or written is None:
+            return None
+        if pattern.type in ("string", "raw_string"):
+            return written == text
+        return None if any(sign in written for sign in "()\\") else fnmatchcase(text, written)
+
+    def decide(self, node: Node) -> bool | None:
+        """Whether a condition is true; None where that is not known."""
+        if node.type == "negated_command":
+            inner = self.decide(node.named_children[-1])
+            return None if inner is None else not inner
+        if node.type == "list" and len(node.named_children) == 2:
+            either = any(child.type == "||" for child in node.children)
+            both = [self.decide(child) for child in node.named_children]
+            return either if either in both else None if None in both else not either
+        if node.type == "test_command" and len(node.named_children) == 1 and node.children[0].type in ("[", "[["):
+            return self.test(node.named_children[0], patterns=node.children[0].type == "[[")
+        return {"true": True, ":": True, "false": False}.get(self.expander.source_of(node))
+
+    def test(self, node: Node, *, patterns: bool) -> bool | None:
+        sign = next((child.type for child in node.children if not child.is_named), "")
+        signs = [self.expander.source_of(child) for child in node.named_children if child.type == "test_operator"]
+        words = [child for child in node.named_children if child.type != "test_operator"]
+        if node.type == "unary_expression" and signs and signs[0] in ("-z", "-n") and len(words) == 1:
+            text = self.known(words[0])
+            return None if text is None else (text == "") == (signs[0] == "-z")
+        if node.type != "binary_expression" or len(words) != 2:
+            return None
+        left, right = map(self.known, words)
+        if left is None or right is None:
+            return None
+        if signs and signs[0] in _NUMBERS and all(text.strip().isdecimal() for text in (left, right)):
+            return bool(_NUMBERS[signs[0]](int(left), int(right)))
+        if sign in ("=", "==", "!=") and not (patterns and any(letter in right for letter in "*?[\\(|")):
+            return (left == right) != (sign == "!=")
+        return None
+
+    def known(self, node: Node) -> str | None:
+        """The text of a word, None if it is unknown; a default that it comes from is noted."""
+        word: Word = self.expander.text(node)
+        text = None if gap_of(word) else text_of(word)
+        if text is not None and any(part.default for part in word):
+            line = self.expander.lines(node.start_byte)[0]
+            self.notes.append((line, f"{self.expander.source_of(node)} is read as its default, which decides a branch"))
+        return text
