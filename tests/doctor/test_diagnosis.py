@@ -1,11 +1,14 @@
 """The diagnosis by recordings made by hand: each cause, what is allowed for, and causes before consequences."""
 
 import pytest
+from tests.counting import calls
 from tests.doctor.making import WORLD, call, document, recordings
 
 import rankmesh as rm
 from rankmesh.debug.doctor import diagnose
 from rankmesh.debug.doctor.diagnosis import report
+from rankmesh.debug.doctor.history import history_of
+from rankmesh.debug.doctor.order import divergences
 
 TP, DP = {}, {}
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])
@@ -335,3 +338,20 @@ def test_a_rank_without_a_recording_is_listed():
     recorded = job(lambda rank: [call(TP[rank][0], 1, done=False)] if rank != 3 else None)
     lines = report(diagnose({rank: one for rank, one in recorded.items() if rank < 2}, PLAN)).splitlines()
     assert "unknown    ranks 2, 3 left no recording" in lines
+
+
+def _halved(pairs):
+    """Groups of two, the second member of each without a recording."""
+    groups = [((f"pair{low}", f"dp@tp{low}"), (low, low + 1)) for low in range(0, 2 * pairs, 2)]
+    return recordings(
+        {
+            members[0]: document([call(name, number, done=number < 3) for number in (1, 2, 3)], {name: members})
+            for name, members in groups
+        }
+    )
+
+
+def test_missing_recordings_cost_as_much_in_each_group():
+    """128 and 512 groups, half of whose members left no recording: four times the work, not sixteen times."""
+    small, large = _halved(128), _halved(512)
+    assert calls(lambda: list(divergences(history_of(large)))) < 5 * calls(lambda: list(divergences(history_of(small))))

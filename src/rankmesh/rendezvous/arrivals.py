@@ -15,12 +15,12 @@ from rankmesh.rendezvous.step import AlreadyConcluded, Step
 if TYPE_CHECKING:
     from rankmesh.rendezvous.round import Round
 
-__all__ = ["Arrivals", "Conclude", "lost", "twice"]
+__all__ = ["POLL", "Arrivals", "Conclude", "lost", "twice"]
 
 _Result = TypeVar("_Result")
 
-# Seconds between two looks at who has arrived, or answered.
-_POLL = 0.02
+# Seconds between two looks at who has arrived, answered, or left.
+POLL = 0.02
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Arrivals:
         expected = set(self.round.participants).difference(besides)
         while (missing := sorted(expected.intersection(self._set(name)))) and time.monotonic() < end:
             # Not slept: ranks that are simulated go on while one of them waits for the store.
-            self._ask(lambda: self.round.channel.wait(self.step.key("never"), _POLL))
+            self._ask(lambda: self.round.channel.wait(self.step.key("never"), POLL))
         return missing
 
     def _set(self, name: str) -> list[int]:

@@ -38,9 +38,6 @@ class Channel(Protocol):
     def arrive(self, key: str, participants: Sequence[int], rank: int, *, asks: bool = True) -> bool:
         """Add a participant to a set; whether the set is complete by that, where it ``asks``."""
 
-    def withdraw(self, key: str, participants: Sequence[int], ranks: Sequence[int]) -> None:
-        """Take these participants out of a set, in which they are."""
-
     def absent(self, key: str, participants: Sequence[int]) -> list[int]:
         """The participants that are not in a set."""
 

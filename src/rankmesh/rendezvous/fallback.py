@@ -93,10 +93,6 @@ class FallbackChannel:
         self._answers(arrive)
         return any(complete)
 
-    def withdraw(self, key: str, participants: Sequence[int], ranks: Sequence[int]) -> None:
-        """Take these participants out of a set, in which they are."""
-        self._answers(lambda channel: channel.withdraw(key, participants, ranks))
-
     def absent(self, key: str, participants: Sequence[int]) -> list[int]:
         """The participants that are in a set on no channel."""
         absent = set.intersection(*self._answers(lambda channel: set(channel.absent(key, participants))))

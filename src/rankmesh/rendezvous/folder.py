@@ -47,11 +47,6 @@ class FolderChannel:
         self._create(self._path(key) / str(rank), "")
         return asks and not self.absent(key, participants)
 
-    def withdraw(self, key: str, participants: Sequence[int], ranks: Sequence[int]) -> None:
-        """Take these participants out of a set, in which they are."""
-        for rank in ranks:
-            (self._path(key) / str(rank)).unlink(missing_ok=True)
-
     def absent(self, key: str, participants: Sequence[int]) -> list[int]:
         """The participants that are not in a set."""
         here = set(self._names(key))

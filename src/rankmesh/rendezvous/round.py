@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_line, in_words
-from rankmesh.rendezvous.arrivals import Arrivals, Conclude, lost, twice
+from rankmesh.rendezvous.arrivals import POLL, Arrivals, Conclude, lost, twice
 from rankmesh.rendezvous.channel import Channel, ChannelLost, foreign
 from rankmesh.rendezvous.outcome import Outcome, parsed
 from rankmesh.rendezvous.step import NOTHING, AlreadyConcluded, Patience, Proposal, Step
@@ -38,7 +38,6 @@ __all__ = ["Round"]
 
 _Result = TypeVar("_Result")
 
-_POLL = 0.02
 # Seconds between two looks at who is absent, once that has been asked for long.
 _SELDOM = 1.0
 # Seconds in which a responsive participant answers a probe or writes what it is about to write; one store serves all.
@@ -213,7 +212,7 @@ class Round:
         return received
 
     def _receive_or_enough(self, step: Step, seconds: float, enough: Callable[[Sequence[int]], bool]) -> Outcome | None:
-        end, pause = time.monotonic() + seconds, _POLL
+        end, pause = time.monotonic() + seconds, POLL
         while (received := self._receive(step, max(min(pause, end - time.monotonic()), 0.0))) is None:
             if enough(Arrivals(self, step).absent) or time.monotonic() >= end:
                 return None
@@ -357,7 +356,7 @@ class Round:
             # Without this rank the set is that of nobody: the last to leave has deleted it.
             if self.rank in staying or staying <= away:
                 return
-            self.channel.wait(f"{self._left}/never", _POLL)
+            self.channel.wait(f"{self._left}/never", POLL)
 
     def _forget(self, outcome: Outcome) -> None:
         self._delete(self.epoch)

@@ -14,7 +14,6 @@ makes its calls on a thread that it can leave behind.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -58,17 +57,6 @@ class StoreChannel:
             return False
         blocks = _blocks(participants)
         return blocks == 1 or self._add(f"{key}/blocks", 1) == blocks
-
-    def withdraw(self, key: str, participants: Sequence[int], ranks: Sequence[int]) -> None:
-        """Take these participants out of a set, in which they are."""
-        bits: Counter[int] = Counter()
-        for rank in ranks:
-            block, bit = _place(participants, rank)
-            bits[block] += bit
-        for block, bit in bits.items():
-            whole = self._add(f"{key}/{block}", -bit) + bit == _whole(participants, block)
-            if whole and _blocks(participants) > 1:
-                self._add(f"{key}/blocks", -1)
 
     def absent(self, key: str, participants: Sequence[int]) -> list[int]:
         """The participants that are not in a set."""

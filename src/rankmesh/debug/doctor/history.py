@@ -11,8 +11,9 @@ rank that lost its oldest calls and has none on a group may have made any number
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -93,6 +94,14 @@ class History:
     group_of: Mapping[tuple[int, int], KnownGroup]
     known_as: Mapping[KnownGroup, Mapping[int, GroupName]]
     exchanging: frozenset[KnownGroup]
+
+    @cached_property
+    def families(self) -> Mapping[Hashable, Sequence[KnownGroup]]:
+        """The groups that have calls by their family."""
+        found: dict[Hashable, list[KnownGroup]] = {}
+        for group in self.tracks:
+            found.setdefault(group.family, []).append(group)
+        return found
 
     def last(self, group: KnownGroup, rank: int) -> int | None:
         """The number of the last call of a group that a rank has entered, 0 for none, None where it cannot be known."""

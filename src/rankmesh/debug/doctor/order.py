@@ -144,7 +144,7 @@ def _odd(history: History, group: KnownGroup, number: int, calls: dict[int, Sign
 
 
 def _same_family(history: History, group: KnownGroup) -> list[KnownGroup]:
-    return [other for other in history.tracks if other.family == group.family and other is not group][:_OF_A_KIND]
+    return [other for other in history.families[group.family][: _OF_A_KIND + 1] if other is not group][:_OF_A_KIND]
 
 
 def _in_another_order(
