@@ -38,7 +38,7 @@ def test_a_task_of_srun(rankmesh, monkeypatch):
 def test_nobody(rankmesh):
     """Started by nobody: a world of one, without evidence."""
     data = json.loads(rankmesh("where", "--json").out)
-    assert (data["launcher"], data["rank"], data["world_size"], data["evidence"]) == ("nobody", 0, 1, {})
+    assert (data["launcher"], data["rank"], data["world_size"], data["evidence"]) == ("none", 0, 1, {})
 
 
 def test_what_is_missing(rankmesh, monkeypatch):

@@ -187,7 +187,7 @@ def _single(_):
 
 def test_started_alone(ranks):
     """1 rank that nobody started: a world of one."""
-    assert ranks(1, _single, world=None) == [[[0, 1, "nobody", 1], False]]
+    assert ranks(1, _single, world=None) == [[[0, 1, "none", 1], False]]
 
 
 def _nowhere(_, variables):

@@ -131,7 +131,7 @@ def test_srun_with_pmi_is_slurm():
 def test_the_script_that_sbatch_runs_is_no_rank():
     """sbatch's script and salloc's shell have Slurm's variables, and are not among the tasks of a step."""
     batch = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "4", "SLURM_NODEID": "0"}
-    assert started_by(batch).launcher == started_by({"SLURM_NTASKS": "8"}).launcher == "nobody"
+    assert started_by(batch).launcher == started_by({"SLURM_NTASKS": "8"}).launcher == "none"
 
 
 @pytest.mark.parametrize(("name", "value", "other"), [("RANK", "3", "WORLD_SIZE"), ("WORLD_SIZE", "4", "RANK")])
@@ -146,7 +146,7 @@ def test_started_alone():
     """No variables, or those of the only rank: nobody started it, and it is a world of one."""
     assert started_by({}, host="here") == started_by({"RANK": "0"}, host="here")
     assert started_by({"WORLD_SIZE": "1"}, host="here") == started_by({}, host="here")
-    assert started_by({}, host="here") == Launch("nobody", local_rank=0, local_world_size=1, host="here")
+    assert started_by({}, host="here") == Launch("none", local_rank=0, local_world_size=1, host="here")
 
 
 # -- Slurm -------------------------------------------------------------------------------------------------------------

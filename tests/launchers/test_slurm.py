@@ -16,7 +16,7 @@ def test_four_lines_under_sbatch(slurm, script):
     batch.write_text(f"#!/bin/bash\n{where}\nsrun {sys.executable} {script} dp=*\n", encoding="utf-8")
     done = slurm.batch(slurm.folder / "out", "-N2", "-n2", batch)
     assert done.returncode == 0, done
-    assert '"nobody"' in done.stdout
+    assert '"launcher": "none"' in done.stdout
     found = reported(done)
     assert [(*line[:2], line[4], line[6]) for _, line in sorted(found.items())] == [
         ("slurm", 2, "node1", 2),

@@ -23,7 +23,7 @@ from rankmesh.cli.shell import Failed
 from rankmesh.cli.started import STARTED
 from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, extra, in_words
 from rankmesh.launch.started import Launch, started_by
-from rankmesh.launch.table import NOBODY
+from rankmesh.launch.table import NO_LAUNCHER
 from rankmesh.readers.source import Source
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def without_name_server(launch: Launch) -> Iterator[None]:
     # torch warns of each name that it did not find; it reads the level of its log when it is loaded, which is later.
     given = {**NO_NAME_SERVER, "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
     before = {name: os.environ.get(name) for name in given}
-    if launch.launcher == NOBODY:
+    if launch.launcher == NO_LAUNCHER:
         os.environ.update(given)
     try:
         yield
@@ -124,7 +124,7 @@ def source_in_job(spec: str, world_size: int | None, variables: list[str] | None
     try:
         return source_of(spec, world_size, variables)
     except RankmeshError:
-        if world_size is not None or launch.launcher == NOBODY:
+        if world_size is not None or launch.launcher == NO_LAUNCHER:
             raise
         with suppress(RankmeshError):
             return source_of(spec, launch.world_size, variables)

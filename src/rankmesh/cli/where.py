@@ -16,7 +16,7 @@ from rankmesh.cli.shell import Failed
 from rankmesh.errors import ConnectError
 from rankmesh.launch.address import resolved
 from rankmesh.launch.started import Launch, started_by
-from rankmesh.launch.table import MPI, NOBODY
+from rankmesh.launch.table import MPI, NO_LAUNCHER
 
 __all__ = ["EXAMPLES", "Whereabouts", "command", "where"]
 
@@ -125,7 +125,7 @@ def _print(found: Whereabouts) -> None:
         "meeting": launch.meeting or _unmet(found),
     }
     evidence = [", ".join(f"{name}={launch.evidence[name]}" for name in launch.facts.get(fact, ())) for fact in rows]
-    evidence[0] = evidence[0] or ("no launcher's variables" if launch.launcher == NOBODY else "")
+    evidence[0] = evidence[0] or ("no launcher's variables" if launch.launcher == NO_LAUNCHER else "")
     evidence[3] = evidence[3] or "what the machine calls itself"
     columns = [
         Column("what", list(rows), style="cyan"),

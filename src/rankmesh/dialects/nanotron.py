@@ -37,7 +37,7 @@ from rankmesh.backend.single_rank import single_rank_group
 from rankmesh.core import Options, Plan, recipes
 from rankmesh.errors import ConnectError, NotInitialized, SizesError, quoted
 from rankmesh.launch.started import started_by
-from rankmesh.launch.table import NOBODY
+from rankmesh.launch.table import NO_LAUNCHER
 from rankmesh.runtime.devices import pick
 from rankmesh.runtime.init import LiveRank, enter
 from rankmesh.runtime.live import LiveGroups
@@ -281,7 +281,7 @@ def _start_world(backend: str, timeout: timedelta) -> LiveRank | None:
         _check_backend(backend, default_group())
         return None
     launch = started_by()
-    if launch.launcher == NOBODY:
+    if launch.launcher == NO_LAUNCHER:
         raise NotInitialized(
             "ParallelContext() has no world, and no variables RANK and WORLD_SIZE of a launcher to make one; "
             "start the program with torchrun, or call torch.distributed.init_process_group() first"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from rankmesh.errors import ClusterError, ConnectError, first_line, quoted
-from rankmesh.launch.table import ENVIRONMENT, LAUNCHERS, NOBODY, PORT, Launcher
+from rankmesh.launch.table import ENVIRONMENT, LAUNCHERS, NO_LAUNCHER, PORT, Launcher
 from rankmesh.launch.variables import Variables
 from rankmesh.placement.names import host_list
 
@@ -76,18 +76,18 @@ def started_by(environment: Mapping[str, str] = os.environ, host: str | None = N
     >>> me.launcher, me.rank, me.world_size, me.local_rank, me.local_world_size, me.meeting
     ('slurm', 5, 8, 1, 4, 'node3:29623')
     >>> started_by({}).launcher, started_by({}).world_size
-    ('nobody', 1)
+    ('none', 1)
     """
     read = Variables(environment)
     row = next((row for row in LAUNCHERS if _is_marked(row, read)), None)
     try:
-        return _nobody(read, host) if row is None else _read(row, read, host)
+        return _without_launcher(read, host) if row is None else _read(row, read, host)
     except ConnectError as error:
         # `rankmesh where` shows what was read until then.
         raise ConnectError(error.message, **error.values, evidence=read.evidence) from error
 
 
-def _nobody(read: Variables, host: str | None) -> Launch:
+def _without_launcher(read: Variables, host: str | None) -> Launch:
     """A world of one; unless one variable of two is set, which by mistake would make every rank a world of its own."""
     for name, value, other in (("RANK", "0", "WORLD_SIZE"), ("WORLD_SIZE", "1", "RANK")):
         if name in read and other not in read and not read.holds(name, value):
@@ -96,7 +96,7 @@ def _nobody(read: Variables, host: str | None) -> Launch:
                 f"unset {name}",
                 variable=other,
             )
-    return Launch(NOBODY, 0, 1, 0, 1, _host(read, host), None)
+    return Launch(NO_LAUNCHER, 0, 1, 0, 1, _host(read, host), None)
 
 
 def _is_marked(row: Launcher, read: Variables) -> bool:

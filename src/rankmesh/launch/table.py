@@ -17,7 +17,7 @@ pmix          PMIX_RANK              WORLD_SIZE              -                  
 kubernetes    RANK, PET_NODE_RANK,   WORLD_SIZE, PET_NNODES  one rank a pod                  MASTER_ADDR
               JOB_COMPLETION_INDEX
 environment   RANK                   WORLD_SIZE              LOCAL_RANK                      MASTER_ADDR
-nobody        0                      1
+none          0                      1
 ```
 
 ``MASTER_ADDR`` and ``MASTER_PORT`` are the rendezvous address wherever they are set. Ranks that all are on one host
@@ -34,7 +34,7 @@ __all__ = [
     "ENVIRONMENT",
     "LAUNCHERS",
     "MPI",
-    "NOBODY",
+    "NO_LAUNCHER",
     "PORT",
     "SBATCH",
     "Launcher",
@@ -42,7 +42,7 @@ __all__ = [
     "torchrun_variables",
 ]
 
-NOBODY = "nobody"
+NO_LAUNCHER = "none"
 # The rendezvous by default, as torch has it.
 PORT = 29500
 

@@ -21,7 +21,7 @@ from rankmesh.core.options import time_limit
 from rankmesh.core.plan import Plan
 from rankmesh.errors import ConnectError, LayoutError, PlanError, UnknownAxis, quoted
 from rankmesh.launch.started import started_by
-from rankmesh.launch.table import NOBODY
+from rankmesh.launch.table import NO_LAUNCHER
 from rankmesh.readers.source import read
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.world import World
@@ -110,7 +110,7 @@ def _connected(given: Mapping[str, PlanLike], limit: timedelta) -> dict[str, Liv
     for one in given.values():
         _check_form(one)
     world = World.current()
-    if world.default.size == 1 and not world.default.dry and started_by().launcher == NOBODY:
+    if world.default.size == 1 and not world.default.dry and started_by().launcher == NO_LAUNCHER:
         _check_started(given.values())
     plans = {key: _plan(one, world.default.size) for key, one in given.items()}
     with world.diagnosed("connect"):

@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from rankmesh.core.options import time_limit
 from rankmesh.errors import ConnectError, StoreLost, first_line, quoted
 from rankmesh.launch.started import Launch, host_name, started_by
-from rankmesh.launch.table import NOBODY
+from rankmesh.launch.table import NO_LAUNCHER
 from rankmesh.runtime.backend_decision import decide
 from rankmesh.runtime.devices import BackendDecision, Capabilities, capabilities, choose
 from rankmesh.runtime.served_store import is_served, open_store
@@ -107,7 +107,7 @@ def _started() -> Launch:
         if not dist.is_initialized():
             raise
         # Whoever made the world knew more than these variables.
-        return Launch(NOBODY, host=host_name())
+        return Launch(NO_LAUNCHER, host=host_name())
 
 
 def together(launch: Launch, local: Capabilities, limit: timedelta) -> tuple[Launch, Store, str, BackendDecision]:

@@ -4,7 +4,7 @@
 torchrun          its agent serves the store
 any other         rank 0 serves it, at MASTER_ADDR:MASTER_PORT or where the launcher's list of hosts begins
 MPI without one   rank 0 serves it on its host, and broadcasts the address through mpi4py
-nobody            a store of this process alone
+no launcher       a store of this process alone
 ```
 
 A name that does not resolve is refused at once, by every rank; inside a Slurm job Slurm is asked for its address

@@ -31,7 +31,7 @@ from rankmesh.debug.verification.here import check_here
 from rankmesh.debug.verification.results import CheckResult, KindResult, RankFailure, collect
 from rankmesh.errors import ConnectError, PlanError, StoreLost, quoted
 from rankmesh.launch.started import Launch, started_by
-from rankmesh.launch.table import NOBODY
+from rankmesh.launch.table import NO_LAUNCHER
 from rankmesh.rendezvous import Arrivals, Outcome, Round, StoreChannel, lost
 from rankmesh.rendezvous.outcome import parsed
 from rankmesh.runtime.served_store import is_served, open_store
@@ -62,7 +62,7 @@ def check(
 ) -> CheckResult:
     """Build every group of a plan on real processes and prove each with collectives; how that went, rank by rank.
 
-    Inside a job every rank calls it, and gets the result; started by nobody it starts the ranks itself, on this
+    Inside a job every rank calls it, and gets the result; without a launcher it starts the ranks itself, on this
     machine. ``timeout`` is how long ranks wait for each other, in seconds; ``progress`` is given how many of how many
     verifications are done; ``show`` gets the result on the one process that prints it. ``since`` is when the clock of
     the whole check began (``time.perf_counter()``), without it that is now.
@@ -94,7 +94,7 @@ def is_single_process(launch: Launch) -> bool:
     >>> is_single_process(started_by({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "node0"}))
     False
     """
-    return launch.launcher == NOBODY or (launch.launcher == "slurm" and launch.single_rank)
+    return launch.launcher == NO_LAUNCHER or (launch.launcher == "slurm" and launch.single_rank)
 
 
 def check_in_job(

@@ -34,7 +34,7 @@ def measure(
 ) -> Measurement:
     """Build the groups of a plan on real processes and time their collectives; see ``LiveGroups.measure``.
 
-    Inside a job every rank calls it, and gets the measurement; started by nobody it starts the ranks itself, on this
+    Inside a job every rank calls it, and gets the measurement; without a launcher it starts the ranks itself, on this
     machine. Raises ``PlanError`` for a plan of another size than the job, or too large for one machine;
     ``ConnectError`` when ranks cannot meet or die.
     """
