@@ -3,18 +3,18 @@
 import pytest
 
 import rankmesh as rm
-from rankmesh.debug.verification.check import check_in_job
 from rankmesh.debug.verification.results import collect
 from rankmesh.errors import PlanError
-from rankmesh.launch import started_by
 from rankmesh.launch.table import torchrun_variables
 
 
-def test_a_plan_for_another_world_size():
+def test_a_plan_for_another_world_size(monkeypatch):
     """A plan for 4 ranks in a job of 8 is refused, before a rank meets another."""
     plan = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp")])
+    for name, value in torchrun_variables(5, 8, local_rank=1, local_world_size=4).items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(PlanError, match="the plan is for 4 ranks, but the job has 8; start 4 ranks"):
-        check_in_job(plan, started_by(torchrun_variables(5, 8, local_rank=1, local_world_size=4)))
+        rm.check(plan)
 
 
 def test_the_rank_that_failed_first_is_the_cause():

@@ -128,7 +128,11 @@ def command(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show a layout: axes, strides, every kind of group, who shares a communicator, what crosses nodes."""
+    """Show a layout: axes, strides, every kind of group, who shares a communicator, what crosses nodes.
+
+    communicator: own, shares pp (it uses those of pp, with the same members), or
+    none needed (one rank). hops: changes of node along a group's ring, the most.
+    """
     source = source_of(_spec(spec, arguments, run, yes, launch, world_size, variables), world_size, variables)
     note_configs(source)
     kinds = [name for names in groups or () for name in names.split(",")]

@@ -36,7 +36,7 @@ from rankmesh.rendezvous import Arrivals, Outcome, Round, StoreChannel, lost
 from rankmesh.rendezvous.outcome import parsed
 from rankmesh.runtime.served_store import is_served, open_store
 
-__all__ = ["check", "check_in_job", "is_single_process", "is_stuck"]
+__all__ = ["check", "is_single_process", "is_stuck"]
 
 # The steps of the round: all ranks' work has ended, or some are lost; what came of it.
 _ENDED, _RESULT = "ended", "result"
@@ -78,8 +78,8 @@ def check(
         )
     launch = started_by()
     if not is_single_process(launch):
-        shown = progress if launch.rank == 0 else None
-        return check_in_job(plan, launch, backend=backend, timeout=timeout, since=since, progress=shown, show=show)
+        started = time.perf_counter() if since is None else since
+        return _check_in_job(plan, launch, backend, timeout, started, progress if launch.rank == 0 else None, show)
     result = check_here(plan, backend=backend, timeout=timeout, since=since, progress=progress)
     if show is not None:
         show(result)
@@ -97,23 +97,19 @@ def is_single_process(launch: Launch) -> bool:
     return launch.launcher == NO_LAUNCHER or (launch.launcher == "slurm" and launch.single_rank)
 
 
-def check_in_job(
+def _check_in_job(
     plan: Plan,
     launch: Launch,
-    *,
-    backend: str | None = None,
-    timeout: float = 60.0,
-    since: float | None = None,
-    progress: Progress | None = None,
-    show: Show | None = None,
+    backend: str | None,
+    timeout: float,
+    started: float,
+    progress: Progress | None,
+    show: Show | None,
 ) -> CheckResult:
-    """Check a plan on the ranks of this job; the result on every rank, its first failures on the others than rank 0.
+    """The result on every rank of this job, its first failures on the others than rank 0.
 
-    The rank that reports gives the result to ``show`` before any rank returns: launchers end all ranks when one ends
-    in failure.
-
-    Raises ``PlanError`` when the job has another size than the plan, ``ConnectError`` when the ranks cannot meet or
-    the rank that serves the store is gone.
+    The rank that reports gives it to ``show`` before any rank returns: launchers end all ranks when one ends in
+    failure.
     """
     if plan.world_size != launch.world_size:
         raise PlanError(
@@ -122,7 +118,6 @@ def check_in_job(
             plan_world_size=plan.world_size,
             world_size=launch.world_size,
         )
-    started = time.perf_counter() if since is None else since
     launch, among = _round(launch, timeout)
     with _outlives_sigterm() as to_end:
         work = _Work(plan, launch, backend, timeout, progress)
