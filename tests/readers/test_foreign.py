@@ -177,6 +177,15 @@ def test_commands_of_other_systems(command, plan):
     assert read_config(command, "run.sh").plan == plan
 
 
+def test_a_count_that_is_empty():
+    """verl's nodes from a variable of the cluster: the world size is asked for."""
+    text = "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 "
+    text += "trainer.nnodes= trainer.n_gpus_per_node=8"
+    with pytest.raises(PlanError, match=r"does not state the world size, .*give --world-size"):
+        read_config(text, "run.sh")
+    assert read_config(text, "run.sh", world_size=16).plan == recipes.megatron(16, tp=2)
+
+
 def test_a_sequence_axis_beside_tensor_parallelism():
     """Megatron-DeepSpeed has none, so the run is refused with its sizes."""
     text = "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --ds-sequence-parallel-size 4"
@@ -204,6 +213,12 @@ def test_packages_and_references_of_hydra(tmp_path):
         (tmp_path / name).write_text(text)
     assert source.read(tmp_path / "run.yaml").plan == recipes.megatron(8, tp=4)
     assert source.read(tmp_path / "list.yaml").plan.mesh.axes == {"tp": 2, "cp": 1, "dp": 2, "pp": 4, "ep": 1}
+
+
+def test_replicas_of_automodel():
+    """NeMo-RL's copies of the shards."""
+    text = "policy: {dtensor_cfg: {enabled: true, dp_replicate_size: 2}}\ncluster: {num_nodes: 2, gpus_per_node: 8}\n"
+    assert read_config(text, "run.yaml").plan == recipes.torchtitan(16, dp_replicate=2)
 
 
 def test_experts_of_automodel():

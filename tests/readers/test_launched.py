@@ -1,9 +1,9 @@
 # ruff: noqa: E501
 """Scripts that are run with recorders for their launchers: what they start, what they may do, and that they end."""
 
-import os
 import shutil
 import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,7 +19,19 @@ from rankmesh.readers.recording.record import record
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="runs bash")
 
-KINDS = ["none"] + ([sandbox_kind()] if sandbox_kind() != "none" else [])
+
+def works(kind):
+    """Whether this machine has this sandbox."""
+    if kind == "bubblewrap" and shutil.which("bwrap") is None:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "run.sh"
+        script.write_text("torchrun x", encoding="utf-8")
+        return len(record(script, kind=kind).launches) == 1
+
+
+SANDBOXES = [kind for kind in ("namespaces", "bubblewrap") if works(kind)]
+KINDS = ["none", *SANDBOXES]
 RUN = "torchrun --nproc_per_node 8 pretrain_gpt.py "
 TP = RUN + "--tensor-model-parallel-size "
 
@@ -122,10 +134,11 @@ def test_what_a_size_may_depend_on_is_noted(script):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_left(script, kind, tmp_path):
+def test_nothing_is_left(script, kind, tmp_path, tmp_path_factory, monkeypatch):
     """Processes in the background, those that leave the session too, end with the script; so do our folders."""
     mark = f"RANKMESH_TEST_MARK={tmp_path}"
-    before = set(Path("/tmp").glob("rankmesh-*"))  # noqa: S108  - other tests may have theirs
+    place = tmp_path_factory.mktemp("place")
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
     path = script("sleep 60 &\nsetsid sleep 60 &\n(setsid sleep 60 &) \n" + TP + "2")
     began = time.monotonic()
     found = record(path, variables=dict([mark.split("=")]), kind=kind)
@@ -133,8 +146,14 @@ def test_nothing_is_left(script, kind, tmp_path):
     assert time.monotonic() - began < 10
     time.sleep(0.1)
     assert [name for name in Path("/proc").glob("[1-9]*") if mark.encode() in _environment(name)] == []
-    mine = [path for path in set(Path("/tmp").glob("rankmesh-*")) - before if (path / "calls").exists()]  # noqa: S108
-    assert not [path for path in mine if path.stat().st_uid == os.getuid() and (path / "output").exists()]
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_script_in_the_folder_of_temporary_files(script, kind, tmp_path, monkeypatch):
+    """What is recorded is found where our own folder is below that of the script, which it may write to."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run_config(script(TP + "2 > log || " + TP + "2"), sandbox=kind).plan == recipes.megatron(8, tp=2)
 
 
 def _environment(process):
@@ -161,7 +180,20 @@ def test_a_script_that_prints_without_end(script):
     assert config.plan == recipes.megatron(8, tp=2)
 
 
-@pytest.mark.skipif(KINDS == ["none"], reason="this machine allows no namespaces")
+@pytest.mark.skipif(shutil.which("pkill") is None, reason="cleans up as scripts do")
+@pytest.mark.parametrize("kind", SANDBOXES)
+def test_a_script_that_cleans_up(script, kind):
+    """A script that kills every Python first kills none of ours: it has processes of its own."""
+    config = run_config(script("pkill -9 python; pkill -9 -f nonesuch; sleep 0.2\n" + TP + "2"), sandbox=kind)
+    assert config.plan == recipes.megatron(8, tp=2)
+
+
+def test_the_sandbox_that_is_chosen():
+    """Namespaces come before bubblewrap, and none is said to be none."""
+    assert sandbox_kind() == (*SANDBOXES, "none")[0]
+
+
+@pytest.mark.skipif("namespaces" not in SANDBOXES, reason="this machine allows no namespaces")
 def test_the_sandbox(script, tmp_path, tmp_path_factory):
     """No file outside changes, what is written in the folder is thrown away, and no address is reached."""
     outside = tmp_path_factory.mktemp("outside") / "file"
@@ -172,7 +204,7 @@ def test_the_sandbox(script, tmp_path, tmp_path_factory):
             f"echo x > {outside}; rm -f {outside}; echo here > here\n[ -f here ] && A=2\n"
             f"if (echo > /dev/tcp/127.0.0.1/{port}); then A=8; fi\nmount -o remount,rw / && A=8\n" + TP + "$A"
         )
-        assert run_config(script(text), sandbox=KINDS[-1]).plan == recipes.megatron(8, tp=2)
+        assert run_config(script(text), sandbox="namespaces").plan == recipes.megatron(8, tp=2)
         script_outside = run_config(script(text), sandbox="none", variables={"A": "2"})
     assert script_outside.plan == recipes.megatron(8, tp=8)
     assert not outside.exists()

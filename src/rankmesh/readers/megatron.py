@@ -72,6 +72,7 @@ _MENTIONED = {
     "high_priority_stream_groups": "is no part of the layout; set it with the option high_priority",
     "pipeline_model_parallel_comm_backend": "is no part of the layout; set it with the argument pp_backend",
     "use_sharp": "is no part of the layout",
+    "ds_sequence_parallel_fpdt_chunk_size": "cuts the sequence of a rank; the groups are the same",
 }
 
 

@@ -104,8 +104,8 @@ def _last_of(entries: list[Entry]) -> list[Entry]:
 
 def _add_world(settled: Settled, entries: list[Entry], path: str) -> None:
     counts = [entry for key in _COUNTS for entry in entries if entry.path == key]
-    if len(counts) != len(_COUNTS) or any(isinstance(entry.value, Missing) for entry in counts):
-        return
+    if len(counts) != len(_COUNTS) or any(isinstance(entry.value, Missing) or not entry.value for entry in counts):
+        return  # the world size is then asked for
     key = " x ".join(f"{entry.key} {entry.value}" for entry in counts)
     ranks = prod(whole(entry, path) or 1 for entry in counts)
     also = tuple(line for entry in counts[1:] for line in (entry.line,) if line != counts[0].line)

@@ -58,6 +58,7 @@ def enter(folder: str, writable: list[str]) -> None:
     _read_only("/", True, _RECURSIVE)
     for path in (folder, memory):
         _read_only(path, False)
+    kept = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     for number, path in enumerate(writable):
         upper, work = f"{memory}/upper{number}", f"{memory}/work{number}"
         Path(upper).mkdir()
@@ -66,6 +67,9 @@ def enter(folder: str, writable: list[str]) -> None:
             _mount("overlay", path, "overlay", _NOSUID, f"lowerdir={path},upperdir={upper},workdir={work},userxattr")
         except OSError:
             continue  # the folder stays read-only
+        if folder.startswith(f"{path.rstrip('/')}/"):  # our own folder is below, and the overlay hides it
+            _mount(f"/proc/self/fd/{kept}", folder, flags=_BIND | _REC)
+    os.close(kept)
 
 
 def _run(command: list[str], grace: float, limit: int) -> int:
