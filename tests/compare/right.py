@@ -102,8 +102,8 @@ def vocabulary(groups):
     scores = copied(hidden, tp.pg) @ table.T
     highest = reduce_(scores.detach().amax(-1), tp.pg, dist.ReduceOp.MAX)
     total = summed((scores - highest[:, None]).exp().sum(-1), tp.pg).log() + highest
-    own = scores.gather(1, (tokens - low).masked_fill(outside, 0)[:, None])[:, 0].masked_fill(outside, 0)
-    loss = (total - summed(own, tp.pg)).sum()
+    scored = scores.gather(1, (tokens - low).masked_fill(outside, 0)[:, None])[:, 0].masked_fill(outside, 0)
+    loss = (total - summed(scored, tp.pg)).sum()
     loss.backward()
     sim.see("loss", reduce_(loss.detach(), dp))
     sim.see("table.grad", reduce_(table.grad, dp), ("tp", None))

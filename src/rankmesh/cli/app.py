@@ -12,6 +12,7 @@ from rankmesh.cli import (
     bench,
     check,
     cluster,
+    compare,
     diff,
     doctor,
     explain,
@@ -83,6 +84,7 @@ _register("groups", groups.command, groups.EXAMPLES)
 _register("explain", explain.command, explain.EXAMPLES)
 _register("diff", diff.command, diff.EXAMPLES)
 _register("check", check.command, check.EXAMPLES)
+_register("compare", compare.command, compare.EXAMPLES)
 _register("transfer", transfer.command, transfer.EXAMPLES)
 _register("where", where.command, where.EXAMPLES)
 _register(

@@ -22,11 +22,11 @@ class ExitCode(IntEnum):
         return member
 
     OK = 0, "ok"
-    DIFFERENT = 1, "diff: the two layouts differ"
+    DIFFERENT = 1, "diff: the layouts differ, or by `compare` the numbers under them"
     USAGE = 2, "wrong usage, or a file that cannot be written"
     BAD_SPEC = 3, "a spec, layout or plan that is refused"
     UNPROVED = 4, "check: a group failed its proof"
-    LOST_RANKS = 5, "check: ranks died or never arrived"
+    LOST_RANKS = 5, "check: ranks died or never arrived, or by `compare` the program failed"
     NO_JOB = 6, "what the launcher says contradicts itself, or lacks something"
     HUNG = 7, "doctor: ranks hang"
     INTERNAL = 70, "a defect of rankmesh itself; --debug shows where"

@@ -10,6 +10,10 @@ def test_anything(tmp_path): ...
 
 def test_values(ranks):                        # a function on ranks; what each returned
     assert ranks(work, 4) == [0, 1, 2, 3]
+
+@pytest.mark.same_result(layouts=["tp=2", "dp=2", "tp=2,dp=2"])
+def test_loss(groups):                         # sim.compare: what it sees is the same on one process and everywhere
+    sim.see("loss", train(groups))
 ```
 
 ```
@@ -41,6 +45,7 @@ __all__: list[str] = []
 
 MODES = ("sim", "gloo", "nccl")
 _OPTIONS = frozenset({"order", "orders", "timeout", "modules", "seed", "ranks_per_node"})
+_OF_COMPARISON = frozenset({"layouts", "tolerance", "seconds", "timeout", "modules", "seed"})
 
 
 class _NotOnRanks(AttributeError):
@@ -76,13 +81,24 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "ranks(spec, order=, orders=, timeout=, modules=, seed=): run the test on every rank of a world"
     )
+    config.addinivalue_line(
+        "markers",
+        "same_result(layouts, tolerance=, seconds=, timeout=, modules=, seed=): what the test sees by sim.see must be "
+        "the same on one process and under each layout",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse marked tests that would pass without running on ranks, and `groups` where there is no layout."""
-    mark = item.get_closest_marker("ranks")
-    if "groups" in _plugin_fixtures(item) and (mark is None or (mark.args and isinstance(mark.args[0], int))):
+    mark, compared = item.get_closest_marker("ranks"), item.get_closest_marker("same_result")
+    if mark is not None and compared is not None:
+        raise pytest.UsageError(
+            f"{item.nodeid} has the marks ranks and same_result; a comparison runs it on ranks itself: remove ranks"
+        )
+    mark = mark or compared
+    without_layout = mark is None or (mark is not compared and mark.args and isinstance(mark.args[0], int))
+    if "groups" in _plugin_fixtures(item) and without_layout:
         raise pytest.UsageError(
             "the fixture 'groups' needs a layout, since groups are cut from axes; "
             "mark the test with its layout: @pytest.mark.ranks('tp=2,dp=2')"
@@ -95,7 +111,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         why = "a coroutine is not awaited on a rank; make it a plain function that calls asyncio.run"
     else:
         return
-    raise pytest.UsageError(f"@pytest.mark.ranks cannot run {item.nodeid}: {why}")
+    raise pytest.UsageError(f"@pytest.mark.{mark.name} cannot run {item.nodeid}: {why}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -103,6 +119,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
     """Run a marked test on ranks."""
     __tracebackhide__ = True
     mark = pyfuncitem.get_closest_marker("ranks")
+    compared = pyfuncitem.get_closest_marker("same_result")
+    if compared is not None:
+        return (yield from _compared(pyfuncitem, compared))
     if mark is None:
         return (yield)
     spec, options = _read(mark)
@@ -127,7 +146,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     """Without pytest's line on hidden frames: the failure of the rank shows what it did."""
     report = yield
-    if item.get_closest_marker("ranks") or "ranks" in getattr(item, "fixturenames", ()):
+    marked = item.get_closest_marker("ranks") or item.get_closest_marker("same_result")
+    if marked or "ranks" in getattr(item, "fixturenames", ()):
         for trace, *_ in getattr(report.longrepr, "chain", ()):
             trace.extraline = None
     return report
@@ -168,6 +188,41 @@ def _on_ranks(
             run_test(item, _size(spec), config.getoption("rankmesh"), _seconds(config, options, 60.0))
 
     return run
+
+
+def _compared(item: pytest.Function, mark: pytest.Mark) -> Iterator[Any]:
+    """Compare what a marked test sees under its layouts with one process."""
+    __tracebackhide__ = True
+    options = dict(mark.kwargs)
+    layouts = options.pop("layouts", mark.args[0] if len(mark.args) == 1 else None)
+    if layouts is None or len(mark.args) > 1 or set(options) - _OF_COMPARISON:
+        raise pytest.UsageError(
+            f"@pytest.mark.same_result{mark.args} with the options {sorted(mark.kwargs)} cannot be read; it takes "
+            f"layouts=['tp=2', 'dp=2'], and the options {', '.join(sorted(_OF_COMPARISON - {'layouts'}))}"
+        )
+    original = item.obj
+
+    @wraps(original)
+    def run(*args: Any, **funcargs: Any) -> None:
+        __tracebackhide__ = True
+        from rankmesh import sim
+
+        wanted = [name for name, value in funcargs.items() if value is _PER_RANK]
+
+        def program(groups: Any) -> None:
+            __tracebackhide__ = True
+            original(*args, **{**funcargs, **dict.fromkeys(wanted, groups)})
+
+        with _short_report("deterministic", item.config.getoption("fulltrace")):
+            result = sim.compare(program, layouts, **options)
+        if not result.same:
+            pytest.fail(result.report(), pytrace=False)
+
+    item.obj = run
+    try:
+        return (yield)
+    finally:
+        item.obj = original
 
 
 def _this_rank() -> RankTest | None:

@@ -135,7 +135,7 @@ def _difference(layout: Layout, deviation: Deviation, cause: Cause) -> Differenc
         None if cause.site is None else _line(cause.site),
         cause.operation,
         cause.group,
-        None if cause.repair is None else cause.repair.told(layout),
+        None if cause.repair is None else cause.repair.described(layout),
         cause.settles,
         tuple(map(str, cause.lines)),
         number,

@@ -87,13 +87,13 @@ def shard(
 ) -> torch.Tensor:
     """This rank's shard of a tensor that every rank has whole, as a new tensor; ``cut`` is that of ``rm.Sharding``."""
     dtype = str(whole.dtype).removeprefix("torch.")
-    held = Sharding(
+    local = Sharding(
         groups.plan.mesh, None if cut is None else tuple(cut), tuple(whole.shape), dtype, view=view, parts=parts
     ).of(groups.rank)
-    made = whole.new_zeros(held.shape)
-    for box, place in zip(held.boxes, held.places, strict=True):
-        local = tuple(slice(at, at + stop - start) for at, (start, stop) in zip(place, box, strict=True))
-        made[local] = whole[tuple(slice(start, stop) for start, stop in box)]
+    made = whole.new_zeros(local.shape)
+    for box, place in zip(local.boxes, local.places, strict=True):
+        within = tuple(slice(at, at + stop - start) for at, (start, stop) in zip(place, box, strict=True))
+        made[within] = whole[tuple(slice(start, stop) for start, stop in box)]
     return made
 
 

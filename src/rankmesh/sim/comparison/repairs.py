@@ -36,7 +36,7 @@ class Repair:
         size = layout.kinds[kind].size
         return 1.0 / size if self.what.startswith(_INVERSE) else float(size)
 
-    def told(self, layout: Layout) -> tuple[str, str | float]:
+    def described(self, layout: Layout) -> tuple[str, str | float]:
         """How the user gets it: a scale as its number under the layout."""
         return (self.form, self.factor(layout) if self.form == "scale" else self.what)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -77,6 +78,10 @@ class Difference:
         return f"by up to {self.error:.2g}{_most(self.expected, self.got)}"
 
 
+def _values(count: int) -> str:
+    return f"{count} values differ" if count > 1 else "1 value differs"
+
+
 def _shape(value: object) -> list[int]:
     return list(value.shape) if isinstance(value, torch.Tensor) else []
 
@@ -130,7 +135,7 @@ class Comparison:
         else:
             lines = [str(self.first), *self._cause(self.first)]
             lines += (
-                [f"  {layout}: {len(names)} values differ" for layout, names in self.differing.items() if names]
+                [f"  {layout}: {_values(len(names))}" for layout, names in self.differing.items() if names]
                 if self.others
                 else []
             )
@@ -172,7 +177,10 @@ class Comparison:
                 "settles": first.settles,
                 "lines": list(first.lines),
             },
-            "errors": {layout: dict(errors) for layout, errors in self.errors.items()},
+            "errors": {
+                layout: {name: error if isfinite(error) else None for name, error in errors.items()}
+                for layout, errors in self.errors.items()
+            },
             "differing": {layout: list(names) for layout, names in self.differing.items()},
             "tolerance": self.tolerance,
             "spread": self.spread,

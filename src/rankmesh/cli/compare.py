@@ -1,0 +1,121 @@
+"""``rankmesh compare``: a program under many layouts against one process, and what makes them differ."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankmesh.cli.columns import Column, print_columns
+from rankmesh.cli.console import out, write, write_json
+from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.cli.options import Debug, Json
+from rankmesh.cli.shell import Failed
+from rankmesh.errors import extra, first_line, quoted
+
+if TYPE_CHECKING:
+    from rankmesh.sim import Comparison
+
+__all__ = ["EXAMPLES", "command", "program_of"]
+
+EXAMPLES = """\
+$ rankmesh compare train.py:program --layouts tp=2 dp=2 tp=2,dp=2
+$ rankmesh compare package.train:program --layouts megatron:world=8,tp=2,cp=2 --json
+"""
+
+_FORM = "name it as FILE:FUNCTION, such as train.py:program"
+
+
+def command(
+    program: Annotated[
+        str, typer.Argument(metavar="FILE:FUNCTION", help="The program: a function of the groups of its rank.")
+    ],
+    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    layouts: Annotated[
+        list[str] | None, typer.Option("--layouts", "-l", metavar="SPEC...", help="The layouts to compare.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", min=0.0, help="Of a value's largest element; noise may allow more.")
+    ] = 1e-6,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="For how long repairs are tried.")] = 60.0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run a program on simulated ranks under every layout, and say what differs first from one process, and why.
+
+    The function calls rankmesh.sim.see(name, tensor) for what must be the same.
+    """
+    chosen = [*(layouts or ()), *(more or ())]
+    if not chosen:
+        raise typer.BadParameter("no layouts are given; add --layouts tp=2 dp=2")
+    with extra("torch"):
+        from rankmesh import sim
+    function = program_of(program)
+    try:
+        result = sim.compare(function, chosen, tolerance, seconds=seconds)
+    except sim.RanksFailed as failed:
+        raise Failed(str(failed), ExitCode.LOST_RANKS) from failed
+    if json:
+        write_json(result.to_dict())
+    else:
+        _print(result)
+    if not result.same:
+        raise Failed("", ExitCode.DIFFERENT)
+
+
+def program_of(text: str) -> Callable[[Any], object]:
+    """The function that FILE:FUNCTION, or MODULE:FUNCTION, names; its file is run as a module of its own name."""
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name.isidentifier():
+        raise typer.BadParameter(f"{quoted(text)} does not name a function; {_FORM}")
+    module = _file(Path(place)) if place.endswith(".py") else _module(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        listed = ", ".join(known[:8]) or "none"
+        raise typer.BadParameter(f"{place} has no function {name!r}; its functions are {listed}")
+    found: Callable[[Any], object] = function
+    return found
+
+
+def _file(path: Path) -> Any:
+    if not path.is_file():
+        raise typer.BadParameter(f"there is no file {quoted(str(path))}; {_FORM}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise typer.BadParameter(f"{quoted(str(path))} is no Python file; {_FORM}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    # As where the file is run: what lies beside it can be imported.
+    sys.path.insert(0, str(path.resolve().parent))
+    _imported(path, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]  # it has one, see above
+    return module
+
+
+def _module(name: str) -> Any:
+    sys.path.insert(0, str(Path.cwd()))
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        raise typer.BadParameter(f"there is no module {quoted(name)}; {_FORM}")
+    return _imported(name, lambda: importlib.import_module(name))
+
+
+def _imported(what: object, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except Exception as error:
+        kind = type(error).__name__
+        raise Failed(f"{what} cannot be imported: {kind}: {first_line(error)}", ExitCode.USAGE) from error
+
+
+def _print(result: Comparison) -> None:
+    (head, *heads), rows = result.table()
+    columns = [Column(head, [row[0] for row in rows], style="cyan")]
+    columns += [Column(name, [row[i + 1] for row in rows], right=True) for i, name in enumerate(heads)]
+    print_columns(out(), columns)
+    write("")
+    write(result.report())
