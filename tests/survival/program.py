@@ -117,10 +117,8 @@ class Deaths:
         for death in self.mine:
             if death["at"] in PLACES:
                 self._hook(*PLACES[death["at"]], death)
-            elif death["at"] == "time":
-                timer = threading.Timer(death["n"], self.die, (death,))
-                timer.daemon = True
-                timer.start()
+            elif death["at"] == "time":  # since the job has begun, which needs every member
+                self._hook(world.EpochWorld, "enter", {**death, "n": 1, "seconds": death["n"]})
 
     def _hook(self, owner, name, death):
         call, times = getattr(owner, name), [0]
@@ -128,6 +126,11 @@ class Deaths:
         def hooked(*args, **kwargs):
             times[0] += 1
             now = times[0] == death["n"]
+            if now and death["at"] == "time":
+                timer = threading.Timer(death["seconds"], self.die, (death,))
+                timer.daemon = True
+                timer.start()
+                return call(*args, **kwargs)
             if now and not death.get("after"):
                 self.die(death)
             result = call(*args, **kwargs)

@@ -1,10 +1,12 @@
 """rm.survive on real processes that are killed, stopped, or fail: the results are those of a run without loss."""
 
+import os
+import random
 import socket
 
 import pytest
 import torch
-from tests.survival.program import BATCH, COLUMNS, ROWS, batch, member, started, text_of
+from tests.survival.program import BATCH, COLUMNS, PLACES, ROWS, batch, member, started, text_of
 
 STEPS = 8
 # Two halves of a run that shrinks are compared with sums in another order.
@@ -44,13 +46,14 @@ def job(outcomes, tmp_path):
 @pytest.fixture(scope="module")
 def expected(_server, tmp_path_factory):
     """What the ranks of tp=2,pp=2,dp=2 return in a run without loss: (result, losses), by rank."""
+    return _unharmed(_server, tmp_path_factory, 8)
+
+
+def _unharmed(server, tmp_path_factory, size):
     folder = str(tmp_path_factory.mktemp("expected"))
     module, arguments = "tests.survival.program", (_port(), folder, [], STEPS, "tp=2,pp=2,dp=*", {})
-    ended = _server.run(
-        {"size": 8, "module": module, "function": "member", "args": arguments, "world": None}
-        | {"limit": 60.0, "timeout": 20.0}
-    )
-    return _results([outcome.value for outcome in ended])
+    request = {"size": size, "module": module, "function": "member", "args": arguments, "world": None}
+    return _results([outcome.value for outcome in server.run({**request, "limit": 60.0, "timeout": 20.0})])
 
 
 def _results(ended):
@@ -64,7 +67,10 @@ def _results(ended):
 
 def _same(ended, expected):
     """The results are those of the run without loss, bit by bit; so are the losses that a member has seen."""
-    found = _results(ended)
+    _same_of(_results(ended), expected)
+
+
+def _same_of(found, expected):
     assert found.keys() == expected.keys()
     for rank, (result, losses) in found.items():
         assert result == expected[rank][0], rank
@@ -179,3 +185,49 @@ def test_nothing_is_left_to_go_on_with(job):
             "ConnectError: the job ends, since rank 3 of the plan lost its member and no spare is left; start more "
             "ranks than the plan has, or name an axis that may lose replicas, such as shrink='dp'"
         )
+
+
+# -- any moment -------------------------------------------------------------------------------------------------
+
+SWEEP = {"": 2, "1": 10, "all": 100}[os.environ.get("RANKMESH_TEST_SWEEP", "")]
+HOST = [4, 5, 6, 7]
+
+
+def _moment(pick, member):
+    """A moment of a member's life, by chance."""
+    how = "SIGSTOP" if pick.random() < 0.2 else "SIGKILL"
+    if pick.random() < 0.3:
+        return {"member": member, "at": "time", "n": pick.uniform(0.0, 1.5), "how": how}
+    if pick.random() < 0.4:
+        return {"member": member, "at": "step", "n": pick.randrange(STEPS), "how": how}
+    most = STEPS if (place := pick.choice(sorted(PLACES))) in ("commit", "take") else 2
+    return {"member": member, "at": place, "n": pick.randint(1, most), "how": how, "after": pick.random() < 0.3}
+
+
+def _moments(seed):
+    """Who dies when: one or two members, or a whole host of four."""
+    pick = random.Random(seed)  # noqa: S311  - moments, no secrets
+    if pick.random() < 0.1:
+        moment = _moment(pick, 0)
+        return [{**moment, "member": member} for member in HOST]
+    return [_moment(pick, member) for member in pick.sample([0, *range(20)], k=pick.choice([1, 1, 2]))]
+
+
+@pytest.fixture(scope="module")
+def expected_16(_server, tmp_path_factory):
+    """What the ranks of tp=2,pp=2,dp=4 return in a run without loss."""
+    return _unharmed(_server, tmp_path_factory, 16)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(SWEEP))
+def test_any_moment(job, expected_16, seed):
+    """16 ranks and 4 spares: one or two members, or four of a host, die or stop at any moment: equal results.
+
+    Who dies after the last rank has returned takes its result along.
+    """
+    deaths = _moments(seed)
+    ended = job(20, deaths, spares=4, timeout=5, limit=120.0)
+    found = _results(ended)
+    assert len(found) >= 16 - sum(value is None for value in ended), deaths
+    _same_of(found, {rank: expected_16[rank] for rank in found})
