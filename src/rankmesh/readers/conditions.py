@@ -41,9 +41,13 @@ def chosen(node: Node, expander: Expander, run: Callable[[Iterable[Node]], None]
     decider = _Decider(expander)
     bodies: list[list[Node]] = []
     certain = False
-    for verdict, condition, body in decider.clauses(node):
-        run(condition)
-        verdict = decider.decide(condition[-1]) if verdict is None and condition else verdict
+    negated = node.type == "list" and any(child.type == "||" for child in node.children)
+    for known, condition, body in decider.clauses(node):
+        verdict = known
+        if condition:
+            run(condition)
+            verdict = decider.decide(condition[-1])
+            verdict = not verdict if negated and verdict is not None else verdict
         if verdict is not False:
             bodies.append(body)
         if verdict:
@@ -52,6 +56,13 @@ def chosen(node: Node, expander: Expander, run: Callable[[Iterable[Node]], None]
     else:
         certain = not bodies  # no branch runs, which is certain too
     return bodies, certain, decider.notes
+
+
+def _tests(node: Node) -> bool:
+    """Whether a condition only tests: then it may be decided before or after it is read."""
+    if node.type in ("list", "negated_command"):
+        return all(map(_tests, node.named_children))
+    return node.type == "test_command" or (node.type == "command" and node.named_child_count == 1)
 
 
 class _Decider:
@@ -68,9 +79,7 @@ class _Decider:
             return
         if node.type == "list":
             left, *right = node.named_children
-            negated = any(child.type == "||" for child in node.children)
-            verdict = self.decide(left)
-            yield (verdict if verdict is None else verdict != negated), [], right
+            yield None, [left], right
             return
         parts: list[list[Node]] = [[], []]
         for child in node.children:
@@ -107,7 +116,9 @@ class _Decider:
         return None if any(sign in written for sign in "()\\") else fnmatchcase(text, written)
 
     def decide(self, node: Node) -> bool | None:
-        """Whether a condition is true; None where that is not known."""
+        """Whether a condition is true; None where that is not known, or where a part of it sets a variable."""
+        if any(sign in self.expander.source_of(node) for sign in (":=", "((")) or not _tests(node):
+            return None
         if node.type == "negated_command":
             inner = self.decide(node.named_children[-1])
             return None if inner is None else not inner
