@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import time
 from itertools import pairwise
 from unittest import mock
 
@@ -22,7 +23,7 @@ from rankmesh.launch.table import torchrun_variables
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.members import Members
 from rankmesh.survival.redundancy import Copies, Keepers, checked
-from rankmesh.survival.state import Snapshots
+from rankmesh.survival.state import Held, Snapshots, load_boxes
 from rankmesh.transfer import Transfer
 
 STEPS = 6
@@ -121,6 +122,23 @@ def test_a_step_that_is_committed_again_replaces_its_snapshot():
     assert [(step, snapshots[step]["a"].item()) for step in snapshots.steps] == [(1, 1.0), (2, 3.0)]
 
 
+def test_what_restore_gives_has_to_be_the_box():
+    """Another shape or dtype is refused; what fits is written where the box is, and nowhere else."""
+    sharding = Sharding(Mesh(tp=2), ("tp", None), (4, 3))
+    tensors = {"w": torch.zeros(2, 3)}
+    how = {"rank": 1, "hosts": ["", ""], "redundancy": 0, "device": torch.device("cpu")}
+    held = Held(0, sharding.mesh, tensors, {"w": sharding}, **how)
+    asked = []
+    load_boxes(held, [("w", ((3, 4), (1, 3)))], 7, lambda *given: asked.append(given) or torch.ones(1, 2))
+    assert asked == [("w", ((3, 4), (1, 3)), 7)]
+    assert tensors["w"].tolist() == [[0, 0, 0], [0, 1, 1]]
+    for wrong in (torch.ones(2, 1), torch.ones(1, 2, dtype=torch.float64), [1, 1]):
+        with pytest.raises(
+            PlanError, match=r"restore\('w', \(\(3, 4\), \(1, 3\)\), 7\) gave .*, but the box is torch.float32"
+        ):
+            load_boxes(held, [("w", ((3, 4), (1, 3)))], 7, lambda *_, wrong=wrong: wrong)
+
+
 # -- agreement ------------------------------------------------------------------------------------------------------
 
 
@@ -165,7 +183,7 @@ def held_by(job_shardings, rank, step):
     return {name: elements(one, rank, step) for name, one in job_shardings.items() if one.holds(rank)}
 
 
-def member(me, port, deaths, layout, loads, how):
+def member(me, port, deaths, layout, loads, coupled, how):
     """One member: what it found after each change, what it loaded, and what transfers brought."""
     os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
@@ -197,8 +215,11 @@ def member(me, port, deaths, layout, loads, how):
         for step in range(job.step, STEPS):
             if ["step", step] in deaths.get(str(me.rank), ()):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if ["late", step] in deaths.get(str(me.rank), ()):
+                time.sleep(2)
+                os.kill(os.getpid(), signal.SIGKILL)
             one = torch.ones(())
-            for group in job.groups.values():
+            for group in job.groups.values() if coupled else ():
                 dist.all_reduce(one, group=group.pg)
             for tensor in tensors.values():
                 tensor += 1
@@ -245,12 +266,12 @@ def _die(at, number):
 def job(outcomes):
     """Run a job of which members die at named moments; how each of the others ended."""
 
-    def run(size, deaths, layout, *, loads=False, **how):
+    def run(size, deaths, layout, *, loads=False, coupled=True, **how):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         named = {str(rank): moments for rank, moments in deaths.items()}
-        ended = outcomes(size, member, port, named, layout, loads, how, world=None, limit=60.0)
+        ended = outcomes(size, member, port, named, layout, loads, coupled, how, world=None, limit=60.0)
         for outcome in ended:
             assert (outcome.code == -signal.SIGKILL) == (outcome.rank in deaths), "\n".join(map(str, ended))
             assert outcome.rank in deaths or outcome.ok, "\n".join(map(str, ended))
@@ -288,6 +309,12 @@ def test_redundancy_keeps_a_shard_without_a_replica(job, moment):
         return
     ended = job(5, {3: [moment]}, "tp=2,pp=2", spares=1, redundancy=1)
     assert _restored(ended, 3, (2, 3)) == (SHARDS, [])
+
+
+def test_redundancy_keeps_ranks_within_two_steps(job):
+    """Of a program without collectives: all wait for rank 3's copies, so that a step is left which all of them have."""
+    ended = job(5, {3: [["late", 3]]}, "dp=4", spares=1, redundancy=1, coupled=False)
+    assert _restored(ended, 3, (3,)) == (SHARDS, [])
 
 
 def test_two_lost_ranks_that_do_not_keep_for_each_other(job):

@@ -123,6 +123,16 @@ def test_the_busiest_sender_sends_about_as_little_as_it_can(drawn):
     assert least * 0.99 - 1 <= moves.sender_bound <= least + 1
 
 
+def test_copies_in_a_ring_share_what_is_asked_of_all():
+    """Each shard is at two ranks, a lost one's at one: three ranks send four shards, each a third of it all."""
+    source = {"w": Sharding(Mesh(dp=4), ("dp",), (4 * 300,))}
+    target = {"w": Sharding(Mesh(dp=1, offset=8), (None,), (4 * 300,))}
+    moves = Transfer(source, target, lost=[0], copies={"w": {rank: [(rank + 1) % 4] for rank in range(4)}})
+    assert moves.outgoing.sum() == 4800
+    assert moves.outgoing.max() <= 1600 + 4
+    assert moves.sender_bound == 1600
+
+
 def two_to_one():
     """A tensor cut over ranks 0 and 1, to be whole on rank 0."""
     return tuple({"w": Sharding(Mesh(tp=size), ("tp",), (8,))} for size in (2, 1))

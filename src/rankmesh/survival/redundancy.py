@@ -88,7 +88,8 @@ class Keepers:
     @cached_property
     def of(self) -> dict[int, tuple[int, ...]]:
         """The keepers of each rank that has shards without a replica."""
-        return {rank: ranks for of in self.by_name.values() for rank, ranks in of.items()}
+        different = {id(of): of for of in self.by_name.values()}  # many tensors have one
+        return dict(sorted((rank, ranks) for of in different.values() for rank, ranks in of.items()))
 
     def names(self, rank: int) -> list[str]:
         """The tensors of which others keep a rank's shard."""

@@ -30,7 +30,7 @@ from rankmesh.transfer import Transfer
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import where
 
-__all__ = ["Held", "Load", "Snapshots", "load_all", "restore"]
+__all__ = ["Held", "Load", "Snapshots", "load_all", "load_boxes", "restore"]
 
 
 # What loads a box of a tensor, as it was at the beginning of a step, from elsewhere: (name, box, step) -> its elements.

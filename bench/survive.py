@@ -1,0 +1,156 @@
+"""What `job.commit` costs a training: `examples/train_gpt` on two gloo ranks, 100 MiB of weights and moments a rank.
+
+```
+without     step                               in turn, in the same processes
+commit      step, commit                       a snapshot of everything
+copies      step, commit, the copies arrive    the same, and each rank keeps the other's shards: redundancy=1
+```
+
+``python -m bench.survive [--rounds 8] [--json bench/survive.json]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import rankmesh as rm
+from bench.processes import run_world
+from rankmesh.survival.state import Held
+
+__all__ = ["measured", "table"]
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "train_gpt"
+RANKS = 2
+# 24 · hidden² weights in 4 layers, half of them on each rank, and two moments of each.
+HIDDEN = 608
+WARM = 3
+
+
+def _held(tensors: dict[str, torch.Tensor], rank: int, redundancy: int) -> Held:
+    """Everything that one rank has, as shards of which no other rank has a replica."""
+    mesh = rm.Mesh(tp=RANKS)
+    shardings = {
+        name: rm.Sharding(
+            mesh,
+            ("tp", *(None,) * (tensor.dim() - 1)),
+            (RANKS * tensor.shape[0], *tensor.shape[1:]),
+            str(tensor.dtype).removeprefix("torch."),
+        )
+        for name, tensor in tensors.items()
+    }
+    device = torch.device("cpu")
+    return Held(0, mesh, tensors, shardings, rank=rank, hosts=[""] * RANKS, redundancy=redundancy, device=device)
+
+
+def _body(rounds: int, hidden: int) -> Callable[[int, Any], dict[str, Any]]:
+    sys.path.insert(0, str(EXAMPLE))
+    loop, layout, model = (__import__(f"gpt.{name}", fromlist=["gpt"]) for name in ("loop", "layout", "model"))
+
+    def body(rank: int, store: Any) -> dict[str, Any]:
+        shape = model.Shape(hidden=hidden, heads=8, experts=0)
+        with layout.rankmesh(layout.Sizes(tp=RANKS)) as groups:
+            trainer = loop.Trainer(loop.Run(shape), groups, torch.device("cpu"))
+            trainer.step(0)  # the moments exist from now on
+            tensors: dict[str, torch.Tensor] = {}
+            for number, share in enumerate(trainer.optimizer.shares):
+                moments = share.adam.state[share.part]
+                tensors |= {f"values{number}": share.values}
+                tensors |= {f"{name}{number}": moments[name] for name in ("exp_avg", "exp_avg_sq")}
+            held = {"without": None, "commit": _held(tensors, rank, 0), "copies": _held(tensors, rank, 1)}
+            times: dict[str, list[list[float]]] = {"commit alone": [], **{name: [] for name in held}}
+            for step in range(1, WARM + rounds + 1):
+                for name, one in held.items():
+                    whole, alone = _step(trainer, step, one)
+                    if step > WARM:
+                        times[name].append(whole)
+                        times["commit alone"] += [alone] * (name == "commit")
+        state = sum(tensor.nbytes for tensor in tensors.values())
+        memory = {name: one.bytes for name, one in held.items() if one is not None}
+        medians = {name: [median(column) for column in zip(*each, strict=True)] for name, each in times.items()}
+        return {"medians": medians, "state": state, "memory": memory}
+
+    return body
+
+
+def _step(trainer: Any, step: int, held: Held | None) -> tuple[list[float], list[float]]:
+    """A step with its commit, and the commit: seconds, and processor seconds of all threads of this rank."""
+    marks = [(time.perf_counter(), time.process_time())]
+    if held is not None:
+        held.commit(step)
+    marks.append((time.perf_counter(), time.process_time()))
+    trainer.step(step)
+    if held is not None and held.copies is not None:
+        held.copies.wait()
+    marks.append((time.perf_counter(), time.process_time()))
+    start, committed, end = marks
+    return [after - before for before, after in zip(start, end, strict=True)], [
+        after - before for before, after in zip(start, committed, strict=True)
+    ]
+
+
+def measured(rounds: int, *, hidden: int = HIDDEN, limit: float = 540.0) -> dict[str, Any]:
+    """Median seconds, wall and processor, of the rank that takes longest; bytes of its state, and of what is kept."""
+    outcome = run_world(RANKS, _body(rounds, hidden), limit=limit)
+    if outcome.failure is not None:
+        raise RuntimeError(outcome.failure)
+    first, *_ = reports = outcome.reports
+    seconds, processor = (
+        {name: max(report["medians"][name][column] for report in reports) for name in first["medians"]}
+        for column in range(2)
+    )
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
+    load = round(os.getloadavg()[0], 1)
+    sizes = {"state": first["state"], "memory": first["memory"], "rounds": rounds}
+    return {"seconds": seconds, "processor": processor, **sizes, "machine": machine, "load": load}
+
+
+def table(found: dict[str, Any]) -> str:
+    """The figures as Markdown."""
+    seconds, processor, state = found["seconds"], found["processor"], found["state"]
+    step = seconds["without"]
+    lines = [
+        (
+            f"{RANKS} ranks, {state / 2**20:.0f} MiB a rank, {found['rounds']} steps of each kind in turn; load "
+            f"{found['load']} on {found['machine']['cores']} cores"
+        ),
+        "",
+        "| | ms | of a step | processor ms | of a step | snapshots and copies |",
+        "| --- | --- | --- | --- | --- | --- |",
+        f"| a step without commit | {step * 1e3:.0f} | | {processor['without'] * 1e3:.0f} | | |",
+        (
+            f"| the commit alone | {seconds['commit alone'] * 1e3:.0f} | {seconds['commit alone'] / step:.1%} | "
+            f"{processor['commit alone'] * 1e3:.0f} | {processor['commit alone'] / processor['without']:.1%} | |"
+        ),
+    ]
+    for name, what in (("commit", "a step with commit"), ("copies", "a step with commit, redundancy=1")):
+        memory = f"{found['memory'][name] / state:.1f} times the state"
+        lines.append(
+            f"| {what} | {seconds[name] * 1e3:.0f} | {seconds[name] / step - 1:+.1%} | {processor[name] * 1e3:.0f} | "
+            f"{processor[name] / processor['without'] - 1:+.1%} | {memory} |"
+        )
+    return "\n".join(lines)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.survive", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--json", type=Path, default=Path(__file__).with_name("survive.json"))
+    given = parser.parse_args()
+    found = measured(given.rounds)
+    given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(f"{table(found)}\n")
+
+
+if __name__ == "__main__":
+    _main()
