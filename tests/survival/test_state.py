@@ -22,7 +22,7 @@ from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.launch.table import torchrun_variables
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.members import Members
-from rankmesh.survival.redundancy import Copies, Keepers, checked
+from rankmesh.survival.redundancy import Copies, Keepers, Stretch, checked
 from rankmesh.survival.state import Held, Snapshots, load_boxes
 from rankmesh.transfer import Transfer
 
@@ -37,7 +37,9 @@ def jobs(draw):
     """Shardings on a mesh, the host of each rank, and how many copies are kept."""
     mesh = Mesh(**draw(st.sampled_from([{"tp": 2, "dp": 2, "pp": 2}, {"dp": 3}, {"tp": 4, "pp": 2}, {"dp": 1}])))
     held = {f"w{number}": draw(shardings(mesh, (5, 3))) for number in range(draw(st.integers(1, 3)))}
-    hosts = draw(st.lists(st.sampled_from("abc"), min_size=mesh.size, max_size=mesh.size))
+    hosts = draw(
+        st.lists(st.sampled_from(draw(st.sampled_from(["a", "ab", "abc"]))), min_size=mesh.size, max_size=mesh.size)
+    )
     return held, hosts, draw(st.integers(0, mesh.size - 1))
 
 
@@ -120,6 +122,27 @@ def test_a_step_that_is_committed_again_replaces_its_snapshot():
     for step, value in ((1, 1.0), (2, 2.0), (2, 3.0)):
         snapshots.take(step, {"a": torch.tensor(value)})
     assert [(step, snapshots[step]["a"].item()) for step in snapshots.steps] == [(1, 1.0), (2, 3.0)]
+
+
+def test_a_step_counts_when_the_copies_of_it_have_arrived():
+    """One that is under way does not, also where an earlier commit of it did; nor one that was overwritten."""
+    held = {"w": Sharding(Mesh(dp=2), ("dp",), (4,))}
+    copies = Copies(Keepers(held, ["", ""], 1), 0, torch.device("cpu"))
+    snapshot, came = Stretch({"w": torch.zeros(2)}), mock.Mock()
+    with mock.patch.object(dist, "P2POp"), mock.patch.object(dist, "batch_isend_irecv", return_value=[came]):
+        for step in (1, 2):
+            copies.send(step, snapshot)
+            assert copies.steps() >= {step}
+        came.wait.side_effect = RuntimeError("the connection is closed")
+        copies.send(2, snapshot)
+        assert copies.steps() == {1}
+        assert copies.at(1).keys() == {1}
+        came.wait.side_effect = None
+        for step in (3, 4):
+            copies.send(step, snapshot)
+            assert step in copies.steps()
+        assert copies.steps() == {3, 4}
+    assert copies.bytes == 2 * 8
 
 
 def test_what_restore_gives_has_to_be_the_box():
@@ -368,9 +391,9 @@ def test_several_ranks_load_a_box_that_each_of_them_needs(job):
 
 def test_everything_is_loaded_where_nobody_is_left_that_held_anything(job):
     """A spare of a job of one rank: it goes on at the step at which the epoch began."""
-    (value,) = job(2, {0: [["step", 3]]}, "dp=1", spares=1, loads=True)
+    (value,) = job(2, {0: [["late", 3]]}, "dp=1", spares=1, loads=True)
     assert value["found"] == [[1, 0, 0, True]]
     assert value["result"] is True
     assert sorted(name for name, _, step in value["loaded"] if step == 0) == ["cut", "stage", "whole"]
-    (value,) = job(2, {0: [["step", 3]]}, "dp=1", spares=1)
+    (value,) = job(2, {0: [["late", 3]]}, "dp=1", spares=1)
     assert "no member is left that held anything" in value["message"]

@@ -208,7 +208,6 @@ class Copies:
 
     def send(self, step: int, snapshot: Stretch) -> None:
         """Have the copies of a step travel; ``snapshot`` begins with what this rank sends."""
-        self._arrived.discard(step)
         operations = []
         for owner in self._owners:
             kept = overwritten(self._kept[owner], step) or self._stretch(owner)
@@ -217,6 +216,7 @@ class Copies:
         sent = snapshot.first(self.names)
         keepers = self.keepers.of.get(self.rank, ())
         operations += [dist.P2POp(dist.isend, sent, keeper, tag=_COPIES) for keeper in keepers]
+        self._arrived = set(sorted(self._arrived - {step})[-1:])  # the one before is overwritten
         self._underway = step, dist.batch_isend_irecv(operations) if operations else []
 
     def _stretch(self, owner: int) -> Stretch:
