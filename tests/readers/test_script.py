@@ -88,7 +88,7 @@ STYLES = [
         recipes.megatron(8, tp=2),
         None,
     ),
-    ("M=a\n[ $M != a ] && TP=8 || TP=2\n" + TP + "$TP", recipes.megatron(8, tp=2), None),
+    ("M=a\nTP=2\n[ $M != a ] && TP=8\n[ $M = a ] || TP=8\n" + TP + "$TP", recipes.megatron(8, tp=2), None),
     (
         'A="--tensor-model-parallel-size 2"\n[ -f x ] && A="$A --bf16" && A="x$A"\n' + RUN + "--seed 1",
         recipes.megatron(8),
