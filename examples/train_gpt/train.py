@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # absent from its __all__
 
+import gpt.survive
 from gpt.layout import Refused, Sizes
 from gpt.loop import DTYPES, GROUPS, Run, Step, Trainer
 from gpt.model import Shape
@@ -37,7 +38,9 @@ LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))
 LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 BAD_REQUEST = 2
+COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 MODEL, WORK, FILES = "The model and its batch", "How it is trained", "What it reads and writes"
+LOSSES = "Losing ranks"
 
 
 @app.command()
@@ -61,6 +64,16 @@ def train(
     sequence: Annotated[int, typer.Option(min=2, help="Bytes.", rich_help_panel=MODEL)] = Shape.sequence,
     batch: Annotated[int, typer.Option(min=1, help="Sequences of one step.", rich_help_panel=MODEL)] = Shape.batch,
     microbatches: Annotated[int, typer.Option(min=1, help="Of each replica.", rich_help_panel=MODEL)] = 2,
+    survive: Annotated[
+        bool, typer.Option("--survive", help="Go on without ranks that are lost.", rich_help_panel=LOSSES)
+    ] = False,
+    spares: Annotated[int, typer.Option(min=0, help="Ranks that wait to take over.", rich_help_panel=LOSSES)] = 0,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Without spares, go on with fewer replicas.", rich_help_panel=LOSSES)
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds without a sign of life.", rich_help_panel=LOSSES)
+    ] = 10.0,
     figure: Annotated[
         Path | None, typer.Option(help="The loss curve, a PNG: loss.png, with --json none.", rich_help_panel=FILES)
     ] = None,
@@ -83,12 +96,20 @@ def train(
     * torchrun --nproc-per-node 8 train.py --layout tp=2,pp=2,dp=2
     * torchrun --nproc-per-node 16 train.py --layout tp=2,cp=2,pp=2,ep=2
     * torchrun --nproc-per-node 4 train.py --layout tp=2 --groups megatron
+
+    torchrun ends all ranks when one is lost; with **--survive** start them by a launcher that does not:
+
+    * srun --no-kill --kill-on-bad-exit=0 -n 9 python train.py --layout tp=2,pp=2 --survive --spares 1
     """
     shape = Shape(layers, hidden, heads, experts, top, sequence, batch, microbatches)
     figure = Path("loss.png") if figure is None and not json else figure
     run = Run(shape, steps, seed, rate, clip, dtype)
     with refusals():
-        sizes = _checked(run, layout, groups, checkpoint, resume, draws=figure is not None)
+        ranks = WORLD_SIZE - spares if survive else WORLD_SIZE
+        sizes = _checked(run, layout, groups, checkpoint, resume, ranks, draws=figure is not None)
+        if survive:
+            _survive(run, layout, sizes, (spares, shrink, timeout), figure, json)
+            return
         with world() as device, GROUPS[groups](sizes) as made:
             trainer = Trainer(run, made, device)
             start = trainer.resume(checkpoint) if resume and checkpoint else 0
@@ -99,7 +120,9 @@ def train(
         _report(run, sizes, result, seconds, figure, json)
 
 
-def _checked(run: Run, layout: str, groups: str, checkpoint: Path | None, resume: bool, *, draws: bool) -> Sizes:
+def _checked(
+    run: Run, layout: str, groups: str, checkpoint: Path | None, resume: bool, ranks: int, *, draws: bool
+) -> Sizes:
     """The sizes, once nothing speaks against the run."""
     for what, given, known in (("groups", groups, GROUPS), ("dtype", run.dtype, DTYPES)):
         if given not in known:
@@ -108,7 +131,7 @@ def _checked(run: Run, layout: str, groups: str, checkpoint: Path | None, resume
         raise Refused("received --resume without --checkpoint; say which folder to resume from")
     if draws and find_spec("matplotlib") is None:
         raise Refused("the loss curve needs matplotlib, which is not installed; pip install -e '.[examples]'")
-    sizes = Sizes.parse(layout, WORLD_SIZE)
+    sizes = Sizes.parse(layout, ranks)
     run.shape.check(sizes)
     return sizes
 
@@ -151,15 +174,32 @@ def _steps(trainer: Trainer, start: int, sizes: Sizes) -> tuple[list[Step], floa
     if start >= run.steps:
         raise Refused(f"received --steps {run.steps}, and the checkpoint has done {start}; ask for more")
     result: list[Step] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     began = time.perf_counter()
-    with Progress(*columns, console=Console(stderr=True), disable=RANK > 0) as progress:
+    with Progress(*COLUMNS, console=Console(stderr=True), disable=RANK > 0) as progress:
         task = progress.add_task(str(sizes), total=run.steps, completed=start)
         for step in trainer.steps(start):
             result.append(step)
             speed = len(result) * run.shape.batch * run.shape.sequence / (time.perf_counter() - began)
             progress.update(task, advance=1, description=f"{sizes}  loss {step.loss:.4f}  {speed:,.0f} tokens/s")
     return result, time.perf_counter() - began
+
+
+def _survive(
+    run: Run, layout: str, sizes: Sizes, how: tuple[int, bool, float], figure: Path | None, json: bool
+) -> None:
+    """Train in a job that survives; the bar and the report are of whichever process is the first rank."""
+    spares, shrink, timeout = how
+    began = time.perf_counter()
+    with Progress(*COLUMNS, console=Console(stderr=True)) as progress:
+        task = progress.add_task(str(sizes), total=run.steps, visible=False)
+
+        def done(now: Sizes, step: Step) -> None:
+            text = f"{now}  loss {step.loss:.4f}"
+            progress.update(task, completed=step.index + 1, description=text, visible=True)
+
+        result = gpt.survive.survive(run, layout, spares, shrink, timeout, done)
+    if result is not None:
+        _report(run, *result, time.perf_counter() - began, figure, json)
 
 
 def _report(run: Run, sizes: Sizes, result: list[Step], seconds: float, figure: Path | None, json: bool) -> None:

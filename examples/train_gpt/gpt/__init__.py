@@ -14,5 +14,6 @@ pipeline            1F1B over pp
 optimizer           AdamW, sharded over the replicas of each weight
 checkpoint          saved under one layout, resumed under another
 loop                the steps
+survive             the same in a job that loses ranks and goes on
 ```
 """

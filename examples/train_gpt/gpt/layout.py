@@ -82,21 +82,26 @@ class Groups:
 def rankmesh(sizes: Sizes, rank_map: Sequence[int] | None = None) -> Iterator[Groups]:
     """The groups of Megatron-Core's plan, made by rankmesh, on ranks as a placement orders them."""
     with rm.connect(rm.recipes.megatron(**asdict(sizes)).replace(rank_map=rank_map)) as groups:
-        yield Groups(
-            tp=groups["tp"].pg,
-            cp=groups["cp"].pg,
-            pp=groups["pp"].pg,
-            ep=groups["ep"].pg,
-            ep_tp=groups["ep_tp"].pg,
-            data=groups["dp_cp"].pg,
-            shards=groups["intra_dp_cp"].pg,
-            expert_shards=groups["intra_ep_dp"].pg,
-            tied=(groups["embd"].pg,) if "embd" in groups else (),
-            model=(groups["mp"].pg,),
-            expert_model=(groups["tp_ep_pp"].pg,),
-            mesh=groups.plan.mesh,
-            expert_axes=("ep", "etp"),
-            expert_view="expert",
-            replica=groups["dp"].rank,
-            replicas=groups["dp"].size,
-        )
+        yield of(groups)
+
+
+def of(groups: rm.LiveGroups) -> Groups:
+    """The same of a plan of Megatron-Core's groups that is connected."""
+    return Groups(
+        tp=groups["tp"].pg,
+        cp=groups["cp"].pg,
+        pp=groups["pp"].pg,
+        ep=groups["ep"].pg,
+        ep_tp=groups["ep_tp"].pg,
+        data=groups["dp_cp"].pg,
+        shards=groups["intra_dp_cp"].pg,
+        expert_shards=groups["intra_ep_dp"].pg,
+        tied=(groups["embd"].pg,) if "embd" in groups else (),
+        model=(groups["mp"].pg,),
+        expert_model=(groups["tp_ep_pp"].pg,),
+        mesh=groups.plan.mesh,
+        expert_axes=("ep", "etp"),
+        expert_view="expert",
+        replica=groups["dp"].rank,
+        replicas=groups["dp"].size,
+    )

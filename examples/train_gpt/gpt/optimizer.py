@@ -52,7 +52,9 @@ class Share:
 
     def state(self) -> dict[str, Tensor]:
         """Every weight with its moments, as this rank holds it; replicas hold moments in parts, and gather."""
-        kept = self.adam.state[self.part]
+        kept = self.adam.state[self.part] or dict.fromkeys(
+            MOMENTS, torch.zeros_like(self.part)
+        )  # before the first step
         buffers = {"": self.values} | {f".{name}": gather(kept[name], self.replicas) for name in MOMENTS}
         return {
             f"{piece.name}{suffix}": view

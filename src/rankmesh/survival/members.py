@@ -198,7 +198,8 @@ class Members:
                 "shrink='dp'",
                 lost=tuple(sorted(lost)),
             )
-        kept = [replica for replica in range(sizes.replicas(self.plan)) if replica not in dropped]
+        whole = [replica for replica in range(sizes.replicas(self.plan)) if replica not in dropped]
+        kept = list(whole)
         while kept:
             try:
                 plan = sizes.plan(len(kept))
@@ -208,9 +209,9 @@ class Members:
             now = self._placed(plan, ranks, [], kept)
             healthy = sorted({*ranks}.difference(lost, now.ranks))
             return replace(now, spares=(*spares, *healthy))
+        why = f"the layout fits no smaller size of {sizes.shrink}" if whole else "every replica lost a member"
         raise PlanError(
-            f"every replica along {sizes.shrink} lost a member and {len(spares)} spares are left; start more ranks "
-            "than the plan has, which wait as spares",
+            f"{why}, and {len(spares)} spares are left; start more ranks than the plan has, which wait as spares",
             lost=tuple(sorted(lost)),
         )
 

@@ -1,0 +1,64 @@
+"""The same training in a job that loses ranks and goes on: rm.survive calls ``train`` again after each loss.
+
+```
+held     every weight and its moments, whole on each replica     the loss and the norm of each step, on every rank
+```
+
+Moments are gathered for each commit. A job that cannot afford that holds its parts of them, with ``redundancy=1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import rankmesh as rm
+from rankmesh.survival import Job
+
+from .layout import Sizes, of
+from .loop import Run, Step, Trainer
+
+RECORD = "record"
+
+
+def survive(
+    run: Run, layout: str, spares: int, shrink: bool, timeout: float, progress: Callable[[Sizes, Step], object]
+) -> tuple[Sizes, list[Step]] | None:
+    """Train; on the first rank the sizes at the end, and the steps. ``progress`` gets each step there."""
+
+    def train(job: Job) -> tuple[Sizes, list[Step]] | None:
+        sizes = Sizes(**{axis: job.plan.mesh.axes[axis] for axis in ("tp", "cp", "dp", "pp")}, ep=_ep(job.plan))
+        run.shape.check(sizes)
+        trainer = Trainer(run, of(job.groups), job.device)
+        # Rows of loss and norm, which a spare that takes over gets from the others.
+        record = torch.zeros(run.steps, 2, dtype=torch.float64, device=job.device)
+        held = {**trainer.empty(), RECORD: record}
+        _keep(trainer, held)
+        job.hold(held, {**trainer.shardings, RECORD: rm.Sharding(job.plan.mesh, None, (run.steps, 2), "float64")})
+        if job.step:
+            trainer.restore(job.step, held)
+        for step in trainer.steps(job.step):
+            record[step.index] = torch.tensor([step.loss, step.norm], dtype=torch.float64)
+            _keep(trainer, held)
+            job.commit(step.index + 1)
+            if job.rank == 0:
+                progress(sizes, step)
+        if job.rank:
+            return None
+        return sizes, [Step(index, loss, norm) for index, (loss, norm) in enumerate(record.tolist())]
+
+    axes = ",".join(part for part in layout.replace(" ", "").split(",") if part and not part.startswith("dp="))
+    return rm.survive(train, f"megatron:{axes}", spares=spares, shrink="dp" if shrink else None, timeout=timeout)
+
+
+def _ep(plan: rm.Plan) -> int:
+    return plan.mesh.view("expert").axes["ep"]
+
+
+def _keep(trainer: Trainer, held: dict[str, Tensor]) -> None:
+    """Copy the state to where it is held."""
+    with torch.no_grad():
+        for name, tensor in trainer.state().items():
+            held[name].copy_(tensor)
