@@ -12,7 +12,7 @@ SWEEP ?= 1
 HANGS ?= all
 # Test files run side by side in this many processes; the tests of one file follow each other. JOBS=0: no xdist.
 # More than there are cores: ranks wait for each other about as long as they compute.
-JOBS ?= 4
+JOBS ?= 3
 # Tests start many interpreters: what they import is compiled once, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -279,7 +279,7 @@ def test_every_dialect_answers_each_rank_as_a_process_of_its_own(kind, script, o
     assert sim.run(play, SIZE, kind, None, script, order=order) == single(kind, script, share=False)
 
 
-@pytest.mark.parametrize("kind", SHARED)
+@pytest.mark.parametrize("kind", [SHARED[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in SHARED[1:])])
 @given(scripts(), st.one_of(st.just("deterministic"), st.integers(0, 100)))
 @settings(max_examples=15)
 def test_a_state_that_a_module_makes_is_each_ranks_own(kind, script, order):

@@ -99,19 +99,25 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize("what", DEATHS)
+# The others die in simulated ranks, too; make test-all lets them die in processes.
+SHORT = ("rank 0", "a second one in the transfer", "a spare that takes over")
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=() if what in SHORT else pytest.mark.long) for what in DEATHS]
+)
 def test_spares_take_over(job, expected, what):
     """8 ranks and 2 spares: the results are bit-equal to those of a run without loss."""
     _same(job(10, DEATHS[what], spares=2, timeout=3), expected)
 
 
-@pytest.mark.parametrize("who", [0, 5])
+@pytest.mark.parametrize("who", [0, pytest.param(5, marks=pytest.mark.long)])
 def test_a_rank_that_is_stopped(job, expected, who):
     """8 ranks and a spare: a rank that is stopped, also the one that serves the store, is left out."""
     _same(job(9, [{"member": who, "at": "step", "n": 3, "how": "SIGSTOP"}], spares=1, timeout=2), expected)
 
 
-@pytest.mark.parametrize("who", [0, 5])
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.long), 5])
 def test_a_stopped_rank_goes_on(job, expected, who):
     """8 ranks and a spare: a rank that was left out while it was stopped hears so, and disturbs nobody."""
     deaths = [{"member": who, "at": "step", "n": 3, "how": "SIGSTOP", "again": 4.0}]
@@ -158,8 +164,13 @@ def _reference(sizes):
 @pytest.mark.parametrize(
     ("size", "deaths", "replicas"),
     [
-        (12, [{"member": 2, "at": "step", "n": 4}], 2),
-        (12, [{"member": 0, "at": "step", "n": 4}, {"member": 11, "at": "step", "n": 4}], 1),
+        pytest.param(12, [{"member": 2, "at": "step", "n": 4}], 2, marks=pytest.mark.long),
+        pytest.param(
+            12,
+            [{"member": 0, "at": "step", "n": 4}, {"member": 11, "at": "step", "n": 4}],
+            1,
+            marks=pytest.mark.long,
+        ),
         (8, [{"member": 7, "at": "step", "n": 4}], 1),
     ],
 )
