@@ -35,6 +35,12 @@ def _call(done: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
+def _control(option: int, value: int | bytes) -> None:
+    """One setting of this process; there are none of these beside Linux."""
+    if sys.platform == "linux":
+        _LIBC.prctl(option, value, 0, 0, 0)
+
+
 def _mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
     _call(_LIBC.mount(source.encode(), target.encode(), kind.encode() or None, flags, data.encode() or None))
 
@@ -74,12 +80,12 @@ def enter(folder: str, writable: list[str]) -> None:
 
 def _run(command: list[str], grace: float, limit: int) -> int:
     """Run a command to its end, and the processes that it leaves for so long; its exit status."""
-    _LIBC.prctl(_SUBREAPER, 1, 0, 0, 0)
+    _control(_SUBREAPER, 1)
     first = os.fork()
     if first == 0:
         for number in range(_LAST_CAPABILITY + 1):
-            _LIBC.prctl(_DROP, number, 0, 0, 0)
-        _LIBC.prctl(_NO_NEW, 1, 0, 0, 0)
+            _control(_DROP, number)
+        _control(_NO_NEW, 1)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.execvp(command[0], command)  # noqa: S606  - the script that the user asked to run
@@ -101,8 +107,8 @@ def main() -> int:
     """Enter, run, end; 125 where the namespaces cannot be made."""
     kind, folder, grace, limit, *rest = sys.argv[1:]
     writable, command = rest[: rest.index("--")], rest[rest.index("--") + 1 :]
-    _LIBC.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    _LIBC.prctl(_NAME, b"rankmesh", 0, 0, 0)  # scripts clean up with `pkill python`, which is not for this process
+    _control(_DEATH_SIGNAL, signal.SIGKILL)
+    _control(_NAME, b"rankmesh")  # scripts clean up with `pkill python`, which is not for this process
     if kind == "given":
         return _run(command, float(grace), int(limit))
     here = Path.cwd()
@@ -113,7 +119,7 @@ def main() -> int:
         return 125
     inner = os.fork()
     if inner == 0:  # the first process of the pid namespace: with it all others end
-        _LIBC.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        _control(_DEATH_SIGNAL, signal.SIGKILL)
         with suppress(OSError):  # a container may hide parts of /proc, and then lets nobody mount another
             _mount("proc", "/proc", "proc", _NOSUID | _NODEV)
         os.chdir(here)
