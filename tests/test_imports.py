@@ -92,6 +92,7 @@ def test_public_names():
         "LiveGroups",
         "LiveJob",
         "LiveRank",
+        "LostState",
         "Mesh",
         "MissingExtra",
         "NotAMember",
@@ -120,6 +121,7 @@ def test_public_names():
         "place",
         "read",
         "recipes",
+        "survive",
     ]
 
 
