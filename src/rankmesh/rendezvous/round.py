@@ -211,10 +211,10 @@ class Round:
             seen = ticks
         return received
 
-    def _receive_or_enough(self, step: Step, seconds: float, enough: Callable[[Sequence[int]], bool]) -> Outcome | None:
+    def _receive_or_enough(self, step: Step, seconds: float, enough: Callable[[Arrivals], bool]) -> Outcome | None:
         end, pause = time.monotonic() + seconds, POLL
         while (received := self._receive(step, max(min(pause, end - time.monotonic()), 0.0))) is None:
-            if enough(Arrivals(self, step).absent) or time.monotonic() >= end:
+            if enough(Arrivals(self, step)) or time.monotonic() >= end:
                 return None
             pause = min(2 * pause, _SELDOM)
         return received

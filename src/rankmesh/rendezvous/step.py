@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rankmesh.rendezvous.outcome import Outcome
+
+if TYPE_CHECKING:
+    from rankmesh.rendezvous.arrivals import Arrivals
 
 __all__ = ["NOTHING", "AlreadyConcluded", "Patience", "Proposal", "Step"]
 
@@ -32,15 +36,15 @@ class Patience:
 
     ``seconds`` is its limit; ``if_odd`` a shorter one where its proposal differs from the first one's. With
     ``extends`` the limit begins again whenever a participant has called ``advance`` meanwhile. ``meanwhile`` is called
-    once, after so many seconds without an outcome. ``enough`` says of the absent participants whether nobody is left
-    to wait for; it is asked again and again, soon at first and then once a second.
+    once, after so many seconds without an outcome. ``enough`` says of the arrivals whether nobody is left to wait for;
+    it is asked again and again, soon at first and then once a second.
     """
 
     seconds: float
     if_odd: float | None = None
     extends: bool = False
     meanwhile: tuple[float, Callable[[], None]] | None = None
-    enough: Callable[[Sequence[int]], bool] | None = None
+    enough: Callable[[Arrivals], bool] | None = None
 
 
 class AlreadyConcluded(Exception):

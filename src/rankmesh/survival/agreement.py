@@ -121,7 +121,7 @@ def _source(
 
 
 def _nothing_in_common(reports: Mapping[int, Report], lost: Collection[int]) -> str:
-    left = {member: report.steps for member, report in reports.items() if member not in lost and report.steps}
+    left = {member: report.steps for member, report in sorted(reports.items()) if member not in lost and report.steps}
     if not left:
         return "no member is left that held anything; start more ranks, or keep copies with redundancy=1"
     last = {member: max((max(of, default=0) for of in steps.values()), default=0) for member, steps in left.items()}

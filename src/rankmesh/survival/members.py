@@ -22,6 +22,7 @@ Members(tp=2,dp=2, ranks=(0, 1, 2, 5), spares=())
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -67,6 +68,13 @@ def _shrunk(layout: PlanLike, first: Plan, shrink: str, replicas: int) -> Plan:
         else:
             if plan.mesh.axes == axes:
                 return plan
+    if first.mesh.views:
+        raise PlanError(
+            f"the views of {first.mesh} do not fit {shrink}={replicas}; give the layout as a SPEC with {shrink}=*, and "
+            "with * for the axis of each view that follows it",
+            shrink=shrink,
+            replicas=replicas,
+        )
     return first.replace(mesh=Mesh.of(axes), world_size=None)
 
 
@@ -130,26 +138,31 @@ class Members:
         """The members that go on when these are lost.
 
         A spare takes each rank that is free, on the same host first. Where they do not suffice, axis ``shrink`` loses
-        the coordinates that have a free rank, and the other members there become spares. Raises ``PlanError`` where no
-        replica is left.
+        the coordinates with most free ranks; the other members there take what is free elsewhere, or become spares.
+        Raises ``PlanError`` where too few are left for one replica, or there is no axis to shrink.
         """
-        spares = [member for member in self.spares if member not in lost]
-        free: dict[int, list[int]] = {}
+        free: dict[int, list[int]] = {replica: [] for replica in range(self.sizes.replicas(self.plan))}
         for rank, member in enumerate(self.ranks):
             if member in lost:
-                free.setdefault(self._replica(rank), []).append(rank)
-        ranks, dropped = list(self.ranks), []
-        # Where few ranks are free first: so spares keep as many replicas whole as they can.
-        for replica in sorted(free, key=lambda replica: (len(free[replica]), replica)):
-            if len(free[replica]) > len(spares):
-                dropped.append(replica)
-                continue
-            for rank in free[replica]:
+                free[self._replica(rank)].append(rank)
+        fewest_free = sorted(free, key=lambda replica: (len(free[replica]), replica))
+        plan = self._largest(len(set(self.all).difference(lost)), lost)
+        kept = fewest_free[: self.sizes.replicas(plan)]
+        ranks, spares = list(self.ranks), [member for member in self.spares if member not in lost]
+        healthy = [rank for rank, member in enumerate(ranks) if member not in lost and self._replica(rank) not in kept]
+        for rank in (rank for replica in kept for rank in free[replica]):
+            if spares:
                 ranks[rank] = self._nearest(spares, self.ranks[rank])
                 spares.remove(ranks[rank])
-        if not dropped:
-            return replace(self, ranks=tuple(ranks), spares=tuple(spares))
-        return self._shrunk(ranks, spares, lost, dropped)
+            else:
+                # Who has the same coordinates along the other axes holds the same state.
+                other = min(healthy, key=lambda one: (self._part(one) != self._part(rank), one))
+                healthy.remove(other)
+                ranks[rank] = self.ranks[other]
+        following = replace(self, ranks=tuple(ranks), spares=tuple(spares))
+        if plan is not self.plan:
+            following = following._placed(plan, ranks, [], sorted(kept))
+        return replace(following, spares=(*spares, *sorted(self.ranks[rank] for rank in healthy)))
 
     def joined(self, members: Iterable[int], hosts: Mapping[int, str] | None = None) -> Members:
         """The same with further members, as spares."""
@@ -188,30 +201,32 @@ class Members:
         host = self.hosts.get(lost)
         return min(spares, key=lambda member: (host is None or self.hosts.get(member) != host, member))
 
-    def _shrunk(self, ranks: list[int], spares: list[int], lost: Collection[int], dropped: Collection[int]) -> Members:
-        sizes = self.sizes
+    def _part(self, rank: int) -> tuple[int, ...]:
+        """The coordinates of a rank along all axes but the one that may shrink."""
+        at = self.plan.mesh.coordinate(rank)
+        return tuple(at[axis] for axis in at if axis != self.sizes.shrink)
+
+    def _largest(self, alive: int, lost: Collection[int]) -> Plan:
+        """The plan of as many replicas as now, or of as many as so many members suffice for."""
+        sizes, now = self.sizes, self.sizes.replicas(self.plan)
+        if alive >= self.plan.mesh.size:
+            return self.plan
         if sizes.shrink is None:
-            free = [rank for rank, member in enumerate(ranks) if member in lost]
+            free = [rank for rank, member in enumerate(self.ranks) if member in lost]
             raise PlanError(
                 f"{in_words(free)} of the plan lost {'its member' if len(free) == 1 else 'their members'} and no spare "
                 "is left; start more ranks than the plan has, or name an axis that may lose replicas, such as "
                 "shrink='dp'",
                 lost=tuple(sorted(lost)),
             )
-        whole = [replica for replica in range(sizes.replicas(self.plan)) if replica not in dropped]
-        kept = list(whole)
-        while kept:
-            try:
-                plan = sizes.plan(len(kept))
-            except (LayoutError, PlanError):
-                kept.pop()  # such as ep=4, which takes replicas by fours
-                continue
-            now = self._placed(plan, ranks, [], kept)
-            healthy = sorted({*ranks}.difference(lost, now.ranks))
-            return replace(now, spares=(*spares, *healthy))
-        why = f"the layout fits no smaller size of {sizes.shrink}" if whole else "every replica lost a member"
+        each = self.plan.mesh.size // now
+        for replicas in range(alive // each, 0, -1):
+            with suppress(LayoutError, PlanError):  # such as ep=4, which takes replicas by fours
+                return sizes.plan(replicas)
+        few = f"{alive} members are left, fewer than the {each} of one replica along {sizes.shrink}"
         raise PlanError(
-            f"{why}, and {len(spares)} spares are left; start more ranks than the plan has, which wait as spares",
+            f"{few if alive < each else f'the layout fits no smaller size of {sizes.shrink}'}; start more ranks than "
+            "the plan has, which wait as spares",
             lost=tuple(sorted(lost)),
         )
 

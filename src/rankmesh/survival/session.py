@@ -70,9 +70,10 @@ class _End:
 
 @dataclass
 class _Probe:
-    """What is known of members that have not arrived, since ``started``."""
+    """What is known of members that have not arrived at the end of an epoch, since ``started``."""
 
     peers: Transport
+    epoch: int
     suspects: Collection[int]
     timeout: float
     started: float
@@ -81,23 +82,35 @@ class _Probe:
 
     def alive(self, member: int) -> bool:
         """Whether a member replies now."""
-        self._ask([member])
+        self.ask([member])
         return isinstance(self._last[member], dict)
 
     def gone(self, member: int) -> bool:
         """Whether the process of a member has ended for certain."""
         return self._last.get(member) == "gone"
 
-    def epoch(self, member: int) -> int:
-        """The epoch in which a member was when it replied last."""
-        reply = self._last.get(member)
+    def went_on(self, member: int) -> bool:
+        """Whether a member was in a later epoch when it replied last."""
+        return self._epoch_of(self._last.get(member)) > self.epoch
+
+    def outcome(self) -> Outcome | None:
+        """The outcome that others have already: whoever served it may have been lost before this member read it."""
+        for reply in self._last.values():
+            if isinstance(reply, dict) and isinstance(reply.get("outcome"), str):
+                return Outcome.read(reply["outcome"], "outcome")
+        if any(self._epoch_of(reply) > self.epoch + _KEPT for reply in self._last.values()):
+            return Outcome("failed", message="the others went on long ago, without this member")
+        return None
+
+    @staticmethod
+    def _epoch_of(reply: object) -> int:
         epoch = reply.get("epoch") if isinstance(reply, dict) else None
         return epoch if isinstance(epoch, int) else -1
 
     def any_may_arrive(self, members: Collection[int]) -> bool:
-        """Whether one of these lives, or has been unresponsive for less than the timeout."""
-        self._ask(members)
-        return any(map(self.may_arrive, members))
+        """Whether one of these lives, or has been unresponsive for less than the timeout; not once others went on."""
+        self.ask(members)
+        return self.outcome() is None and any(map(self.may_arrive, members))
 
     def may_arrive(self, member: int) -> bool:
         """The same of one member, by what it replied last."""
@@ -109,8 +122,10 @@ class _Probe:
         since = self._silent_since.get(member, self.started)
         return member not in self.suspects and self.peers.now() - since < self.timeout
 
-    def _ask(self, members: Collection[int]) -> None:
-        self._last.update(self.peers.exchange(members, PING, _REPLY))
+    def ask(self, members: Collection[int]) -> None:
+        """Ask members where they are, and for the outcome."""
+        message = {"what": "outcome", "epoch": self.epoch}
+        self._last.update(self.peers.exchange(members, message, _REPLY))
         for member in members:
             if self._last.get(member) == "unresponsive":
                 self._silent_since.setdefault(member, self.started)
@@ -450,28 +465,19 @@ class Session:
             if self._peers.now() > limit:
                 return outcome or Outcome("lost", message="the members reached no agreement")
 
-    def _missed(self) -> Outcome | None:
-        """The outcome that others have already: whoever served it may have been lost before this member read it."""
-        self._took_part = False
-        everyone = set(self._members.all) - self._end.suspects
-        message = {"what": "outcome", "epoch": self._epoch}
-        replies = [r for r in self._peers.exchange(everyone, message, _REPLY).values() if isinstance(r, dict)]
-        for reply in replies:
-            if isinstance(reply.get("outcome"), str):
-                return Outcome.read(reply["outcome"], "outcome")
-        if any(isinstance(epoch := reply.get("epoch"), int) and epoch > self._epoch + _KEPT for reply in replies):
-            return Outcome("failed", (self.member,), message="the others went on long ago, without this member")
-        return None
-
     def _round(self, report: Report, started: float) -> Outcome | None:
         everyone = sorted(self._members.all)
-        probe = _Probe(self._peers, self._end.suspects, self._timeout, started)
+        probe = _Probe(self._peers, self._epoch, self._end.suspects, self._timeout, started)
         server = self._server(everyone, probe)
         if server is None:
             return None
 
         def concluded(arrivals: Arrivals) -> Outcome:
             absent = arrivals.absent
+            probe.ask(absent)
+            if (others := probe.outcome()) is not None:
+                self._took_part = False
+                return others
             reports = {
                 member: Report.read(texts[-1]) for member, texts in arrivals.texts.items() if member not in absent
             }
@@ -484,9 +490,10 @@ class Session:
                 gone = []
             return conclude(self._history, self._epoch, reports, gone)
 
+        if probe.went_on(server):
+            self._took_part = False
+            return probe.outcome()
         try:
-            if probe.epoch(server) > self._epoch:
-                return self._missed()
             client = self._connected(server)
             found = Round(
                 StoreChannel(client.store, "survive"),
@@ -496,13 +503,17 @@ class Session:
                 server == self.member,
                 patience=1.0,
             )
-            patience = Patience(_PATIENCE * self._timeout, enough=lambda absent: not probe.any_may_arrive(absent))
+            # Whoever serves the round asks for all: so what the others ask of it does not grow with their number.
+            patience = Patience(
+                _PATIENCE * self._timeout,
+                enough=lambda arrivals: server == self.member and not probe.any_may_arrive(arrivals.absent),
+            )
             self._took_part = True
             outcome = found.step("members", Proposal(text=report.text), concluded, patience)
             found.leave(outcome, stay=bool(outcome.value and outcome.value.get("over")))
         except (ConnectError, AgreementError):
             self._client = None
-            return self._missed()
+            return None
         return outcome
 
     def _server(self, everyone: Sequence[int], probe: _Probe) -> int | None:

@@ -1,0 +1,175 @@
+"""What members conclude from their reports, as laws: of any plan, any losses, and any way in which a network is cut."""
+
+from dataclasses import replace
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.survival.test_members import jobs
+
+from rankmesh.errors import PlanError
+from rankmesh.survival.agreement import Report, conclude
+
+EPOCH = 3
+MANY = settings(max_examples=120)
+
+
+@st.composite
+def histories(draw):
+    """The members of an epoch and, in some, of the one before it, of which a member was lost since."""
+    members = draw(jobs())
+    if draw(st.booleans()):
+        return {EPOCH: members}
+    try:
+        following = members.without({draw(st.sampled_from(members.all))})
+    except PlanError:
+        return {EPOCH: members}
+    return {EPOCH - 1: members, EPOCH: following}
+
+
+@st.composite
+def reports(draw, history, member):
+    """What a member of the last epoch may say."""
+    last = draw(st.integers(0, 3))
+    steps = {}
+    for epoch, members in history.items():
+        if member in members.ranks and draw(st.booleans()):
+            steps[epoch] = tuple(sorted({max(last - 1, 0), last}))
+    torn = draw(st.sampled_from(["", "RuntimeError: closed"]))
+    error = "" if torn else draw(st.sampled_from(["", "", "", "ValueError: a bug"]))
+    return Report(
+        done=not torn and not error and draw(st.integers(0, 9)) == 0,
+        error=error,
+        torn=torn,
+        first=bool(torn) and draw(st.booleans()),
+        steps=steps,
+        held=bool(steps),
+    )
+
+
+@st.composite
+def endings(draw):
+    """A history, the reports of those that arrive, and those of the others that are known to be gone."""
+    history = draw(histories())
+    away = draw(st.one_of(st.sets(st.sampled_from(history[EPOCH].all), max_size=most) for most in (0, 2, 30)))
+    arrived = set(history[EPOCH].all) - away or {min(away)}
+    given_ = {member: draw(reports(history, member)) for member in sorted(arrived)}
+    absent = sorted(set(history[EPOCH].all) - arrived)
+    return history, given_, draw(st.sets(st.sampled_from(absent))) if absent else set()
+
+
+def goes_on(outcome):
+    """Whether the job has a next epoch."""
+    return outcome.agreed and not outcome.value.get("over")
+
+
+@MANY
+@given(st.data())
+def test_no_split_brain(data):
+    """Members that are cut from each other, whichever of the dead each side knows to be gone: one side goes on."""
+    history = data.draw(histories())
+    everyone = history[EPOCH].all
+    side = {member: data.draw(st.sampled_from(["dead", "left", "right"])) for member in everyone}
+    dead = {member for member in everyone if side[member] == "dead"}
+    outcomes = []
+    for which in ("left", "right"):
+        here = [member for member in everyone if side[member] == which]
+        assume(here)
+        given_ = {member: replace(data.draw(reports(history, member)), done=False) for member in here}
+        gone = data.draw(st.sets(st.sampled_from(sorted(dead)))) if dead else set()
+        outcomes.append(conclude(history, EPOCH, given_, gone))
+    assert sum(map(goes_on, outcomes)) <= 1
+
+
+@MANY
+@given(endings())
+def test_who_stays(ending):
+    """Whoever arrived and raised nothing is a member of the next epoch; whoever did not arrive, or raised, is none."""
+    history, given_, gone = ending
+    outcome = conclude(history, EPOCH, given_, gone)
+    if not goes_on(outcome):
+        return
+    following = {*outcome.value["ranks"], *outcome.value["spares"]}
+    assert {member for member, report in given_.items() if not report.error and not report.torn} <= following
+    assert following <= {member for member, report in given_.items() if not report.error}
+    assert following == set(history[EPOCH].all) - set(outcome.ranks)
+    # An error that may follow from the loss of another member is excused where one is lost.
+    if set(history[EPOCH].all) - given_.keys() or any(report.error for report in given_.values()):
+        assert {member for member, report in given_.items() if report.torn} <= following
+
+
+@MANY
+@given(endings())
+def test_every_rank_has_a_member(ending):
+    """The next plan has the size of its members at ranks, each of which arrived; nobody is there twice."""
+    history, given_, gone = ending
+    outcome = conclude(history, EPOCH, given_, gone)
+    if not goes_on(outcome):
+        return
+    ranks, spares = outcome.value["ranks"], outcome.value["spares"]
+    assert len(ranks) == history[EPOCH].sizes.plan(outcome.value["replicas"]).mesh.size
+    assert len({*ranks, *spares}) == len(ranks) + len(spares)
+    assert {*ranks, *spares} <= given_.keys()
+
+
+@MANY
+@given(endings())
+def test_the_step_is_everyones(ending):
+    """Each survivor that had a rank in the epoch of the snapshots has them of the step, and of no later common one."""
+    history, given_, gone = ending
+    outcome = conclude(history, EPOCH, given_, gone)
+    if not goes_on(outcome):
+        return
+    source, step = outcome.value["source"], outcome.value["step"]
+
+    def common(epoch):
+        had = [given_[member] for member in history[epoch].ranks if member in given_.keys() - set(outcome.ranks)]
+        steps = [set(report.steps.get(epoch, ())) for report in had]
+        return set.intersection(*steps) if steps else set()
+
+    if source is None:
+        assert not any(report.held for report in given_.values())
+        assert step == 0
+        return
+    assert step == max(common(source))
+    assert not any(common(epoch) for epoch in history if epoch > source)
+
+
+@MANY
+@given(endings(), st.sets(st.integers(0, 30)))
+def test_over_when_all_have_returned(ending, returned):
+    """The job is over when every member of the plan has returned, and not before; a spare has nothing to return."""
+    history, given_, gone = ending
+    ranks = history[EPOCH].ranks
+    given_ = {member: replace(report, done=member in returned) for member, report in given_.items()}
+    outcome = conclude(history, EPOCH, given_, gone)
+    over = outcome.agreed and outcome.value.get("over", False)
+    assert over == all(member in given_ and given_[member].done for member in ranks)
+    known = {**given_, min(given_): replace(given_[min(given_)], over=True)}
+    assert conclude(history, EPOCH, known, gone).value == {"over": True}
+
+
+@MANY
+@given(endings(), st.randoms())
+def test_the_order_of_arrival_changes_nothing(ending, random):
+    """The same outcome, to the letter, from the same reports in any order, and as they come from the store."""
+    history, given_, gone = ending
+    shuffled = list(given_.items())
+    random.shuffle(shuffled)
+    received = {member: Report.read(report.text) for member, report in shuffled}
+    assert received == given_
+    outcome = conclude(history, EPOCH, given_, gone)
+    assert conclude(history, EPOCH, received, sorted(gone, reverse=True)).text == outcome.text
+
+
+@MANY
+@given(endings())
+def test_why_a_job_ends(ending):
+    """An outcome that is no agreement says in words why, and names the members that are lost."""
+    history, given_, gone = ending
+    outcome = conclude(history, EPOCH, given_, gone)
+    if outcome.agreed:
+        return
+    assert outcome.message
+    assert set(outcome.missing) == set(history[EPOCH].all) - given_.keys()
+    if outcome.reason == "missing":
+        assert 2 * len(given_) <= len(history[EPOCH].all) - len(gone)
