@@ -1,8 +1,11 @@
 """rm.survive on simulated ranks that are lost: the results of a run without loss, in any order, at any size."""
 
+import statistics
+import time
 from collections import Counter
 
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +13,9 @@ from tests.survival.program import Model
 
 import rankmesh as rm
 from rankmesh import sim
+from rankmesh.sim.members import SimulatedMembers, SimulatedPeers
+from rankmesh.sim.simulation import current_context
+from rankmesh.sim.store import SimulatedStore
 from rankmesh.survival import session, world
 
 STEPS = 6
@@ -194,3 +200,105 @@ def test_a_program_that_does_not_survive():
     """Without rm.survive nobody commits."""
     with pytest.raises(rm.PlanError, match="nobody committed"):
         sim.run(dist.get_rank, 2, lose={0: 1})
+
+
+# -- what a change costs ----------------------------------------------------------------------------------------
+
+
+class Costs:
+    """Calls of stores and messages of each member from the first loss on; the seconds until all have the outcome."""
+
+    def __init__(self, monkeypatch):
+        self.calls, self.messages, self.seconds = Counter(), Counter(), 0.0
+        self._counts, self._started, self._inside = False, 0.0, set()
+        for name in ("set", "get", "add", "append", "compare_set", "deleteKey", "check", "wait"):
+            monkeypatch.setattr(SimulatedStore, name, self._counted(getattr(SimulatedStore, name)))
+        send, lost, adopt = SimulatedPeers._send, SimulatedMembers.lost, session.Session._adopt
+
+        def sent(peers, member, message):
+            self.messages[peers.member] += self._counts
+            return send(peers, member, message)
+
+        def begins(members, ranks):
+            self._started, self._counts = self._started or time.perf_counter(), True
+            return lost(members, ranks)
+
+        def adopted(member, *args):
+            adopt(member, *args)
+            self.seconds = time.perf_counter() - self._started
+
+        monkeypatch.setattr(SimulatedPeers, "_send", sent)
+        monkeypatch.setattr(SimulatedMembers, "lost", begins)
+        monkeypatch.setattr(session.Session, "_adopt", adopted)
+
+    def _counted(self, call):
+        def counted(store, *args):
+            context = current_context()
+            if not self._counts or context is None or context.rank in self._inside:
+                return call(store, *args)
+            self.calls[context.rank] += 1
+            self._inside.add(context.rank)
+            try:
+                return call(store, *args)
+            finally:
+                self._inside.discard(context.rank)
+
+        return counted
+
+
+def regrouped(size, monkeypatch, lose):
+    """The costs of a change among so many members, of which four are spares."""
+    with monkeypatch.context() as patched:
+        costs = Costs(patched)
+        plan = rm.Mesh(tp=4, dp=(size - 4) // 4)
+
+        def train(job):
+            weights = torch.full((2,), float(job.rank))
+            job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, ("tp",), shape=(8,))})
+            for step in range(job.step, 3):
+                dist.all_reduce(weights, group=job.groups["dp"].pg)
+                job.commit(step + 1)
+            return float(weights[0])
+
+        values = sim.run(lambda: rm.survive(train, plan, spares=4), size, lose=lose, initialise=False, timeout=60)
+    assert len([value for value in values if value is not None]) == size - 4
+    return costs
+
+
+def test_what_a_change_asks_of_the_store(monkeypatch):
+    """16, 64 and 256 members lose three: each of the others asks as much of the stores, and sends as many messages."""
+    found = [regrouped(size, monkeypatch, {1: 2, size // 2: 2, size - 6: 2}) for size in (16, 64, 256)]
+    assert len({statistics.median(costs.calls.values()) for costs in found}) == 1
+    # All but a few: who serves the round reads the arrivals, by 62 ranks, and asks for those that are absent.
+    for size, costs in zip((16, 64, 256), found, strict=True):
+        *others, _, _, busiest = sorted(costs.calls.values())
+        assert others[-1] <= 80
+        assert busiest <= 80 + size // 4
+        assert statistics.median(costs.messages.values()) <= 4
+        assert sum(costs.messages.values()) <= 12 * size
+
+
+@pytest.mark.parametrize("size", [16, 64, 256])
+def test_the_server_is_lost_in_the_round(size, monkeypatch):
+    """Member 0 dies when it has asked for those that are absent: messages grow with the members, not their square."""
+    ask, asked = session._Probe.ask, []
+
+    def dies(probe, members):
+        replies = ask(probe, members)
+        if len(members) > 1 and not asked:
+            asked.append(probe.peers.member)
+            current_context().simulation.members.lost([probe.peers.member])
+        return replies
+
+    monkeypatch.setattr(session._Probe, "ask", dies)
+    costs = regrouped(size, monkeypatch, {1: 2, size - 6: 2})
+    assert asked == [0]
+    assert sum(costs.messages.values()) <= 20 * size
+
+
+@pytest.mark.long
+def test_a_thousand_members(monkeypatch):
+    """1,024 members lose three, and have agreed within a minute."""
+    costs = regrouped(1024, monkeypatch, {1: 2, 512: 2, 1018: 2})
+    assert statistics.median(costs.calls.values()) <= 45
+    assert costs.seconds < 60
