@@ -334,6 +334,18 @@ def test_redundancy_keeps_a_shard_without_a_replica(job, moment):
     assert _restored(ended, 3, (2, 3)) == (SHARDS, [])
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize(
+    "moment", [["take", 2], ["sent", 2], ["sent", 6], ["sent", 7], ["arrived", 1], ["arrived", 2], ["take", 7]], ids=str
+)
+def test_redundancy_at_the_first_and_the_last_commits(job, rank, moment):
+    """Any rank, before, between and after what a commit does: the others have a step in common, and it is whole."""
+    sent, loaded = _restored(job(5, {rank: [moment]}, "tp=2,pp=2", spares=1, redundancy=1), rank, range(STEPS + 1))
+    assert loaded == []
+    assert sent == SHARDS - 20 * (rank < 2)
+
+
 def test_redundancy_keeps_ranks_within_two_steps(job):
     """Of a program without collectives: all wait for rank 3's copies, so that a step is left which all of them have."""
     ended = job(5, {3: [["late", 3]]}, "dp=4", spares=1, redundancy=1, coupled=False)
