@@ -103,6 +103,12 @@ def test_several_launches(script):
     with pytest.raises(PlanError, match=r"2 runs of different layouts \(1: torchrun .* 2; 3: torchrun .* 4\); choose"):
         run_config(script(text))
     assert run_config(script(text), launch=3).plan == recipes.megatron(8, tp=4)
+    verl = "python -m verl.trainer.main_ppo trainer.nnodes=1 trainer.n_gpus_per_node=8 "
+    verl += "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2\n"
+    assert run_config(script(verl + "torchrun --nproc_per_node 1 eval.py")).plan == recipes.megatron(8, tp=2)
+    with pytest.raises(PlanError, match="2 runs of different layouts"):
+        run_config(script(verl + TP + "4"))
+    script(text)
     with pytest.raises(PlanError, match="launch 4 of 3; choose one of 1 to 3"):
         run_config(script(text), launch=4)
 

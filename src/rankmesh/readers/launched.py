@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankmesh.errors import PlanError, cut
-from rankmesh.readers import megatron
+from rankmesh.readers import megatron, verl
 from rankmesh.readers.config import Config, read_launch
 from rankmesh.readers.recording.record import SECONDS, STAND_INS, Launch, Recording, record, sandbox_kind
 from rankmesh.readers.run import Run, recorded_run
@@ -56,7 +56,7 @@ def _the_one(runs: Sequence[tuple[Launch, Run]], path: str, world_size: int | No
 
     Launches without a parallel size, such as of an evaluation, count only where no other has one.
     """
-    stating = [(each, run) for each, run in runs if any(entry.key in megatron.FLAGS for entry in run.arguments)]
+    stating = [(each, run) for each, run in runs if _states_sizes(each, run)]
     configs = [(each, _read(run, path, world_size)) for each, run in stating or runs]
     first = configs[0][1]
     if any(_key(config) != _key(first) for _, config in configs):
@@ -70,6 +70,10 @@ def _the_one(runs: Sequence[tuple[Launch, Run]], path: str, world_size: int | No
     if isinstance(first, PlanError):
         raise first
     return first
+
+
+def _states_sizes(launch: Launch, run: Run) -> bool:
+    return verl.starts_verl(launch.words) or any(entry.key in megatron.FLAGS for entry in run.arguments)
 
 
 def _read(run: Run, path: str, world_size: int | None) -> Config | PlanError:
