@@ -122,8 +122,10 @@ class Heartbeat:
         self._watch = None
 
     def close(self) -> None:
-        """Reply no more, and ping nobody."""
+        """Reply no more, and ping nobody; calling it again is nothing."""
         self.unwatch()
+        if not self._thread.is_alive():
+            return
         self._wake.send(b".")
         self._thread.join(1)
         for key in list(self._selector.get_map().values()):
