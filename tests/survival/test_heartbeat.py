@@ -50,7 +50,9 @@ def test_many_at_once(heartbeat):
     assert exchange({1: _at(heartbeat.port)}, message, 30) == {1: {"got": message}}
 
 
-@pytest.mark.parametrize("data", [b"\xff\x00\n", b"[1]\n", b"{" * 100_000 + b"\n", b"x" * (2 << 20), b'{"what":\n', b""])
+@pytest.mark.parametrize(
+    "data", [b"\xff\x00\n", b"[1]\n", b"{" * 100_000 + b"\n", b"x" * (2 << 20), b'{"what":\n', b""]
+)
 def test_hostile_data_ends_its_own_connection(heartbeat, data):
     """What is no message closes the connection that it came by; others get replies."""
     with socket.create_connection(_at(heartbeat.port)) as one:
