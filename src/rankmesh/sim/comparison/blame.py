@@ -24,7 +24,7 @@ from rankmesh.sim.comparison.aligned import DIFFERENT, ORDER, SAME, SCALED, UNKN
 from rankmesh.sim.comparison.layouts import Layout
 from rankmesh.sim.comparison.repairs import Repair, reductions, regroupings, scalings
 from rankmesh.sim.comparison.runner import Runner
-from rankmesh.sim.comparison.session import Deviation, Key, Record, Reference, Session
+from rankmesh.sim.comparison.session import SAME_SHAPE, Deviation, Key, Record, Reference, Session
 from rankmesh.sim.comparison.stacks import Node, Stack, nodes_of
 
 __all__ = ["Cause", "Failing", "find"]
@@ -166,7 +166,7 @@ def _phases(
 
 def _sized(repair: Repair) -> bool:
     """Whether tensors have the shape of the group, so that another group of another size cannot be tried."""
-    return repair.form == "group" and repair.node is not None and repair.node.operation not in _SAME_SHAPE
+    return repair.form == "group" and repair.node is not None and repair.node.operation not in SAME_SHAPE
 
 
 def _matters(node: Node, layouts: Sequence[Layout]) -> bool:
@@ -191,8 +191,6 @@ def _before(record: Session, key: Key, nodes: dict[tuple[Stack, str], list[Node]
     return [list(one) for one in found]
 
 
-# Collectives whose tensors have one shape whatever the size of the group.
-_SAME_SHAPE = ("all_reduce", "all_reduce_coalesced", "broadcast", "reduce")
 # In which order what was found about collectives makes them suspect.
 _SUSPECT = ("wrong", DIFFERENT, SCALED, ORDER)
 

@@ -42,7 +42,10 @@ class Repair:
 
 
 def _common(layouts: Sequence[Layout]) -> list[str]:
-    return [kind for kind in layouts[0].kinds if all(kind in layout.kinds for layout in layouts)]
+    """The kinds that every layout has: those of the plan first, of these the ones along the fewest axes."""
+    first = layouts[0]
+    known = [kind for kind in first.kinds if all(kind in layout.kinds for layout in layouts)]
+    return sorted(known, key=lambda kind: (kind in first.unions, len(first.kinds[kind].axes)))
 
 
 def _distinct(layouts: Sequence[Layout], kinds: Sequence[str]) -> Iterator[str]:
@@ -71,8 +74,7 @@ def reductions(layouts: Sequence[Layout]) -> list[Repair]:
 def scalings(layouts: Sequence[Layout], node: Node | None = None) -> list[Repair]:
     """A factor of a kind's size, or one over it; of equal factors everywhere, the first."""
     found, seen = [], set()
-    kinds = sorted(_common(layouts), key=lambda kind: len(layouts[0].kinds[kind].axes))
-    for kind in kinds:
+    for kind in _common(layouts):
         sizes = tuple(layout.kinds[kind].size for layout in layouts)
         if sizes not in seen and prod(sizes) > 1:
             seen.add(sizes)

@@ -30,8 +30,10 @@ from rankmesh.sim.group import SimulatedGroup
 from rankmesh.sim.observer import Observer
 from rankmesh.sim.simulation import current_context
 
-__all__ = ["Deviation", "Key", "Record", "Reference", "Session", "Stopped"]
+__all__ = ["SAME_SHAPE", "Deviation", "Key", "Record", "Reference", "Session", "Stopped"]
 
+# Collectives whose tensors have one shape whatever the size of the group.
+SAME_SHAPE = ("all_reduce", "all_reduce_coalesced", "broadcast", "reduce")
 # A name, and the how-manieth value of that name on its rank.
 Key = tuple[str, int]
 # A value of this size, in units of the largest, is what rounding leaves of a zero.
@@ -283,6 +285,8 @@ class Session(Observer):
         if not groups.has(call.rank):
             raise LayoutError(f"rank {call.rank} is in no group of the kind {kind}")
         ranks = groups.of(call.rank).ranks
+        if call.operation not in SAME_SHAPE and len(ranks) != len(pg.channel.ranks):
+            raise LayoutError(f"{call.operation} has tensors for {len(pg.channel.ranks)} ranks, not for {len(ranks)}")
         other = pg.simulation.group(call.rank, f"repair/{pg.channel.label.partition('@')[0]}/{kind}", ranks, kind)
         call.position = ranks.index(call.rank)
         if call.root is not None:

@@ -1,0 +1,129 @@
+"""The example as a program that is compared, and copies of it in which one collective is made on another group."""
+
+import importlib
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rankmesh import sim
+
+GPT = Path(__file__).parents[2] / "examples" / "train_gpt" / "gpt"
+SIZES = {"hidden": 8, "heads": 2, "experts": 4, "top": 2, "sequence": 8, "batch": 4, "microbatches": 1}
+
+
+@dataclass(frozen=True)
+class Break:
+    """One collective: its file, what it is made on, what instead, and the layouts that are compared."""
+
+    file: str
+    line: str
+    right: str
+    wrong: str
+    layouts: tuple[str, ...]
+
+    def apply(self, folder):
+        """Change the copy of the example in a folder; the line that is wrong now."""
+        path = folder / self.file
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found = [number for number, line in enumerate(lines) if self.line in line]
+        assert len(found) == 1, (self, found)
+        changed = lines[found[0]].replace(self.right, self.wrong)
+        assert changed != lines[found[0]], self
+        lines[found[0]] = changed
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return found[0] + 1
+
+
+def copy_of(folder, name):
+    """A copy of the example's package, which can be imported under a name of its own."""
+    shutil.copytree(GPT, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    layer = folder / name / "tensor_parallel.py"
+    text = layer.read_text(encoding="utf-8")
+    known = "        self.tp = weights.groups.tp\n"
+    assert text.count(known) == 1
+    # A group that a feed-forward layer could take for that of its shards.
+    layer.write_text(text.replace(known, "        self.tp, self.wrong = weights.groups.tp, weights.groups.data\n"))
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    return folder / name
+
+
+def program_of(package, *, layers=2, steps=2):
+    """The program: some steps of a training, and every weight and moment after them."""
+    loop, layout, model = (importlib.import_module(f"{package}.{name}") for name in ("loop", "layout", "model"))
+    run = loop.Run(model.Shape(layers=layers, **SIZES), steps=steps, rate=0.01, clip=0.25, dtype="float64")
+
+    def program(groups):
+        trainer = loop.Trainer(run, layout.of(groups), torch.device("cpu"))
+        for step in trainer.steps():
+            sim.see("loss", step.loss)
+            sim.see("norm", step.norm)
+        state = trainer.state()
+        for name, sharding in trainer.shardings.items():
+            if name in state:
+                sim.see(name, state[name], sharding.cut, view=sharding.view, at=sharding.at)
+
+    return program
+
+
+def megatron(*layouts):
+    """SPECs of Megatron's recipe."""
+    return tuple(f"megatron:{layout}" for layout in layouts)
+
+
+TP = megatron("tp=2,dp=1", "tp=2,dp=2")
+EP = megatron("dp=2,ep=2", "tp=2,dp=2,ep=2")
+BREAKS = {
+    "vocabulary, forward": Break("model.py", "x = embedded(", "self.groups.tp", "self.groups.data", TP),
+    "cross-entropy": Break("model.py", "loss = cross_entropy(", "self.groups.tp", "self.groups.data", TP),
+    "attention, in": Break("model.py", 'torch.einsum("bpe,thwe->tbhpw"', "self.groups.tp", "self.groups.data", TP),
+    "attention, out": Break("model.py", "return summed(torch.einsum", "self.groups.tp", "self.groups.data", TP),
+    "feed-forward, in": Break("tensor_parallel.py", "units = F.gelu(copied", "self.tp", "self.wrong", TP),
+    "feed-forward, out": Break("tensor_parallel.py", "return summed(torch.matmul", "self.tp", "self.wrong", TP),
+    "loss": Break(
+        "loop.py",
+        "loss = total(pipeline",
+        "groups.data, groups.pp",
+        "groups.tp, groups.pp",
+        megatron("dp=2", "tp=2,dp=2"),
+    ),
+    "loss over stages": Break(
+        "loop.py",
+        "loss = total(pipeline",
+        "groups.data, groups.pp",
+        "groups.data, groups.tp",
+        megatron("pp=2,dp=1", "pp=2,dp=1,tp=2"),
+    ),
+    "tied tables": Break(
+        "optimizer.py",
+        "total(self.table.grad",
+        "*self.groups.tied",
+        "self.groups.tp",
+        megatron("pp=2,dp=1", "pp=2,dp=1,tp=2"),
+    ),
+    "dense norm": Break(
+        "optimizer.py",
+        "dense = total(",
+        "self.groups.shards, *self.groups.model",
+        "self.groups.shards, self.groups.pp",
+        TP,
+    ),
+    "dense norm, replicas": Break(
+        "optimizer.py",
+        "dense = total(",
+        "self.groups.shards, *self.groups.model",
+        "self.groups.tp, *self.groups.model",
+        megatron("dp=2", "tp=2,dp=2"),
+    ),
+    "experts' norm": Break(
+        "optimizer.py",
+        "return (dense + total(",
+        "self.groups.expert_shards, *self.groups.expert_model",
+        "self.groups.expert_shards, *self.groups.model",
+        EP,
+    ),
+}
