@@ -163,6 +163,15 @@ def test_state_that_nobody_holds():
     assert {type(error) for error in raised.value.failures.values()} == {rm.LostState}
 
 
+@pytest.mark.parametrize("order", ["deterministic", 1, 2])
+@pytest.mark.parametrize("lose", [{1: 3}, {0: 3}, {2: 1}, {3: STEPS}, {0: 2, 3: 4}], ids=str)
+def test_copies_on_other_ranks(lose, order):
+    """4 ranks without a replica, and two spares: redundancy=1 brings back what a lost rank alone had, bit-equal."""
+    layout = "tp=2,pp=2,dp=1"
+    values = survived(6, lose, order=order, layout=layout, spares=2, redundancy=1)
+    same(values, by_rank(survived(4, {}, layout=layout)))
+
+
 def test_an_error_of_the_program():
     """A rank whose train raises is left out, and its error is the one that run raises; the others go on."""
 
