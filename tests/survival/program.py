@@ -187,9 +187,18 @@ def member(me, port, folder, deaths, steps, layout, how):
                 history[-1].append(time.time())
         return {name: tensor.tolist() for name, tensor in model.tensors.items()}
 
+    def train_on(job):
+        """The same for a program that catches the error itself."""
+        while True:
+            try:
+                return train(job)
+            except RuntimeError:
+                job.groups.abort()
+                job.regroup()
+
     outcome = {}
     try:
-        outcome["result"] = rm.survive(train, layout, **how)
+        outcome["result"] = rm.survive(train_on if how.pop("regroups", False) else train, layout, **how)
     except (rm.RankmeshError, ValueError) as error:
         outcome["error"] = f"{type(error).__name__}: {error}"
     for path in Path(folder).glob("dead-*"):  # those that are only stopped would outlive the test

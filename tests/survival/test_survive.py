@@ -142,6 +142,12 @@ def test_all_ranks_raise(job):
     assert "ValueError: a bug at step 2" in ended[4]["error"]
 
 
+def test_a_program_that_regroups_itself(job, expected):
+    """8 ranks and a spare: train catches the error of a collective, and goes on in the next epoch without leaving."""
+    ended = job(9, [{"member": 3, "at": "step", "n": 4}], spares=1, regroups=True, timeout=3)
+    _same(ended, expected)
+
+
 def _reference(sizes):
     """The loss of each step on one process that does what replicas do: ``sizes`` says how many there are in each."""
     weights, momenta = [started(stage) for stage in range(2)], [torch.zeros(ROWS, COLUMNS).double() for _ in range(2)]
