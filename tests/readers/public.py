@@ -185,9 +185,9 @@ def named(section):
 
 def cluster(data, policy):
     """The world where training and generation share the cluster."""
-    generation = (policy.get("generation") or {}).get("colocated") or {}
+    rollout = (policy.get("generation") or {}).get("colocated") or {}
     counts = data.get("cluster") or {}
-    if generation.get("enabled") is False or not {"num_nodes", "gpus_per_node"} <= set(counts):
+    if rollout.get("enabled") is False or not {"num_nodes", "gpus_per_node"} <= set(counts):
         return {}
     return {"world": str(counts["num_nodes"] * counts["gpus_per_node"])}
 

@@ -192,7 +192,7 @@ def member(me, port, folder, deaths, steps, layout, how):
         while True:
             try:
                 return train(job)
-            except RuntimeError:
+            except RuntimeError:  # noqa: PERF203  - a loop of attempts
                 job.groups.abort()
                 job.regroup()
 

@@ -102,8 +102,8 @@ class _Decider:
             found = [self.matches(pattern, text) for pattern in patterns]
             falls = any(child.type in (";&", ";;&") for child in item.children)
             verdict = None if falls or (None in found and True not in found) else True in found
-            own = {pattern.id for pattern in patterns}
-            yield verdict, [], [child for child in item.named_children if child.id not in own]
+            ids = {pattern.id for pattern in patterns}
+            yield verdict, [], [child for child in item.named_children if child.id not in ids]
 
     def matches(self, pattern: Node, text: str | None) -> bool | None:
         written = self.known(pattern)

@@ -104,8 +104,8 @@ def _notes(found: Recording, runs: Sequence[tuple[Launch, Run]], seconds: float)
     """What a size may depend on and was not as on the cluster: lines that failed, programs that did not run."""
     notes = [(line, f"bash: {text}") for line, text in found.failed]
     read = {id(each) for each, _ in runs}
-    silent = dict.fromkeys(cut(str(each)) for each in found.launches if each.captured and id(each) not in read)
-    notes += [(0, f"{words} did not run, so its output is empty") for words in silent]
+    unrun = dict.fromkeys(cut(str(each)) for each in found.launches if each.captured and id(each) not in read)
+    notes += [(0, f"{words} did not run, so its output is empty") for words in unrun]
     if found.status is None:
         notes.append((0, f"the script was stopped after {seconds:g} s; later launches are not recorded"))
     return notes

@@ -144,10 +144,10 @@ def from_run(run: Run, path: str) -> Settled:
 def _deepspeed(settled: Settled, path: str) -> Settled:
     """Megatron-DeepSpeed's sequence and expert axes, which are DeepSpeed's where they stand beside data alone."""
     sizes = settled.arguments
-    own = {name: size for name in ("sp", "moe_ep") if (size := sizes.pop(name, 1)) > 1}
-    if not own:
+    separate = {name: size for name in ("sp", "moe_ep") if (size := sizes.pop(name, 1)) > 1}
+    if not separate:
         return settled
-    if len(own) > 1 or max(sizes.get("tp", 1), sizes.get("pp", 1)) > 1:
+    if len(separate) > 1 or max(sizes.get("tp", 1), sizes.get("pp", 1)) > 1:
         raise PlanError(
             f"{path}: no recipe has DeepSpeed's sequence or expert axis beside another of the sizes "
             f"{', '.join(str(reading) for reading in settled.readings)}; describe the layout with axes",
@@ -156,7 +156,9 @@ def _deepspeed(settled: Settled, path: str) -> Settled:
     for name in ("tp", "pp"):
         sizes.pop(name, None)
     sizes.update(
-        {"recipe": "sequences", "sp": own["sp"]} if "sp" in own else {"recipe": "deepspeed", "ep": own["moe_ep"]}
+        {"recipe": "sequences", "sp": separate["sp"]}
+        if "sp" in separate
+        else {"recipe": "deepspeed", "ep": separate["moe_ep"]}
     )
     return settled
 

@@ -323,8 +323,8 @@ class _Reader:
 
     def start(self, node: Node, words: tuple[Word, ...]) -> None:
         names = [self.named(child) for child in node.named_children if child.type == "variable_assignment"]
-        own = {name: self.script.variables[name] for name in names if name in self.script.variables}
-        self.script.commands.append(Command((*self.prefix, *words), self.at(node), own))
+        assigned = {name: self.script.variables[name] for name in names if name in self.script.variables}
+        self.script.commands.append(Command((*self.prefix, *words), self.at(node), assigned))
 
     def named(self, assignment: Node) -> str:
         name = assignment.child_by_field_name("name")

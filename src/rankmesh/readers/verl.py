@@ -63,25 +63,30 @@ def from_document(entries: list[Entry], path: str, program: str = "") -> Settled
     """The layout of the actor; ``program``: the command with its options, which may name the engine."""
     tuning = not matches(entries)
     prefix = () if tuning else _ACTOR
-    own = [entry for entry in entries if entry.path[: len(prefix)] == prefix]
+    below = [entry for entry in entries if entry.path[: len(prefix)] == prefix]
     sections = {"engine", "megatron"} if tuning else {"megatron"}
-    megatron = [entry for entry in own if len(entry.path) == len(prefix) + 2 and entry.path[-2] in sections]
-    engine = _engine(own, entries, prefix, program)
+    megatron = [entry for entry in below if len(entry.path) == len(prefix) + 2 and entry.path[-2] in sections]
+    engine = _engine(below, entries, prefix, program)
     if engine == "megatron" or (not engine and not tuning and _any_size(megatron)):
         settled = settle(_MEGATRON, megatron, path)
         settled.arguments["recipe"] = "megatron"
     else:
         inner = {"fsdp_config", "engine", *prefix[-1:]}
-        shards = [entry for entry in own if len(entry.path) == 1 or entry.path[-2] in inner]
+        shards = [entry for entry in below if len(entry.path) == 1 or entry.path[-2] in inner]
         settled = settle(_SHARDS, _last_of(shards), path)
         settled.arguments["recipe"] = "verl"
     _add_world(settled, entries, path)
     return settled
 
 
-def _engine(own: list[Entry], entries: list[Entry], prefix: tuple[str, ...], program: str) -> str:
+def _engine(below: list[Entry], entries: list[Entry], prefix: tuple[str, ...], program: str) -> str:
     """The engine that trains, empty where neither a setting nor the program's configuration names it."""
-    named = {(*prefix, "strategy"): own, ("model_engine",): entries, ("engine",): entries, ("engine", "strategy"): own}
+    named = {
+        (*prefix, "strategy"): below,
+        ("model_engine",): entries,
+        ("engine",): entries,
+        ("engine", "strategy"): below,
+    }
     for key, among in named.items():
         found = [str(entry.value) for entry in among if entry.path == key]
         if found:

@@ -69,8 +69,8 @@ class TensorClass:
 
     def sources(self, rank: int) -> list[int]:
         """The source shards that a rank has: its own first, then those of which it keeps copies."""
-        own = int(self.source.shard_map.shard_of(np.array([rank]))[0])
-        return [own] * (own >= 0) + [shard for shard, ranks in self.kept.items() if rank in ranks]
+        local = int(self.source.shard_map.shard_of(np.array([rank]))[0])
+        return [local] * (local >= 0) + [shard for shard, ranks in self.kept.items() if rank in ranks]
 
     def away(self, source: IntArray, ranks: IntArray) -> npt.NDArray[np.bool_]:
         """Whether each of the ranks (pairs, copies) does not have the source shard of its pair."""
