@@ -53,6 +53,7 @@ def run(pytester):
     return of
 
 
+@pytest.mark.long
 def test_marked_tests_compare(run):
     """A right test passes, a wrong one fails with the report, one that raises fails as it does on ranks."""
     result = run(TESTS)
