@@ -45,6 +45,7 @@ _REDIRECTS = {"variable_assignment", "file_redirect", "heredoc_redirect", "heres
 # Commands that set variables by other means than an assignment.
 _SETTERS = {"read", "mapfile", "readarray", "getopts", "printf", "source", "."}
 _NAME, _ASSIGNED = re.compile(r"[A-Za-z_]\w*"), re.compile(r"\b([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=")
+_SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=")
 _READS_OTHERS = re.compile(r"(^|[;&|({\s])(source|\.|eval)\s|\b(export|declare|read|unset)\s+[^\n;]*\$")
 # What a function has that starts the run.
 _STARTS = re.compile(
@@ -177,6 +178,9 @@ class _Reader:
             self.functions[self.text(name)] = node
         elif node.type == "command":
             self.command(node)
+        elif node.type == "test_command":
+            # Whether each of its words is read depends on those before it.
+            self.opaque(node, " ".join(_SETS_DEFAULT.findall(self.text(node))), "a condition gives it a default")
 
     def declare(self, node: Node) -> None:
         """``export NAME=value`` and ``unset NAME``; of other words the names may be unknown."""
