@@ -26,7 +26,7 @@ import torch
 
 import rankmesh as rm
 from bench.processes import run_world
-from rankmesh.survival.state import Held
+from rankmesh.survival.state import EpochState
 
 __all__ = ["measured", "table"]
 
@@ -37,7 +37,7 @@ HIDDEN = 608
 WARM = 3
 
 
-def _held(tensors: dict[str, torch.Tensor], rank: int, redundancy: int) -> Held:
+def _kept(tensors: dict[str, torch.Tensor], rank: int, redundancy: int) -> EpochState:
     """Everything that one rank has, as shards of which no other rank has a replica."""
     mesh = rm.Mesh(tp=RANKS)
     shardings = {
@@ -50,7 +50,7 @@ def _held(tensors: dict[str, torch.Tensor], rank: int, redundancy: int) -> Held:
         for name, tensor in tensors.items()
     }
     device = torch.device("cpu")
-    return Held(0, mesh, tensors, shardings, rank=rank, hosts=[""] * RANKS, redundancy=redundancy, device=device)
+    return EpochState(0, mesh, tensors, shardings, rank=rank, hosts=[""] * RANKS, redundancy=redundancy, device=device)
 
 
 def _body(rounds: int, hidden: int) -> Callable[[int, Any], dict[str, Any]]:
@@ -67,31 +67,31 @@ def _body(rounds: int, hidden: int) -> Callable[[int, Any], dict[str, Any]]:
                 moments = share.adam.state[share.part]
                 tensors |= {f"values{number}": share.values}
                 tensors |= {f"{name}{number}": moments[name] for name in ("exp_avg", "exp_avg_sq")}
-            held = {"without": None, "commit": _held(tensors, rank, 0), "copies": _held(tensors, rank, 1)}
-            times: dict[str, list[list[float]]] = {"commit alone": [], **{name: [] for name in held}}
+            variants = {"without": None, "commit": _kept(tensors, rank, 0), "copies": _kept(tensors, rank, 1)}
+            times: dict[str, list[list[float]]] = {"commit alone": [], **{name: [] for name in variants}}
             for step in range(1, WARM + rounds + 1):
-                for name, one in held.items():
-                    whole, alone = _step(trainer, step, one)
+                for name, one in variants.items():
+                    whole, commit_only = _step(trainer, step, one)
                     if step > WARM:
                         times[name].append(whole)
-                        times["commit alone"] += [alone] * (name == "commit")
+                        times["commit alone"] += [commit_only] * (name == "commit")
         state = sum(tensor.nbytes for tensor in tensors.values())
-        memory = {name: one.bytes for name, one in held.items() if one is not None}
+        memory = {name: one.bytes for name, one in variants.items() if one is not None}
         medians = {name: [median(column) for column in zip(*each, strict=True)] for name, each in times.items()}
         return {"medians": medians, "state": state, "memory": memory}
 
     return body
 
 
-def _step(trainer: Any, step: int, held: Held | None) -> tuple[list[float], list[float]]:
+def _step(trainer: Any, step: int, kept: EpochState | None) -> tuple[list[float], list[float]]:
     """A step with its commit, and the commit: seconds, and processor seconds of all threads of this rank."""
     marks = [(time.perf_counter(), time.process_time())]
-    if held is not None:
-        held.commit(step)
+    if kept is not None:
+        kept.commit(step)
     marks.append((time.perf_counter(), time.process_time()))
     trainer.step(step)
-    if held is not None and held.copies is not None:
-        held.copies.wait()
+    if kept is not None and kept.copies is not None:
+        kept.copies.wait()
     marks.append((time.perf_counter(), time.process_time()))
     start, committed, end = marks
     return [after - before for before, after in zip(start, end, strict=True)], [

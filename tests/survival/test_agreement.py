@@ -42,7 +42,7 @@ def reports(draw, history, member):
         torn=torn,
         first=bool(torn) and draw(st.booleans()),
         steps=steps,
-        held=bool(steps),
+        committed=bool(steps),
     )
 
 
@@ -127,7 +127,7 @@ def test_the_step_is_everyones(ending):
         return set.intersection(*steps) if steps else set()
 
     if source is None:
-        assert not any(report.held for report in given_.values())
+        assert not any(report.committed for report in given_.values())
         assert step == 0
         return
     assert step == max(common(source))

@@ -22,7 +22,7 @@ def _at(port):
 
 
 @pytest.fixture
-def silent():
+def stalled():
     """A port that accepts and says nothing, as of a stopped process."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
@@ -33,9 +33,9 @@ def _closed():
         return server.getsockname()[1]
 
 
-def test_who_replies_is_alive(heartbeat, silent):
+def test_who_replies_is_alive(heartbeat, stalled):
     """Members that reply, that say nothing, and whose port is closed, all asked at the same time."""
-    addresses = {1: _at(heartbeat.port), 2: _at(silent), 3: _at(_closed())}
+    addresses = {1: _at(heartbeat.port), 2: _at(stalled), 3: _at(_closed())}
     started = time.monotonic()
     replies = exchange(addresses, {"what": "ping"}, 0.3)
     assert replies == {1: {"got": PING}, 2: "unresponsive", 3: "gone"}
@@ -92,18 +92,18 @@ def test_a_process_that_is_gone_is_noticed_at_once(heartbeat):
     assert seconds < 10
 
 
-def test_a_silent_process_is_noticed_after_the_timeout(silent):
+def test_an_unresponsive_process_is_noticed_after_the_timeout(stalled):
     """And a little earlier there is a warning."""
-    found, seconds, late = _noticed(_at(silent), 1.0)
+    found, seconds, late = _noticed(_at(stalled), 1.0)
     assert found == ["unresponsive"]
     assert seconds >= 1.0
     assert 0.7 <= late[0] < seconds
 
 
-def test_a_watch_that_is_ended_finds_nothing(silent):
+def test_a_watch_that_is_ended_finds_nothing(stalled):
     """A member watches another one instead."""
     watcher, found = Heartbeat("127.0.0.1", dict), []
-    watcher.watch(_at(silent), 0.3, lambda: None, found.append)
+    watcher.watch(_at(stalled), 0.3, lambda: None, found.append)
     watcher.unwatch()
     time.sleep(0.8)
     watcher.close()

@@ -23,7 +23,7 @@ from rankmesh.launch.table import torchrun_variables
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.members import Members
 from rankmesh.survival.redundancy import Copies, Keepers, Stretch, checked
-from rankmesh.survival.state import Held, Snapshots, load_boxes
+from rankmesh.survival.state import EpochState, Snapshots, load_boxes
 from rankmesh.transfer import Transfer
 
 STEPS = 6
@@ -36,26 +36,26 @@ STEPS = 6
 def jobs(draw):
     """Shardings on a mesh, the host of each rank, and how many copies are kept."""
     mesh = Mesh(**draw(st.sampled_from([{"tp": 2, "dp": 2, "pp": 2}, {"dp": 3}, {"tp": 4, "pp": 2}, {"dp": 1}])))
-    held = {f"w{number}": draw(shardings(mesh, (5, 3))) for number in range(draw(st.integers(1, 3)))}
+    stored = {f"w{number}": draw(shardings(mesh, (5, 3))) for number in range(draw(st.integers(1, 3)))}
     hosts = draw(
         st.lists(st.sampled_from(draw(st.sampled_from(["a", "ab", "abc"]))), min_size=mesh.size, max_size=mesh.size)
     )
-    return held, hosts, draw(st.integers(0, mesh.size - 1))
+    return stored, hosts, draw(st.integers(0, mesh.size - 1))
 
 
 @settings(max_examples=100)
 @given(jobs())
 def test_what_has_no_replica_elsewhere_is_kept_elsewhere(job):
     """On other hosts where there are several, by as many ranks as there can be; what has a replica by nobody."""
-    held, hosts, redundancy = job
+    stored, hosts, redundancy = job
     several = len(set(hosts)) > 1
 
     def apart(one, other):
         return hosts[one] != hosts[other] if several else one != other
 
-    keepers = Keepers(held, hosts, redundancy)
+    keepers = Keepers(stored, hosts, redundancy)
     ranks = range(len(hosts))
-    for name, sharding in held.items():
+    for name, sharding in stored.items():
         kept = {rank: keepers.by_name.get(name, {}).get(rank, ()) for rank in ranks}
         elements = {rank: brute.kept(sharding, rank) for rank in ranks}
         for rank in ranks:
@@ -72,10 +72,10 @@ def test_what_has_no_replica_elsewhere_is_kept_elsewhere(job):
 
 def test_the_ranks_of_a_host_share_what_they_keep():
     """4 hosts of 4 ranks: each rank keeps copies of one other, of two with redundancy=2."""
-    held = {"w": Sharding(Mesh(dp=16), ("dp",), (64,))}
+    stored = {"w": Sharding(Mesh(dp=16), ("dp",), (64,))}
     hosts = [f"node{rank // 4}" for rank in range(16)]
     for redundancy in (1, 2):
-        of = Keepers(held, hosts, redundancy).of
+        of = Keepers(stored, hosts, redundancy).of
         assert sorted(keeper for ranks in of.values() for keeper in ranks) == sorted([*range(16)] * redundancy)
         assert all(
             hosts[one] != hosts[other]
@@ -126,8 +126,8 @@ def test_a_step_that_is_committed_again_replaces_its_snapshot():
 
 def test_a_step_counts_when_the_copies_of_it_have_arrived():
     """One that is under way does not, also where an earlier commit of it did; nor one that was overwritten."""
-    held = {"w": Sharding(Mesh(dp=2), ("dp",), (4,))}
-    copies = Copies(Keepers(held, ["", ""], 1), 0, torch.device("cpu"))
+    stored = {"w": Sharding(Mesh(dp=2), ("dp",), (4,))}
+    copies = Copies(Keepers(stored, ["", ""], 1), 0, torch.device("cpu"))
     snapshot, came = Stretch({"w": torch.zeros(2)}), mock.Mock()
     with mock.patch.object(dist, "P2POp"), mock.patch.object(dist, "batch_isend_irecv", return_value=[came]):
         for step in (1, 2):
@@ -150,33 +150,37 @@ def test_what_restore_gives_has_to_be_the_box():
     sharding = Sharding(Mesh(tp=2), ("tp", None), (4, 3))
     tensors = {"w": torch.zeros(2, 3)}
     how = {"rank": 1, "hosts": ["", ""], "redundancy": 0, "device": torch.device("cpu")}
-    held = Held(0, sharding.mesh, tensors, {"w": sharding}, **how)
+    stored = EpochState(0, sharding.mesh, tensors, {"w": sharding}, **how)
     asked = []
-    load_boxes(held, [("w", ((3, 4), (1, 3)))], 7, lambda *given: asked.append(given) or torch.ones(1, 2))
+    load_boxes(stored, [("w", ((3, 4), (1, 3)))], 7, lambda *given: asked.append(given) or torch.ones(1, 2))
     assert asked == [("w", ((3, 4), (1, 3)), 7)]
     assert tensors["w"].tolist() == [[0, 0, 0], [0, 1, 1]]
     for wrong in (torch.ones(2, 1), torch.ones(1, 2, dtype=torch.float64), [1, 1]):
         with pytest.raises(
             PlanError, match=r"restore\('w', \(\(3, 4\), \(1, 3\)\), 7\) gave .*, but the box is torch.float32"
         ):
-            load_boxes(held, [("w", ((3, 4), (1, 3)))], 7, lambda *_, wrong=wrong: wrong)
+            load_boxes(stored, [("w", ((3, 4), (1, 3)))], 7, lambda *_, wrong=wrong: wrong)
 
 
 # -- agreement ------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_of_which_nobody_is_left_that_held_anything():
+def test_a_job_of_which_no_holder_is_left():
     """With restore= it goes on at the step at which the epoch began, and loads everything; else it ends."""
     members = Members.first("dp=1", world_size=2, spares=1)
-    outcome = conclude({3: members}, 3, {1: Report(held=True, loads=True, began=7)}, [0])
+    outcome = conclude({3: members}, 3, {1: Report(committed=True, loads=True, began=7)}, [0])
     assert outcome.value == {"ranks": (1,), "spares": (), "replicas": 1, "step": 7, "source": None, "load": True}
-    assert "keep copies with redundancy=1" in conclude({3: members}, 3, {1: Report(held=True, began=7)}, [0]).message
+    assert (
+        "keep copies with redundancy=1" in conclude({3: members}, 3, {1: Report(committed=True, began=7)}, [0]).message
+    )
 
 
 def test_members_without_a_common_step_do_not_load():
     """Some of what they hold is of another step than the rest would be."""
     members = Members.first("dp=2", world_size=3, spares=1)
-    reports = {rank: Report(held=True, loads=True, steps={0: steps}) for rank, steps in enumerate([(2, 3), (4, 5)])}
+    reports = {
+        rank: Report(committed=True, loads=True, steps={0: steps}) for rank, steps in enumerate([(2, 3), (4, 5)])
+    }
     outcome = conclude({0: members}, 0, reports, [2])
     assert outcome.reason == "failed"
     assert "rank 0 is at step 3 and rank 1 at step 5" in outcome.message
@@ -201,7 +205,7 @@ def elements(sharding, rank, step):
     return torch.tensor(brute.local(sharding, rank) * 100 + step).to(getattr(torch, sharding.dtype))
 
 
-def held_by(job_shardings, rank, step):
+def shards_of(job_shardings, rank, step):
     """The tensors of a rank at the beginning of a step."""
     return {name: elements(one, rank, step) for name, one in job_shardings.items() if one.holds(rank)}
 
@@ -228,12 +232,12 @@ def member(me, port, deaths, layout, loads, coupled, how):
         _die(at, number)
 
     def train(job):
-        held = whole(job.plan.mesh)
-        tensors = {name: torch.zeros_like(tensor) for name, tensor in held_by(held, job.rank, 0).items()}
+        stored = whole(job.plan.mesh)
+        tensors = {name: torch.zeros_like(tensor) for name, tensor in shards_of(stored, job.rank, 0).items()}
         if job.epoch == 0:
-            tensors = held_by(held, job.rank, 0)
-        job.hold(tensors, held)
-        right = held_by(held, job.rank, job.step)
+            tensors = shards_of(stored, job.rank, 0)
+        job.hold(tensors, stored)
+        right = shards_of(stored, job.rank, job.step)
         found.append([job.epoch, job.rank, job.step, all(torch.equal(tensors[name], right[name]) for name in right)])
         for step in range(job.step, STEPS):
             if ["step", step] in deaths.get(str(me.rank), ()):
@@ -247,7 +251,7 @@ def member(me, port, deaths, layout, loads, coupled, how):
             for tensor in tensors.values():
                 tensor += 1
             job.commit(step + 1)
-        right = held_by(held, job.rank, STEPS)
+        right = shards_of(stored, job.rank, STEPS)
         return all(torch.equal(tensors[name], right[name]) for name in right)
 
     outcome = {"found": found, "loaded": loaded, "moved": moved}
@@ -401,7 +405,7 @@ def test_several_ranks_load_a_box_that_each_of_them_needs(job):
     assert sorted(loaded) == sorted([stage, stage, ["cut", [[2, 4], [0, 3]], 3], ["cut", [[6, 8], [0, 3]], 3]])
 
 
-def test_everything_is_loaded_where_nobody_is_left_that_held_anything(job):
+def test_everything_is_loaded_where_no_holder_is_left(job):
     """A spare of a job of one rank: it goes on at the step at which the epoch began."""
     (value,) = job(2, {0: [["late", 3]]}, "dp=1", spares=1, loads=True)
     assert value["found"] == [[1, 0, 0, True]]

@@ -1,7 +1,7 @@
 """The same training in a job that loses ranks and goes on: rm.survive calls ``train`` again after each loss.
 
 ```
-held     every weight and its moments, whole on each replica     the loss and the norm of each step, on every rank
+state    every weight and its moments, whole on each replica     the loss and the norm of each step, on every rank
 ```
 
 Moments are gathered for each commit. A job that cannot afford that holds its parts of them, with ``redundancy=1``.
@@ -34,14 +34,14 @@ def survive(
         trainer = Trainer(run, of(job.groups), job.device)
         # Rows of loss and norm, which a spare that takes over gets from the others.
         record = torch.zeros(run.steps, 2, dtype=torch.float64, device=job.device)
-        held = {**trainer.empty(), RECORD: record}
-        _keep(trainer, held)
-        job.hold(held, {**trainer.shardings, RECORD: rm.Sharding(job.plan.mesh, None, (run.steps, 2), "float64")})
+        state = {**trainer.empty(), RECORD: record}
+        _keep(trainer, state)
+        job.hold(state, {**trainer.shardings, RECORD: rm.Sharding(job.plan.mesh, None, (run.steps, 2), "float64")})
         if job.step:
-            trainer.restore(job.step, held)
+            trainer.restore(job.step, state)
         for step in trainer.steps(job.step):
             record[step.index] = torch.tensor([step.loss, step.norm], dtype=torch.float64)
-            _keep(trainer, held)
+            _keep(trainer, state)
             job.commit(step.index + 1)
             if job.rank == 0:
                 progress(sizes, step)
@@ -57,8 +57,8 @@ def _ep(plan: rm.Plan) -> int:
     return plan.mesh.view("expert").axes["ep"]
 
 
-def _keep(trainer: Trainer, held: dict[str, Tensor]) -> None:
+def _keep(trainer: Trainer, state: dict[str, Tensor]) -> None:
     """Copy the state to where it is held."""
     with torch.no_grad():
         for name, tensor in trainer.state().items():
-            held[name].copy_(tensor)
+            state[name].copy_(tensor)

@@ -155,7 +155,7 @@ class SimulatedPeers:
             )
         return MemberStore(self._members, server, self.member)
 
-    def world(self, connection: MemberStore, epoch: int, members: Members, seconds: float) -> SimulatedWorld:
+    def world(self, connection: MemberStore, epoch: str, members: Members, seconds: float) -> SimulatedWorld:
         """This member's world of an epoch, not entered yet."""
         self._world = SimulatedWorld(connection, epoch, members, self._context)
         return self._world
@@ -241,7 +241,7 @@ def unreachable(server: int) -> Exception:
 class SimulatedWorld(EpochWorld):
     """The world of one epoch, for one simulated rank."""
 
-    def __init__(self, connection: MemberStore, epoch: int, members: Members, context: RankContext) -> None:
+    def __init__(self, connection: MemberStore, epoch: str, members: Members, context: RankContext) -> None:
         backend, device = context.simulation.backend, torch.device("cpu")
         super().__init__(connection, epoch, members, context.rank, backend=backend, device=device, seconds=_LONG)
         self._standing, self._context = (epoch, members.all), context

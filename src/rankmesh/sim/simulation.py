@@ -42,7 +42,7 @@ class RankContext:
     simulation: Simulation
     rank: int
     world: torch_threads.RankWorld
-    standing: tuple[int, Sequence[int]] | None = None
+    standing: tuple[str, Sequence[int]] | None = None
     groups: list[SimulatedGroup] = field(default_factory=list)
 
     def enter(self) -> None:

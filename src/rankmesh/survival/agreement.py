@@ -26,7 +26,7 @@ class Report:
     ``error``    what left ``train`` and is this member's own; ``torn``: what may only follow from the loss of another
     ``first``    this member began the change
     ``steps``    of each epoch of which it has snapshots, the steps of them
-    ``held``     some member has committed, as far as it knows
+    ``committed``  some member has committed, as far as it knows
     ``loads``    what nobody holds can be loaded
     ``began``    the step at which the epoch began
     """
@@ -37,7 +37,7 @@ class Report:
     torn: str = ""
     first: bool = False
     steps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    held: bool = False
+    committed: bool = False
     loads: bool = False
     began: int = 0
 
@@ -88,11 +88,11 @@ def conclude(
         return Outcome("failed", tuple(sorted(lost)), absent, message="; ".join([error.message, *errors[:4]]))
     source, step = _source(history, reports, lost)
     load = False
-    if source is None and any(report.held for report in reports.values()):
+    if source is None and any(report.committed for report in reports.values()):
         left = [report for member, report in reports.items() if member not in lost]
         load = all(report.loads for report in left) and not any(any(report.steps.values()) for report in left)
         step = max((report.began for report in left), default=0)
-    if source is None and not load and any(report.held for report in reports.values()):
+    if source is None and not load and any(report.committed for report in reports.values()):
         return Outcome("failed", tuple(sorted(lost)), absent, message=_nothing_in_common(reports, lost))
     return Outcome(
         ranks=tuple(sorted(lost)),

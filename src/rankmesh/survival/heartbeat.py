@@ -51,7 +51,7 @@ class Heartbeat:
         self._wake, woken = socket.socketpair()
         self._selector.register(woken, selectors.EVENT_READ)
         self._woken = woken
-        self._unread: dict[socket.socket, bytes] = {}
+        self._partial: dict[socket.socket, bytes] = {}
         self._watch: _Watch | None = None
         self._looked, self._longest = time.monotonic(), 0.0
         self._thread = threading.Thread(target=self._serve, daemon=True, name="rankmesh-heartbeat")
@@ -83,19 +83,19 @@ class Heartbeat:
                     with suppress(OSError):
                         accepted = self._listening.accept()[0]
                         accepted.settimeout(1.0)
-                        self._unread[accepted] = b""
+                        self._partial[accepted] = b""
                         self._selector.register(accepted, selectors.EVENT_READ)
                 elif isinstance(one, socket.socket) and not self._answered(one):
                     self._selector.unregister(one)
-                    self._unread.pop(one, None)
+                    self._partial.pop(one, None)
                     one.close()
 
     def _answered(self, one: socket.socket) -> bool:
         """Read what there is, and reply to it; whether the connection goes on."""
         with suppress(OSError, ValueError, RecursionError):
             read = one.recv(1 << 16)
-            *lines, rest = (self._unread[one] + read).split(b"\n")
-            self._unread[one] = rest
+            *lines, rest = (self._partial[one] + read).split(b"\n")
+            self._partial[one] = rest
             for line in lines:
                 message = json.loads(line)
                 if not isinstance(message, dict):

@@ -138,7 +138,7 @@ class Peers:
                 missing=(server,),
             ) from error
 
-    def world(self, connection: Connection, epoch: int, members: Members, seconds: float) -> EpochWorld:
+    def world(self, connection: Connection, epoch: str, members: Members, seconds: float) -> EpochWorld:
         """This member's world of an epoch, not entered yet."""
         return EpochWorld(
             connection, epoch, members, self.member, backend=self._backend, device=self.device, seconds=seconds

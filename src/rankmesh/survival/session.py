@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -29,7 +30,7 @@ from rankmesh.survival.job import Job
 from rankmesh.survival.members import Members, PlanLike
 from rankmesh.survival.peers import Peers
 from rankmesh.survival.redundancy import checked
-from rankmesh.survival.state import Held, Load, load_all, restore
+from rankmesh.survival.state import EpochState, Load, load_all, restore
 from rankmesh.survival.transport import Connection, Event, Transport
 from rankmesh.survival.world import EpochWorld
 
@@ -74,11 +75,12 @@ class _Probe:
 
     peers: Transport
     epoch: int
+    agreed: str
     suspects: Collection[int]
     timeout: float
     started: float
     _last: dict[int, Message | Presence] = field(default_factory=dict)
-    _silent_since: dict[int, float] = field(default_factory=dict)
+    _unresponsive_since: dict[int, float] = field(default_factory=dict)
 
     def alive(self, member: int) -> bool:
         """Whether a member replies now."""
@@ -90,8 +92,9 @@ class _Probe:
         return self._last.get(member) == "gone"
 
     def went_on(self, member: int) -> bool:
-        """Whether a member was in a later epoch when it replied last."""
-        return self._epoch_of(self._last.get(member)) > self.epoch
+        """Whether a member was in a later epoch when it replied last, or in one that follows another agreement."""
+        reply = self._last.get(member)
+        return self._epoch_of(reply) > self.epoch or self._differs(reply)
 
     def outcome(self) -> Outcome | None:
         """The outcome that others have already: whoever served it may have been lost before this member read it."""
@@ -100,7 +103,13 @@ class _Probe:
                 return Outcome.read(reply["outcome"], "outcome")
         if any(self._epoch_of(reply) > self.epoch + _KEPT for reply in self._last.values()):
             return Outcome("failed", message="the others went on long ago, without this member")
+        if any(map(self._differs, self._last.values())):
+            return Outcome("failed", message="the others agreed on another plan, without this member")
         return None
+
+    def _differs(self, reply: object) -> bool:
+        """Whether a member is in an epoch of this number that follows another agreement."""
+        return self._epoch_of(reply) == self.epoch and isinstance(reply, dict) and reply.get("agreed") != self.agreed
 
     @staticmethod
     def _epoch_of(reply: object) -> int:
@@ -119,7 +128,7 @@ class _Probe:
             return False
         if reply != "unresponsive":
             return True
-        since = self._silent_since.get(member, self.started)
+        since = self._unresponsive_since.get(member, self.started)
         return member not in self.suspects and self.peers.now() - since < self.timeout
 
     def ask(self, members: Collection[int]) -> None:
@@ -128,12 +137,12 @@ class _Probe:
         self._last.update(self.peers.exchange(members, message, _REPLY))
         for member in members:
             if self._last.get(member) == "unresponsive":
-                self._silent_since.setdefault(member, self.started)
+                self._unresponsive_since.setdefault(member, self.started)
             else:
-                self._silent_since.pop(member, None)
+                self._unresponsive_since.pop(member, None)
 
 
-def _is_own(error: Exception) -> bool:
+def _is_certain(error: Exception) -> bool:
     """Whether an error is of the program, for certain: that of a collective may be the loss of another member."""
     return isinstance(error, LostState | PlanError) or not isinstance(error, RuntimeError | RankmeshError)
 
@@ -152,8 +161,9 @@ class Session:
         restore: Load | None = None,
     ) -> None:
         self._timeout, self._restore = timeout, restore
-        self._epoch = 0
-        self._ends: dict[int, _End] = {}
+        # The epoch, and what agreement it follows: two of one number may have been agreed where a store was lost.
+        self._epoch, self._agreed = 0, ""
+        self._ends: dict[tuple[int, str], _End] = {}
         self._lock = threading.Lock()
         self._outcomes: dict[int, str] = {}
         self._world: EpochWorld | None = None
@@ -168,7 +178,7 @@ class Session:
             raise
         # The members of each epoch of which there may be snapshots, and of this one.
         self._history = {0: first}
-        self._held: list[Held] = []
+        self._states: list[EpochState] = []
         self._exists = False
         # The epoch from whose snapshots hold() restores, or whether it loads everything; and the step of it.
         self._source: int | None = None
@@ -236,17 +246,19 @@ class Session:
 
     @property
     def _end(self) -> _End:
-        return self._end_of(self._epoch)
+        return self._end_of(self._epoch, self._agreed)
 
-    def _end_of(self, epoch: int) -> _End:
-        return self._ends.setdefault(epoch, _End(self._peers.event()))
+    def _end_of(self, epoch: int, agreed: str) -> _End:
+        return self._ends.setdefault((epoch, agreed), _End(self._peers.event()))
 
     def _begin(self) -> Job | None:
         """Enter the world of the epoch: the job of a member that has a rank; a spare takes part in what those do."""
         members = self._members
         self._watch()
         server = min(members.all)
-        world = self._peers.world(self._peers.client(server, _LIMIT), self._epoch, members, 2 * self._timeout)
+        world = self._peers.world(
+            self._peers.client(server, _LIMIT), f"{self._epoch}{self._agreed}", members, 2 * self._timeout
+        )
         with self._lock:
             self._world = world
             ended = self._end.came.is_set()
@@ -285,7 +297,7 @@ class Session:
     def hold(self, job: Job, tensors: dict[str, Tensor], shardings: dict[str, Sharding]) -> None:
         """Keep these from now on, after they have been set to what was held before."""
         self._check(job)
-        new = Held(
+        new = EpochState(
             self._epoch,
             job.plan.mesh,
             tensors,
@@ -297,14 +309,14 @@ class Session:
         )
         self._restored(new)
         new.commit(self._step, wait=True)
-        self._all_hold([*self._held, new], new)
+        self._all_hold([*self._states, new], new)
 
     def _follow(self) -> None:
         """A spare's part in ``hold``: it may have been at a rank of the old plan."""
         self._restored(None)
-        self._all_hold(self._held, None)
+        self._all_hold(self._states, None)
 
-    def _restored(self, new: Held | None) -> None:
+    def _restored(self, new: EpochState | None) -> None:
         if self._load and new is not None and self._restore is not None:
             load_all(new, self._step, self._restore)
         if self._source is None:
@@ -314,27 +326,27 @@ class Session:
         places = {member: position for position, member in enumerate(everyone)}
         beyond = iter(range(len(everyone), len(everyone) + len(before.ranks)))
         positions = [places[member] if member in places else next(beyond) for member in before.ranks]
-        old = next((held for held in self._held if held.epoch == self._source), None)
+        old = next((state for state in self._states if state.epoch == self._source), None)
         restore(self._entered, old, self._step, positions, new, timedelta(seconds=_LIMIT), self._restore)
         self._seconds["transfer"] = time.perf_counter() - started
 
-    def _all_hold(self, until_then: list[Held], new: Held | None) -> None:
+    def _all_hold(self, until_then: list[EpochState], new: EpochState | None) -> None:
         """Every member has its part: what was held before is needed by nobody."""
-        self._held = until_then
+        self._states = until_then
         self._entered.meet("held")
-        self._held = [] if new is None else [new]
+        self._states = [] if new is None else [new]
         self._exists, self._source, self._load = True, None, False
         self._history = {self._epoch: self._members}
 
     def commit(self, job: Job, step: int) -> None:
         """Keep a copy of what is held, as it is at the beginning of a step."""
         self._check(job)
-        if not self._held or self._held[-1].epoch != self._epoch:
+        if not self._states or self._states[-1].epoch != self._epoch:
             raise ConnectError(
                 f"rank {job.rank}: commit({step}) was called before hold(); name what must survive first", step=step
             )
-        held = self._held[-1]
-        held.commit(step)
+        state = self._states[-1]
+        state.commit(step)
         job.step = step
         self._peers.committed(step)
 
@@ -355,7 +367,7 @@ class Session:
         everyone = sorted(self._members.all)
         if len(everyone) < 2:
             return
-        epoch, watched = self._epoch, everyone[(everyone.index(self.member) + 1) % len(everyone)]
+        epoch, watched = (self._epoch, self._agreed), everyone[(everyone.index(self.member) + 1) % len(everyone)]
         suspects: set[int] = set()
 
         def late() -> None:
@@ -370,26 +382,29 @@ class Session:
         self._peers.watch(watched, self._timeout, late, lost)
 
     def _announce(
-        self, reason: str, *, over: bool = False, suspects: Collection[int] = (), epoch: int | None = None
+        self, reason: str, *, over: bool = False, suspects: Collection[int] = (), epoch: tuple[int, str] | None = None
     ) -> bool:
         """End the epoch on every member; whether this member is the first that does, as far as it knows."""
-        epoch = self._epoch if epoch is None else epoch
-        message = {"what": "end", "epoch": epoch, "reason": reason, "over": over, "suspects": sorted(suspects)}
+        number, agreed = epoch or (self._epoch, self._agreed)
+        message = {"what": "end", "epoch": number, "agreed": agreed, "reason": reason, "over": over}
+        message["suspects"] = sorted(suspects)
         first = self._ended(message)
-        others = [member for member in self._history[epoch].all if member != self.member] if first or suspects else []
+        members = self._history.get(number, self._members)
+        others = [member for member in members.all if member != self.member] if first or suspects else []
         self._peers.announce(others, message, _REPLY)
         return first
 
     def _ended(self, message: Mapping[str, Any]) -> bool:
         """Take note that an epoch has ended, whether by this member or by another; whether that is new."""
         with self._lock:
-            end = self._end_of(message["epoch"])
+            named = (message["epoch"], message["agreed"])
+            end = self._end_of(*named)
             end.suspects.update(message["suspects"])
             new = not end.came.is_set()
             if new:
                 end.reason, end.over, end.at = message["reason"], message["over"], self._peers.now()
                 end.came.set()
-            world = self._world if message["epoch"] == self._epoch else None
+            world = self._world if named == (self._epoch, self._agreed) else None
         if new and world is not None:
             world.abort()
         return new
@@ -400,8 +415,13 @@ class Session:
             if message["what"] == "end":
                 self._ended(message)
             if message["what"] == "outcome":
-                return {"epoch": self._epoch, "outcome": self._outcomes.get(message["epoch"])}
-        return {"epoch": self._epoch}
+                return {**self._place, "outcome": self._outcomes.get(message["epoch"])}
+        return self._place
+
+    @property
+    def _place(self) -> Message:
+        with self._lock:
+            return {"epoch": self._epoch, "agreed": self._agreed}
 
     # -- the end of an epoch ------------------------------------------------------------------------------------
 
@@ -413,13 +433,13 @@ class Session:
         outcome = self._agree(self._report(done=done, error=error, first=first))
         self._seconds = {"agree": self._peers.now() - started}
         if not outcome.agreed:
-            if error is not None and _is_own(error):
+            if error is not None and _is_certain(error):
                 raise error
             message = f"the job ends, since {outcome.message}"
             raise ConnectError(message, rank=self.member, ranks=outcome.ranks) from error
         if outcome.value.get("over"):
             return True
-        if error is not None and self.member in outcome.ranks and (self._took_part or _is_own(error)):
+        if error is not None and self.member in outcome.ranks and (self._took_part or _is_certain(error)):
             raise error
         self._adopt(outcome, error)
         return False
@@ -438,16 +458,16 @@ class Session:
             world.close()
 
     def _report(self, *, done: bool, error: Exception | None, first: bool) -> Report:
-        said = "" if error is None else f"{type(error).__name__}: {first_line(error)}"[:200]
-        own = error is not None and _is_own(error)
+        text = "" if error is None else f"{type(error).__name__}: {first_line(error)}"[:200]
+        certain = error is not None and _is_certain(error)
         return Report(
             done=done,
             over=self._end.over,
-            error=said if own else "",
-            torn="" if own else said,
+            error=text if certain else "",
+            torn="" if certain else text,
             first=first,
-            steps={held.epoch: tuple(held.steps) for held in self._held},
-            held=self._exists,
+            steps={state.epoch: tuple(state.steps) for state in self._states},
+            committed=self._exists,
             loads=self._restore is not None,
             began=self._step,
         )
@@ -467,7 +487,7 @@ class Session:
 
     def _round(self, report: Report, started: float) -> Outcome | None:
         everyone = sorted(self._members.all)
-        probe = _Probe(self._peers, self._epoch, self._end.suspects, self._timeout, started)
+        probe = _Probe(self._peers, self._epoch, self._agreed, self._end.suspects, self._timeout, started)
         server = self._server(everyone, probe)
         if server is None:
             return None
@@ -551,9 +571,9 @@ class Session:
         self._history = {
             epoch: members
             for epoch, members in self._history.items()
-            if epoch in {held.epoch for held in self._held} or epoch == self._source
+            if epoch in {state.epoch for state in self._states} or epoch == self._source
         }
         self._history[self._epoch + 1] = following
         with self._lock:
-            self._epoch += 1
-            self._ends = {epoch: end for epoch, end in self._ends.items() if epoch >= self._epoch}
+            self._epoch, self._agreed = self._epoch + 1, f"-{sha256(outcome.text.encode()).hexdigest()[:12]}"
+            self._ends = {named: end for named, end in self._ends.items() if named[0] >= self._epoch}

@@ -30,7 +30,7 @@ from rankmesh.transfer import Transfer
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import where
 
-__all__ = ["Held", "Load", "Snapshots", "load_all", "load_boxes", "restore"]
+__all__ = ["EpochState", "Load", "Snapshots", "load_all", "load_boxes", "restore"]
 
 
 # What loads a box of a tensor, as it was at the beginning of a step, from elsewhere: (name, box, step) -> its elements.
@@ -71,7 +71,7 @@ class Snapshots:
         return stretch
 
 
-class Held:
+class EpochState:
     """What a member holds in an epoch: its tensors by name, how each is sharded, and copies of its last steps.
 
     ``hosts`` are those of the plan's ranks, ``rank`` is this one. With ``redundancy`` so many other ranks keep the
@@ -143,10 +143,10 @@ class Shares(Protocol):
 
 def restore(
     world: Shares,
-    old: Held | None,
+    old: EpochState | None,
     step: int,
     positions: Sequence[int],
-    new: Held | None,
+    new: EpochState | None,
     seconds: timedelta,
     load: Load | None = None,
 ) -> Collection[int]:
@@ -202,7 +202,7 @@ def _moves(before: Any, now: Any, positions: Sequence[int], lost: Sequence[int])
     )
 
 
-def load_boxes(new: Held, boxes: Iterable[tuple[str, Box]], step: int, load: Load) -> None:
+def load_boxes(new: EpochState, boxes: Iterable[tuple[str, Box]], step: int, load: Load) -> None:
     """Load boxes of the tensors that this rank holds now."""
     for name, box in boxes:
         tensor = local(new.tensors[name])
@@ -220,6 +220,6 @@ def load_boxes(new: Held, boxes: Iterable[tuple[str, Box]], step: int, load: Loa
             part.copy_(loaded)
 
 
-def load_all(new: Held, step: int, load: Load) -> None:
+def load_all(new: EpochState, step: int, load: Load) -> None:
     """Load everything that this rank holds now: no member is left that held anything."""
     load_boxes(new, [(name, box) for name in new.tensors for box in new.shardings[name].of(new.rank).boxes], step, load)

@@ -76,7 +76,7 @@ class Transport(Protocol):
     def client(self, server: int, seconds: float) -> Connection:
         """A connection to the store of a member; ``ConnectError`` where it does not answer in time."""
 
-    def world(self, connection: Connection, epoch: int, members: Members, seconds: float) -> EpochWorld:
+    def world(self, connection: Connection, epoch: str, members: Members, seconds: float) -> EpochWorld:
         """This member's world of an epoch, not entered yet, in which so many seconds bound each wait."""
 
     def event(self) -> Event:

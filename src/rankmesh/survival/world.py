@@ -47,7 +47,7 @@ class EpochWorld:
     def __init__(
         self,
         client: Connection,
-        epoch: int,
+        epoch: str,
         members: Members,
         member: int,
         *,
