@@ -60,7 +60,7 @@ def test_marked_tests_compare(run):
     result.assert_outcomes(passed=2, failed=2)
     text = result.stdout.str()
     assert "total differs under tp=2, on ranks 0, 1" in text
-    assert re.search(r"test_it\.py:10: the all-reduce over tp made it differ", text)
+    assert re.search(r"test_it\.py:9: the all-reduce over tp made it differ", text)
     assert "fix: make it on dp" in text
     assert "under tp=2,dp=1: rank 0 of 2 failed: AssertionError" in text
 

@@ -10,6 +10,7 @@ releases       which class implements it, by release and by a probe
 default        the world that was initialised        registries   what torch has registered
 options        backends and NCCL's options           meshes       DeviceMesh over groups that exist
 recorder       flight recorders, counters, frames    versions     the releases that are known, the oldest one
+tracing        operators, backward pass, frames
 ```
 
 No other package of rankmesh touches what is private in torch: tests/groups/test_private.py finds every use.

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from rankmesh.backend.tracing import TorchDispatchMode
 
 __all__ = ["MARGIN", "PermutedReductions", "Scale", "largest"]
 

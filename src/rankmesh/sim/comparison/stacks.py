@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rankmesh.backend.tracing import autograd_node, values_of
 from rankmesh.runtime.handles import LiveGroup
 from rankmesh.sim.calls import Site, is_users_file
 
@@ -78,7 +79,7 @@ def _lines(frame: FrameType | None) -> Iterator[_Line]:
         if is_users_file(code.co_filename):
             yield _site(code.co_filename, frame.f_lineno, code.co_name), _given(frame)
         elif code.co_name == _ENGINE[1] and code.co_filename.endswith(_ENGINE[0]):
-            node: Any = torch._C._current_autograd_node()
+            node = autograd_node()
             yield from () if node is None else node.metadata.get(_KEPT, ())
             return
         frame = frame.f_back
@@ -94,7 +95,7 @@ def _given(frame: FrameType) -> frozenset[int]:
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
     names = code.co_varnames[:count]
-    return frozenset(id(pg) for name in names for pg in _groups(frame.f_locals.get(name)))
+    return frozenset(id(pg) for value in values_of(frame, names) for pg in _groups(value))
 
 
 def _groups(value: object) -> Iterator[object]:

@@ -1,0 +1,22 @@
+"""What a comparison of simulated ranks sees of a running program: its operators, its backward pass, its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["TorchDispatchMode", "autograd_node", "values_of"]
+
+
+def autograd_node() -> Any:
+    """The node of the graph whose gradient is being computed on this thread, None outside a backward pass."""
+    return torch._C._current_autograd_node()
+
+
+def values_of(frame: FrameType, names: Iterable[str]) -> list[object]:
+    """What these names stand for in a frame, None for one that it does not have now."""
+    return [frame.f_locals.get(name) for name in names]
