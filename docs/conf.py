@@ -39,11 +39,11 @@ toc_object_entries_show_parents = "hide"
 # Every other reference must lead somewhere.
 nitpick_ignore_regex = [
     # Other projects' names have no page here, and the build takes nothing from the network.
-    (r"py:.*", r"(typing|collections|datetime|os|pathlib|types|dataclasses|enum|argparse|pytest|unittest)\..*"),
+    (r"py:.*", r"(typing|collections|contextlib|datetime|os|pathlib|types|dataclasses|enum|argparse|pytest|unittest)\..*"),
     (r"py:.*", r"(torch|numpy|np|npt|dist|st|hypothesis)\..*"),
     (r"py:.*", r"(ProcessGroup|Tensor|DeviceMesh|Path|timedelta|ellipsis|ModuleType|IntArray)"),
     # Named by signatures whose hints cannot be resolved at run time: `Unpack` is in typing from Python 3.11 on.
-    (r"py:class", r"(AxesLike|PickLike|GivenOptions|RankParameters)"),
+    (r"py:class", r"(AxesLike|PickLike|GivenOptions|RankParameters|Cut)"),
     # The types of plain data, whose keys the documents of their functions show.
     (
         r"py:class",
@@ -51,10 +51,13 @@ nitpick_ignore_regex = [
     ),
     # The type of a default that is given back as it is.
     (r"py:class", r"rankmesh\..*\._Default"),
+    # The type of what a user's function returns.
+    (r"py:class", r"rankmesh\.survival\._Result"),
     # The class, or one derived from it, of which a class method makes an object.
     (r"py:class", r"rankmesh\.dialects\.torchtitan\.degrees\._Degrees"),
     # Values of the inside that a public one holds.
     (r"py:class", r"rankmesh\.debug\.doctor\.(history\.History|waits\.Waits)"),
     (r"py:class", r"rankmesh\.(core\.options\.GivenOptions|rendezvous\.round\.Round|runtime\.schedule\.\w+)"),
+    (r"py:class", r"rankmesh\.sim\.observer\.Observer|Session"),
     (r"py:class", r"rankmesh\.sim\.channel\.(Collective|Failure|PendingOperation)"),
 ]
