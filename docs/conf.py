@@ -39,7 +39,8 @@ toc_object_entries_show_parents = "hide"
 # Every other reference must lead somewhere.
 nitpick_ignore_regex = [
     # Other projects' names have no page here, and the build takes nothing from the network.
-    (r"py:.*", r"(typing|collections|contextlib|datetime|os|pathlib|types|dataclasses|enum|argparse|pytest|unittest)\..*"),
+    (r"py:.*", r"(typing|collections|contextlib|datetime|os|pathlib|types|dataclasses|enum|argparse)\..*"),
+    (r"py:.*", r"(pytest|unittest)\..*"),
     (r"py:.*", r"(torch|numpy|np|npt|dist|st|hypothesis)\..*"),
     (r"py:.*", r"(ProcessGroup|Tensor|DeviceMesh|Path|timedelta|ellipsis|ModuleType|IntArray)"),
     # Named by signatures whose hints cannot be resolved at run time: `Unpack` is in typing from Python 3.11 on.
