@@ -22,13 +22,13 @@ __all__ = ["Report", "conclude"]
 class Report:
     """What one member says of itself at the end of an epoch.
 
-    ``done``     ``train`` has returned here; ``over``: it has on every rank
-    ``error``    what left ``train`` and is this member's own; ``torn``: what may only follow from the loss of another
-    ``first``    this member began the change
-    ``steps``    of each epoch of which it has snapshots, the steps of them
+    ``done``       ``train`` has returned here; ``over``: it has on every rank
+    ``error``      what left ``train`` and is this member's own; ``torn``: what may only follow from the loss of another
+    ``first``      this member began the change
+    ``steps``      of each epoch of which it has snapshots, the steps of them
     ``committed``  some member has committed, as far as it knows
-    ``loads``    what nobody holds can be loaded
-    ``began``    the step at which the epoch began
+    ``loads``      what nobody holds can be loaded
+    ``began``      the step at which the epoch began
     """
 
     done: bool = False
