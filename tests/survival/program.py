@@ -171,6 +171,12 @@ def member(me, port, folder, deaths, steps, layout, how):
     os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     slow = how.pop("slow", 0.0)
+    if joins := how.pop("joins", ""):  # the last one starts later: once the plan has shrunk, or before a loss
+        os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(me.size - 1)
+        if me.rank == me.size - 1:
+            for name in torchrun_variables(0, 1, local_rank=0, local_world_size=1, port=port):
+                del os.environ[name]
+            how["join"] = _address(Path(folder))
     before, dying = kept(), Deaths(me.rank, deaths, folder)
     history, losses = [], {}
 
@@ -178,6 +184,8 @@ def member(me, port, folder, deaths, steps, layout, how):
         model = Model(job)
         job.hold(model.tensors, model.shardings)
         history.append([job.epoch, job.rank, job.step, job.plan.mesh.axes["dp"], time.time(), dict(job.seconds)])
+        if job.rank == 0 and (job.epoch or joins == "before"):
+            (Path(folder) / "address").write_text(job.address, encoding="utf-8")
         for step in range(job.step, steps):
             dying.step(step)
             time.sleep(slow)
@@ -210,6 +218,17 @@ def member(me, port, folder, deaths, steps, layout, how):
         time.sleep(0.02)
     left = [now - then for now, then in zip(kept(), before, strict=True)]
     return {**outcome, "history": history, "losses": losses, "left": left, "initialised": dist.is_initialized()}
+
+
+def _address(folder):
+    """Where a rank of the job is reached, as soon as it has lost one."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        with suppress(OSError):
+            if text := (folder / "address").read_text(encoding="utf-8"):
+                return text
+        time.sleep(0.02)
+    raise TimeoutError("no rank said where it is reached")
 
 
 def text_of(outcomes):

@@ -173,8 +173,9 @@ def _reference(sizes):
         pytest.param(12, [{"member": 2, "at": "step", "n": 4}], 2, marks=pytest.mark.long),
         pytest.param(
             12,
+            # Two replicas lose a member each, and fill each other's ranks.
             [{"member": 0, "at": "step", "n": 4}, {"member": 11, "at": "step", "n": 4}],
-            1,
+            2,
             marks=pytest.mark.long,
         ),
         (8, [{"member": 7, "at": "step", "n": 4}], 1),
@@ -192,6 +193,29 @@ def test_a_replica_is_lost(job, size, deaths, replicas):
             assert abs(loss - reference[int(step)]) < CLOSE, (step, loss)
     spare = [value for value in ended if value is not None and value["result"] is None]
     assert len(spare) == size - len(deaths) - 4 * replicas
+
+
+def test_a_rank_joins(job):
+    """8 ranks, one of which is lost, and one that starts later: the plan shrinks, and grows back with the new one."""
+    ended = job(9, [{"member": 7, "at": "step", "n": 2}], shrink="dp", joins="after", slow=0.3, timeout=5)
+    found = [value for value in ended if value is not None]
+    assert len(found) == 8
+    assert all(value["result"] is not None for value in found)
+    for value in found:
+        assert {epoch: replicas for epoch, _, _, replicas, *_ in value["history"]}.items() <= {0: 2, 1: 1, 2: 2}.items()
+    grown = next(start for epoch, _, start, *_ in found[0]["history"] if epoch == 2)
+    reference = _reference([2, 2] + [1] * (grown - 2) + [2] * (STEPS - grown))
+    for value in found:
+        for step, loss in value["losses"].items():
+            assert abs(loss - reference[int(step)]) < CLOSE, (step, loss)
+    assert ended[8]["history"][0][0] == 2
+
+
+def test_a_rank_that_joined_takes_over(job, expected):
+    """8 ranks, and one that starts later and waits: it takes the place of one that is lost."""
+    ended = job(9, [{"member": 2, "at": "step", "n": 6}], joins="before", slow=0.4, timeout=5)
+    _same(ended, expected)
+    assert [epoch for epoch, *_ in ended[8]["history"]] == [1]
 
 
 def test_nothing_is_left_to_go_on_with(job):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -105,6 +105,14 @@ class SimulatedPeers:
     def hosts(self) -> Mapping[int, str]:
         """The host of each member; they are all on this one."""
         return dict.fromkeys(range(self._members.simulation.size), "simulated")
+
+    @property
+    def reached_at(self) -> Mapping[int, Mapping[str, Any]]:
+        """Nowhere: no rank of a simulation is started later."""
+        return {}
+
+    def admit(self, joined: Mapping[int, Mapping[str, Any]]) -> None:
+        """The same."""
 
     @property
     def is_spare(self) -> bool:

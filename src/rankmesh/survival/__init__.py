@@ -26,6 +26,7 @@ def survive(
     shrink: str | None = None,
     redundancy: int = 0,
     restore: Load | None = None,
+    join: str | None = None,
     timeout: float = 10.0,
 ) -> _Result | None:
     """Run ``train(job)`` on every rank of the plan, again after each loss of members, until it has returned on all.
@@ -38,8 +39,14 @@ def survive(
     rank that needs it: a tensor of the box's shape and of the dtype that is held, as it was at the beginning of
     ``step``. It raises where it has no checkpoint of that step. Where no member is left that held anything, ``step`` is
     that at which the last epoch began, 0 in the first one. Without ``restore``, ``LostState`` on every rank.
+
+    ``join`` is the ``job.address`` of a rank of a job that runs: this process becomes a further spare of it, with the
+    same other arguments. Where axis ``shrink`` has lost replicas, it grows back after the next commit, as far as the
+    members suffice.
     """
-    session = Session(layout, spares=spares, shrink=shrink, timeout=timeout, redundancy=redundancy, restore=restore)
+    session = Session(
+        layout, spares=spares, shrink=shrink, timeout=timeout, redundancy=redundancy, restore=restore, join=join
+    )
     try:
         return session.run(train)
     finally:

@@ -8,8 +8,9 @@ reports of those that arrived ──> who is lost ──> the next members ─�
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from rankmesh.errors import PlanError, in_words
 from rankmesh.rendezvous import Outcome
@@ -29,6 +30,7 @@ class Report:
     ``committed``  some member has committed, as far as it knows
     ``loads``      what nobody holds can be loaded
     ``began``      the step at which the epoch began
+    ``joining``    where the processes are reached that asked this member to join
     """
 
     done: bool = False
@@ -40,6 +42,7 @@ class Report:
     committed: bool = False
     loads: bool = False
     began: int = 0
+    joining: Sequence[Mapping[str, Any]] = ()
 
     @property
     def text(self) -> str:
@@ -50,7 +53,8 @@ class Report:
     def read(cls, text: str) -> Report:
         """The report that a member gave."""
         data = json.loads(text)
-        return cls(**{**data, "steps": {int(epoch): tuple(steps) for epoch, steps in data["steps"].items()}})
+        steps = {int(epoch): tuple(steps) for epoch, steps in data["steps"].items()}
+        return cls(**{**data, "steps": steps, "joining": tuple(data["joining"])})
 
 
 def conclude(
@@ -81,8 +85,10 @@ def conclude(
     if not lost:
         # A collective failed, and nobody is missing: by whom it began.
         lost.update(member for member, report in reports.items() if report.torn and report.first)
+    joined = _joined(members, reports)
+    hosts = {member: str(contact["host"]) for member, contact in joined.items()}
     try:
-        following = members.without(lost)
+        following = members.joined(joined, hosts).without(lost).grown()
     except PlanError as error:
         errors = [f"member {member}: {reports[member].error}" for member in sorted(lost) if member in reports]
         return Outcome("failed", tuple(sorted(lost)), absent, message="; ".join([error.message, *errors[:4]]))
@@ -100,11 +106,19 @@ def conclude(
             "ranks": following.ranks,
             "spares": following.spares,
             "replicas": following.sizes.replicas(following.plan),
+            "started": following.started,
+            "joined": {str(member): contact for member, contact in joined.items()},
             "step": step,
             "source": source,
             "load": load,
         },
     )
+
+
+def _joined(members: Members, reports: Mapping[int, Report]) -> dict[int, Mapping[str, Any]]:
+    """Where the processes are reached that join, by the numbers that they get."""
+    known = {json.dumps(contact, sort_keys=True): contact for report in reports.values() for contact in report.joining}
+    return dict(enumerate((known[key] for key in sorted(known)), members.started))
 
 
 def _source(

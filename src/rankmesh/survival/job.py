@@ -38,6 +38,11 @@ class Job:
     _session: Session = field(repr=False)
 
     @property
+    def address(self) -> str:
+        """Where a process that is started later reaches this one: what ``rm.survive(..., join=)`` takes there."""
+        return self._session.address
+
+    @property
     def rank(self) -> int:
         """The rank of this process in the plan, in this epoch."""
         return self.groups.rank

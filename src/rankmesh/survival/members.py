@@ -82,13 +82,15 @@ def _shrunk(layout: PlanLike, first: Plan, shrink: str, replicas: int) -> Plan:
 class Members:
     """The living members of a job: one at each rank of the plan, and spares that wait.
 
-    ``hosts`` says which host a member is on: a spare on the host of a lost member comes first.
+    ``hosts`` says which host a member is on: a spare on the host of a lost member comes first. ``started`` is how many
+    members there ever were: the number of the next one.
     """
 
     sizes: Sizes
     plan: Plan
     ranks: tuple[int, ...]
     spares: tuple[int, ...] = ()
+    started: int = 0
     hosts: Mapping[int, str] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -125,9 +127,8 @@ class Members:
                 "starts from such a plan",
                 ranks=plan.mesh.size,
             )
-        everyone = range(world_size)
-        size = plan.mesh.size
-        return cls(Sizes(layout, plan, shrink), plan, tuple(everyone[:size]), tuple(everyone[size:]), hosts or {})
+        everyone, size = tuple(range(world_size)), plan.mesh.size
+        return cls(Sizes(layout, plan, shrink), plan, everyone[:size], everyone[size:], world_size, hosts or {})
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -166,7 +167,9 @@ class Members:
 
     def joined(self, members: Iterable[int], hosts: Mapping[int, str] | None = None) -> Members:
         """The same with further members, as spares."""
-        return replace(self, spares=(*self.spares, *members), hosts={**self.hosts, **(hosts or {})})
+        new = tuple(members)
+        started = max([self.started, *(member + 1 for member in new)])
+        return replace(self, spares=(*self.spares, *new), started=started, hosts={**self.hosts, **(hosts or {})})
 
     def grown(self) -> Members:
         """The same with as many replicas as the members suffice for, at most those of the start."""

@@ -20,15 +20,15 @@ from typing import Any
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.backend.gloo import CutStore
-from rankmesh.errors import ConnectError, first_line
-from rankmesh.launch.started import Launch, started_by
+from rankmesh.errors import ConnectError, first_line, quoted
+from rankmesh.launch.started import started_by
 from rankmesh.rendezvous import Round, StoreChannel
 from rankmesh.rendezvous.gather import gather
 from rankmesh.rendezvous.waiting import answered_within, submit
 from rankmesh.runtime.devices import capabilities
 from rankmesh.runtime.init import device_of, together
 from rankmesh.runtime.served_store import is_served
-from rankmesh.survival.heartbeat import Heartbeat, Message, Presence, exchange
+from rankmesh.survival.heartbeat import Address, Heartbeat, Message, Presence, exchange
 from rankmesh.survival.members import Members
 from rankmesh.survival.transport import Connection
 from rankmesh.survival.world import EpochWorld
@@ -36,6 +36,8 @@ from rankmesh.survival.world import EpochWorld
 __all__ = ["Contact", "Peers"]
 
 _MOMENT = 2.0
+# Seconds that a member has for a reply to a process that joins, and between two questions.
+_ASKED, _AGAIN = 2.0, 0.2
 
 
 @dataclass(frozen=True)
@@ -60,25 +62,63 @@ class Peers:
     find each other through the launcher's store.
     """
 
-    def __init__(self, reply: Callable[[Message], Message], seconds: float) -> None:
+    def __init__(self, reply: Callable[[Message], Message], seconds: float, join: str | None = None) -> None:
         launch = started_by()
         local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), None, launch.local_rank)
-        launch, store, prefix, decision = together(launch, local, timedelta(seconds=seconds))
-        self._backend = str(decision.backend)
-        self.device = device_of(self._backend, local)
-        self.member = launch.rank
-        self._several_hosts = launch.local_world_size != launch.world_size
-        self._heartbeat = Heartbeat("" if self._several_hosts else "127.0.0.1", reply)
+        self.seconds, self.joined = seconds, None if join is None else _at(join)
+        if self.joined is None:
+            launch, store, prefix, decision = together(launch, local, timedelta(seconds=seconds))
+            self.backend, self.member = str(decision.backend), launch.rank
+        else:
+            self.backend, self.member = "nccl" if local.index is not None else "gloo", -1
+        self.device = device_of(self.backend, local)
+        several_hosts = self.joined is not None or launch.local_world_size != launch.world_size
+        self._heartbeat = Heartbeat("" if several_hosts else "127.0.0.1", reply)
         self._server: TCPStore | None
         self._server = served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        address = _address(launch) if self._several_hosts else "127.0.0.1"
-        self.contact = Contact(launch.host, address, self._heartbeat.port, served.port)
-        self.contacts: dict[int, Contact] = {self.member: self.contact}
-        try:
-            self._gather(store, f"{prefix}/survive", launch.world_size, seconds)
-        except BaseException:
-            self.close()
-            raise
+        towards = self.joined or (str(launch.address), launch.port)
+        address = _address(*towards) if several_hosts else "127.0.0.1"
+        self._contact = Contact(launch.host, address, self._heartbeat.port, served.port)
+        self.contacts: dict[int, Contact] = {self.member: self._contact}
+        if self.joined is None:
+            try:
+                self._gather(store, f"{prefix}/survive", launch.world_size, seconds)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def reached_at(self) -> Mapping[int, Mapping[str, Any]]:
+        """Where each member is reached, as plain data."""
+        return {member: vars(contact) for member, contact in self.contacts.items()}
+
+    def admit(self, joined: Mapping[int, Mapping[str, Any]]) -> None:
+        """Further members, and where they are reached."""
+        self.contacts.update({member: Contact.read(contact) for member, contact in joined.items()})
+
+    def ask_to_join(self) -> Message:
+        """Ask the members of a running job to be one of them, until they have agreed to it; what they tell a new one.
+
+        Raises ``ConnectError`` where none of them replies.
+        """
+        known = [] if self.joined is None else [self.joined]
+        message = {"what": "join", "contact": vars(self._contact)}
+        while True:
+            for address in known:
+                reply = exchange({0: address}, message, _ASKED)[0]
+                if not isinstance(reply, dict):
+                    continue
+                if isinstance(reply.get("welcome"), dict):
+                    return dict(reply["welcome"])
+                known = [address, *((str(at), int(port)) for at, port in reply.get("members", ()))]
+                break
+            else:
+                raise ConnectError(
+                    f"no member of the job replies at {known[0][0]}:{known[0][1]}; give join= the address that "
+                    "job.address has on a rank that lives",
+                    address=known[0],
+                )
+            time.sleep(_AGAIN)
 
     @property
     def hosts(self) -> Mapping[int, str]:
@@ -89,7 +129,7 @@ class Peers:
         """Learn where the others are, through the launcher's store; every member does."""
         serves = self.member == 0 and not is_served()
         found = Round(StoreChannel(store, prefix), "contacts", range(size), self.member, serves)
-        listed = gather(found, vars(self.contact), list, seconds, "survive()")
+        listed = gather(found, vars(self._contact), list, seconds, "survive()")
         self.contacts = {member: Contact.read(data) for member, data in enumerate(listed)}
 
     # -- heartbeats ---------------------------------------------------------------------------------------------
@@ -141,7 +181,7 @@ class Peers:
     def world(self, connection: Connection, epoch: str, members: Members, seconds: float) -> EpochWorld:
         """This member's world of an epoch, not entered yet."""
         return EpochWorld(
-            connection, epoch, members, self.member, backend=self._backend, device=self.device, seconds=seconds
+            connection, epoch, members, self.member, backend=self.backend, device=self.device, seconds=seconds
         )
 
     # -- waiting ------------------------------------------------------------------------------------------------
@@ -163,9 +203,21 @@ class Peers:
         self._server = None
 
 
-def _address(launch: Launch) -> str:
-    """The address of this host on the way to the launcher's store, at which the others reach it."""
-    family, kind, _, _, place = socket.getaddrinfo(launch.address, launch.port or 1, type=socket.SOCK_DGRAM)[0]
+def _at(join: str) -> Address:
+    """The address that ``join=`` names."""
+    host, _, port = join.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConnectError(
+            f"join={quoted(join)} is no address of a member; give what job.address has on a rank, such as "
+            "'10.0.0.1:40123'",
+            join=join,
+        )
+    return host, int(port)
+
+
+def _address(host: str, port: int) -> str:
+    """The address of this host on the way to another one, at which the others reach it."""
+    family, kind, _, _, place = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(place)  # sends nothing: the kernel chooses the way
         return str(probe.getsockname()[0])

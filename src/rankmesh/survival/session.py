@@ -9,6 +9,7 @@ start ── epoch 0 ── train ── a member is lost, or fails ── abort
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -44,6 +45,8 @@ _LIMIT = 300.0
 _REPLY = 0.3
 # Seconds after which an error counts as this member's own, where no change has been announced.
 _SETTLE = 0.05
+# Members of which a process that joins learns the addresses.
+_ASKED = 8
 # Outcomes that a member keeps for those that have not read them.
 _KEPT = 8
 # How many timeouts a member that lives may take to come back from ``train``.
@@ -159,6 +162,7 @@ class Session:
         timeout: float,
         redundancy: int = 0,
         restore: Load | None = None,
+        join: str | None = None,
     ) -> None:
         self._timeout, self._restore = timeout, restore
         # The epoch, and what agreement it follows: two of one number may have been agreed where a store was lost.
@@ -167,17 +171,10 @@ class Session:
         self._lock = threading.Lock()
         self._outcomes: dict[int, str] = {}
         self._world: EpochWorld | None = None
-        simulated = torch_threads.answering()
-        self._peers: Transport = Peers(self._reply, _LIMIT) if simulated is None else simulated.peers(self._reply)
-        self.member, self.device, hosts = self._peers.member, self._peers.device, self._peers.hosts
-        try:
-            first = Members.first(layout, world_size=len(hosts), spares=spares, shrink=shrink, hosts=hosts)
-            self._redundancy = checked(redundancy, first.plan.mesh.size)
-        except BaseException:
-            self._peers.close()
-            raise
-        # The members of each epoch of which there may be snapshots, and of this one.
-        self._history = {0: first}
+        # Processes that asked to become members, and what those are told that have.
+        self._joining: dict[str, Mapping[str, Any]] = {}
+        self._welcomes: dict[str, Message] = {}
+        self._history: dict[int, Members] = {}
         self._states: list[EpochState] = []
         self._exists = False
         # The epoch from whose snapshots hold() restores, or whether it loads everything; and the step of it.
@@ -186,6 +183,29 @@ class Session:
         self._step = 0
         self._seconds: dict[str, float] = {}
         self._client: tuple[int, Connection] | None = None
+        simulated = torch_threads.answering()
+        self._peers: Transport
+        processes = None
+        if simulated is None:
+            self._peers = processes = Peers(self._reply, _LIMIT, join)
+        else:
+            self._peers = simulated.peers(self._reply)
+        self.device, hosts = self._peers.device, self._peers.hosts
+        try:
+            welcome = None if processes is None or join is None else processes.ask_to_join()
+            size = len(hosts) if welcome is None else welcome["world_size"]
+            first = Members.first(layout, world_size=size, spares=spares, shrink=shrink, hosts=hosts)
+            self._redundancy = checked(redundancy, first.plan.mesh.size)
+        except BaseException:
+            self._peers.close()
+            raise
+        if welcome is not None:
+            self._peers.member = welcome["member"]
+        self.member, self._world_size = self._peers.member, size
+        # The members of each epoch of which there may be snapshots, and of this one.
+        self._history[0] = first
+        if welcome is not None:
+            self._enter_as_new(first, welcome)
         # Whether the last outcome is of a round to which this member reported.
         self._took_part = True
 
@@ -349,6 +369,9 @@ class Session:
         state.commit(step)
         job.step = step
         self._peers.committed(step)
+        if self._joining and self._may_grow():
+            self._announce("a rank joined")
+            self._check(job)
 
     def _check(self, job: Job) -> None:
         if self._end.came.is_set() and not self._end.over:
@@ -414,6 +437,8 @@ class Session:
         with suppress(KeyError, TypeError):
             if message["what"] == "end":
                 self._ended(message)
+            if message["what"] == "join":
+                return self._asked_to_join(message["contact"])
             if message["what"] == "outcome":
                 return {**self._place, "outcome": self._outcomes.get(message["epoch"])}
         return self._place
@@ -422,6 +447,72 @@ class Session:
     def _place(self) -> Message:
         with self._lock:
             return {"epoch": self._epoch, "agreed": self._agreed}
+
+    @property
+    def address(self) -> str:
+        """Where this member is reached by a process that joins."""
+        found = self._peers.reached_at.get(self.member)
+        return f"{found['address']}:{found['heartbeat']}" if found else ""
+
+    # -- members that join ------------------------------------------------------------------------------------------
+
+    def _asked_to_join(self, contact: Mapping[str, Any]) -> Message:
+        """What a process is told that asks to be a member: whom else it may ask, and in the end where it enters."""
+        key = json.dumps(dict(contact), sort_keys=True)
+        with self._lock:
+            welcome = self._welcomes.get(key)
+            if welcome is None:
+                self._joining[key] = dict(contact)
+            world = self._world
+        if welcome is None and world is not None and not world.has_rank and self._may_grow():
+            self._announce("a rank joined")  # a spare commits nothing
+        return {"welcome": welcome, "members": self._addresses(self._members)}
+
+    def _addresses(self, members: Members) -> list[tuple[str, int]]:
+        """Where the members with a rank reply to a process that joins."""
+        known = self._peers.reached_at
+        return [(known[one]["address"], known[one]["heartbeat"]) for one in members.ranks[:_ASKED] if one in known]
+
+    def _may_grow(self) -> bool:
+        """Whether the plan may grow by those that joined."""
+        with self._lock:
+            number = len(self._joining)
+        members = self._members
+        new = range(members.started, members.started + number)
+        return number > 0 and members.joined(new).grown().plan != members.plan
+
+    def _enter_as_new(self, first: Members, welcome: Message) -> None:
+        """Become a member in the epoch that the others have agreed on."""
+        self._peers.admit({int(member): contact for member, contact in welcome["contacts"].items()})
+        for epoch, (replicas, ranks, spares, started) in welcome["history"].items():
+            plan = first.sizes.plan(replicas)
+            self._history[int(epoch)] = Members(
+                first.sizes, plan, tuple(ranks), tuple(spares), started, self._peers.hosts
+            )
+        self._epoch = welcome["epoch"]
+        self._adopt(Outcome.read(welcome["outcome"], "welcome"), None)
+
+    def _welcome(self, outcome: Outcome) -> None:
+        """Prepare what those are told that this outcome makes members."""
+        joined = outcome.value.get("joined", {})
+        if not joined:
+            return
+        history = {
+            str(epoch): (of.sizes.replicas(of.plan), of.ranks, of.spares, of.started)
+            for epoch, of in self._history.items()
+        }
+        shared = {
+            "epoch": self._epoch,
+            "outcome": outcome.text,
+            "history": history,
+            "world_size": self._world_size,
+            "contacts": {str(member): contact for member, contact in self._peers.reached_at.items()},
+        }
+        with self._lock:
+            for member, contact in joined.items():
+                key = json.dumps(contact, sort_keys=True)
+                self._welcomes[key] = {**shared, "member": int(member)}
+                self._joining.pop(key, None)
 
     # -- the end of an epoch ------------------------------------------------------------------------------------
 
@@ -469,6 +560,7 @@ class Session:
             steps={state.epoch: tuple(state.steps) for state in self._states},
             committed=self._exists,
             loads=self._restore is not None,
+            joining=list(self._joining.values()),
             began=self._step,
         )
 
@@ -558,7 +650,8 @@ class Session:
             before.sizes.plan(value["replicas"]),
             tuple(value["ranks"]),
             tuple(value["spares"]),
-            before.hosts,
+            value["started"],
+            {**before.hosts, **{int(member): str(contact["host"]) for member, contact in value["joined"].items()}},
         )
         if self.member not in following.all:
             raise ConnectError(
@@ -567,6 +660,8 @@ class Session:
                 rank=self.member,
             ) from error
         self._peers.start_over()
+        self._peers.admit({int(member): contact for member, contact in value["joined"].items()})
+        self._welcome(outcome)
         self._source, self._step, self._load = value["source"], value["step"], value["load"]
         self._history = {
             epoch: members

@@ -9,7 +9,7 @@ SimulatedPeers     of rankmesh.sim: messages are calls, time is simulated
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
@@ -54,6 +54,13 @@ class Transport(Protocol):
     @property
     def hosts(self) -> Mapping[int, str]:
         """The host of each member."""
+
+    @property
+    def reached_at(self) -> Mapping[int, Mapping[str, Any]]:
+        """Where each member is reached, as plain data."""
+
+    def admit(self, joined: Mapping[int, Mapping[str, Any]]) -> None:
+        """Further members, and where they are reached."""
 
     def exchange(self, members: Collection[int], message: Message, seconds: float) -> Mapping[int, Message | Presence]:
         """Send a message to other members; the reply of each, or why there is none."""

@@ -43,7 +43,7 @@ class Seen:
 
     def replace(self, tensor: torch.Tensor) -> None:
         """Write other numbers into the value, where it is a tensor."""
-        target = getattr(self.source, "_local_tensor", self.source)
+        target = self.source.to_local() if hasattr(self.source, "to_local") else self.source
         if isinstance(target, torch.Tensor):
             target.data.copy_(tensor.reshape(target.shape))
         self.tensor = tensor
