@@ -29,7 +29,7 @@ from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.heartbeat import PING, Message, Presence
 from rankmesh.survival.job import Job
 from rankmesh.survival.members import Members, PlanLike
-from rankmesh.survival.peers import Peers
+from rankmesh.survival.peers import Contact, Peers
 from rankmesh.survival.redundancy import checked
 from rankmesh.survival.state import EpochState, Load, load_all, restore
 from rankmesh.survival.transport import Connection, Event, Transport
@@ -434,7 +434,7 @@ class Session:
 
     def _reply(self, message: Message) -> Message:
         """What this member replies to a message of another."""
-        with suppress(KeyError, TypeError):
+        with suppress(KeyError, TypeError, ValueError):
             if message["what"] == "end":
                 self._ended(message)
             if message["what"] == "join":
@@ -458,11 +458,12 @@ class Session:
 
     def _asked_to_join(self, contact: Mapping[str, Any]) -> Message:
         """What a process is told that asks to be a member: whom else it may ask, and in the end where it enters."""
-        key = json.dumps(dict(contact), sort_keys=True)
+        contact = vars(Contact.read(contact))
+        key = json.dumps(contact, sort_keys=True)
         with self._lock:
             welcome = self._welcomes.get(key)
             if welcome is None:
-                self._joining[key] = dict(contact)
+                self._joining[key] = contact
             world = self._world
         if welcome is None and world is not None and not world.has_rank and self._may_grow():
             self._announce("a rank joined")  # a spare commits nothing
