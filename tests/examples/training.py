@@ -1,5 +1,7 @@
 """What each rank of these tests runs: a short training under one layout."""
 
+import os
+import signal
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +10,9 @@ import torch
 from examples.train_gpt.gpt.layout import Refused, Sizes
 from examples.train_gpt.gpt.loop import GROUPS, Run, Trainer
 from examples.train_gpt.gpt.model import Shape
+from examples.train_gpt.gpt.survive import survive
+
+from rankmesh.launch.table import torchrun_variables
 
 SHAPE = Shape(layers=4, hidden=16, heads=2, experts=4, top=2, sequence=16, batch=8)
 # Every step is clipped, so that a wrong norm shows in the losses.
@@ -72,6 +77,22 @@ def move(me, layouts):
             result += arguments_of([here.step(index)])
             before = here.state(), here.shardings
     return result
+
+
+def survives(me, port, dies):
+    """A training in a job that survives: member ``dies`` is killed in the third step; the steps, on the first rank."""
+    variables = torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port)
+    os.environ.update({**variables, "TORCH_CPP_LOG_LEVEL": "ERROR"})
+    step = Trainer.step
+
+    def dying(self, index):
+        if me.rank == dies and index == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, index)
+
+    Trainer.step = dying
+    found = survive(TINY, "tp=2", me.size - 4, False, 5.0, lambda *_: None)
+    return None if found is None else [str(found[0]), arguments_of(found[1])]
 
 
 def refused_checkpoints(me, folder):
