@@ -65,7 +65,8 @@ test-sweeps: $(VENV)/.installed-test  ## kill a rank at every operation of conne
 	@RANKMESH_TEST_SWEEP=$(SWEEP) $(BIN)/python -m pytest -n $(JOBS) --dist load --maxschedchunk 1 --timeout 3000 \
 		tests/check/test_blame.py tests/groups/test_kill_sweep.py tests/readers/test_hostile.py \
 		tests/dialects/test_kill_sweep.py tests/rendezvous/test_schedules.py \
-		$(if $(filter all,$(SWEEP)),tests/rendezvous/test_contract.py::test_one_dies_at_each_operation) $(ARGS)
+		$(if $(filter all,$(SWEEP)),tests/rendezvous/test_contract.py::test_one_dies_at_each_operation \
+		tests/survival/test_survive.py::test_any_moment) $(ARGS)
 
 test-cluster: $(VENV)/.installed-test  ## emulate clusters, and predict, measure and move on them (root)
 	@RANKMESH_CLUSTER=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/bench/test_cluster.py tests/multihost $(ARGS)
