@@ -290,7 +290,7 @@ def test_what_a_change_asks_of_the_store(monkeypatch):
 @pytest.mark.parametrize("size", [16, 64, 256])
 def test_the_server_is_lost_in_the_round(size, monkeypatch):
     """Member 0 dies when it has asked for those that are absent: messages grow with the members, not their square."""
-    ask, asked = session._Probe.ask, []
+    ask, asked = session.Probe.ask, []
 
     def dies(probe, members):
         replies = ask(probe, members)
@@ -299,7 +299,7 @@ def test_the_server_is_lost_in_the_round(size, monkeypatch):
             current_context().simulation.members.lost([probe.peers.member])
         return replies
 
-    monkeypatch.setattr(session._Probe, "ask", dies)
+    monkeypatch.setattr(session.Probe, "ask", dies)
     costs = regrouped(size, monkeypatch, {1: 2, size - 6: 2})
     assert asked == [0]
     assert sum(costs.messages.values()) <= 20 * size

@@ -30,6 +30,7 @@ from rankmesh.survival.heartbeat import PING, Message, Presence
 from rankmesh.survival.job import Job
 from rankmesh.survival.members import Members, PlanLike
 from rankmesh.survival.peers import Contact, Peers
+from rankmesh.survival.probe import KEPT, REPLY, Probe
 from rankmesh.survival.redundancy import checked
 from rankmesh.survival.state import EpochState, Load, load_all, restore
 from rankmesh.survival.transport import Connection, Event, Transport
@@ -41,14 +42,10 @@ _Result = TypeVar("_Result")
 
 # Seconds that the members have at the start, and for each world of an epoch.
 _LIMIT = 300.0
-# Seconds in which a member that lives replies.
-_REPLY = 0.3
 # Seconds after which an error counts as this member's own, where no change has been announced.
 _SETTLE = 0.05
 # Members of which a process that joins learns the addresses.
 _ASKED = 8
-# Outcomes that a member keeps for those that have not read them.
-_KEPT = 8
 # How many timeouts a member that lives may take to come back from ``train``.
 _PATIENCE = 6
 
@@ -70,79 +67,6 @@ class _End:
     over: bool = False
     suspects: set[int] = field(default_factory=set)
     at: float = 0.0
-
-
-@dataclass
-class _Probe:
-    """What is known of members that have not arrived at the end of an epoch, since ``started``."""
-
-    peers: Transport
-    epoch: int
-    agreed: str
-    suspects: Collection[int]
-    timeout: float
-    started: float
-    _last: dict[int, Message | Presence] = field(default_factory=dict)
-    _unresponsive_since: dict[int, float] = field(default_factory=dict)
-
-    def alive(self, member: int) -> bool:
-        """Whether a member replies now."""
-        self.ask([member])
-        return isinstance(self._last[member], dict)
-
-    def gone(self, member: int) -> bool:
-        """Whether the process of a member has ended for certain."""
-        return self._last.get(member) == "gone"
-
-    def went_on(self, member: int) -> bool:
-        """Whether a member was in a later epoch when it replied last, or in one that follows another agreement."""
-        reply = self._last.get(member)
-        return self._epoch_of(reply) > self.epoch or self._differs(reply)
-
-    def outcome(self) -> Outcome | None:
-        """The outcome that others have already: whoever served it may have been lost before this member read it."""
-        for reply in self._last.values():
-            if isinstance(reply, dict) and isinstance(reply.get("outcome"), str):
-                return Outcome.read(reply["outcome"], "outcome")
-        if any(self._epoch_of(reply) > self.epoch + _KEPT for reply in self._last.values()):
-            return Outcome("failed", message="the others went on long ago, without this member")
-        if any(map(self._differs, self._last.values())):
-            return Outcome("failed", message="the others agreed on another plan, without this member")
-        return None
-
-    def _differs(self, reply: object) -> bool:
-        """Whether a member is in an epoch of this number that follows another agreement."""
-        return self._epoch_of(reply) == self.epoch and isinstance(reply, dict) and reply.get("agreed") != self.agreed
-
-    @staticmethod
-    def _epoch_of(reply: object) -> int:
-        epoch = reply.get("epoch") if isinstance(reply, dict) else None
-        return epoch if isinstance(epoch, int) else -1
-
-    def any_may_arrive(self, members: Collection[int]) -> bool:
-        """Whether one of these lives, or has been unresponsive for less than the timeout; not once others went on."""
-        self.ask(members)
-        return self.outcome() is None and any(map(self.may_arrive, members))
-
-    def may_arrive(self, member: int) -> bool:
-        """The same of one member, by what it replied last."""
-        reply = self._last.get(member, {})
-        if reply == "gone":
-            return False
-        if reply != "unresponsive":
-            return True
-        since = self._unresponsive_since.get(member, self.started)
-        return member not in self.suspects and self.peers.now() - since < self.timeout
-
-    def ask(self, members: Collection[int]) -> None:
-        """Ask members where they are, and for the outcome."""
-        message = {"what": "outcome", "epoch": self.epoch}
-        self._last.update(self.peers.exchange(members, message, _REPLY))
-        for member in members:
-            if self._last.get(member) == "unresponsive":
-                self._unresponsive_since.setdefault(member, self.started)
-            else:
-                self._unresponsive_since.pop(member, None)
 
 
 def _is_certain(error: Exception) -> bool:
@@ -414,7 +338,7 @@ class Session:
         first = self._ended(message)
         members = self._history.get(number, self._members)
         others = [member for member in members.all if member != self.member] if first or suspects else []
-        self._peers.announce(others, message, _REPLY)
+        self._peers.announce(others, message, REPLY)
         return first
 
     def _ended(self, message: Mapping[str, Any]) -> bool:
@@ -572,7 +496,7 @@ class Session:
         while True:
             outcome = self._round(report, started)
             if outcome is not None and (outcome.agreed or outcome.reason == "failed"):
-                kept = sorted(self._outcomes)[-_KEPT:]
+                kept = sorted(self._outcomes)[-KEPT:]
                 self._outcomes = {**{epoch: self._outcomes[epoch] for epoch in kept}, self._epoch: outcome.text}
                 return outcome
             if self._peers.now() > limit:
@@ -580,7 +504,7 @@ class Session:
 
     def _round(self, report: Report, started: float) -> Outcome | None:
         everyone = sorted(self._members.all)
-        probe = _Probe(self._peers, self._epoch, self._agreed, self._end.suspects, self._timeout, started)
+        probe = Probe(self._peers, self._epoch, self._agreed, self._end.suspects, self._timeout, started)
         server = self._server(everyone, probe)
         if server is None:
             return None
@@ -629,7 +553,7 @@ class Session:
             return None
         return outcome
 
-    def _server(self, everyone: Sequence[int], probe: _Probe) -> int | None:
+    def _server(self, everyone: Sequence[int], probe: Probe) -> int | None:
         """The lowest member that lives serves the round; None where that is not known yet."""
         for member in everyone:
             if member == self.member or probe.alive(member):

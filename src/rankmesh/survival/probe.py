@@ -1,0 +1,96 @@
+"""Who may still arrive at the end of an epoch: what members reply that are asked where they are.
+
+```
+a reply in this epoch      it may arrive             gone, as its port is closed      it does not
+a reply in a later one     the others went on        no reply for the timeout         it does not
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from rankmesh.rendezvous import Outcome
+from rankmesh.survival.heartbeat import Message, Presence
+from rankmesh.survival.transport import Transport
+
+__all__ = ["KEPT", "REPLY", "Probe"]
+
+# Seconds in which a member that lives replies.
+REPLY = 0.3
+# Outcomes that a member keeps for those that have not read them.
+KEPT = 8
+
+
+@dataclass
+class Probe:
+    """What is known of members that have not arrived at the end of an epoch, since ``started``."""
+
+    peers: Transport
+    epoch: int
+    agreed: str
+    suspects: Collection[int]
+    timeout: float
+    started: float
+    _last: dict[int, Message | Presence] = field(default_factory=dict)
+    _unresponsive_since: dict[int, float] = field(default_factory=dict)
+
+    def alive(self, member: int) -> bool:
+        """Whether a member replies now."""
+        self.ask([member])
+        return isinstance(self._last[member], dict)
+
+    def gone(self, member: int) -> bool:
+        """Whether the process of a member has ended for certain."""
+        return self._last.get(member) == "gone"
+
+    def went_on(self, member: int) -> bool:
+        """Whether a member was in a later epoch when it replied last, or in one that follows another agreement."""
+        reply = self._last.get(member)
+        return self._epoch_of(reply) > self.epoch or self._differs(reply)
+
+    def outcome(self) -> Outcome | None:
+        """The outcome that others have already: whoever served it may have been lost before this member read it."""
+        for reply in self._last.values():
+            if isinstance(reply, dict) and isinstance(reply.get("outcome"), str):
+                return Outcome.read(reply["outcome"], "outcome")
+        if any(self._epoch_of(reply) > self.epoch + KEPT for reply in self._last.values()):
+            return Outcome("failed", message="the others went on long ago, without this member")
+        if any(map(self._differs, self._last.values())):
+            return Outcome("failed", message="the others agreed on another plan, without this member")
+        return None
+
+    def _differs(self, reply: object) -> bool:
+        """Whether a member is in an epoch of this number that follows another agreement."""
+        return self._epoch_of(reply) == self.epoch and isinstance(reply, dict) and reply.get("agreed") != self.agreed
+
+    @staticmethod
+    def _epoch_of(reply: object) -> int:
+        epoch = reply.get("epoch") if isinstance(reply, dict) else None
+        return epoch if isinstance(epoch, int) else -1
+
+    def any_may_arrive(self, members: Collection[int]) -> bool:
+        """Whether one of these lives, or has been unresponsive for less than the timeout; not once others went on."""
+        self.ask(members)
+        return self.outcome() is None and any(map(self.may_arrive, members))
+
+    def may_arrive(self, member: int) -> bool:
+        """The same of one member, by what it replied last."""
+        reply = self._last.get(member, {})
+        if reply == "gone":
+            return False
+        if reply != "unresponsive":
+            return True
+        since = self._unresponsive_since.get(member, self.started)
+        return member not in self.suspects and self.peers.now() - since < self.timeout
+
+    def ask(self, members: Collection[int]) -> None:
+        """Ask members where they are, and for the outcome."""
+        message = {"what": "outcome", "epoch": self.epoch}
+        self._last.update(self.peers.exchange(members, message, REPLY))
+        for member in members:
+            if self._last.get(member) == "unresponsive":
+                self._unresponsive_since.setdefault(member, self.started)
+            else:
+                self._unresponsive_since.pop(member, None)
