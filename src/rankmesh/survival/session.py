@@ -323,7 +323,8 @@ class Session:
             suspects.update(member for member, reply in replies.items() if reply == "unresponsive")
 
         def lost(presence: Presence) -> None:
-            found = {watched} | suspects if presence == "unresponsive" else {watched}
+            # Who is gone, everybody finds out at once; who does not reply, only after the timeout.
+            found = {watched} | suspects if presence == "unresponsive" else ()
             self._announce(f"member {watched} is {presence}", suspects=found, epoch=epoch)
 
         self._peers.watch(watched, self._timeout, late, lost)
