@@ -27,6 +27,8 @@ _EXAMPLES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _TIME = re.compile(r"\b\d+(\.\d+)? ?(ms|µs|s)\b")
 _PLANNING = re.compile(r"rankmesh (show|groups|explain|diff|explore|presets|--\w+|(?!bench)\w+ --help)\b[^|<>&;]*$")
 _TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+# What torch writes where no name server answers depends on the machine.
+_TERMINAL["TORCH_CPP_LOG_LEVEL"] = "ERROR"
 # What a terminal does not have: wishes for colours, and that the tests themselves were started by pytest and make.
 _UNSET = (
     *("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "RANKMESH_DEBUG", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST"),

@@ -213,7 +213,7 @@ def member(me, port, folder, deaths, steps, layout, how):
         with suppress(ProcessLookupError):
             os.kill(int(path.read_text(encoding="utf-8").split()[0]), signal.SIGKILL)
     gc.collect()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 15  # a thread that connected is left behind for twice the timeout
     while kept() > before and time.monotonic() < end:
         time.sleep(0.02)
     left = [now - then for now, then in zip(kept(), before, strict=True)]

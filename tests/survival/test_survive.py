@@ -108,20 +108,20 @@ SHORT = ("rank 0", "a second one in the transfer", "a spare that takes over")
 )
 def test_spares_take_over(job, expected, what):
     """8 ranks and 2 spares: the results are bit-equal to those of a run without loss."""
-    _same(job(10, DEATHS[what], spares=2, timeout=3), expected)
+    _same(job(10, DEATHS[what], spares=2, timeout=6), expected)
 
 
 @pytest.mark.parametrize("who", [0, pytest.param(5, marks=pytest.mark.long)])
 def test_a_rank_that_is_stopped(job, expected, who):
     """8 ranks and a spare: a rank that is stopped, also the one that serves the store, is left out."""
-    _same(job(9, [{"member": who, "at": "step", "n": 3, "how": "SIGSTOP"}], spares=1, timeout=2), expected)
+    _same(job(9, [{"member": who, "at": "step", "n": 3, "how": "SIGSTOP"}], spares=1, timeout=4), expected)
 
 
 @pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.long), 5])
 def test_a_stopped_rank_goes_on(job, expected, who):
     """8 ranks and a spare: a rank that was left out while it was stopped hears so, and disturbs nobody."""
-    deaths = [{"member": who, "at": "step", "n": 3, "how": "SIGSTOP", "again": 4.0}]
-    ended = job(9, deaths, spares=1, timeout=2, may_fail=True, slow=0.5)
+    deaths = [{"member": who, "at": "step", "n": 3, "how": "SIGSTOP", "again": 8.0}]
+    ended = job(9, deaths, spares=1, timeout=4, may_fail=True, slow=0.8)
     _same(ended[:who] + ended[who + 1 :], expected)
     left_out, too_late = f"member {who} was left out of the job", f"the job ends, since member {who} stood still for"
     assert ended[who]["error"].startswith((f"ConnectError: {left_out}", f"ConnectError: {too_late}"))
@@ -144,7 +144,7 @@ def test_all_ranks_raise(job):
 
 def test_a_program_that_regroups_itself(job, expected):
     """8 ranks and a spare: train catches the error of a collective, and goes on in the next epoch without leaving."""
-    ended = job(9, [{"member": 3, "at": "step", "n": 4}], spares=1, regroups=True, timeout=3)
+    ended = job(9, [{"member": 3, "at": "step", "n": 4}], spares=1, regroups=True, timeout=6)
     _same(ended, expected)
 
 
@@ -183,7 +183,7 @@ def _reference(sizes):
 )
 def test_a_replica_is_lost(job, size, deaths, replicas):
     """8 and 12 ranks without spares: dp shrinks, and the losses are those of the smaller size from that step on."""
-    ended = job(size, deaths, shrink="dp", timeout=3)
+    ended = job(size, deaths, shrink="dp", timeout=6)
     found = [value for value in ended if value is not None and value["result"] is not None]
     assert len(found) == 4 * replicas
     reference = _reference([size // 4] * 4 + [replicas] * 4)
@@ -220,7 +220,7 @@ def test_a_rank_that_joined_takes_over(job, expected):
 
 def test_nothing_is_left_to_go_on_with(job):
     """4 ranks without spares and without an axis to shrink: every survivor ends, with the reason."""
-    ended = job(4, [{"member": 3, "at": "step", "n": 4}], may_fail=True, timeout=3)
+    ended = job(4, [{"member": 3, "at": "step", "n": 4}], may_fail=True, timeout=6)
     for value in ended[:3]:
         assert value["error"] == (
             "ConnectError: the job ends, since rank 3 of the plan lost its member and no spare is left; start more "
