@@ -1,6 +1,5 @@
 """The example trains the same on every layout: losses and gradient norms of a run on one process."""
 
-import socket
 from dataclasses import replace
 
 import pytest
@@ -20,6 +19,7 @@ from tests.examples.training import (
     train_in_words,
     trainer,
 )
+from tests.sockets import free_port
 
 LAYOUTS = {
     "tp=2": 2,
@@ -199,17 +199,11 @@ def test_words_that_a_peer_lacks(name, sizes, message):
         pass
 
 
-def _port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.mark.long
 def test_a_training_survives(ranks, outcomes):
     """4 ranks and a spare, float64: rank 0 is killed in a step, and the losses and norms are bit-equal."""
-    expected = ranks(4, survives, _port(), None, world=None, **LIMIT)
-    ended = outcomes(5, survives, _port(), 0, world=None, **LIMIT)
+    expected = ranks(4, survives, free_port(), None, world=None, **LIMIT)
+    ended = outcomes(5, survives, free_port(), 0, world=None, **LIMIT)
     assert ended[0].code == -9
     found = [outcome.value for outcome in ended if outcome.value is not None]
     assert found == [value for value in expected if value is not None]

@@ -7,7 +7,9 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -16,11 +18,13 @@ import torch.distributed as dist
 import rankmesh as rm
 from rankmesh.backend import public, releases
 from rankmesh.backend.default import DefaultGroup
+from rankmesh.backend.gloo import GlooDevices, put_gloo_under
 from rankmesh.backend.members import Torch213, Torch214, Torch215
-from rankmesh.backend.protocol import GroupRequest, Kind
+from rankmesh.backend.protocol import GroupRequest, Kind, NotJoined
 from rankmesh.backend.public import PublicBackend
 from rankmesh.backend.registries import registries
 from rankmesh.errors import ConnectError
+from rankmesh.rendezvous.waiting import submit
 
 KINDS = [rm.GroupSpec("tp"), rm.GroupSpec("dp", lazy=True), rm.GroupSpec("ends", "tp-dp", pick=[0, 3])]
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2, pp=1), [*KINDS, rm.GroupSpec("pp")])
@@ -172,6 +176,41 @@ def _aborted(me):
         took, output = time.monotonic() - began[0] if began else 0.0, str(error)
     groups.close()
     return took < 1 and bool(output)
+
+
+class _Stopped(dist.Store):
+    """The store of a member that has published its address, and stops at its first read."""
+
+    def __init__(self, store):
+        super().__init__()
+        self._store = store
+
+    def set(self, key, value):
+        self._store.set(key, value)
+
+    def set_timeout(self, timeout):
+        pass
+
+    def wait(self, *_):
+        threading.Event().wait()
+
+
+def test_a_member_that_stops_before_its_pairs_connect(capfd):
+    """8 members, one of which only listens: those that wait for it to connect give up within the limit."""
+    store, within = dist.HashStore(), 1.0
+
+    def make(rank, base):
+        part = dist.PrefixStore("group", base)
+        how = {"ranks": range(8), "rank": rank, "name": "group", "lazy": False, "device_types": ["cpu"]}
+        limits = {"timeout": timedelta(seconds=30), "within": timedelta(seconds=within)}
+        started = time.monotonic()
+        with suppress(NotJoined):
+            put_gloo_under(dist.ProcessGroup(part, rank, 8), GlooDevices(), part, **how, **limits)
+        return time.monotonic() - started
+
+    made = [submit(partial(make, rank, store if rank else _Stopped(store)), f"member-{rank}") for rank in range(8)]
+    assert max(one.result(timeout=60) for one in made[1:]) < 4 * within  # gloo alone waits five times as long
+    capfd.readouterr()  # gloo writes why
 
 
 def test_abort_ends_what_is_blocked(ranks):

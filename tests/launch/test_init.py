@@ -3,16 +3,15 @@
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from tests import limits
+from tests.sockets import free_port, kept
 from torch.distributed import TCPStore
 
 import rankmesh as rm
@@ -27,31 +26,19 @@ def _as_rank(me, port, **more):
     os.environ.update({**values, **more})
 
 
-def _port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _kept():
-    """The sockets and the threads of this process."""
-    names = (path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
-    return sum(name.name.startswith("socket:") for name in names), len(list(Path("/proc/self/task").iterdir()))
-
-
-def _settled(kept):
+def _settled(before):
     """How many sockets and threads there are more than before, once those that end in the background have."""
     end = time.monotonic() + 10
-    while _kept() != kept and time.monotonic() < end:
+    while kept() != before and time.monotonic() < end:
         time.sleep(0.05)
-    return [now - then for now, then in zip(_kept(), kept, strict=True)]
+    return [now - then for now, then in zip(kept(), before, strict=True)]
 
 
 def _there_and_back(me, port):
     _as_rank(me, port)
     me.meet("all ranks have reached the store that rank 0 serves")
     time.sleep(0.2)
-    before, kept, seen = dict(os.environ), _kept(), []
+    before, had, seen = dict(os.environ), kept(), []
     for _ in range(3):
         with rm.init(timeout=20) as rank, rm.connect("tp=2,dp=*") as groups:
             x = torch.ones(1, device=rank.device)
@@ -63,7 +50,7 @@ def _there_and_back(me, port):
     assert dict(os.environ) == {"GLOO_ENABLE_STORE_V2_API": "0", **before}
     del groups  # closed, it still knows its world, and that its store
     gc.collect()
-    left = _settled(kept)
+    left = _settled(had)
     me.meet("all have counted")
     return seen, left, registries()["pg_map"]
 
@@ -73,9 +60,9 @@ def test_three_worlds_one_after_the_other(ranks):
 
     The one variable that stays says what gloo does without it.
     """
-    for rank, (seen, kept, groups) in enumerate(ranks(4, _there_and_back, _port(), world=None)):
+    for rank, (seen, left, groups) in enumerate(ranks(4, _there_and_back, free_port(), world=None)):
         assert seen == [[rank, 4, rank, "environment", "gloo", 2.0, False]] * 3
-        assert (kept, groups) == ([0, 0], 0)
+        assert (left, groups) == ([0, 0], 0)
 
 
 def _of_an_agent(me, port):
@@ -102,7 +89,7 @@ def _again(me, port):
 
 def test_checks_one_after_the_other(ranks):
     """2 ranks, three checks in a process, each with a store of its own: none is taken for the one before."""
-    assert ranks(2, _again, _port(), world=None) == [[True] * 3] * 2
+    assert ranks(2, _again, free_port(), world=None) == [[True] * 3] * 2
 
 
 def _in_a_world(me):
@@ -140,7 +127,7 @@ def test_ranks_that_do_not_go_together(ranks, what, expected):
     """3 ranks without GPUs that ask for NCCL, or one that does not come: every rank says the same, in time."""
     if what == "nccl" and torch.cuda.is_available():
         pytest.skip("here are GPUs, on which NCCL is no error")
-    for result in ranks(3, _differ, _port(), what, world=None):
+    for result in ranks(3, _differ, free_port(), what, world=None):
         if result is not None:
             assert expected in result[0], result[0]
             assert result[1] < limits.AT_ONCE
@@ -164,7 +151,7 @@ def _loses_the_first(me, port):
 
 def test_the_rank_that_serves_the_store_dies(outcomes):
     """3 ranks that come together when rank 0 is killed: the others name it and its place at once."""
-    port = _port()
+    port = free_port()
     first, *others = outcomes(3, _loses_the_first, port, world=None)
     assert first.code == -signal.SIGKILL
     for one in others:
@@ -230,7 +217,7 @@ def _on_another_host(me, port):
 
 def test_hosts_that_listen_at_a_loopback_address_are_named(ranks):
     """2 ranks on two hosts: told at once which host listens where, with what to set."""
-    for error in ranks(2, _on_another_host, _port(), world=None):
+    for error in ranks(2, _on_another_host, free_port(), world=None):
         assert "listens at 127.0.1.1" in error["message"]
         assert "set GLOO_SOCKET_IFNAME" in error["message"]
         assert error["seconds"] < limits.AT_ONCE

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tests.sockets import kept
 
 import rankmesh as rm
 from rankmesh.launch.table import torchrun_variables
@@ -158,12 +159,6 @@ class Deaths:
         (self.folder / f"dead-{self.member}").write_text(f"{os.getpid()} {time.time()}", encoding="utf-8")
         os.kill(os.getpid(), getattr(signal, death.get("how", "SIGKILL")))
         time.sleep(0.5)  # a stopped process that goes on
-
-
-def kept():
-    """Open sockets and threads of this process."""
-    names = (path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
-    return sum(name.name.startswith("socket:") for name in names), len(list(Path("/proc/self/task").iterdir()))
 
 
 def member(me, port, folder, deaths, steps, layout, how):

@@ -2,21 +2,15 @@
 
 import os
 import random
-import socket
 
 import pytest
 import torch
+from tests.sockets import free_port
 from tests.survival.program import BATCH, COLUMNS, PLACES, ROWS, batch, member, started, text_of
 
 STEPS = 8
 # Two halves of a run that shrinks are compared with sums in another order.
 CLOSE = 1e-12
-
-
-def _port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -26,7 +20,7 @@ def job(outcomes, tmp_path):
     def run(size, deaths, layout="tp=2,pp=2,dp=*", limit=60.0, *, may_fail=False, **how):
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        ended = outcomes(size, member, _port(), str(folder), deaths, STEPS, layout, how, world=None, limit=limit)
+        ended = outcomes(size, member, free_port(), str(folder), deaths, STEPS, layout, how, world=None, limit=limit)
         dead = {int(path.name.removeprefix("dead-")) for path in folder.glob("dead-*")}
         values = []
         for outcome in ended:
@@ -51,7 +45,7 @@ def expected(_server, tmp_path_factory):
 
 def _unharmed(server, tmp_path_factory, size):
     folder = str(tmp_path_factory.mktemp("expected"))
-    module, arguments = "tests.survival.program", (_port(), folder, [], STEPS, "tp=2,pp=2,dp=*", {})
+    module, arguments = "tests.survival.program", (free_port(), folder, [], STEPS, "tp=2,pp=2,dp=*", {})
     request = {"size": size, "module": module, "function": "member", "args": arguments, "world": None}
     return _results([outcome.value for outcome in server.run({**request, "limit": 60.0, "timeout": 20.0})])
 

@@ -34,7 +34,7 @@ __all__ = ["EAGER_SIZE", "CutStore", "GlooDevices", "delete_address", "put_gloo_
 # Groups up to this size connect all pairs when they are made; docs/decisions.md has the figures.
 EAGER_SIZE = 16
 
-# A pair waits this often for its peer before it gives up, each time as long as its group was given.
+# A pair waits for its peer this many times as long as its group was given.
 _CONNECT_TRIES = 5
 
 _DESCRIPTORS = "/proc/self/fd"
@@ -78,9 +78,9 @@ class GlooDevices:
         made = make()
         found = set(filter(_is_poll, free))
         if not found:
-            before = _open_descriptors()
+            before = _targets()
             made = make() if before else made
-            found = set(filter(_is_poll, _open_descriptors() - before))
+            found = set(filter(_is_poll, dict(_targets().items() - before.items())))
         for descriptor in found:
             self._polls[descriptor] = frozenset(map(_target, _polled(descriptor)))
         return made
@@ -193,12 +193,14 @@ def put_gloo_under(
     pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
     options._devices, options._threads = devices.of(lazily=lazily), 1
-    options._timeout = timeout / _CONNECT_TRIES if lazily else within
+    # Where gloo reads the addresses one by one, it waits as long for each of them.
+    tries = _CONNECT_TRIES if lazily or store.has_extended_api() else 1
+    options._timeout = (timeout if lazily else within) / tries
     options.global_ranks_in_group = list(ranks)
     options.group_name = name
     addresses = _addresses(store)
     try:
-        with _read_together(store, options._timeout):
+        with _read_together(store, within):
             made = c10d.ProcessGroupGloo(addresses, rank, len(ranks), options)
         if lazy and not wait_for(
             addresses, [f"0/{position}" for position in range(len(ranks))], timeout.total_seconds()

@@ -91,7 +91,7 @@ def _file(path: Path) -> Any:
         raise typer.BadParameter(f"{quoted(str(path))} is no Python file; {_FORM}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    # As where the file is run: what lies beside it can be imported.
+    # As when Python runs the file: it can import the modules of its folder.
     sys.path.insert(0, str(path.resolve().parent))
     _imported(path, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]  # it has one, see above
     return module

@@ -65,7 +65,7 @@ class Peers:
     def __init__(self, reply: Callable[[Message], Message], seconds: float, join: str | None = None) -> None:
         launch = started_by()
         local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), None, launch.local_rank)
-        self.seconds, self.joined = seconds, None if join is None else _at(join)
+        self.joined = None if join is None else _at(join)
         if self.joined is None:
             launch, store, prefix, decision = together(launch, local, timedelta(seconds=seconds))
             self.backend, self.member = str(decision.backend), launch.rank

@@ -63,10 +63,8 @@ class _End:
     """How an epoch ends: by a change of the members, or since the job is ``over``."""
 
     came: Event
-    reason: str = ""
     over: bool = False
     suspects: set[int] = field(default_factory=set)
-    at: float = 0.0
 
 
 def _is_certain(error: Exception) -> bool:
@@ -95,7 +93,7 @@ class Session:
         self._lock = threading.Lock()
         self._outcomes: dict[int, str] = {}
         self._world: EpochWorld | None = None
-        # Processes that asked to become members, and what those are told that have.
+        # Processes that asked to become members, and where those enter that have.
         self._joining: dict[str, Mapping[str, Any]] = {}
         self._welcomes: dict[str, Message] = {}
         self._history: dict[int, Members] = {}
@@ -162,18 +160,16 @@ class Session:
 
     def regroup(self, job: Job) -> None:
         """Go on in the next epoch, in which this member has a rank, without leaving ``train``."""
-        self._announce("regroup() was called")
+        self._announce()
         while True:
-            error, following = None, None
             if self._finish(done=False, error=None):
                 raise _Over
             try:
                 following = self._begin()
             except _Interrupted:
                 continue
-            except Exception as raised:  # noqa: BLE001 - since another member was lost
-                error = raised
-                self._announce_error(error)
+            except Exception:  # noqa: BLE001 - since another member was lost
+                self._announce_error()
                 continue
             if following is not None:
                 vars(job).update(vars(following))
@@ -224,7 +220,7 @@ class Session:
             )
         world = self._world
         if world is not None and world.store.add("finished", 1) == self._members.plan.mesh.size:
-            self._announce("every rank has returned", over=True)
+            self._announce(over=True)
 
     @property
     def _entered(self) -> EpochWorld:
@@ -294,7 +290,7 @@ class Session:
         job.step = step
         self._peers.committed(step)
         if self._joining and self._may_grow():
-            self._announce("a rank joined")
+            self._announce()
             self._check(job)
 
     def _check(self, job: Job) -> None:
@@ -325,17 +321,16 @@ class Session:
         def lost(presence: Presence) -> None:
             # Who is gone, everybody finds out at once; who does not reply, only after the timeout.
             found = {watched} | suspects if presence == "unresponsive" else ()
-            self._announce(f"member {watched} is {presence}", suspects=found, epoch=epoch)
+            self._announce(suspects=found, epoch=epoch)
 
         self._peers.watch(watched, self._timeout, late, lost)
 
     def _announce(
-        self, reason: str, *, over: bool = False, suspects: Collection[int] = (), epoch: tuple[int, str] | None = None
+        self, *, over: bool = False, suspects: Collection[int] = (), epoch: tuple[int, str] | None = None
     ) -> bool:
         """End the epoch on every member; whether this member is the first that does, as far as it knows."""
         number, agreed = epoch or (self._epoch, self._agreed)
-        message = {"what": "end", "epoch": number, "agreed": agreed, "reason": reason, "over": over}
-        message["suspects"] = sorted(suspects)
+        message = {"what": "end", "epoch": number, "agreed": agreed, "over": over, "suspects": sorted(suspects)}
         first = self._ended(message)
         members = self._history.get(number, self._members)
         others = [member for member in members.all if member != self.member] if first or suspects else []
@@ -350,7 +345,7 @@ class Session:
             end.suspects.update(message["suspects"])
             new = not end.came.is_set()
             if new:
-                end.reason, end.over, end.at = message["reason"], message["over"], self._peers.now()
+                end.over = message["over"]
                 end.came.set()
             world = self._world if named == (self._epoch, self._agreed) else None
         if new and world is not None:
@@ -382,7 +377,7 @@ class Session:
     # -- members that join ------------------------------------------------------------------------------------------
 
     def _asked_to_join(self, contact: Mapping[str, Any]) -> Message:
-        """What a process is told that asks to be a member: whom else it may ask, and in the end where it enters."""
+        """The reply to a process that asks to be a member: whom else it may ask, and in the end where it enters."""
         contact = vars(Contact.read(contact))
         key = json.dumps(contact, sort_keys=True)
         with self._lock:
@@ -391,7 +386,7 @@ class Session:
                 self._joining[key] = contact
             world = self._world
         if welcome is None and world is not None and not world.has_rank and self._may_grow():
-            self._announce("a rank joined")  # a spare commits nothing
+            self._announce()  # a spare commits nothing
         return {"welcome": welcome, "members": self._addresses(self._members)}
 
     def _addresses(self, members: Members) -> list[tuple[str, int]]:
@@ -419,7 +414,7 @@ class Session:
         self._adopt(Outcome.read(welcome["outcome"], "welcome"), None)
 
     def _welcome(self, outcome: Outcome) -> None:
-        """Prepare what those are told that this outcome makes members."""
+        """Prepare the replies to those that this outcome makes members."""
         joined = outcome.value.get("joined", {})
         if not joined:
             return
@@ -444,7 +439,7 @@ class Session:
 
     def _finish(self, *, done: bool, error: Exception | None) -> bool:
         """Leave the world, and agree with the others how to go on; whether the job is over."""
-        first = error is not None and self._announce_error(error)
+        first = error is not None and self._announce_error()
         self._leave_world()
         started = self._peers.now()
         outcome = self._agree(self._report(done=done, error=error, first=first))
@@ -461,12 +456,12 @@ class Session:
         self._adopt(outcome, error)
         return False
 
-    def _announce_error(self, error: Exception) -> bool:
+    def _announce_error(self) -> bool:
         """Whether this member began the change: others' losses appear as errors of collectives, too."""
         end = self._end
         if end.came.wait(_SETTLE):
             return False
-        return self._announce(f"{type(error).__name__} on member {self.member}: {first_line(error)}")
+        return self._announce()
 
     def _leave_world(self) -> None:
         with self._lock:
