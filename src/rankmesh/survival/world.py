@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from datetime import timedelta
@@ -83,8 +84,12 @@ class EpochWorld:
         entering = submit(self._enter, "rankmesh-enter")
         wait([entering, self._aborted], return_when=FIRST_COMPLETED)
         if not entering.done() and not wait([entering], _GRACE).done:
+            entering.add_done_callback(_free)
             raise ConnectError("the members changed while they connected")
-        entering.result()
+        try:
+            entering.result()
+        finally:
+            del entering  # an error has this frame, which would have the error
         return time.perf_counter() - started
 
     def _enter(self) -> None:
@@ -104,7 +109,12 @@ class EpochWorld:
         if self.has_rank:
             whole = self._plan.mesh.size == self._plan.world_size == self.size
             plan = self._plan if whole else self._plan.replace(world_size=None)
-            self.groups = connect(plan, timeout=self._seconds)
+            groups = connect(plan, timeout=self._seconds)
+            with self._lock:
+                self.groups = groups
+                left = self._left.is_set()
+            if left:  # while it connected
+                groups.close()
 
     # -- what members share through the store -------------------------------------------------------------------------
 
@@ -161,3 +171,11 @@ class EpochWorld:
         if dist.is_initialized():
             with suppress(RuntimeError):
                 dist.destroy_process_group()
+
+
+def _free(entering: Future[None]) -> None:
+    """Free what a call had that was left behind, and failed since: connections, and the threads that poll them."""
+    error = entering.exception()
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
