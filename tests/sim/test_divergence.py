@@ -1,4 +1,5 @@
 import inspect
+import time
 
 import pytest
 import torch
@@ -69,6 +70,10 @@ MISMATCHES = {
     "pieces": (lambda: dist.all_to_all([one(), one()], [torch.ones(2 + dist.get_rank()), one()]), "takes float32[2]"),
     "split sizes": (lambda: _split([[1, 1], [1, 1]], [[1, 1], [2, 0]]), "which gives"),
     "rows": (lambda: dist.all_to_all_single(torch.ones(2, 2), torch.ones(2, 1 + dist.get_rank())), "rows differ"),
+    "widths": (
+        lambda: dist.all_to_all_single(torch.ones(2, 2), torch.ones(2, 3)),
+        "rank 0 takes 1 rows of 2 elements of rank 0, which gives 1 of 3",
+    ),
     "sent": (lambda: _pair(torch.ones(2), torch.ones(3)), "what is sent is not what is received"),
     "sent dtype": (lambda: _pair(torch.ones(2), torch.ones(2).int()), "what is sent is not what is received"),
     "barrier": (lambda: dist.barrier() if dist.get_rank() else dist.monitored_barrier(), "operations differ"),
@@ -80,6 +85,19 @@ def test_tensors_without_the_operation():
     """2 ranks: an operation that the tensors do not have is refused on all members, not on the last one to come."""
     found = failures(lambda: dist.all_reduce(one(), op=dist.ReduceOp.BAND), 2)
     assert {rank: error.kind for rank, error in found.items()} == {0: "refused", 1: "refused"}
+
+
+def test_error_while_calls_are_matched_reaches_every_member(monkeypatch):
+    """2 ranks: an error between the calls of members fails both immediately; nobody waits for the time limit."""
+
+    def broken(calls):
+        raise KeyError("gives")
+
+    monkeypatch.setattr("rankmesh.sim.channel.fit", broken)
+    start = time.monotonic()
+    found = failures(lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2)), 2, timeout=20.0)
+    assert {rank: error.kind for rank, error in found.items()} == {0: "refused", 1: "refused"}
+    assert time.monotonic() - start < 5.0
 
 
 def _coalesced(number):

@@ -116,18 +116,18 @@ class Channel:
         return pending
 
     def _hold(self, collective: Collective) -> None:
-        difference = collective.difference()
-        if difference is not None:
-            self.fail([*collective.operations.values()], "mismatch", difference)
-            return
         try:
+            difference = collective.difference()
+            if difference is not None:
+                self.fail([*collective.operations.values()], "mismatch", difference)
+                return
             compute(collective.calls)
-        except (RuntimeError, TypeError, StopIteration) as error:
+            if self._observer is not None:
+                self._observer.computed(self, collective.calls)
+        except Exception as error:  # noqa: BLE001  - whatever it is, no member may wait for the others
             why = f"these tensors cannot be computed ({first_line(error)})"
             self.fail([*collective.operations.values()], "refused", why)
             return
-        if self._observer is not None:
-            self._observer.computed(self, collective.calls)
         for pending in collective.operations.values():
             self.settle(pending)
 

@@ -223,11 +223,26 @@ def _content(tensor: torch.Tensor) -> tuple[int, torch.dtype]:
 
 
 def _splits_agree(call: Call, calls: Sequence[Call]) -> str | None:
-    for other in calls:
-        gives, takes = _sizes(other, "gives")[call.position], _sizes(call, "takes")[other.position]
-        if gives != takes:
-            return f"rank {call.rank} takes {takes} rows of rank {other.rank}, which gives {gives}"
+    rows, every = _sizes(call, "takes"), [_sizes(other, "gives") for other in calls]
+    if {len(rows), *map(len, every)} != {len(calls)}:
+        return f"rank {call.rank} has {len(rows)} split sizes in a group of {len(calls)}"
+    for other, given in zip(calls, every, strict=True):
+        gives, takes = given[call.position], rows[other.position]
+        given_width, taken_width = _width(other.given[0], sum(given)), _width(call.outputs[0], sum(rows))
+        if gives * given_width != takes * taken_width:
+            widths = (f" of {taken_width} elements", f" of {given_width}") if gives == takes else ("", "")
+            return (
+                f"rank {call.rank} takes {takes} rows{widths[0]} of rank {other.rank}, which gives {gives}{widths[1]}"
+            )
+        if other.given[0].dtype != call.outputs[0].dtype:
+            taken = shapes(call.outputs)[0]
+            return f"rank {call.rank} takes {taken} where rank {other.rank} gives {shapes(other.given)[0]}"
     return None
+
+
+def _width(tensor: torch.Tensor, rows: int) -> int:
+    """How many elements a row has."""
+    return tensor.numel() // rows if rows else 0
 
 
 _FITS: dict[str, Callable[[Call, Sequence[Call]], str | None]] = {
