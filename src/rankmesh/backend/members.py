@@ -110,6 +110,11 @@ class MemberBackend:
         if source is not None:
             source.perform_nocolor_split(self._default.bound_device)
 
+    @property
+    def shares(self) -> bool:
+        """Always: a process group is one, whatever its kinds."""
+        return True
+
     def local(self, request: GroupRequest) -> dist.ProcessGroup:
         """A group that answers each collective at once."""
         return single_rank_group(

@@ -65,6 +65,10 @@ class Backend(Protocol):
     def collective(self) -> bool:
         """Whether every rank of the world takes part in making every group."""
 
+    @property
+    def shares(self) -> bool:
+        """Whether kinds of group with the same members and options are one process group."""
+
     # Set where the connection to the store was ended: nothing is deleted there.
     store_lost: bool
 

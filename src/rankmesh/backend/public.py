@@ -27,6 +27,7 @@ class PublicBackend:
     """The groups of one world, each made by all of its ranks together."""
 
     collective = True
+    shares = True
     store_lost = False
 
     def __init__(self, default: DefaultGroup) -> None:

@@ -96,8 +96,8 @@ class Ranks(Protocol):
     def refuse(self, operation: str) -> None:
         """Raise for a call on a group that this rank is not in."""
 
-    def makes_single(self) -> bool:
-        """Whether groups of one rank are made as all others are, for someone who observes their calls."""
+    def observed(self) -> bool:
+        """Whether someone observes the calls: then each kind of group has its own process group, also on one rank."""
 
     def peers(self, reply: Callable[..., Any]) -> Any:
         """How this rank, as a member of a job that survives, reaches the others: a ``survival.transport.Transport``."""
@@ -245,10 +245,13 @@ class ThreadBackend(MemberBackend):
 
     def local(self, request: GroupRequest) -> dist.ProcessGroup:
         """A group that answers at once, or one whose calls are observed."""
+        return super().local(request) if self.shares else self.create(request, 0.0)
+
+    @property
+    def shares(self) -> bool:
+        """Not where calls are observed, and each has to tell its kind of group."""
         answers = answering()
-        if answers is None or not answers.makes_single():
-            return super().local(request)
-        return self.create(request, 0.0)
+        return answers is None or not answers.observed()
 
     def abort(self, groups: Sequence[dist.ProcessGroup]) -> None:
         """Not here: a simulation ends a call that cannot complete."""

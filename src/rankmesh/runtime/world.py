@@ -26,6 +26,7 @@ import torch
 from rankmesh.backend.default import DefaultGroup, default_group, default_pg
 from rankmesh.backend.releases import backend_of
 from rankmesh.core.local import LocalGroups
+from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
 from rankmesh.core.rank_range import RankRange
 from rankmesh.core.saved import contents
@@ -83,6 +84,8 @@ class World:
         with self._one_at_a_time():
             started = time.perf_counter()
             phases: dict[str, float] = {}
+            if not self.backend.shares:
+                plans = {key: plan.with_options(Options(share=False)) for key, plan in plans.items()}
             refusal = self._refusal(plans)
             phases["check"] = time.perf_counter() - started
             try:

@@ -41,7 +41,7 @@ class _Answers:
         context = self._context()
         raise context.simulation.not_a_member(context, operation)
 
-    def makes_single(self) -> bool:
+    def observed(self) -> bool:
         return self._context().simulation.observer is not None
 
     def peers(self, reply: Callable[..., Any]) -> SimulatedPeers:

@@ -18,7 +18,6 @@ from typing import Any
 from rankmesh.core import recipes
 from rankmesh.core.groups import Groups
 from rankmesh.core.mesh import Mesh
-from rankmesh.core.options import Options
 from rankmesh.core.picks import Pick
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
@@ -38,7 +37,7 @@ _ORDER = ("tp", "ep", "dp", "cp", "pp")
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """One layout: the name by which the user knows it, and its plan, in which every kind has its own process groups."""
+    """One layout: the name by which the user knows it, and its plan."""
 
     name: str
     plan: Plan
@@ -65,14 +64,19 @@ class Layout:
         """Every group that a collective could be made on, by name: those of the plan first."""
         return {**self.plan.kinds, **self.unions}
 
-    def kind_of(self, label: str) -> str:
+    def kind_of(self, label: str, ranks: Sequence[int]) -> str:
         """The name of a group that some rank uses: its kind in the plan, or what torch calls the group.
 
+        A group of another plan, such as that of a drop-in, is of the kind of this name if it has the same members.
         Groups of ``torch.distributed.new_group`` without a description have names that differ from rank to rank.
         """
-        name = label.partition("@")[0]
-        if name in self.plan.kinds:
+        plan, _, name = label.partition("@")[0].rpartition(":")
+        groups = self.plan.kinds.get(name)
+        same = groups is not None and groups.has(ranks[0]) and set(groups.of(ranks[0]).ranks) == set(ranks)
+        if groups is not None and (same or not plan):
             return name
+        if plan:
+            return f"{plan}:{name}"
         if label == "the world":
             return WORLD
         return UNNAMED if label.startswith("group '") else label
@@ -94,7 +98,7 @@ def layouts_of(given: Iterable[LayoutLike]) -> list[Layout]:
     bare = {index: mesh for index, one in enumerate(listed) if (mesh := _bare(one)) is not None}
     filled = dict(zip(bare, _filled(list(bare.values()), [_name(listed[index]) for index in bare]), strict=True))
     plans = [recipes.axes(filled[i]) if i in filled else _plan(one) for i, one in enumerate(listed)]
-    layouts = [Layout(_name(one), _apart(plan)) for one, plan in zip(listed, plans, strict=True)]
+    layouts = [Layout(_name(one), plan) for one, plan in zip(listed, plans, strict=True)]
     for layout in layouts:
         _check(layout, layouts[0])
     return layouts
@@ -111,7 +115,7 @@ def reference_of(layout: Layout) -> Layout:
     for part in (data, *data.get("views", {}).values()):
         part["axes"] = [[name, 1] for name, _ in part["axes"]]
     mesh = Mesh.from_dict({**{k: v for k, v in data.items() if k not in ("rank_map", "consecutive")}, "offset": 0})
-    return Layout("one process", _apart(Plan(mesh, [_single(spec) for spec in plan.specs], name=plan.name)))
+    return Layout("one process", Plan(mesh, [_single(spec) for spec in plan.specs], name=plan.name))
 
 
 def _place(axis: str) -> tuple[int, str]:
@@ -122,11 +126,6 @@ def _single(spec: GroupSpec) -> GroupSpec:
     pick = None if spec.pick is None else Pick((0,))
     levels = None if spec.levels is None else (1,) * len(spec.levels)
     return GroupSpec(spec.name, spec.axes, view=spec.view, pick=pick, levels=levels, level=spec.level)
-
-
-def _apart(plan: Plan) -> Plan:
-    """The plan with process groups of its own for each kind, so that a call tells on which kind it is made."""
-    return plan.with_options(Options(share=False))
 
 
 def _bare(one: object) -> Mesh | None:

@@ -277,7 +277,7 @@ class Session(Observer):
 
     def _kind(self, channel: Channel) -> str:
         if id(channel) not in self._kinds:
-            self._kinds[id(channel)] = self.layout.kind_of(channel.label)
+            self._kinds[id(channel)] = self.layout.kind_of(channel.label, channel.ranks)
         return self._kinds[id(channel)]
 
     def _moved(self, pg: SimulatedGroup, call: Call, kind: str) -> SimulatedGroup:

@@ -103,8 +103,8 @@ def _groups(value: object) -> Iterator[object]:
         yield value
     elif isinstance(value, LiveGroup):
         yield vars(value).get("pg")
-    elif isinstance(value, tuple | list) and len(value) < 64:
-        for one in value:
+    elif isinstance(value, tuple | list | dict) and len(value) < 64:
+        for one in value.values() if isinstance(value, dict) else value:
             yield from _groups(one)
     elif isinstance(value, torch.autograd.function.FunctionCtx):
         for one in vars(value).values():
