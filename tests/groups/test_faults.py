@@ -38,6 +38,24 @@ def test_the_first_use_of_a_large_group_keeps_its_timeout(ranks):
     assert all(0.9 < spent < limits.AT_ONCE for spent in seconds), seconds
 
 
+def _late_to_receive(me, size):
+    """A message that comes later than ranks wait for each other in connect, in a group of this size."""
+    with rm.connect(rm.Plan(rm.Mesh(tp=size), [rm.GroupSpec("tp")]), timeout=2) as groups:
+        if me.rank == 1:
+            time.sleep(4)
+            dist.send(torch.ones(1), 0, group=groups["tp"].pg)
+        if me.rank == 0:
+            dist.recv(x := torch.zeros(1), 1, group=groups["tp"].pg)
+            return x.item()
+    return None
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(17, marks=pytest.mark.long)])
+def test_a_message_waits_as_long_as_its_group_allows(ranks, size):
+    """2 ranks, that connect at once, and 17, that do when they first talk: the limit of connect bounds no call."""
+    assert ranks(size, _late_to_receive, size)[0] == 1.0
+
+
 def _lazy_without_others(me):
     with rm.connect(_plan(3, timeout=1, lazy=True), timeout=limits.LONG) as groups:
         seen = me.error(ConnectError, lambda: groups["dp"].pg) if me.rank == 0 else None

@@ -121,6 +121,13 @@ def test_a_stopped_rank_goes_on(job, expected, who):
     assert ended[who]["error"].startswith((f"ConnectError: {left_out}", f"ConnectError: {too_late}"))
 
 
+def test_a_slow_rank_is_waited_for(job, expected):
+    """8 ranks and a spare: a rank that is busy for four timeouts while it responds costs nobody anything."""
+    ended = job(9, [{"member": 5, "at": "step", "n": 3, "how": "sleep", "seconds": 8.0}], spares=1, timeout=2)
+    _same(ended, expected)
+    assert [epoch for epoch, *_ in ended[5]["history"]] == [0]
+
+
 def test_a_rank_that_raises(job, expected):
     """8 ranks and a spare: an exception of the program leaves one rank out, where it is raised; the others go on."""
     ended = job(9, [{"member": 3, "at": "step", "n": 4, "how": "raise"}], spares=1, may_fail=True)

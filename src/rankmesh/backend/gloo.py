@@ -27,15 +27,13 @@ from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend.options import config
 from rankmesh.backend.protocol import NotJoined
-from rankmesh.rendezvous.waiting import wait_for
+from rankmesh.rendezvous.channel import ChannelLost
+from rankmesh.rendezvous.waiting import answered_within, submit, wait_for
 
 __all__ = ["EAGER_SIZE", "CutStore", "GlooDevices", "delete_address", "put_gloo_under"]
 
 # Groups up to this size connect all pairs when they are made; docs/decisions.md has the figures.
 EAGER_SIZE = 16
-
-# A pair waits for its peer this many times as long as its group was given.
-_CONNECT_TRIES = 5
 
 _DESCRIPTORS = "/proc/self/fd"
 # Gloo asks for it whenever it connects a group.
@@ -182,31 +180,38 @@ def put_gloo_under(
     name: str,
     timeout: timedelta,
     within: timedelta,
+    eager_size: int | None = None,
     lazy: bool,
     device_types: Sequence[str],
 ) -> Any:
     """Put gloo under a process group, whose pairs connect now or when they first talk; the backend that was made.
 
-    ``within`` is how long members that connect now wait for each other. Raises ``NotJoined`` when one does not join.
+    ``within`` is how long members that connect now wait for each other; those of a group of more than ``eager_size``
+    connect when they first talk, for which gloo waits up to five times ``timeout``. Raises ``NotJoined`` when a member
+    does not join.
     """
-    lazily = lazy or len(ranks) > EAGER_SIZE
+    lazily = lazy or len(ranks) > (eager_size or EAGER_SIZE)
     pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
     options._devices, options._threads = devices.of(lazily=lazily), 1
-    # Where gloo reads the addresses one by one, it waits as long for each of them.
-    tries = _CONNECT_TRIES if lazily or store.has_extended_api() else 1
-    options._timeout = (timeout if lazily else within) / tries
+    options._timeout = timeout
     options.global_ranks_in_group = list(ranks)
     options.group_name = name
     addresses = _addresses(store)
     try:
         with _read_together(store, within):
-            made = c10d.ProcessGroupGloo(addresses, rank, len(ranks), options)
+            # On a thread, which is left behind where a member has died meanwhile: for its connection gloo waits five
+            # times as long as for a call.
+            making = submit(partial(c10d.ProcessGroupGloo, addresses, rank, len(ranks), options), "rankmesh-gloo")
+            made = answered_within(making, within.total_seconds())
         if lazy and not wait_for(
             addresses, [f"0/{position}" for position in range(len(ranks))], timeout.total_seconds()
         ):
             # So that one that never comes is named here, not at some later collective.
             raise NotJoined(f"not all of its members asked for it within {timeout.total_seconds():g} s", ())
+    except ChannelLost as error:
+        reason = f"not all of its members have connected within {within.total_seconds():.3g} s"
+        raise NotJoined(reason, _seen(addresses, ranks)) from error
     except RuntimeError as error:
         raise NotJoined(str(error), _seen(addresses, ranks)) from error
     made._set_default_timeout(timeout)

@@ -36,6 +36,8 @@ class MemberBackend:
     collective = False
     # Set where the connection to the store was ended: nothing is deleted there.
     store_lost = False
+    # Up to how many members a group of gloo connects when it is made; None: as many as is fastest.
+    eager_size: int | None = None
 
     def __init__(self, default: DefaultGroup) -> None:
         self._default = default
@@ -75,6 +77,7 @@ class MemberBackend:
             timeout=request.kind.timeout,
             # Torch takes zero for no limit.
             within=timedelta(seconds=max(deadline - time.monotonic(), 0.01)),
+            eager_size=self.eager_size,
             lazy=request.lazy,
             device_types=list(config(request.kind.backend)[0]),
         )

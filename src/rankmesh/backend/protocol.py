@@ -71,6 +71,8 @@ class Backend(Protocol):
 
     # Set where the connection to the store was ended: nothing is deleted there.
     store_lost: bool
+    # Up to how many members a group of gloo connects when it is made; None: as many as is fastest.
+    eager_size: int | None
 
     def create(self, request: GroupRequest, deadline: float) -> ProcessGroup:
         """The group, made by its members; ``NotJoined`` where one does not join by ``deadline`` (of ``monotonic``)."""

@@ -29,6 +29,7 @@ class PublicBackend:
     collective = True
     shares = True
     store_lost = False
+    eager_size: int | None = None
 
     def __init__(self, default: DefaultGroup) -> None:
         self._default = default

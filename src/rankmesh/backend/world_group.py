@@ -23,10 +23,13 @@ _NAME = "0"
 
 
 class WorldGroup:
-    """The default group of one world, of ``size`` members over a store of its own."""
+    """The default group of one world, of ``size`` members over a store of its own.
 
-    def __init__(self, backend: str, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        self._backend, self._store, self._timeout = backend, store, timeout
+    Up to ``eager_size`` members connect when it is made, over gloo; a call may take as long as torch allows.
+    """
+
+    def __init__(self, backend: str, store: Any, rank: int, size: int, eager_size: int) -> None:
+        self._backend, self._store, self._eager_size = backend, store, eager_size
         self._rank, self._size = rank, size
         self._devices = GlooDevices()
         self._made: dist.ProcessGroup | None = None
@@ -43,8 +46,9 @@ class WorldGroup:
             ranks=range(self._size),
             rank=self._rank,
             name=_NAME,
-            timeout=self._timeout,
+            timeout=c10d._get_default_timeout(c10d.Backend("gloo")),
             within=within,
+            eager_size=self._eager_size,
             lazy=False,
             device_types=list(config(self._backend)[0]),
         )
@@ -53,9 +57,7 @@ class WorldGroup:
     def install(self) -> None:
         """Make it torch's default group."""
         if self._made is None:
-            dist.init_process_group(
-                self._backend, store=self._store, rank=self._rank, world_size=self._size, timeout=self._timeout
-            )
+            dist.init_process_group(self._backend, store=self._store, rank=self._rank, world_size=self._size)
             return
         ranks = {rank: rank for rank in range(self._size)}
         registries.register(self._made, self._backend, self._store, _NAME, "default_pg", ranks)

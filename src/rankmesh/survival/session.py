@@ -40,8 +40,8 @@ __all__ = ["Session"]
 
 _Result = TypeVar("_Result")
 
-# Seconds that the members have at the start, and for each world of an epoch.
-_LIMIT = 300.0
+# Seconds that the members have at the start, and to reach the store of an epoch; and to move the state of one.
+_LIMIT, _MOVING = 300.0, 3600.0
 # Seconds after which an error counts as this member's own, where no change has been announced.
 _SETTLE = 0.05
 # Members of which a process that joins learns the addresses.
@@ -267,7 +267,7 @@ class Session:
         beyond = iter(range(len(everyone), len(everyone) + len(before.ranks)))
         positions = [places[member] if member in places else next(beyond) for member in before.ranks]
         old = next((state for state in self._states if state.epoch == self._source), None)
-        restore(self._entered, old, self._step, positions, new, timedelta(seconds=_LIMIT), self._restore)
+        restore(self._entered, old, self._step, positions, new, timedelta(seconds=_MOVING), self._restore)
         self._seconds["transfer"] = time.perf_counter() - started
 
     def _all_hold(self, until_then: list[EpochState], new: EpochState | None) -> None:

@@ -38,12 +38,15 @@ __all__ = ["EpochWorld"]
 _AGAIN = 0.05
 # Seconds that a call has to return after a cut, before its thread is left behind.
 _GRACE = 0.2
+# Members that gloo connects before ``train``: one that waits there for a member that is lost can be left behind, one
+# that waits for its first word to it in ``train`` cannot.
+_EAGER_SIZE = 64
 # Seconds that a member waits for what another does in ``train``: how long that takes is the program's affair.
 _LONG = 30 * 86400.0
 
 
 class EpochWorld:
-    """The world of one epoch, for one member; ``seconds`` bounds each wait of connecting and of moving state."""
+    """The world of one epoch, for one member; ``seconds`` bounds each wait of connecting."""
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class EpochWorld:
         self.groups: LiveGroups | None = None
         self._client, self._plan, self._device = client, members.plan, device
         self._seconds = seconds
-        self._group = WorldGroup(backend, self.store, self.rank, self.size, timedelta(seconds=seconds))
+        self._group = WorldGroup(backend, self.store, self.rank, self.size, _EAGER_SIZE)
         self._world: World | None = None
         self._left = threading.Event()
         self._lock = threading.Lock()
@@ -105,6 +108,7 @@ class EpochWorld:
                 raise ConnectError("the members changed while they connected")
             self._group.install()
             self._world = World.current()
+            self._world.backend.eager_size = _EAGER_SIZE
             self._world.serves = False  # it is served for as long as its process lives, whatever happens to the world
         if self.has_rank:
             whole = self._plan.mesh.size == self._plan.world_size == self.size
