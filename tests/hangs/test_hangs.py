@@ -53,6 +53,19 @@ def test_kept_recordings(name):
     _check(_found(KEPT / name, HANGS[name]), HANGS[name])
 
 
+ALL = [(KEPT, HANGS), (KEPT_ON_NCCL, ON_NCCL), (KEPT_TIMED_OUT, TIMED_OUT)]
+
+
+@pytest.mark.parametrize(
+    ("place", "hang"), [(kept / name, hangs[name]) for kept, hangs in ALL for name in sorted(hangs)]
+)
+def test_no_innocent_rank_is_at_fault(place, hang):
+    """4 to 16 ranks, recorded: all that are late or gone by the program's fault; of two that differ, none."""
+    at_fault = _found(place, hang).at_fault
+    assert at_fault in ((), hang.ranks)
+    assert bool(at_fault) is (hang.cause in ("dead", "absent", "late")) or hang.cause in ("different", "order")
+
+
 @pytest.mark.parametrize("name", sorted(ON_NCCL))
 def test_kept_recordings_of_nccl(name):
     """4 to 16 ranks that shared a GPU, recorded: the same mistakes, whose calls the device had not come to."""

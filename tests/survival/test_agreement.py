@@ -43,6 +43,7 @@ def reports(draw, history, member):
         first=bool(torn) and draw(st.booleans()),
         steps=steps,
         committed=bool(steps),
+        evicted=draw(st.sampled_from([(), (), (), history[EPOCH].all[:1], history[EPOCH].all[-1:]])),
     )
 
 
@@ -83,18 +84,19 @@ def test_no_split_brain(data):
 @MANY
 @given(endings())
 def test_who_stays(ending):
-    """Whoever arrived and raised nothing is a member of the next epoch; whoever did not arrive, or raised, is none."""
+    """Members of the next epoch are those that arrived, unless they raised an error or were evicted."""
     history, given_, gone = ending
     outcome = conclude(history, EPOCH, given_, gone)
     if not goes_on(outcome):
         return
     following = {*outcome.value["ranks"], *outcome.value["spares"]}
-    assert {member for member, report in given_.items() if not report.error and not report.torn} <= following
-    assert following <= {member for member, report in given_.items() if not report.error}
+    evicted = {member for report in given_.values() for member in report.evicted}
+    assert {member for member, report in given_.items() if not report.error and not report.torn} - evicted <= following
+    assert following <= {member for member, report in given_.items() if not report.error} - evicted
     assert following == set(history[EPOCH].all) - set(outcome.ranks)
     # An error that may follow from the loss of another member is excused where one is lost.
-    if set(history[EPOCH].all) - given_.keys() or any(report.error for report in given_.values()):
-        assert {member for member, report in given_.items() if report.torn} <= following
+    if set(history[EPOCH].all) - given_.keys() or evicted or any(report.error for report in given_.values()):
+        assert {member for member, report in given_.items() if report.torn} - evicted <= following
 
 
 @MANY

@@ -128,6 +128,16 @@ def test_a_slow_rank_is_waited_for(job, expected):
     assert [epoch for epoch, *_ in ended[5]["history"]] == [0]
 
 
+def test_a_rank_that_hangs_is_evicted(job, expected):
+    """8 ranks and a spare: a rank responds, and comes to no call; the others name it after 2 s, and leave it out."""
+    deaths = [{"member": 5, "at": "step", "n": 3, "how": "sleep", "seconds": 20.0}]
+    ended = job(9, deaths, spares=1, evict=2.0, timeout=4, may_fail=True)
+    _same([*ended[:5], *ended[6:]], expected)
+    assert [(epoch, step) for epoch, _, step, *_ in ended[0]["history"]] == [(0, 0), (1, 3)]
+    start = "ConnectError: member 5 was left out of the job, since the others waited for it (late: rank 5"
+    assert ended[5]["error"].startswith(start)
+
+
 def test_a_rank_that_raises(job, expected):
     """8 ranks and a spare: an exception of the program leaves one rank out, where it is raised; the others go on."""
     ended = job(9, [{"member": 3, "at": "step", "n": 4, "how": "raise"}], spares=1, may_fail=True)

@@ -104,7 +104,7 @@ def test_a_request_asks_as_much_in_a_large_world(tmp_path, folder):
         last = _requests(size - 1, size, store=store, folder=place, counted=counted)
         diagnosed = Mock()
         last.respond("a test", None, diagnosed)
-        diagnosed.assert_called_once_with("all is well", "")
+        diagnosed.assert_called_once_with("all is well", (), "")
         found.append(dict(counted))
     assert found[0] == found[1]
     assert sum(found[0].values()) < (40 if folder else 20), found
@@ -149,8 +149,8 @@ def test_one_diagnoses_and_all_get_it(tmp_path, how):
     for number in range(2):
         given = _respond(*ranks)
         assert sorted(given) == [0, 1, 2, 3]
-        assert len({diagnosis for diagnosis, _ in given.values()}) == 1
-        assert [rank for rank, (_, report) in sorted(given.items()) if report] == [0]
+        assert len({diagnosis for diagnosis, _, _ in given.values()}) == 1
+        assert [rank for rank, (_, _, report) in sorted(given.items()) if report] == [0]
         assert [rank.number for rank in ranks] == [number + 1] * 4
 
 
@@ -159,8 +159,8 @@ def test_an_unresponsive_rank_is_described_and_the_lowest_of_the_others_diagnose
     store = dist.HashStore()
     ranks = [_requests(rank, 4, store=store, folder=tmp_path, grace=0.5, shared=True) for rank in range(1, 4)]
     given = _respond(*ranks)
-    assert [bool(given[number][1]) for number in range(3)] == [True, False, False]
-    assert len({diagnosis for diagnosis, _ in given.values()}) == 1
+    assert [bool(given[number][2]) for number in range(3)] == [True, False, False]
+    assert len({diagnosis for diagnosis, _, _ in given.values()}) == 1
     assert read_folder(tmp_path).recordings[0].state == "stopped by a signal"
     assert not [key for key in range(4) if store.check([f"watch/recording/0/{key}"])]
 
@@ -174,7 +174,7 @@ def test_a_rank_that_dies_as_it_diagnoses(tmp_path, monkeypatch):
     monkeypatch.setattr("threading.excepthook", lambda *_: None)  # rank 0 ends here
     given = _respond(*ranks)
     assert sorted(given) == [1, 2]
-    assert sum(bool(report) for _, report in given.values()) == 1
+    assert sum(bool(report) for _, _, report in given.values()) == 1
 
 
 def test_nothing_is_left(tmp_path):

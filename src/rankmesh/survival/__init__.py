@@ -27,6 +27,7 @@ def survive(
     redundancy: int = 0,
     restore: Load | None = None,
     join: str | None = None,
+    evict: bool | float = False,
     timeout: float = 10.0,
 ) -> _Result | None:
     """Run ``train(job)`` on every rank of the plan, again after each loss of members, until it has returned on all.
@@ -43,9 +44,20 @@ def survive(
     ``join`` is the ``job.address`` of a rank of a job that runs: this process becomes a further spare of it, with the
     same other arguments. Where axis ``shrink`` has lost replicas, it grows back after the next commit, as far as the
     members suffice.
+
+    ``evict`` also leaves out a member whose process responds while the others wait for it in a call, once its calls and
+    theirs, which are recorded then, say that it is the cause: after so many seconds, or with True after half of the
+    group's timeout. Where ranks wait for each other, nobody is left out.
     """
     session = Session(
-        layout, spares=spares, shrink=shrink, timeout=timeout, redundancy=redundancy, restore=restore, join=join
+        layout,
+        spares=spares,
+        shrink=shrink,
+        timeout=timeout,
+        redundancy=redundancy,
+        restore=restore,
+        join=join,
+        evict=evict,
     )
     try:
         return session.run(train)

@@ -31,6 +31,7 @@ class Report:
     ``loads``      what nobody holds can be loaded
     ``began``      the step at which the epoch began
     ``joining``    where the processes are reached that asked this member to join
+    ``evicted``    members that the watch named as the cause of a hang,
     """
 
     done: bool = False
@@ -43,6 +44,7 @@ class Report:
     loads: bool = False
     began: int = 0
     joining: Sequence[Mapping[str, Any]] = ()
+    evicted: Sequence[int] = ()
 
     @property
     def text(self) -> str:
@@ -54,7 +56,7 @@ class Report:
         """The report that a member gave."""
         data = json.loads(text)
         steps = {int(epoch): tuple(steps) for epoch, steps in data["steps"].items()}
-        return cls(**{**data, "steps": steps, "joining": tuple(data["joining"])})
+        return cls(**{**data, "steps": steps, "joining": tuple(data["joining"]), "evicted": tuple(data["evicted"])})
 
 
 def conclude(
@@ -81,7 +83,8 @@ def conclude(
             absent,
             message=f"{len(reports)} of {alive} members are here, fewer than half; the others may go on without them",
         )
-    lost = set(absent).union(member for member, report in reports.items() if report.error)
+    evicted = {member for report in reports.values() for member in report.evicted}
+    lost = set(absent).union(evicted, (member for member, report in reports.items() if report.error))
     if not lost:
         # A collective failed, and nobody is missing: by whom it began.
         lost.update(member for member, report in reports.items() if report.torn and report.first)

@@ -3,6 +3,7 @@
 ```
 a reply in this epoch      it may arrive             gone, as its port is closed      it does not
 a reply in a later one     the others went on        no reply for the timeout         it does not
+                                                     evicted, whatever it replies     it does not
 ```
 """
 
@@ -31,6 +32,7 @@ class Probe:
     epoch: int
     agreed: str
     suspects: Collection[int]
+    evicted: Collection[int]
     timeout: float
     started: float
     _last: dict[int, Message | Presence] = field(default_factory=dict)
@@ -78,7 +80,7 @@ class Probe:
     def may_arrive(self, member: int) -> bool:
         """The same of one member, by what it replied last."""
         reply = self._last.get(member, {})
-        if reply == "gone":
+        if reply == "gone" or member in self.evicted:
             return False
         if reply != "unresponsive":
             return True

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rankmesh.backend import torch_threads
 from rankmesh.core.sharding import Sharding
+from rankmesh.debug.watch.recorder import prepare
 from rankmesh.errors import AgreementError, ConnectError, LostState, PlanError, RankmeshError, first_line, in_words
 from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
 from rankmesh.survival.agreement import Report, conclude
@@ -65,6 +66,8 @@ class _End:
     came: Event
     over: bool = False
     suspects: set[int] = field(default_factory=set)
+    # Members that the watch named as the cause of a hang, each with its sentence.
+    evicted: dict[int, str] = field(default_factory=dict)
 
 
 def _is_certain(error: Exception) -> bool:
@@ -85,8 +88,11 @@ class Session:
         redundancy: int = 0,
         restore: Load | None = None,
         join: str | None = None,
+        evict: bool | float = False,
     ) -> None:
-        self._timeout, self._restore = timeout, restore
+        self._timeout, self._restore, self._evict = timeout, restore, evict
+        if evict:
+            prepare()
         # The epoch, and what agreement it follows: two of one number may have been agreed where a store was lost.
         self._epoch, self._agreed = 0, ""
         self._ends: dict[tuple[int, str], _End] = {}
@@ -205,6 +211,8 @@ class Session:
         if ended:
             raise _Interrupted
         self._seconds["connect"] = world.enter()
+        if self._evict:
+            world.watch(None if self._evict is True else self._evict, self._evicted(self._epoch, self._agreed))
         if world.groups is None:
             self._follow()
             return None
@@ -325,15 +333,30 @@ class Session:
 
         self._peers.watch(watched, self._timeout, late, lost)
 
+    def _evicted(self, *epoch: Any) -> Callable[[str, tuple[int, ...]], None]:
+        """What ends an epoch where a call hangs because of some members, which lose their places."""
+
+        def diagnosed(verdict: str, members: tuple[int, ...]) -> None:
+            if members:
+                self._announce(evicted=dict.fromkeys(members, verdict), epoch=epoch)
+
+        return diagnosed
+
     def _announce(
-        self, *, over: bool = False, suspects: Collection[int] = (), epoch: tuple[int, str] | None = None
+        self,
+        *,
+        over: bool = False,
+        suspects: Collection[int] = (),
+        evicted: Mapping[int, str] | None = None,
+        epoch: tuple[Any, ...] | None = None,
     ) -> bool:
         """End the epoch on every member; whether this member is the first that does, as far as it knows."""
         number, agreed = epoch or (self._epoch, self._agreed)
         message = {"what": "end", "epoch": number, "agreed": agreed, "over": over, "suspects": sorted(suspects)}
+        message["evicted"] = {str(member): verdict for member, verdict in (evicted or {}).items()}
         first = self._ended(message)
         members = self._history.get(number, self._members)
-        others = [member for member in members.all if member != self.member] if first or suspects else []
+        others = [member for member in members.all if member != self.member] if first or suspects or evicted else []
         self._peers.announce(others, message, REPLY)
         return first
 
@@ -343,6 +366,7 @@ class Session:
             named = (message["epoch"], message["agreed"])
             end = self._end_of(*named)
             end.suspects.update(message["suspects"])
+            end.evicted.update({int(member): str(verdict) for member, verdict in message["evicted"].items()})
             new = not end.came.is_set()
             if new:
                 end.over = message["over"]
@@ -441,6 +465,11 @@ class Session:
         """Leave the world, and agree with the others how to go on; whether the job is over."""
         first = error is not None and self._announce_error()
         self._leave_world()
+        if verdict := self._end.evicted.get(self.member):
+            raise ConnectError(
+                f"member {self.member} was left out of the job, since the others waited for it ({verdict})",
+                rank=self.member,
+            ) from error
         started = self._peers.now()
         outcome = self._agree(self._report(done=done, error=error, first=first))
         self._seconds = {"agree": self._peers.now() - started}
@@ -482,6 +511,7 @@ class Session:
             committed=self._exists,
             loads=self._restore is not None,
             joining=list(self._joining.values()),
+            evicted=sorted(self._end.evicted),
             began=self._step,
         )
 
@@ -500,7 +530,8 @@ class Session:
 
     def _round(self, report: Report, started: float) -> Outcome | None:
         everyone = sorted(self._members.all)
-        probe = Probe(self._peers, self._epoch, self._agreed, self._end.suspects, self._timeout, started)
+        end = self._end
+        probe = Probe(self._peers, self._epoch, self._agreed, end.suspects, end.evicted, self._timeout, started)
         server = self._server(everyone, probe)
         if server is None:
             return None

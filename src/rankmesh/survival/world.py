@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from datetime import timedelta
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.backend.world_group import WorldGroup
+from rankmesh.debug.watch.watch import Watch
 from rankmesh.errors import ConnectError
 from rankmesh.rendezvous.waiting import submit, wait_for
 from rankmesh.runtime.connect import connect
@@ -63,6 +65,7 @@ class EpochWorld:
         self.store = PrefixStore(f"epoch/{epoch}", client.store)
         self.groups: LiveGroups | None = None
         self._client, self._plan, self._device = client, members.plan, device
+        self._members = members
         self._seconds = seconds
         self._group = WorldGroup(backend, self.store, self.rank, self.size, _EAGER_SIZE)
         self._world: World | None = None
@@ -70,6 +73,7 @@ class EpochWorld:
         self._lock = threading.Lock()
         self._aborted: Future[None] = Future()
         self._aborting: threading.Thread | None = None
+        self._watch: Watch | None = None
 
     @property
     def has_rank(self) -> bool:
@@ -120,6 +124,18 @@ class EpochWorld:
             if left:  # while it connected
                 groups.close()
 
+    def watch(self, limit: float | None, diagnosed: Callable[[str, tuple[int, ...]], None]) -> None:
+        """Watch over the calls of this world; ``diagnosed`` takes why one hangs, and the members at fault.
+
+        A call hangs after ``limit`` seconds, or half of its group's timeout.
+        """
+
+        def of_members(verdict: str, ranks: tuple[int, ...]) -> None:
+            diagnosed(verdict, tuple(self._members.all[rank] for rank in ranks))
+
+        limited = None if limit is None else timedelta(seconds=limit)
+        self._watch = Watch(None, limited, diagnosed=of_members, anew=True)
+
     # -- what members share through the store -------------------------------------------------------------------------
 
     def give(self, key: str, text: str) -> None:
@@ -167,6 +183,8 @@ class EpochWorld:
         """Leave the world; what it made is gone from torch's registries."""
         with self._lock:
             self._left.set()
+        if self._watch is not None:
+            self._watch.close()
         if self._aborting is not None:
             self._aborting.join()
         if self.groups is not None:

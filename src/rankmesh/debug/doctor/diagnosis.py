@@ -29,6 +29,8 @@ __all__ = ["Diagnosis", "diagnose", "doctor", "report"]
 _COUNTED, _DEPARTED = 64, 8
 # How many causes a report lists, and how many lines of code of each.
 _SHOWN = 8
+# Causes that lie with a rank of its own, and those of which the fewer members of a group have departed from the others.
+_OF_A_RANK, _OF_THE_FEWER = ("dead", "absent", "late"), ("different", "order")
 # What a divergence of the same ranks or the same group explains, and what may have begun at an earlier call.
 _DIVERGED = ("different", "order")
 _EXPLAINED, _LEFT_THE_ORDER = ("absent", "late", "crosswise"), ("absent", *_DIVERGED)
@@ -60,6 +62,16 @@ class Diagnosis:
         # An unresponsive rank is not dead: its process runs.
         runs = first.cause == "dead" and self.history.are_alive(first.ranks)
         return f"{'unresponsive' if runs else first.cause}: {first.evidence}{more}"
+
+    @property
+    def at_fault(self) -> tuple[int, ...]:
+        """The ranks without which the others would go on; none where ranks wait for each other, or nobody knows."""
+        same = [cause for cause in self.causes if cause.cause == self.causes[0].cause]
+        single = same and same[0].cause in _OF_A_RANK
+        fewer = same and same[0].cause in _OF_THE_FEWER
+        if not single and not (fewer and all(2 * len(cause.ranks) < len(cause.group.members) for cause in same)):
+            return ()
+        return tuple(sorted({rank for cause in same for rank in cause.ranks}))
 
     @property
     def unrecorded(self) -> tuple[int, ...]:

@@ -55,6 +55,10 @@ def watched(live: LiveRank, diagnosed: Callable[[str], None], place: Path | None
     with live:
         if not live.launch.single_rank:
             folder = os.environ.get("RANKMESH_RECORD")
-            watch = Watch(Path(folder).absolute() if folder else None, diagnosed=diagnosed, place=place)
+            watch = Watch(
+                Path(folder).absolute() if folder else None,
+                diagnosed=lambda verdict, _: diagnosed(verdict),
+                place=place,
+            )
             live.before_leaving.append(watch.close)
         yield live

@@ -48,9 +48,13 @@ def prepare(calls: int = CALLS) -> None:
 
 
 class Recorder:
-    """What this rank records: made while the world lives, and still there when that is gone."""
+    """What this rank records: made while the world lives, and still there when that is gone.
 
-    def __init__(self) -> None:
+    ``anew``: what was recorded until now is of another world.
+    """
+
+    def __init__(self, *, anew: bool = False) -> None:
+        self._since = time.time_ns() if anew else 0
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.run = os.environ.get("TORCHELASTIC_RUN_ID", os.environ.get("SLURM_JOB_ID", ""))
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
@@ -92,9 +96,8 @@ class Recorder:
         entries = [{**entry, **_lines(frames.get(_identity(entry)), table)} for entry in document["entries"]]
         return {**document, "stacks": [json.loads(text) for text in table], "entries": entries}
 
-    @staticmethod
-    def _kept(*, frames: bool) -> dict[str, Any]:
-        return together([_plain(data) for data in calls.recorded(frames=frames)])
+    def _kept(self, *, frames: bool) -> dict[str, Any]:
+        return together([after(_plain(data), self._since) for data in calls.recorded(frames=frames)])
 
     def _about(self, reason: str) -> dict[str, Any]:
         return {
@@ -127,6 +130,15 @@ def _end() -> dict[str, Any]:
 def _plain(data: bytes) -> dict[str, Any]:
     found = parsed(data)
     return dict(found) if isinstance(found, Mapping) else {}
+
+
+def after(kept: Mapping[str, Any], since: int) -> dict[str, Any]:
+    """What one recorder has kept of the calls since a time, in nanoseconds; they count from 0 where none is lost."""
+    entries = kept.get("entries") or []
+    new = [entry for entry in entries if int(entry.get("time_created_ns") or 0) >= since]
+    if len(new) < len(entries):
+        new = [{**entry, "record_id": number} for number, entry in enumerate(new)]
+    return {**kept, "entries": new}
 
 
 def together(kept: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

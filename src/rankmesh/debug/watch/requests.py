@@ -30,8 +30,8 @@ __all__ = ["SESSION", "Diagnosed", "DumpRequests", "Pace"]
 
 _log = logging.getLogger("rankmesh.watch")
 
-# Takes the diagnosis in one sentence, and the whole report on the rank that made it, else "".
-Diagnosed = Callable[[str, str], None]
+# Takes the diagnosis in one sentence, the ranks at fault, and the whole report on the rank that made it, else "".
+Diagnosed = Callable[[str, tuple[int, ...], str], None]
 
 # Where the ranks of a session find its token.
 SESSION = "session/token"
@@ -122,7 +122,7 @@ class DumpRequests:
         outcome = among.reported(_DIAGNOSIS, reporter, lambda _: self._diagnose(reports), seconds)
         if outcome.agreed:
             self.hung = self.hung or bool(outcome.value)
-            diagnosed(outcome.message, "".join(reports))
+            diagnosed(outcome.message, outcome.ranks, "".join(reports))
         for rank in described:
             self._recordings.unshare(rank, self.number)
         among.leave(outcome)
@@ -142,7 +142,7 @@ class DumpRequests:
         hangs = bool(diagnosis.causes) or any(self._round.arrivals(_RECORDINGS).texts.values())
         self._recordings.conclude(diagnosis)
         reports.append(report(diagnosis))
-        return Outcome(message=diagnosis.verdict, value=hangs)
+        return Outcome(ranks=diagnosis.at_fault, message=diagnosis.verdict, value=hangs)
 
     def close(self) -> None:
         """Take no part any more; the last of all ranks deletes what is left of any request."""

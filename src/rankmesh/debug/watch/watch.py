@@ -45,8 +45,8 @@ class Watch:
     """The watch of this rank: ``close`` it before the world is destroyed, or leave that to the end of the program.
 
     ``folder`` is where recordings go, None for nowhere but the store; ``verdict`` is the last diagnosis as a sentence,
-    None before the first. ``diagnosed`` takes the diagnosis, in place of the log; ``place`` is where the ranks of this
-    host find each other.
+    None before the first. ``diagnosed`` takes that and the ranks at fault, in place of the log; ``place`` is where the
+    ranks of this host find each other. ``anew``: what was recorded until now is of another world.
     """
 
     def __init__(
@@ -54,16 +54,19 @@ class Watch:
         folder: Path | None,
         limit: timedelta | None = None,
         *,
-        diagnosed: Callable[[str], None] | None = None,
+        diagnosed: Callable[[str, tuple[int, ...]], None] | None = None,
         place: Path | None = None,
+        anew: bool = False,
     ) -> None:
         world = default_group()
         self.folder = folder
         self.verdict: str | None = None
         self._diagnosed = diagnosed
         patience = (limit or world.timeout / 2).total_seconds()
-        self._recorder = Recorder()
+        self._recorder = Recorder(anew=anew)
         self._overdue = Overdue(self._recorder, patience, limited=limit is not None)
+        if anew:
+            self._overdue.reported = time.monotonic()
         self._pace = Pace(patience, self._recorder.world_size)
         self._store = None if world.store is None else world.store.clone()
         if self._store is not None:
@@ -171,10 +174,10 @@ class Watch:
             self._requests_over, self._wanted = requests.number, None
             self._responded.notify_all()
 
-    def _report(self, diagnosis: str, text: str) -> None:
+    def _report(self, diagnosis: str, at_fault: tuple[int, ...], text: str) -> None:
         self.verdict = diagnosis
         if self._diagnosed is not None:
-            self._diagnosed(diagnosis)
+            self._diagnosed(diagnosis, at_fault)
         elif text:
             _log.warning("rankmesh: %s\nrankmesh: the recordings are in %s", text, self.folder)
 
