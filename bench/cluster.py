@@ -234,8 +234,9 @@ def example_traffic() -> Traffic:
     batch = EXAMPLE["batch"]
     four: dict[str, Any] = dict.fromkeys(("activation", "gradient", "parameter", "scalar"), 4)
     training = Training(
-        batch=batch, microbatch=batch // MESH["dp"], sequence=EXAMPLE["sequence"], context="all-gather", **four
-    )
+        batch=batch, microbatch=batch // MESH["dp"], sequence=EXAMPLE["sequence"], context="all-gather",
+        sequence_parallel=False, **four,
+    )  # fmt: skip
     return step_traffic(example_plan(), model, training)
 
 

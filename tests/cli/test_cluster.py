@@ -105,14 +105,55 @@ def test_search(rankmesh, tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     arguments = ("search", "--world", 8, "-c", "host=4,leaf=2", "--model", tmp_path / "config.json")
     ran = rankmesh(*arguments, "--batch", 32, "--sequence", 1024, "--json")
-    found = json.loads(ran.out)["layouts"]
+    data = json.loads(ran.out)
+    rows = data["rows"]
     assert "predicted, not measured" in ran.err
-    steps = [each["step"] for each in found]
-    assert steps == sorted(steps)
-    assert all(each["tp"] * each["cp"] * each["pp"] * each["dp"] == 8 for each in found)
-    assert "tp  cp  pp  dp" in rankmesh(*arguments, "--batch", 32, "--sequence", 1024).out
+    keys = {"tp", "cp", "pp", "dp", "ep", "etp", "order", "seconds", "memory", "parts"}
+    assert all(keys <= row.keys() and row["parts"].keys() == {"compute", "bubble", "communication"} for row in rows)
+    assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
+    assert all(row["tp"] * row["cp"] * row["pp"] * row["dp"] == 8 for row in rows)
+    assert data["assumptions"]["recompute"] == "chosen for each layout"
+    asked = (*arguments, "--batch", 32, "--sequence", 1024)
+    shown = rankmesh(*asked, "--explain", 2, "--top", 3).out
+    assert "row  tp  cp  pp  dp  order" in shown
+    assert "row 2: seconds of a step" in shown
+    assert "sequence parallel  where tp is above 1" in shown
+    assert "is beyond the" in _refused(rankmesh, 2, *asked, "--explain", 500)
     assert "no layout of" in _refused(rankmesh, 3, *arguments, "--batch", 32, "--sequence", 1024, "--memory", 0.1)
     assert "no batch and no sequence is given" in _refused(rankmesh, 2, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "said"),
+    [
+        (("--no-sequence-parallel",), "sequence_parallel", "no"),
+        (("--recompute", "full"), "recompute", "full"),
+        (("--zero", 3), "zero", "3: optimizer, gradients and weights"),
+        (("--virtual-stages", 2), "virtual_stages", "2"),
+        (("--microbatch", 4), "microbatch", "4"),
+        (("--vocabulary", 50_000), "model", "a vocabulary of 50,000"),
+        (("--precision", "fp8"), "device", "1979 TFLOP/s in fp8"),
+        (("--device", "a100", "--memory", 40), "memory", "40 GB"),
+        (("--speed", 400), "device", "400 TFLOP/s of everything"),
+        (("--overlap", "dp,ep"), "overlap", "communication of dp, ep"),
+        (("--zero", 1, "--replicate", 2), "replicate", "2 copies"),
+        (("--context", "all-gather", "--attention", "unfused"), "attention", "unfused, causal; with cp by all-gather"),
+    ],
+)
+def test_search_says_what_it_assumes(rankmesh, flags, name, said) -> None:
+    """Each flag is in the assumptions, and in every row where rows have it."""
+    asked = ("search", "-w", 8, "-c", "host=8", "-m", "llama3-8b", "--batch", 64, "--sequence", 2048)
+    data = json.loads(rankmesh(*asked, *flags, "--json").out)
+    assert data["assumptions"][name].startswith(said) or said in data["assumptions"][name]
+    if name in ("recompute", "microbatch"):
+        assert {str(row[name]) for row in data["rows"]} == {said}
+
+
+def test_search_refuses_what_it_does_not_know(rankmesh) -> None:
+    """A word that is none is refused with those that are known."""
+    asked = ("search", "-w", 8, "-c", "host=8", "-m", "llama3-8b", "--batch", 64, "--sequence", 2048)
+    assert "unknown device 'h900'; give one of a100" in _refused(rankmesh, 3, *asked, "--device", "h900")
+    assert "recompute is 'some'; give one of none" in _refused(rankmesh, 3, *asked, "--recompute", "some")
 
 
 def test_show_on_a_cluster(rankmesh) -> None:

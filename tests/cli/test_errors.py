@@ -23,8 +23,8 @@ REFUSED = [
     (("show", "megatron"), "recipe 'megatron' is given without its sizes; write them, such as megatron:world=64,tp=2"),
     (("search", "-w", 8, "-c", "host=8", "-m", "llama3-7b"), "did you mean 'llama3-"),
     (
-        ("search", "-w", 7, "-c", "host=8", "-m", "llama3-8b", "--batch", 8, "--sequence", 4096),
-        "no sizes fit 7 ranks",
+        ("search", "-w", 37, "-c", "host=8", "-m", "llama3-8b", "--batch", 8, "--sequence", 4096),
+        "no sizes fit 37 ranks",
     ),
     (("show", "tp2-dp4"), "did you mean 'tp=2,dp=4'?"),
     (("show", "tp:2,dp:*"), "did you mean 'tp=2,dp=*'?"),

@@ -27,8 +27,9 @@ def _training(shape, sizes, **arguments):
     rows = shape.batch // sizes.dp // shape.microbatches
     form = dict.fromkeys(("activation", "gradient", "parameter", "scalar"), 4)
     return Training(
-        batch=shape.batch, microbatch=rows, sequence=shape.sequence, context="all-gather", **form, **arguments
-    )
+        batch=shape.batch, microbatch=rows, sequence=shape.sequence, context="all-gather",
+        sequence_parallel=False, **form, **arguments,
+    )  # fmt: skip
 
 
 def _train(shape, layout, world, monkeypatch):
@@ -96,9 +97,9 @@ PARTS = {
         {"context": "all-to-all"},
         lambda cp: [programs.heads_to_ranks(cp, 8, 16, 4) for _ in range(6)],
     ),
-    "all-reduce": ({"dp": 4}, {"data": "all-reduce"}, lambda dp: programs.gradients_summed(dp, WEIGHTS)),
-    "fsdp": ({"dp": 4}, {"data": "fsdp"}, lambda dp: programs.weights_gathered(dp, WEIGHTS, 2)),
-    "interleaved": ({"pp": 3}, {"chunks": 2}, lambda pp: programs.interleaved(pp, 16 * 32, 2, 2)),
+    "all-reduce": ({"dp": 4}, {"zero": 0}, lambda dp: programs.gradients_summed(dp, WEIGHTS)),
+    "fsdp": ({"dp": 4}, {"zero": 3}, lambda dp: programs.weights_gathered(dp, WEIGHTS, 2)),
+    "interleaved": ({"pp": 3}, {"virtual_stages": 2}, lambda pp: programs.interleaved(pp, 16 * 32, 2, 2)),
 }
 
 
@@ -144,7 +145,7 @@ def _without_ends(messages, model, training, sizes):
 def test_the_busiest_stage_counts():
     """Traffic of a step is that of the stage that sends most of a kind: the last one of tp, the middle one of pp."""
     plan = rm.recipes.megatron(8, tp=2, pp=4)
-    model, training = _model(SHAPE), Training(batch=4, sequence=16)
+    model, training = _model(SHAPE), Training(batch=4, sequence=16, sequence_parallel=False)
     step = step_traffic(plan, model, training)
     assert step["tp"] == stage_traffic(plan, model, training, 3)["tp"]
     assert step["pp"][0].times == 2 * training.microbatches(1)
@@ -155,7 +156,7 @@ def test_the_busiest_stage_counts():
     [
         lambda: Training(batch=0, sequence=1),
         lambda: Training(batch=1, sequence=1, context="magic"),
-        lambda: Training(batch=1, sequence=1, data="none"),
+        lambda: Training(batch=1, sequence=1, zero=4),
         lambda: Transformer(layers=-1, hidden=1, heads=1, ffn_hidden_size=1, vocabulary=1),
         lambda: Transformer(layers=1, hidden=1, heads=1, ffn_hidden_size=1, vocabulary=1, experts=2, top_k=3),
     ],

@@ -26,7 +26,7 @@ def test_three_ways_to_say_one_model(tmp_path):
     model, training = read_model(str(tmp_path / "train.sh"))
     assert model == read_model(str(tmp_path / "config.json"))[0] == read_model("llama3-8b")[0]
     how = Training(**training)
-    assert (how.batch, how.microbatch, how.sequence, how.sequence_parallel, how.data) == (512, 2, 8192, True, "sharded")
+    assert (how.batch, how.microbatch, how.sequence, how.sequence_parallel, how.zero) == (512, 2, 8192, True, 1)
 
 
 def test_experts_of_a_config(tmp_path):

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
 
+from rankmesh.cli.check import progress_bar
 from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import note, out, write_json
+from rankmesh.cli.console import note, out, write, write_json
 from rankmesh.cli.options import CLUSTER_HELP, Debug, Json
 from rankmesh.placement import Training
+from rankmesh.placement.assumptions import assumptions
+from rankmesh.placement.devices import DEVICES, device
+from rankmesh.placement.model import ATTENTION, CONTEXT, PRECISION, RECOMPUTE
 from rankmesh.placement.report import duration
-from rankmesh.placement.search import MEMORY, SPEED, Found, search
+from rankmesh.placement.search import FREE, Found, search
 from rankmesh.readers.model import read_model
 
-__all__ = ["EXAMPLES", "command", "searched"]
+__all__ = ["EXAMPLES", "Searched", "command", "searched"]
 
 EXAMPLES = """\
 $ rankmesh search --world 64 --cluster host=8,leaf=8 --model config.json --batch 256 --sequence 4096
 $ rankmesh search --world 1024 --cluster cluster.json --model train.sh --json
-$ rankmesh search --world 512 --cluster host=8,nvlink=8,leaf=8 --model llama3-70b --batch 512 --sequence 8192
+$ rankmesh search --world 512 --cluster host=8,leaf=64 --model llama3-70b --batch 512 --sequence 8192 --explain 2
 """
 
 
 _SUCH_AS = {"batch": 256, "sequence": 4096}
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The best layouts, and what they assume."""
+
+    rows: tuple[Found, ...]
+    assumptions: Mapping[str, str]
 
 
 def searched(
@@ -34,12 +48,14 @@ def searched(
     model: str,
     *,
     top: int = 20,
-    speed: float = SPEED,
-    capacity: float = MEMORY,
+    device_name: str = "h100",
+    speed: float | None = None,
+    capacity: float | None = None,
+    vocabulary: int | None = None,
     **training: Any,
-) -> tuple[Found, ...]:
+) -> Searched:
     """The best layouts; ``training`` are fields of ``Training``, which go before what the model's file says."""
-    transformer, stated = read_model(model)
+    transformer, stated = read_model(model, vocabulary=vocabulary)
     chosen = {**stated, **{name: value for name, value in training.items() if value is not None}}
     missing = [name for name in ("batch", "sequence") if name not in chosen]
     if missing:
@@ -47,8 +63,21 @@ def searched(
         raise typer.BadParameter(f"no {' and no '.join(missing)} is given; add {such_as}, or yours")
     known = {field.name for field in fields(Training)}
     how = Training(**{name: value for name, value in chosen.items() if name in known})
-    machine = described(cluster, world_size=world)
-    return search(world, machine, transformer, how, top=top, speed=speed, capacity=capacity)
+    free = tuple(name for name in FREE if name not in chosen)
+    machine, of = described(cluster, world_size=world), device(device_name)
+    with progress_bar("searching", "layouts") as (progress, _):
+        rows = search(world, machine, transformer, how, top=top, device=of, speed=speed, capacity=capacity, free=free,
+                      progress=progress)  # fmt: skip
+    said = assumptions(transformer, how, of, machine, speed=speed, capacity=capacity, free=free)
+    return Searched(rows, said)
+
+
+def _count(name: str, text: str, *, metavar: str = "N", least: int = 1) -> Any:
+    return typer.Option(name, min=least, metavar=metavar, help=text)
+
+
+def _known(name: str, words: tuple[str, ...], text: str) -> Any:
+    return typer.Option(name, metavar="WORD", help=f"{text}: {', '.join(words)}.")
 
 
 def command(
@@ -58,13 +87,46 @@ def command(
         str,
         typer.Option("--model", "-m", metavar="FILE", help="config.json, a Megatron script, numbers, llama3-8b."),
     ],
-    batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Sequences of one step.")] = None,
-    sequence: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens of a sequence.")] = None,
-    microbatch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Sequences of one pass.")] = None,
-    memory: Annotated[float, typer.Option(min=0.1, metavar="GB", help="Of one device.")] = MEMORY / 1e9,
-    speed: Annotated[float, typer.Option(min=0.001, metavar="TFLOPS", help="Of one device, in training.")] = SPEED
-    / 1e12,
+    batch: Annotated[int | None, _count("--batch", "Sequences of one step.")] = None,
+    sequence: Annotated[int | None, _count("--sequence", "Tokens of a sequence.")] = None,
+    vocabulary: Annotated[int | None, _count("--vocabulary", "Rows of the embedding, with its padding.")] = None,
+    microbatch: Annotated[
+        int | None, _count("--microbatch", "Sequences of one pass; without, the best of 1, 2, 4, 8.")
+    ] = None,
+    virtual_stages: Annotated[
+        int | None, _count("--virtual-stages", "Parts of each pipeline stage (interleaved); without, the best.")
+    ] = None,
+    recompute: Annotated[
+        str | None, _known("--recompute", RECOMPUTE, "Activations computed again; without, as few as fit")
+    ] = None,
+    sequence_parallel: Annotated[
+        bool | None,
+        typer.Option("--sequence-parallel/--no-sequence-parallel", help="Where tp is above 1; without, yes."),
+    ] = None,
+    zero: Annotated[
+        int | None,
+        typer.Option(min=0, max=3, metavar="0-3", help="Sharded: optimizer (1), gradients (2), weights (3, FSDP)."),
+    ] = None,
+    replicate: Annotated[int | None, _count("--replicate", "Copies of the shards (HSDP).")] = None,
+    precision: Annotated[str | None, _known("--precision", PRECISION, "Of matrix products")] = None,
+    attention: Annotated[str | None, _known("--attention", ATTENTION, "Kernel of attention")] = None,
+    context: Annotated[str | None, _known("--context", CONTEXT, "Context parallel attention")] = None,
+    overlap: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Communication that hides: of dp,cp,pp,tp,ep; without, dp,cp,pp."),
+    ] = None,
+    device_name: Annotated[
+        str, typer.Option("--device", metavar="NAME", help=f"One of {', '.join(DEVICES)}.")
+    ] = "h100",
+    memory: Annotated[
+        float | None, typer.Option(min=0.1, metavar="GB", help="Of one device; without, the device's.")
+    ] = None,
+    speed: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="TFLOPS", help="Of one device in training, as measured; without, modelled."),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="K", help="List the K best.")] = 10,
+    explain: Annotated[int, typer.Option(min=1, metavar="N", help="Show seconds and memory of row N by part.")] = 1,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -73,31 +135,78 @@ def command(
         world,
         cluster,
         model,
-        top=top,
-        speed=speed * 1e12,
-        capacity=memory * 1e9,
+        top=max(top, explain),
+        device_name=device_name,
+        speed=None if speed is None else speed * 1e12,
+        capacity=None if memory is None else memory * 1e9,
+        vocabulary=vocabulary,
         batch=batch,
         sequence=sequence,
         microbatch=microbatch,
+        virtual_stages=virtual_stages,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+        zero=zero,
+        replicate=replicate,
+        precision=precision,
+        attention=attention,
+        context=context,
+        overlap=None if overlap is None else tuple(name for name in overlap.split(",") if name),
     )
+    if explain > len(found.rows):
+        raise typer.BadParameter(f"--explain {explain} is beyond the {len(found.rows)} layouts that fit")
     if json:
-        write_json({"layouts": [each.to_dict() for each in found], "predicted": True})
+        write_json({"rows": [each.to_dict() for each in found.rows], "assumptions": dict(found.assumptions)})
     else:
-        _print(found)
-    note("predicted, not measured: no overlap, no congestion but uplinks; rankmesh measure says more of your cluster")
+        _print_rows(found.rows[:top])
+        _print_parts(found.rows[explain - 1], explain)
+        _print_assumptions(found.assumptions)
+    note("predicted, not measured; docs/benchmarks.md has predictions beside published runs")
 
 
-def _print(found: tuple[Found, ...]) -> None:
+def _print_rows(rows: tuple[Found, ...]) -> None:
+    sizes = [
+        Column(axis, [str(getattr(each.sizes, axis)) for each in rows], right=True)
+        for axis in ("tp", "cp", "pp", "dp", "ep", "etp")
+    ]
+    experts = any(each.sizes.ep > 1 for each in rows)
     columns = [
-        *(
-            Column(axis, [str(getattr(each, axis)) for each in found], right=True)
-            for axis in ("tp", "cp", "pp", "dp", "ep")
-        ),
-        Column("order", [each.order for each in found]),
-        Column("step", [duration(each.step) for each in found], right=True),
-        Column("compute", [duration(each.compute) for each in found], right=True),
-        Column("bubble", [duration(each.bubble) for each in found], right=True),
-        Column("communication", [duration(each.communication) for each in found], right=True),
-        Column("memory, at most", [f"{each.memory / 1e9:.1f} GB" for each in found], right=True),
+        Column("row", [str(number) for number in range(1, len(rows) + 1)], right=True),
+        *sizes[: 6 if experts else 4],
+        Column("order", [each.order for each in rows]),
+        Column("micro", [str(each.training.microbatch) for each in rows], right=True),
+        Column("virtual", [str(each.training.virtual_stages) for each in rows], right=True),
+        Column("recompute", [each.training.recompute for each in rows]),
+        Column("step", [duration(each.seconds) for each in rows], right=True),
+        Column("TFLOP/s", [f"{each.tflops:.0f}" for each in rows], right=True),
+        Column("memory", [f"{each.memory / 1e9:.1f} GB" for each in rows], right=True),
     ]
     print_columns(out(), columns)
+
+
+def _print_parts(found: Found, number: int) -> None:
+    step, names = found.step, list(dict.fromkeys((*found.step.parts, *found.step.hidden)))
+    shown = [name for name in names if step.parts.get(name, 0) > 0 or step.hidden.get(name, 0) > 0]
+    write(f"\nrow {number}: seconds of a step on the busiest stage, and what hides behind them")
+    columns = [
+        Column("part", shown),
+        Column("seconds", [duration(step.parts.get(name, 0.0)) for name in shown], right=True),
+        Column("share", [f"{step.parts.get(name, 0.0) / step.seconds:.1%}" for name in shown], right=True),
+        Column("hidden", [duration(step.hidden[name]) if step.hidden.get(name) else "" for name in shown], right=True),
+    ]
+    print_columns(out(), columns)
+    write(f"\nrow {number}: memory of the fullest device")
+    parts = {name: size for name, size in found.memory_by_part.items() if size}
+    columns = [
+        Column("part", list(parts)),
+        Column("memory", [f"{size / 1e9:.2f} GB" for size in parts.values()], right=True),
+    ]
+    print_columns(out(), columns)
+
+
+def _print_assumptions(said: Mapping[str, str]) -> None:
+    write("\nassumed")
+    margin = max(map(len, said)) + 2
+    for name, text in said.items():
+        for number, line in enumerate(wrap(text, max(40, out().width - margin))):
+            write(f"{'' if number else name.replace('_', ' '):<{margin}}{line}")

@@ -8,15 +8,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from math import isfinite
 
 from rankmesh.errors import PlacementError, quoted
 
-__all__ = ["CONTEXT", "DATA", "Training", "Transformer"]
+__all__ = ["ATTENTION", "CONTEXT", "OVERLAP", "PRECISION", "RECOMPUTE", "Sizes", "Training", "Transformer"]
 
 CONTEXT = ("all-gather", "ring", "all-to-all")
-DATA = ("all-reduce", "sharded", "fsdp")
+RECOMPUTE = ("none", "selective", "operators", "full")
+ATTENTION = ("flash", "unfused")
+PRECISION = ("bf16", "fp8")
+OVERLAP = ("dp", "cp", "pp", "tp", "ep")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a layout: ``tp * cp * dp * pp`` ranks; experts are cut ``ep`` ways, each over ``etp`` ranks.
+
+    >>> Sizes(tp=2, dp=8, pp=2, ep=8).expert_replicas
+    2
+    """
+
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    etp: int = 1
+
+    @property
+    def world(self) -> int:
+        """All ranks."""
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same dense weights."""
+        return self.dp * self.cp
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.tp * self.replicas // (self.ep * self.etp)
+
+    def stages(self, layers: int) -> tuple[int, ...]:
+        """The layers of each pipeline stage; what does not divide is left to the middle, as the ends do more.
+
+        >>> Sizes(pp=4).stages(8), Sizes(pp=4).stages(14), Sizes(pp=16).stages(126)[:3]
+        ((2, 2, 2, 2), (3, 4, 4, 3), (7, 8, 8))
+        """
+        return _stages(layers, self.pp)
+
+
+@cache
+def _stages(layers: int, pp: int) -> tuple[int, ...]:
+    least, more = divmod(layers, pp)
+    order = sorted(range(pp), key=lambda stage: (stage == pp - 1, stage == 0, stage))
+    return tuple(least + (rank < more) for _, rank in sorted((stage, rank) for rank, stage in enumerate(order)))
 
 
 @dataclass(frozen=True)
@@ -31,6 +82,9 @@ class Transformer:
     ``shared_ffn_hidden_size``  of an expert that every token uses
     ``dense_layers``  the first blocks, which have no experts
     ``attention_weights``  parameters of one attention layer that is not four matrices, such as a latent one (MLA)
+    ``value_width``   of a head's values, where it is not ``width`` (MLA)
+    ``window``        tokens that a query sees at most in every ``window_every``-th block; 0: all before it
+    ``mtp_layers``    further blocks on the last stage that predict later tokens (multi-token prediction)
 
     Weights of norms count, biases do not: they are below a thousandth of the rest.
     """
@@ -51,9 +105,13 @@ class Transformer:
     shared_ffn_hidden_size: int = 0
     dense_layers: int = 0
     attention_weights: int | None = None
+    value_width: int | None = None
+    window: int = 0
+    window_every: int = 1
+    mtp_layers: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "ffn_hidden_size", "vocabulary", "expert_every"):
+        for name in ("layers", "hidden", "heads", "ffn_hidden_size", "vocabulary", "expert_every", "window_every"):
             _positive(name, getattr(self, name))
         if self.experts and not 1 <= self.top_k <= self.experts:
             raise PlacementError(
@@ -67,8 +125,31 @@ class Transformer:
 
     @property
     def keys(self) -> int:
-        """The width of all keys, and that of all values."""
+        """The width of all keys."""
         return (self.kv_heads or self.heads) * (self.width or self.hidden // self.heads)
+
+    @property
+    def values(self) -> int:
+        """The width of all values."""
+        return (self.kv_heads or self.heads) * (self.value_width or self.width or self.hidden // self.heads)
+
+    @property
+    def attended(self) -> int:
+        """The width of what attention gives: a value for each head."""
+        return self.heads * (self.value_width or self.width or self.hidden // self.heads)
+
+    def pairs(self, sequence: int, *, causal: bool = True) -> float:
+        """Keys that a query of a sequence meets, on average over its tokens and the blocks.
+
+        >>> Transformer(layers=2, hidden=8, heads=1, ffn_hidden_size=8, vocabulary=8).pairs(4)
+        2.5
+        """
+        whole = (sequence + 1) / 2 if causal else float(sequence)
+        if not 0 < self.window < sequence:
+            return whole
+        seen = (self.window * (self.window + 1) / 2 + (sequence - self.window) * self.window) / sequence
+        windowed = self.layers // self.window_every / self.layers
+        return windowed * seen + (1 - windowed) * whole
 
     @property
     def matrices(self) -> int:
@@ -117,39 +198,69 @@ class Transformer:
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained: the batch of a step, and what is sent in which form.
+    """How a model is trained: the batch of a step, and what is kept, computed again and sent in which form.
 
     ``batch``        sequences of one step, in all; ``microbatch``: sequences that one replica computes at a time
     ``sequence``     tokens of a sequence
-    ``sequence_parallel``   tensor parallel ranks split the tokens between their layers
+    ``sequence_parallel``   tensor parallel ranks split the tokens between their layers; None: where tp is above 1
     ``context``      how context parallel attention sees the others: all-gather, ring, all-to-all
-    ``chunks``       of layers on each pipeline stage (interleaved 1F1B); 1: none
-    ``data``         gradients: all-reduce, sharded optimizer (reduce-scatter, all-gather), or fsdp (weights too)
+    ``virtual_stages``   parts of the layers on each pipeline stage (interleaved 1F1B); 1: plain 1F1B
+    ``zero``         0: gradients are all-reduced; 1: the optimizer is sharded; 2: gradients too; 3: weights too (FSDP)
+    ``replicate``    copies of the shards (HSDP, optimizer instances): weights are sharded over dp·cp / replicate ranks
+    ``recompute``    none; selective: what is cheap to compute again; operators: every second matrix product, as
+                     torchtitan's selective checkpointing; full: whole layers
+    ``attention``    flash: scores are not kept; unfused: they are, and the masked half is computed, too
+    ``dropout``      whether masks of dropout are kept
+    ``precision``    of matrix products of the blocks: bf16 or fp8
+    ``overlap``      communication that hides behind computation: of dp, cp, pp (with virtual stages), tp, ep
     ``activation``, ``gradient``, ``parameter``, ``scalar``   bytes of one value of each
+    ``state``        bytes that the optimizer keeps of a parameter: 12 for Adam with a copy in single precision
     """
 
     batch: int
     sequence: int
     microbatch: int = 1
-    sequence_parallel: bool = False
+    sequence_parallel: bool | None = None
     context: str = "ring"
-    chunks: int = 1
-    data: str = "sharded"
+    virtual_stages: int = 1
+    zero: int = 1
+    replicate: int = 1
+    recompute: str = "none"
+    attention: str = "flash"
+    dropout: bool = False
+    precision: str = "bf16"
+    overlap: tuple[str, ...] = ("dp", "cp", "pp")
     activation: int = 2
     gradient: int = 4
     parameter: int = 2
     scalar: int = 4
+    state: int = 12
 
     def __post_init__(self) -> None:
-        for name in ("batch", "sequence", "microbatch", "chunks", "activation", "gradient", "parameter", "scalar"):
+        for name in ("batch", "sequence", "microbatch", "virtual_stages", "replicate", "activation", "gradient",
+                     "parameter", "scalar", "state"):  # fmt: skip
             _positive(name, getattr(self, name))
-        for name, known in (("context", CONTEXT), ("data", DATA)):
-            if getattr(self, name) not in known:
-                raise PlacementError(f"{name} is {quoted(getattr(self, name))}; give one of {', '.join(known)}")
+        for name, known in (("context", CONTEXT), ("recompute", RECOMPUTE), ("attention", ATTENTION),
+                            ("precision", PRECISION), ("zero", (0, 1, 2, 3))):  # fmt: skip
+            _one_of(name, getattr(self, name), known)
+        object.__setattr__(self, "overlap", tuple(self.overlap))
+        for name in self.overlap:
+            _one_of("overlap", name, OVERLAP)
+
+    def splits_tokens(self, tp: int) -> bool:
+        """Whether tensor parallel ranks split the tokens between their layers."""
+        return tp > 1 and self.sequence_parallel is not False
 
     def microbatches(self, replicas: int) -> float:
         """Microbatches of one replica in a step."""
         return self.batch / replicas / self.microbatch
+
+
+def _one_of(name: str, value: object, known: Iterable[object]) -> None:
+    if value not in tuple(known):
+        raise PlacementError(
+            f"{name} is {quoted(value)}; give one of {', '.join(map(str, known))}", received=value, name=name
+        )
 
 
 def _positive(name: str, value: object) -> None:

@@ -38,7 +38,7 @@ from rankmesh.placement.steps import default_traffic
 from rankmesh.placement.traffic import Traffic
 from rankmesh.placement.within import Bound, bounds, check_capacity, packing
 
-__all__ = ["Costing", "KindCost", "Placed", "place"]
+__all__ = ["Costing", "KindCost", "Placed", "devices_of", "place"]
 
 # The part of the cost that a placement must save to be proposed.
 WORTH = 0.005
@@ -204,7 +204,7 @@ def place(
     known = {name: plain.mesh.rank_range.positions(groups.array) for name, groups in plain.kinds.items()}
     sent, notes = _traffic(plan, known, traffic)
     found = bounds(plan, cluster, within or {}, known)
-    ranks, machine, given = _devices(plan, cluster)
+    ranks, machine, given = devices_of(plan, cluster)
     check_capacity(plan, cluster, found, machine)
     costing = Costing(known, machine, sent, found, backend=backend)
     best, whole = _search(plan.mesh, costing, Filler(machine), found, given, exact)
@@ -250,7 +250,7 @@ def _traffic(
     return sent, ()
 
 
-def _devices(plan: Plan, cluster: Cluster) -> tuple[IntArray, Machine, IntArray]:
+def devices_of(plan: Plan, cluster: Cluster) -> tuple[IntArray, Machine, IntArray]:
     """The ranks of the plan in nested order of their devices, the machine that these are, and the order given."""
     rank_range = plan.mesh.rank_range
     ranks = rank_range.ascending

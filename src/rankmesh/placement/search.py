@@ -1,58 +1,86 @@
 """Search: sizes and orders of a layout for a world, a cluster and a model, by the predicted time of a step.
 
 ```
-step = compute · (1 + bubble) + communication          compute = 6 · active parameters · tokens / (devices · speed)
-bubble = (pp − 1) / (chunks · microbatches)            communication: the placement that costs least, nothing overlaps
-
-memory of a device, at most
-weights, gradients, optimizer   p (parameter + gradient) + 12 p / replicas     all-reduce: 12 p; fsdp: p / replicas
-activations                     T · hidden · (10 + 24 / tp) · L · microbatches in flight      sequence parallel: 34 / tp
-logits, on the last stage       3 · T · vocabulary / tp · scalar
+sizes            tp divides the heads and stays inside hosts · pp up to the layers, which need not divide · cp leaves
+                 2,048 tokens to a rank · ep divides the experts, up to tp · dp · cp · etp is 1 or tp
+for each         microbatch, virtual stages and recomputation, where they are not given: the quickest that fits,
+                 recomputing no more than it must
+memory           ``memory``, and LIBRARIES beside it, at most what the device has
+seconds          ``predict``, under the placement that costs least
 ```
 
-Activations are those of Korthikanti et al. 2022 with attention that is not kept. A prediction ranks layouts; it is no
-measurement, and the bound on memory knows neither fragmentation nor libraries.
+A prediction ranks layouts; it is no measurement. docs/benchmarks.md sets it beside published runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from heapq import nsmallest
 from typing import Any
 
-from rankmesh.core import recipes
-from rankmesh.core.plan import Plan
 from rankmesh.errors import PlacementError
 from rankmesh.placement.cluster import Cluster
-from rankmesh.placement.model import Training, Transformer
+from rankmesh.placement.compute import flops
+from rankmesh.placement.devices import DEVICES, Device
+from rankmesh.placement.memory import LIBRARIES, memory
+from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.place import place
-from rankmesh.placement.steps import Roles, parameters, step_traffic
+from rankmesh.placement.predict import Links, Step, least, predict, search_plan
+from rankmesh.placement.steps import step_traffic
 
-__all__ = ["Found", "memory", "search"]
+__all__ = ["FREE", "Found", "candidates", "evaluate", "search"]
 
-# FLOP/s that a device does in training, and its memory: an H100 at 40 % of its dense bfloat16.
-SPEED, MEMORY = 400e12, 80e9
+# What is tried where it is not given.
+FREE = ("microbatch", "virtual_stages", "recompute")
+MICROBATCHES, RECOMPUTES = (1, 2, 4, 8), ("none", "selective", "full")
+# Tokens of a sequence that context parallelism leaves to a rank, at least.
+_SHARE = 2048
 
 
 @dataclass(frozen=True)
 class Found:
-    """One layout: its sizes and order, seconds of a step and of its parts, bytes of memory at most."""
+    """One layout: its sizes and order, how it is trained, the predicted step, and bytes of a device by part."""
 
-    tp: int
-    cp: int
-    pp: int
-    dp: int
-    ep: int
+    sizes: Sizes
+    training: Training
     order: str
-    step: float
-    compute: float
-    bubble: float
-    communication: float
-    memory: float
+    step: Step
+    memory_by_part: Mapping[str, float]
+    flops: float
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.step.seconds
+
+    @property
+    def memory(self) -> float:
+        """Bytes that the fullest device allocates."""
+        return sum(self.memory_by_part.values())
+
+    @property
+    def tflops(self) -> float:
+        """TFLOP/s of a device that the model needs; what is computed again does not count."""
+        return self.flops / self.seconds / self.sizes.world / 1e12
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self)
+        sizes, training, step = self.sizes, self.training, self.step
+        return {
+            **{name: getattr(sizes, name) for name in ("tp", "cp", "pp", "dp", "ep", "etp")},
+            "order": self.order,
+            "microbatch": training.microbatch,
+            "virtual_stages": training.virtual_stages,
+            "recompute": training.recompute,
+            "seconds": self.seconds,
+            "tflops": self.tflops,
+            "memory": self.memory,
+            "parts": {"compute": step.compute, "bubble": step.bubble, "communication": step.communication},
+            "seconds_by_part": dict(step.parts),
+            "hidden": dict(step.hidden),
+            "memory_by_part": dict(self.memory_by_part),
+        }
 
 
 def search(
@@ -62,24 +90,65 @@ def search(
     training: Training,
     *,
     top: int = 20,
-    speed: float = SPEED,
-    capacity: float = MEMORY,
+    device: Device = DEVICES["h100"],
+    speed: float | None = None,
+    capacity: float | None = None,
+    free: tuple[str, ...] = FREE,
     backend: str = "nccl",
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Found, ...]:
     """The ``top`` best layouts that fit into ``capacity`` bytes a device, quickest first, predicted and not measured.
 
-    ``tp`` stays inside hosts. Raises ``PlacementError`` where none fits, with the least memory that one needs.
+    ``device``    what computes; ``speed``: FLOP/s that it reaches in training, in place of the model of its kernels
+    ``capacity``  None: the device's memory
+    ``free``      fields of ``training`` that are chosen for each layout; the others are as given
+    ``progress``  is called with the layouts done and all
+
+    Raises ``PlacementError`` where none fits, with the least memory that one needs.
     """
-    tight, found = [], []
-    for plan in _plans(world_size, cluster, model, training):
-        need = memory(plan, model, training)
-        if need > capacity:
-            tight.append(need)
+    room = (device.memory if capacity is None else capacity) - LIBRARIES
+    tight: list[float] = []
+    fitting = list(_fitting(world_size, cluster, model, training, free, room, tight))
+    if not fitting:
+        raise _none(world_size, model, training, tight, room + LIBRARIES)
+    bounds = sorted(
+        (least(model, how, sizes, device, speed), number, sizes, how) for number, (sizes, how) in enumerate(fitting)
+    )
+    best: dict[Sizes, Found] = {}
+    links: dict[Sizes, Links] = {}
+    for number, (bound, _, sizes, how) in enumerate(bounds):
+        worst = nsmallest(top, (each.seconds for each in best.values()))
+        if len(worst) == top and bound >= worst[-1]:
+            break
+        if sizes in best and best[sizes].seconds <= bound:
             continue
-        found.append(_found(plan, cluster, model, training, speed, need, backend))
-    if not found:
-        raise _none(world_size, model, training, tight, capacity)
-    return tuple(sorted(found, key=lambda each: each.step)[:top])
+        if sizes not in links:
+            links[sizes] = Links(search_plan(sizes, how), cluster, backend)
+        found = Found(sizes, how, "tp-cp-dp-pp", predict(model, how, sizes, device, links[sizes], speed),
+                      memory(model, how, sizes), flops(model, how))  # fmt: skip
+        if sizes not in best or found.seconds < best[sizes].seconds:
+            best[sizes] = found
+        if progress is not None:
+            progress(number + 1, len(bounds))
+    chosen = nsmallest(top, best.values(), key=lambda each: each.seconds)
+    placed = (evaluate(each.sizes, cluster, model, each.training, device, speed, backend) for each in chosen)
+    return tuple(sorted(placed, key=lambda each: each.seconds))
+
+
+def evaluate(
+    sizes: Sizes,
+    cluster: Cluster,
+    model: Transformer,
+    training: Training,
+    device: Device = DEVICES["h100"],
+    speed: float | None = None,
+    backend: str = "nccl",
+) -> Found:
+    """One layout, in the order that costs least."""
+    plan = search_plan(sizes, training)
+    placed = place(plan, cluster, traffic=step_traffic(plan, model, training), backend=backend, exact=False)
+    step = predict(model, training, sizes, device, Links(placed.plan, cluster, backend), speed)
+    return Found(sizes, training, placed.order, step, memory(model, training, sizes), flops(model, training))
 
 
 def _none(
@@ -88,9 +157,10 @@ def _none(
     """Why there is no layout: none fits into the memory, or no sizes divide what they cut."""
     if not tight:
         return PlacementError(
-            f"no sizes fit {world_size} ranks: tp divides {model.heads} heads and a host, pp {model.layers} layers, cp "
-            f"the sequence {training.sequence}, and dp microbatches of {training.microbatch} the batch "
-            f"{training.batch}; change the batch to a multiple of {world_size}, or the number of ranks",
+            f"no sizes fit {world_size} ranks: tp divides {model.heads} heads and a host, pp is at most "
+            f"{model.layers} layers, cp divides the sequence {training.sequence}, and dp microbatches of "
+            f"{training.microbatch} the batch {training.batch}; change the batch to a multiple of {world_size}, or the "
+            "number of ranks",
             world_size=world_size,
             least=None,
         )
@@ -102,69 +172,58 @@ def _none(
     )
 
 
-def _plans(world: int, cluster: Cluster, model: Transformer, training: Training) -> Iterator[Plan]:
-    """Every layout whose sizes divide what they cut."""
-    widest = max(host.devices for host in cluster.hosts)
+def candidates(world: int, widest: int, model: Transformer, training: Training) -> Iterator[Sizes]:
+    """Every sizes that cut what they can cut; ``widest``: devices of a host."""
     for tp in _divisors(model.heads, widest):
-        for pp in _divisors(model.layers, world):
-            for cp in _divisors(training.sequence, min(world, 64)):
+        for pp in _divisors(world, model.layers):
+            for cp in _divisors(training.sequence, max(1, training.sequence // _SHARE)):
                 if world % (tp * pp * cp):
                     continue
                 dp = world // (tp * pp * cp)
-                if training.batch % (dp * training.microbatch) or training.batch // (dp * training.microbatch) < 1:
+                if training.batch % dp or (dp * cp) % training.replicate:
                     continue
-                for ep in _divisors(model.experts, dp * cp) if model.experts else (1,):
-                    if ep == 1 or tp * dp * cp % ep == 0:
-                        etp = 1 if ep > 1 else None
-                        yield recipes.megatron(world_size=world, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp)
+                for ep in _divisors(model.experts, tp * dp * cp) if model.experts else (1,):
+                    for etp in sorted({1, tp}) if model.experts else (tp,):
+                        if tp * dp * cp % (ep * etp) == 0:
+                            yield Sizes(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp)
 
 
 def _divisors(number: int, largest: int) -> list[int]:
     return [size for size in range(1, min(number, largest) + 1) if number % size == 0]
 
 
-def memory(plan: Plan, model: Transformer, training: Training) -> float:
-    """Bytes that a device of the fullest stage holds at most; see the table above."""
-    roles = Roles.of(plan)
-    stages = roles.sizes["pp"]
-    return max(_stage_memory(roles, model, training, stage) for stage in {0, stages // 2, stages - 1})
+def _fitting(
+    world: int,
+    cluster: Cluster,
+    model: Transformer,
+    training: Training,
+    free: tuple[str, ...],
+    room: float,
+    tight: list[float],
+) -> Iterator[tuple[Sizes, Training]]:
+    """The layouts that fit, each with the microbatches and virtual stages to try; what the others need in ``tight``."""
+    widest = max(host.devices for host in cluster.hosts)
+    for sizes in candidates(world, widest, model, training):
+        for microbatch in MICROBATCHES if "microbatch" in free else (training.microbatch,):
+            if training.batch % (sizes.dp * microbatch):
+                continue
+            for parts in _virtual(sizes, model, training, microbatch, free):
+                for recompute in RECOMPUTES if "recompute" in free else (training.recompute,):
+                    how = replace(training, microbatch=microbatch, virtual_stages=parts, recompute=recompute)
+                    need = sum(memory(model, how, sizes).values())
+                    if need <= room:
+                        yield sizes, how
+                        break
+                    tight.append(need + LIBRARIES)
 
 
-def _stage_memory(roles: Roles, model: Transformer, training: Training, stage: int) -> float:
-    dense, experts = parameters(model, roles, stage)
-    sharded = 1 if training.data == "all-reduce" else 0
-    kept = 0.0
-    for count, role in ((dense, "shards"), (experts, "expert_shards")):
-        ranks = 1 if sharded else roles.sizes[role]
-        whole = count * (training.parameter + training.gradient) / (ranks if training.data == "fsdp" else 1)
-        kept += whole + 12 * count / ranks
-    stages = roles.sizes["pp"]
-    flying = min(training.microbatches(roles.replicas), stages - stage)
-    tokens = training.microbatch * training.sequence / roles.sizes["cp"]
-    tp = roles.sizes["tp"]
-    layer = tokens * model.hidden * (34 / tp if training.sequence_parallel else 10 + 24 / tp)
-    logits = 3 * tokens * model.vocabulary / tp * training.scalar if stage == stages - 1 else 0.0
-    return kept + layer * model.layers / stages * max(1.0, flying) + logits
-
-
-def _found(
-    plan: Plan, cluster: Cluster, model: Transformer, training: Training, speed: float, need: float, backend: str
-) -> Found:
-    roles, sizes = Roles.of(plan), plan.mesh.axes
-    training = replace(training, sequence_parallel=training.sequence_parallel and sizes["tp"] > 1)
-    placed = place(plan, cluster, traffic=step_traffic(plan, model, training), backend=backend, exact=False)
-    compute = 6 * model.active * training.batch * training.sequence / (plan.mesh.size * speed)
-    bubble = compute * (sizes["pp"] - 1) / (training.chunks * training.microbatches(roles.replicas))
-    return Found(
-        tp=sizes["tp"],
-        cp=sizes["cp"],
-        pp=sizes["pp"],
-        dp=sizes["dp"],
-        ep=roles.sizes["ep"],
-        order=placed.order,
-        step=compute + bubble + placed.cost,
-        compute=compute,
-        bubble=bubble,
-        communication=placed.cost,
-        memory=need,
-    )
+def _virtual(
+    sizes: Sizes, model: Transformer, training: Training, microbatch: int, free: tuple[str, ...]
+) -> tuple[int, ...]:
+    """The virtual stages to try: those that divide the fullest stage, where microbatches come in rounds of pp."""
+    if "virtual_stages" not in free:
+        return (training.virtual_stages if sizes.pp > 1 else 1,)
+    layers, microbatches = max(sizes.stages(model.layers)), training.batch // (sizes.dp * microbatch)
+    if sizes.pp == 1 or microbatches % sizes.pp:
+        return (1,)
+    return tuple(parts for parts in _divisors(layers, layers) if parts <= 8 or parts == layers)

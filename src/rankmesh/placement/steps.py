@@ -2,7 +2,7 @@
 
 ```
 T = sequences of a microbatch · sequence / cp        H = T · hidden · activation bytes     m = microbatches of a replica
-R = T · top                                          K = 2 · T · keys / tp · activation     L = layers of the stage
+R = T · top           K = T · (keys + values) / tp · activation                 L = layers of the stage
 
 tensor parallel (Shoeybi et al. 2019, section 3)     all-reduce H      · 4 m a dense layer, 2 m for one with experts
   first stage, last stage                            all-reduce H · m  (embedding; output), T · scalar · 3 m (loss)
@@ -13,14 +13,18 @@ context: ring (Liu et al. 2023)                      ring K · (3 cp − 2) L m:
 context: all-to-all (Jacobs et al. 2023, Ulysses)    all-to-all (q + 2 k) and q of T/tp · 2 L m
 pipeline, 1F1B (Narayanan et al. 2021)               send/recv H (sequence parallel: H/tp) · m forward, m backward
   interleaved in v chunks                            the same · v, of which the last stage's go round to the first
-data: all-reduce                                     all-reduce P · gradient
-data: sharded optimizer (ZeRO-1)                     reduce-scatter n ⌈P/n⌉ · gradient, all-gather ⌈P/n⌉ · weight
-data: fsdp (ZeRO-3)                                  the same · m, and all-gather twice: forward and backward
+zero 0                                               all-reduce P · gradient
+zero 1, sharded optimizer                            reduce-scatter n ⌈P/n⌉ · gradient, all-gather ⌈P/n⌉ · weight
+zero 2, gradients too                                the same, reduce-scatter · m
+zero 3, weights too (FSDP)                           reduce-scatter · m, all-gather twice · m: forward and backward
+  copies of the shards (HSDP)                        all-reduce ⌈P/n⌉ · gradient
 experts (Lepikhin et al. 2020)                       all-to-all R · hidden · 4 m, 8 bytes · experts · m of counts
   split over etp                                     all-reduce R · hidden · 2 m
 tied embedding                                       all-reduce V/tp · hidden · gradient, first and last stage
 clipping, loss                                       all-reduce of one scalar each
 ```
+
+Layers that are computed again (``recompute="full"``) send what their forward pass sends once more.
 
 ``R`` is what a router that favours no expert sends. A kind gets the traffic of the stage that sends most of it.
 """
@@ -32,10 +36,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from rankmesh.core.plan import Plan
-from rankmesh.placement.model import Training, Transformer
+from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.traffic import Message, Traffic
 
-__all__ = ["Roles", "default_traffic", "parameters", "stage_traffic", "step_traffic"]
+__all__ = ["Roles", "blocks", "default_traffic", "parameters", "stage_messages", "stage_traffic", "step_traffic"]
 
 # Which kind of a plan has a role: the first of these names that the plan has.
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -46,6 +50,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "etp": ("ep_tp", "etp"),
     "shards": ("intra_dp_cp", "fsdp", "dp_shard_cp", "dp_cp", "dp"),
     "expert_shards": ("intra_ep_dp", "efsdp", "ep_dp", "edp"),
+    "replicas": ("inter_dp_cp", "dp_replicate"),
+    "expert_replicas": ("inter_ep_dp", "edp_replicate"),
     "tied": ("embd",),
     "model": ("mp",),
     "expert_model": ("tp_ep_pp",),
@@ -59,15 +65,16 @@ class Roles:
 
     names: Mapping[str, str]
     sizes: Mapping[str, int]
-    replicas: int
+    layout: Sizes
 
     @classmethod
     def of(cls, plan: Plan) -> Roles:
         """The roles that the kinds of a plan have, by their names."""
         names = {role: next((name for name in known if name in plan.kinds), "") for role, known in _NAMES.items()}
         sizes = {role: plan.groups(name).size if name else 1 for role, name in names.items()}
+        inner = {role: sizes[role] for role in ("tp", "cp", "pp", "ep", "etp")}
         replicas = max(1, plan.mesh.size // (sizes["tp"] * sizes["cp"] * sizes["pp"]))
-        return cls(names, sizes, replicas)
+        return cls(names, sizes, Sizes(dp=replicas, **inner))
 
 
 class _Step:
@@ -79,12 +86,12 @@ class _Step:
         size = roles.sizes
         self.tp, self.cp, self.pp, self.etp = size["tp"], size["cp"], size["pp"], size["etp"]
         self.first, self.last = stage == 0, stage == self.pp - 1
-        self.microbatches = training.microbatches(roles.replicas)
+        self.microbatches = training.microbatches(roles.layout.dp)
+        self.again = training.recompute == "full"
+        self.split = training.splits_tokens(self.tp)
         self.tokens = training.microbatch * training.sequence / self.cp
         self.whole = self.tokens * model.hidden * training.activation
-        each = model.layers / self.pp
-        self.layers = each
-        self.experts = model.expert_layers(stage * each, (stage + 1) * each)
+        self.layers, self.experts = blocks(model, roles.layout, stage)
 
     def add(self, role: str, collective: str, size: float, times: float = 1) -> None:
         if self.roles.sizes[role] > 1 and size > 0 and times > 0:
@@ -94,60 +101,64 @@ class _Step:
 
     def tensor(self) -> None:
         dense, microbatches, whole = self.layers - self.experts, self.microbatches, self.whole
-        blocks = 2 * dense + self.experts  # attention, and feed-forward where it is no expert
-        if self.training.sequence_parallel:
-            ends = self.first + self.last
-            self.add("tp", "all-gather", whole / self.tp, (3 * blocks + self.first + 2 * self.last) * microbatches)
-            self.add("tp", "reduce-scatter", whole, (2 * blocks + ends) * microbatches)
+        halves = 2 * dense + self.experts  # attention, and feed-forward where it is no expert
+        ends = self.first + self.last
+        if self.split:
+            gathers = (3 + self.again) * halves + self.first + 2 * self.last
+            self.add("tp", "all-gather", whole / self.tp, gathers * microbatches)
+            self.add("tp", "reduce-scatter", whole, ((2 + self.again) * halves + ends) * microbatches)
         else:
-            self.add("tp", "all-reduce", whole, (2 * blocks + self.first + self.last) * microbatches)
+            self.add("tp", "all-reduce", whole, ((2 + self.again) * halves + ends) * microbatches)
         if self.last:
             self.add("tp", "all-reduce", self.tokens * self.training.scalar, 3 * microbatches)
 
     def context(self) -> None:
         model, times = self.model, self.layers * self.microbatches
         unit = self.tokens / self.tp * self.training.activation
-        keys = 2 * unit * model.keys
+        keys = unit * (model.keys + model.values)
         if self.training.context == "all-gather":
-            self.add("cp", "all-gather", keys, times)
+            self.add("cp", "all-gather", keys, (1 + self.again) * times)
             self.add("cp", "reduce-scatter", keys * self.cp, times)
         elif self.training.context == "ring":
-            self.add("cp", "ring", keys, (3 * self.cp - 2) * times)
+            self.add("cp", "ring", keys, (3 * self.cp - 2 + self.again * (self.cp - 1)) * times)
         else:
-            self.add("cp", "all-to-all", unit * (model.queries + 2 * model.keys), 2 * times)
-            self.add("cp", "all-to-all", unit * model.queries, 2 * times)
+            self.add("cp", "all-to-all", unit * model.queries + keys, (2 + self.again) * times)
+            self.add("cp", "all-to-all", unit * model.attended, (2 + self.again) * times)
 
     def pipeline(self) -> None:
-        size = self.whole / (self.tp if self.training.sequence_parallel else 1)
-        self.add("pp", "ring", size, 2 * (self.training.chunks - 1) * self.microbatches)
+        size = self.whole / (self.tp if self.split else 1)
+        self.add("pp", "ring", size, 2 * (self.training.virtual_stages - 1) * self.microbatches)
         self.add("pp", "send/recv", size, ((not self.first) + (not self.last)) * self.microbatches)
 
     def expert(self) -> None:
         model, times = self.model, self.experts * self.microbatches
-        split = self.tp if self.training.sequence_parallel else 1
+        split = self.tp if self.split else 1
         rows = self.tokens * model.top_k / split * model.hidden * self.training.activation
-        self.add("ep", "all-to-all", rows, 4 * times)
+        self.add("ep", "all-to-all", rows, (4 + 2 * self.again) * times)
         self.add("ep", "all-to-all", 8 * model.experts, times)
-        if self.training.sequence_parallel:
-            self.add("etp", "all-gather", rows, 2 * times)
-            self.add("etp", "reduce-scatter", rows * self.etp, 2 * times)
+        if self.split:
+            self.add("etp", "all-gather", rows, (2 + self.again) * times)
+            self.add("etp", "reduce-scatter", rows * self.etp, (2 + self.again) * times)
         else:
-            self.add("etp", "all-reduce", rows, 2 * times)
+            self.add("etp", "all-reduce", rows, (2 + self.again) * times)
 
     def data(self) -> None:
-        dense, experts = parameters(self.model, self.roles, self.stage)
-        for role, count in (("shards", dense), ("expert_shards", experts)):
-            self._gradients(role, count)
+        dense, experts = parameters(self.model, self.roles.layout, self.stage)
+        for role, copies, count in (("shards", "replicas", dense), ("expert_shards", "expert_replicas", experts)):
+            self._gradients(role, copies, count)
 
-    def _gradients(self, role: str, count: float) -> None:
+    def _gradients(self, role: str, copies: str, count: float) -> None:
         training, ranks = self.training, self.roles.sizes[role]
-        if training.data == "all-reduce":
+        if training.zero == 0:
             self.add(role, "all-reduce", count * training.gradient)
             return
-        each, microbatches = ceil(count / ranks), self.microbatches if training.data == "fsdp" else 1
-        gathers = 2 if training.data == "fsdp" else 1
-        self.add(role, "reduce-scatter", ranks * each * training.gradient, microbatches)
-        self.add(role, "all-gather", each * training.parameter, gathers * microbatches)
+        each = ceil(count / ranks)
+        reductions = self.microbatches if training.zero > 1 else 1
+        gathers = 2 * self.microbatches if training.zero > 2 else 1
+        self.add(role, "reduce-scatter", ranks * each * training.gradient, reductions)
+        self.add(role, "all-gather", each * training.parameter, gathers)
+        if training.replicate > 1:
+            self.add(copies, "all-reduce", each * training.gradient)
 
     def rest(self) -> None:
         scalar = self.training.scalar
@@ -158,26 +169,40 @@ class _Step:
             self.add(role, "all-reduce", scalar)
 
 
-def parameters(model: Transformer, roles: Roles, stage: int) -> tuple[float, float]:
+def blocks(model: Transformer, sizes: Sizes, stage: int) -> tuple[int, int]:
+    """The blocks of a stage, and how many of them have experts; the last stage predicts later tokens, too."""
+    counts = sizes.stages(model.layers)
+    start = sum(counts[:stage])
+    experts = int(model.expert_layers(start, start + counts[stage]))
+    more = model.mtp_layers if stage == sizes.pp - 1 else 0
+    return counts[stage] + more, experts + (more if model.experts else 0)
+
+
+def parameters(model: Transformer, sizes: Sizes, stage: int) -> tuple[float, float]:
     """The parameters of one rank on a stage: those that all replicas hold, and those of its experts."""
-    tp, pp, ep, etp = (roles.sizes[role] for role in ("tp", "pp", "ep", "etp"))
-    each = model.layers / pp
-    experts = model.expert_layers(stage * each, (stage + 1) * each)
-    split = each * model.attention + (each - experts) * model.matrices * model.hidden * model.ffn_hidden_size
+    layers, experts = blocks(model, sizes, stage)
+    split = layers * model.attention + (layers - experts) * model.matrices * model.hidden * model.ffn_hidden_size
     split += experts * model.shared
     table = model.vocabulary * model.hidden
-    ends = (stage == 0) + (stage == pp - 1)
+    last = stage == sizes.pp - 1
+    ends = (stage == 0) + last
     split += table * (min(ends, 1) if model.tied else ends)
-    whole = each * 2 * model.hidden + experts * model.experts * model.hidden + (stage == pp - 1) * model.hidden
-    return split / tp + whole, experts * model.experts / ep * model.expert / etp
+    split += last * model.mtp_layers * 2 * model.hidden**2
+    whole = layers * 2 * model.hidden + experts * model.experts * model.hidden + last * model.hidden
+    return split / sizes.tp + whole, experts * model.experts / sizes.ep * model.expert / sizes.etp
 
 
 def stage_traffic(plan: Plan, model: Transformer, training: Training, stage: int) -> Traffic:
     """What a rank of one pipeline stage sends in a step; see the table above."""
-    step = _Step(model, training, Roles.of(plan), stage)
+    return Traffic(stage_messages(Roles.of(plan), model, training, stage))
+
+
+def stage_messages(roles: Roles, model: Transformer, training: Training, stage: int) -> dict[str, list[Message]]:
+    """The same as lists, for a plan whose roles are known."""
+    step = _Step(model, training, roles, stage)
     for part in (step.tensor, step.context, step.pipeline, step.expert, step.data, step.rest):
         part()
-    return Traffic(step.found)
+    return step.found
 
 
 def step_traffic(plan: Plan, model: Transformer, training: Training) -> Traffic:
@@ -213,7 +238,7 @@ def default_traffic(plan: Plan) -> tuple[Traffic, tuple[str, ...]]:
         gated=True, tied=False, experts=experts, top_k=2, moe_ffn_hidden_size=4096,
     )  # fmt: skip
     microbatches = 4 * roles.sizes["pp"]
-    training = Training(batch=microbatches * roles.replicas, sequence=8192, sequence_parallel=True)
+    training = Training(batch=microbatches * roles.layout.dp, sequence=8192)
     found = step_traffic(plan, model, training)
     if found:
         return found, ("the traffic is that of a usual transformer; say yours with a traffic file or a model",)

@@ -113,13 +113,15 @@ _MEGATRON: Mapping[str, str] = {
 }
 
 
-def read_model(text: str) -> tuple[Transformer, dict[str, Any]]:
+def read_model(text: str, *, vocabulary: int | None = None) -> tuple[Transformer, dict[str, Any]]:
     """The model that a path or a name means, and what the file says of its training, as fields of ``Training``.
 
+    ``vocabulary`` goes before the file's, which a script may leave to its tokenizer.
     Raises ``PlacementError`` for a file that is none, and for one that lacks a number.
     """
+    given = {} if vocabulary is None else {"vocabulary": vocabulary}
     if text in MODELS:
-        return Transformer(**MODELS[text]), {}
+        return Transformer(**{**MODELS[text], **given}), {}
     forms = f"give a Megatron script, config.json, a file of Transformer's fields, or one of {', '.join(MODELS)}"
     near = get_close_matches(text, MODELS, n=1)
     fix = f"did you mean {near[0]!r}?" if near else forms
@@ -127,11 +129,10 @@ def read_model(text: str) -> tuple[Transformer, dict[str, Any]]:
         content = read_text(text)
         if not content.strip():
             raise Unreadable("is an empty file")
-        return _model(content, text)
+        return _model({**_values(content, text), **given}, text)
 
 
-def _model(content: str, text: str) -> tuple[Transformer, dict[str, Any]]:
-    values = _values(content, text)
+def _model(values: dict[str, Any], text: str) -> tuple[Transformer, dict[str, Any]]:
     names = {field.name for field in fields(Transformer)}
     missing = [name for name in ("layers", "hidden", "heads", "vocabulary") if name not in values]
     if missing:
@@ -213,7 +214,7 @@ def _latent(data: Mapping[str, Any], hidden: int, heads: int) -> dict[str, int]:
     wide = heads * (plain + rope)
     queries = hidden * wide if low is None else (hidden + 1 + wide) * _whole(data, "q_lora_rank")
     keys = hidden * (rank + rope) + rank + rank * heads * (plain + value)
-    return {"width": plain + rope, "attention_weights": queries + keys + heads * value * hidden}
+    return {"width": plain + rope, "value_width": value, "attention_weights": queries + keys + heads * value * hidden}
 
 
 def _whole(data: Mapping[str, Any], name: str) -> int:
@@ -227,7 +228,7 @@ def _megatron(content: str, path: str) -> dict[str, Any]:
     run = read_run(content, path, FLAGS)
     if run is None:
         raise PlacementError(f"{path}: the script starts no training; give the one that runs torchrun")
-    found: dict[str, Any] = {"tied": True, "data": "all-reduce"}
+    found: dict[str, Any] = {"tied": True, "zero": 0}
     switches = {str(entry.path[-1]) for entry in run.arguments}
     for entry in run.arguments:
         field = _MEGATRON.get(str(entry.path[-1]))
@@ -238,7 +239,7 @@ def _megatron(content: str, path: str) -> dict[str, Any]:
     found["tied"] = "--untie-embeddings-and-output-weights" not in switches
     found["sequence_parallel"] = "--sequence-parallel" in switches
     if "--use-distributed-optimizer" in switches:
-        found["data"] = "sharded"
+        found["zero"] = 1
     if "--group-query-attention" not in switches:
         found.pop("kv_heads", None)
     return found

@@ -1,0 +1,106 @@
+"""Predicted steps beside published ones: ``python -m bench.published`` writes ``bench/published.json``.
+
+Rows, their sources and what they leave open are in ``tests/placement/published.json``. What a row leaves open is chosen
+as ``rankmesh search`` chooses it. ``--calculon DIR`` predicts GPT models with a checkout of Calculon, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rankmesh.cli.console import note
+from rankmesh.placement import Cluster, Host, Level, Training, Transformer
+from rankmesh.placement.compute import flops
+from rankmesh.placement.devices import Device, device
+from rankmesh.placement.model import Sizes
+from rankmesh.placement.search import Found, evaluate, search
+
+__all__ = ["ROWS", "compare", "published_seconds", "row_of"]
+
+ROWS = Path(__file__).parents[1] / "tests" / "placement" / "published.json"
+
+
+def row_of(row: Mapping[str, Any], links: Mapping[str, Any]) -> tuple[Sizes, Cluster, Transformer, Training, Device]:
+    """What a row of the file means."""
+    asked = row["sizes"]
+    sizes = Sizes(**{"etp": asked.get("tp", 1), **asked})
+    levels = tuple(Level(name, *figures) for name, figures in zip(("host", "leaf"), links[row["device"]], strict=True))
+    hosts = tuple(Host(f"node{number}", 8, ("leaf0",)) for number in range(-(-sizes.world // 8)))
+    of = device(row["device"])
+    of = replace(of, bandwidth=row.get("bandwidth", of.bandwidth), memory=row.get("memory_size", of.memory))
+    if "peak" in row:
+        of = replace(of, matrix={name: each * row["peak"] / of.peak("bf16") for name, each in of.matrix.items()})
+    return sizes, Cluster(levels, hosts), Transformer(**row["model"]), Training(**row["training"]), of
+
+
+def published_seconds(row: Mapping[str, Any], model: Transformer, training: Training, world: int) -> float:
+    """The published step: its seconds, its tokens a second and device, or its TFLOP/s a device."""
+    figures = row["published"]
+    if "seconds" in figures:
+        return float(figures["seconds"])
+    tokens = training.batch * training.sequence
+    if "tokens" in figures:
+        return float(tokens / figures["tokens"] / world)
+    work = flops(model, training)
+    if figures["of"] != "model":  # Megatron's own count: everything twice forward, the whole square of attention
+        h, layers = model.hidden, model.layers
+        work = 96 * tokens * layers * h**2 * (1 + training.sequence / 6 / h + model.vocabulary / 16 / layers / h)
+    return float(work / figures["tflops"] / 1e12 / world)
+
+
+def _ranked(row: Mapping[str, Any], links: Mapping[str, Any]) -> tuple[int, tuple[Found, ...]]:
+    """The place of the row's sizes among those that fit, 0 where they are not; and all of these."""
+    sizes, cluster, model, training, of = row_of(row, links)
+    found = search(sizes.world, cluster, model, training, top=200, device=of, free=tuple(row["free"]))
+    places = [number for number, each in enumerate(found, 1) if each.sizes == sizes]
+    return (places[0] if places else 0), found
+
+
+def compare(row: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, Any]:
+    """One row of the table."""
+    sizes, cluster, model, training, of = row_of(row, links)
+    rank, found = _ranked(row, links)
+    chosen = next((each for each in found if each.sizes == sizes), None)
+    here = chosen or evaluate(sizes, cluster, model, training, of)
+    seconds = published_seconds(row, model, training, sizes.world)
+    memory = row["published"].get("memory")
+    return {
+        "name": row["name"],
+        "source": row["source"],
+        "beyond": bool(row.get("beyond")),
+        "sizes": dict(row["sizes"]),
+        "rank": rank,
+        "fitting": len(found),
+        "published": seconds,
+        "predicted": here.seconds,
+        "ratio": here.seconds / seconds,
+        "memory": here.memory / 2**30,
+        "measured": memory and memory / 2**30,
+        "chosen": {name: getattr(here.training, name) for name in row["free"]},
+        "parts": dict(here.step.parts),
+    }
+
+
+def main() -> None:
+    """Compare every row, print them, and write the file that the document is made of."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, default=Path(__file__).with_name("published.json"))
+    arguments = parser.parse_args()
+    data = json.loads(ROWS.read_text(encoding="utf-8"))
+    rows = []
+    for row in data["rows"]:
+        done = compare(row, data["links"])
+        rows.append(done)
+        parts = " ".join(f"{name} {value / done['predicted']:.0%}" for name, value in done["parts"].items() if value)
+        said = f"{done['name']:42} {done['ratio']:.2f} rank {done['rank']:>3}/{done['fitting']:<3}"
+        note(f"{said} {done['memory']:.1f}/{done['measured'] or 0:.1f} GiB {done['chosen']} {parts}")
+    arguments.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Predict: the seconds of a step of one layout, part by part: computation, bubble, what communication does not hide.
+
+```
+t(i)   seconds of one microbatch on stage i: computation (compute.py), and what is not hidden of tp, cp, ep, pp
+m      microbatches of a replica            v   virtual stages
+
+step = m · max t + (Σ t − max t) / v + what is not hidden of dp + optimizer          (1F1B; interleaved: Narayanan 2021)
+
+hidden, where ``Training.overlap`` has it
+dp     zero 0, 1: the reduction behind the backward pass of the last microbatch, the gather behind the forward pass
+       zero 2, 3: in every microbatch
+cp     a ring behind attention             pp   with virtual stages
+tp     all but one part of tp, behind the matrix products (asynchronous tensor parallelism, user buffers)
+ep     behind the computation of another microbatch (a schedule that computes two at a time)
+```
+
+Computation loses CONTENTION of what hides behind it. Groups of one kind run at once and share links, as in ``cost``;
+different kinds do not wait for each other's links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rankmesh.core.picks import ends
+from rankmesh.core.plan import Plan
+from rankmesh.core.recipes.megatron import megatron_mesh
+from rankmesh.core.spec import GroupSpec
+from rankmesh.placement.cluster import Cluster
+from rankmesh.placement.compute import Work, optimizer, stage_work
+from rankmesh.placement.cost import Lay, seconds
+from rankmesh.placement.devices import Device
+from rankmesh.placement.model import Sizes, Training, Transformer
+from rankmesh.placement.place import devices_of
+from rankmesh.placement.steps import Roles, blocks, stage_messages
+from rankmesh.placement.traffic import Message
+
+__all__ = ["COMPUTE", "Links", "Step", "bubble", "least", "predict", "search_plan"]
+
+# Share of the time of hidden communication that computation loses to it: units and memory that it takes.
+CONTENTION = 0.1
+COMPUTE = ("matrices", "attention", "kernels", "recomputation", "optimizer")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A predicted step: seconds by part, which make ``seconds``, and of communication that hides behind others."""
+
+    parts: Mapping[str, float]
+    hidden: Mapping[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return sum(self.parts.values())
+
+    @property
+    def compute(self) -> float:
+        """Seconds that the busiest stage computes."""
+        return sum(value for name, value in self.parts.items() if name in COMPUTE)
+
+    @property
+    def bubble(self) -> float:
+        """Seconds that it waits for the pipeline to fill and to drain."""
+        return self.parts.get("bubble", 0.0)
+
+    @property
+    def communication(self) -> float:
+        """Seconds that it waits for others."""
+        return self.seconds - self.compute - self.bubble
+
+
+def search_plan(sizes: Sizes, training: Training) -> Plan:
+    """The groups of a layout that send enough to count, in Megatron's order."""
+    mesh = megatron_mesh(sizes.world, tp=sizes.tp, cp=sizes.cp, pp=sizes.pp, ep=sizes.ep, etp=sizes.etp)
+    dense, experts = _shards(sizes.replicas, training), _shards(sizes.expert_replicas, training)
+    specs = [
+        GroupSpec("tp"),
+        GroupSpec("cp"),
+        GroupSpec("pp"),
+        GroupSpec("embd", axes="pp", pick=ends),
+        GroupSpec("intra_dp_cp", "dp-cp", levels=dense, level=0),
+        GroupSpec("inter_dp_cp", "dp-cp", levels=dense, level=1),
+        GroupSpec("ep", view="expert"),
+        GroupSpec("ep_tp", "etp", view="expert"),
+        GroupSpec("intra_ep_dp", "edp", view="expert", levels=experts, level=0),
+        GroupSpec("inter_ep_dp", "edp", view="expert", levels=experts, level=1),
+    ]
+    return Plan(mesh, specs)
+
+
+def _shards(copies: int, training: Training) -> tuple[int, int]:
+    outer = training.replicate if copies % training.replicate == 0 else 1
+    return copies // outer, outer
+
+
+class Links:
+    """How the groups of a plan lie on a cluster: seconds of what they send."""
+
+    def __init__(self, plan: Plan, cluster: Cluster, backend: str = "nccl") -> None:
+        self.roles, self._backend, self._levels = Roles.of(plan), backend, cluster.levels
+        _, machine, given = devices_of(plan, cluster)
+        span = plan.mesh.rank_range
+        plain = plan.replace(rank_map=None)
+        self._lying = {
+            name: Lay(span.positions(groups.array), machine, given[None], backend=backend)
+            for name, groups in plain.kinds.items()
+            if groups.size > 1
+        }
+
+    def seconds(self, name: str, messages: list[Message]) -> float:
+        """Seconds of a step that these messages of a kind take."""
+        if name not in self._lying:
+            return 0.0
+        return float(seconds(messages, self._lying[name], self._levels, backend=self._backend)[0])
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One kind of stage: a microbatch's work, what it waits for in each, and once a step."""
+
+    work: Work
+    waits: Mapping[str, float]
+    once: Mapping[str, float]
+    hidden: Mapping[str, float]
+    optimizer: float
+
+    @property
+    def seconds(self) -> float:
+        return self.work.seconds + sum(self.waits.values())
+
+
+def _kinds_of_stages(model: Transformer, sizes: Sizes) -> Iterator[tuple[int, int]]:
+    """A stage of each kind, and how many are like it."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for stage in range(sizes.pp):
+        key = (blocks(model, sizes, stage), stage == 0, stage == sizes.pp - 1)
+        found.setdefault(key, []).append(stage)
+    return ((stages[0], len(stages)) for stages in found.values())
+
+
+def bubble(stages: Sequence[tuple[float, int]], virtual_stages: int = 1) -> float:
+    """Seconds that the busiest stage waits in a step: a microbatch's seconds of stages, and how many take as long.
+
+    >>> bubble([(2.0, 4)]), bubble([(2.0, 4)], virtual_stages=2), bubble([(3.0, 1), (2.0, 2)])
+    (6.0, 3.0, 4.0)
+    """
+    together = sum(seconds * count for seconds, count in stages)
+    return (together - max(seconds for seconds, _ in stages)) / virtual_stages
+
+
+def least(model: Transformer, training: Training, sizes: Sizes, device: Device, speed: float | None = None) -> float:
+    """Seconds of a step without any communication: no layout of these sizes is predicted to take less."""
+    stages = [
+        (stage_work(model, training, sizes, stage, device, speed).seconds, count)
+        for stage, count in _kinds_of_stages(model, sizes)
+    ]
+    busiest = max(each for each, _ in stages)
+    return training.microbatches(sizes.dp) * busiest + bubble(stages, training.virtual_stages)
+
+
+def predict(
+    model: Transformer, training: Training, sizes: Sizes, device: Device, links: Links, speed: float | None = None
+) -> Step:
+    """The step of a layout whose groups lie as ``links`` has it; ``speed``: FLOP/s in place of the device's kernels."""
+    microbatches = training.microbatches(sizes.dp)
+    stages = [
+        (_stage(model, training, sizes, stage, device, links, speed), count)
+        for stage, count in _kinds_of_stages(model, sizes)
+    ]
+    busiest = max((stage for stage, _ in stages), key=lambda stage: stage.seconds)
+    parts = {name: microbatches * value for name, value in busiest.work.parts.items()}
+    parts["optimizer"] = max(stage.optimizer for stage, _ in stages)
+    parts["bubble"] = bubble([(stage.seconds, count) for stage, count in stages], training.virtual_stages)
+    for name, value in busiest.waits.items():
+        parts[name] = parts.get(name, 0.0) + microbatches * value
+    for name in {name for stage, _ in stages for name in stage.once}:
+        parts[name] = parts.get(name, 0.0) + max(stage.once.get(name, 0.0) for stage, _ in stages)
+    return Step(parts, dict(busiest.hidden))
+
+
+def _stage(
+    model: Transformer,
+    training: Training,
+    sizes: Sizes,
+    stage: int,
+    device: Device,
+    links: Links,
+    speed: float | None,
+) -> _Stage:
+    work = stage_work(model, training, sizes, stage, device, speed)
+    sent = stage_messages(links.roles, model, training, stage)
+    each = 1 / training.microbatches(sizes.dp)
+    names, overlap = links.roles.names, training.overlap
+
+    def all_of(role: str) -> float:
+        return links.seconds(names[role], sent.get(names[role], [])) * each
+
+    forward, backward = sum(work.forward.values()), sum(work.backward.values())
+    tp, cp, ep, pp = all_of("tp"), all_of("cp"), all_of("ep"), all_of("pp")
+    behind = {
+        "tp": min(tp * (1 - 1 / sizes.tp), work.parts["matrices"]) if "tp" in overlap else 0.0,
+        "cp": min(cp, work.parts["attention"]) if "cp" in overlap and training.context == "ring" else 0.0,
+        "ep": min(ep, work.seconds) if "ep" in overlap else 0.0,
+        "pp": pp if "pp" in overlap and training.virtual_stages > 1 else 0.0,
+    }
+    waits = {"tp": tp - behind["tp"], "cp": cp - behind["cp"], "ep": ep - behind["ep"], "pp": pp - behind["pp"]}
+    waits["ep"] += all_of("etp")
+    hidden = {name: value / each for name, value in behind.items()}
+    reduced = gathered = copied = 0.0
+    for role in ("shards", "expert_shards"):
+        for message in sent.get(names[role], []):
+            took = links.seconds(names[role], [message])
+            if message.collective == "all-gather":
+                gathered += took
+            else:
+                reduced += took
+    for role in ("replicas", "expert_replicas", "tied"):
+        copied += links.seconds(names[role], sent.get(names[role], []))
+    often = each if training.zero > 1 else 1.0
+    halves = 2 if training.zero > 2 else 1
+    before = gathered * (each if training.zero > 2 else 1.0) / halves
+    after = reduced * often + (before if halves == 2 else 0.0)
+    shown = 0.0 if "dp" in overlap else float("inf")
+    waiting = max(0.0, min(before, before - forward + shown)), max(0.0, min(after, after - backward + shown))
+    once = {"dp": copied}
+    for seconds_, repeated in zip(waiting, (training.zero > 2, training.zero > 1), strict=True):
+        if repeated:
+            waits["dp"] = waits.get("dp", 0.0) + seconds_
+        else:
+            once["dp"] += seconds_
+    hidden["dp"] = gathered + reduced - once["dp"] + copied - waits.get("dp", 0.0) / each
+    waits["contention"] = CONTENTION * sum(hidden.values()) * each
+    return _Stage(work, waits, once, hidden, 0.0 if speed else optimizer(model, training, sizes, stage, device))

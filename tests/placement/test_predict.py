@@ -1,0 +1,174 @@
+"""Seconds by part beside counts by hand, a schedule run event by event, and published runs."""
+
+import json
+
+import pytest
+from tests.placement.schedules import makespan
+
+from bench.published import ROWS, published_seconds, row_of
+from rankmesh.placement import Cluster, Training, Transformer
+from rankmesh.placement.compute import flops, stage_work
+from rankmesh.placement.devices import DEVICES
+from rankmesh.placement.memory import memory
+from rankmesh.placement.model import Sizes
+from rankmesh.placement.predict import Links, bubble, predict, search_plan
+from rankmesh.placement.search import candidates, evaluate, search
+
+GPT = Transformer(layers=8, hidden=1024, heads=16, ffn_hidden_size=4096, vocabulary=51200)
+MIXED = Transformer(layers=6, hidden=256, heads=8, kv_heads=4, ffn_hidden_size=512, vocabulary=1000, gated=True,
+                    tied=False, experts=16, top_k=2, moe_ffn_hidden_size=128, shared_ffn_hidden_size=64,
+                    dense_layers=1)  # fmt: skip
+H100 = DEVICES["h100"]
+
+
+@pytest.mark.parametrize(("sequence", "window", "every"), [(7, 0, 1), (16, 4, 1), (16, 4, 2), (8, 8, 1), (9, 20, 2)])
+def test_attention_meets_the_keys_that_the_mask_leaves(sequence, window, every):
+    """Pairs of queries and keys, counted one by one over the causal mask and the window of every n-th block."""
+    model = Transformer(layers=4, hidden=8, heads=1, ffn_hidden_size=8, vocabulary=8, window=window, window_every=every)
+    met = 0
+    for layer in range(4):
+        seen = window if window and layer % every == every - 1 else sequence
+        met += sum(1 for query in range(sequence) for key in range(query + 1) if query - key < seen)
+    assert model.pairs(sequence) == pytest.approx(met / 4 / sequence)
+
+
+@pytest.mark.parametrize("model", [GPT, MIXED], ids=["dense", "experts"])
+def test_flops_are_counted_product_by_product(model):
+    """Six for each weight that a token uses and each pair of its attention, product by product, as loops count them."""
+    training = Training(batch=2, sequence=8)
+    per_token = 0
+    for layer in range(model.layers):
+        mixed = model.experts > 0 and layer >= model.dense_layers
+        products = [(model.hidden, model.queries), (model.hidden, model.keys), (model.hidden, model.values),
+                    (model.attended, model.hidden)]  # fmt: skip
+        if mixed:
+            products += [(model.hidden, model.experts)]
+            products += model.top_k * model.matrices * [(model.hidden, model.moe_ffn_hidden_size)]
+            products += model.matrices * [(model.hidden, model.shared_ffn_hidden_size)]
+        else:
+            products += model.matrices * [(model.hidden, model.ffn_hidden_size)]
+        per_token += sum(6 * inner * columns for inner, columns in products)
+    per_token += 6 * model.hidden * model.vocabulary
+    pairs = sum(query + 1 for query in range(8))
+    attention = model.layers * 6 * pairs * (model.queries + model.attended)
+    assert flops(model, training) == 16 * per_token + 2 * attention
+
+
+@pytest.mark.parametrize(("tp", "cp", "pp"), [(1, 1, 1), (2, 2, 2), (4, 1, 3)])
+def test_work_at_a_given_speed_is_all_flops(tp, cp, pp):
+    """At 1 FLOP/s, all ranks together take as many seconds as the step has FLOPs, but for flash's second scores."""
+    training, sizes = Training(batch=1, sequence=64), Sizes(tp=tp, cp=cp, pp=pp)
+    for model in (GPT, MIXED):
+        works = [stage_work(model, training, sizes, stage, H100, speed=1.0) for stage in range(pp)]
+        attention = sum(work.forward["attention"] for work in works)
+        seconds = tp * cp * (sum(work.seconds for work in works) - 0.5 * attention)
+        assert seconds == pytest.approx(flops(model, training))
+
+
+def test_recomputation_adds_what_it_does_again():
+    """Nothing, then norms or scores, half of the products, and all of the forward pass of the blocks."""
+    sizes, added = Sizes(), []
+    for recompute in ("none", "selective", "operators", "full"):
+        work = stage_work(GPT, Training(batch=1, sequence=2048, recompute=recompute), sizes, 0, H100)
+        added.append(work.backward["recomputation"])
+    ends = stage_work(Transformer(layers=1, hidden=1024, heads=16, ffn_hidden_size=4096, vocabulary=51200),
+                      Training(batch=1, sequence=2048), sizes, 0, H100)  # fmt: skip
+    eight = stage_work(GPT, Training(batch=1, sequence=2048), sizes, 0, H100)
+    block = (sum(eight.forward.values()) - sum(ends.forward.values())) / 7
+    assert added[0] == 0 < added[1] < added[2] < added[3] == pytest.approx(8 * block)
+
+
+@pytest.mark.parametrize("v", [1, 2, 3])
+@pytest.mark.parametrize(("pp", "rounds"), [(1, 2), (2, 3), (4, 2), (4, 5)])
+def test_the_bubble_of_equal_stages_is_the_schedules(pp, rounds, v):
+    """m · t and the bubble are the seconds of 1F1B and interleaved 1F1B, run event by event."""
+    microbatches = pp * rounds
+    ran = makespan([2.0] * pp, microbatches, v)
+    assert 2.0 * microbatches + bubble([(2.0, pp)], v) == pytest.approx(ran)
+
+
+@pytest.mark.parametrize("stages", [(3.0, 2.0, 2.0, 2.0), (2.0, 2.0, 2.0, 3.5), (2.0, 3.0, 2.0, 2.5)])
+def test_the_bubble_of_uneven_stages_is_near(stages):
+    """Where a stage takes longer, it is never idle while the pipeline fills: the bubble is overstated, by 6 % of a step here."""
+    predicted = 16 * max(stages) + bubble([(each, 1) for each in stages])
+    assert makespan(list(stages), 16, 1) == pytest.approx(predicted, rel=0.06)
+
+
+def test_a_uniform_cluster_costs_what_the_formulas_say():
+    """dp and tp of a small layout, by hand: ring steps, bytes, what hides behind a backward pass and what does not."""
+    cluster, sizes = Cluster.parse("host=8,leaf=2"), Sizes(tp=8, dp=2)
+    training = Training(batch=8, sequence=2048, overlap=())
+    model = Transformer(layers=4, hidden=4096, heads=32, ffn_hidden_size=16384, vocabulary=32000, tied=False)
+    step = predict(model, training, sizes, H100, Links(search_plan(sizes, training), cluster))
+    whole = 2048 * 4096 * 2
+    one = (7 * 3.4e-6 + whole / 8 * 7 / 450e9, 7 * 3.4e-6 + whole * 7 / 8 / 450e9)
+    loss = min(14 * 3.4e-6 + 2 * 2048 * 4 * 7 / 8 / 450e9, 2 * 3 * 3.4e-6 + 2 * 2048 * 4 / 450e9)
+    assert step.parts["tp"] == pytest.approx(4 * ((3 * 8 + 3) * one[0] + (2 * 8 + 2) * one[1] + 3 * loss))
+    weights = sum((4 * (4 * 4096**2 + 2 * 4096 * 16384) / 8, 2 * 32000 * 4096 / 8, 9 * 4096))
+    assert step.parts["dp"] == pytest.approx(4 * 14e-6 + weights / 2 * (4 + 2) / 50e9, rel=1e-6)
+    hidden = predict(model, Training(batch=8, sequence=2048), sizes, H100, Links(search_plan(sizes, training), cluster))
+    assert hidden.parts["dp"] + hidden.hidden["dp"] == pytest.approx(step.parts["dp"])
+    assert hidden.parts["dp"] < step.parts["dp"]
+
+
+def test_parts_make_the_step():
+    """Seconds by part add up; computation, bubble and communication are all of them."""
+    training = Training(batch=64, sequence=2048, virtual_stages=2, zero=2, replicate=2, overlap=("dp", "ep", "tp"))
+    found = evaluate(Sizes(tp=2, pp=2, dp=4, ep=4), Cluster.parse("host=8,leaf=2"), MIXED, training)
+    row = found.to_dict()
+    assert sum(row["seconds_by_part"].values()) == pytest.approx(row["seconds"]) == pytest.approx(
+        sum(row["parts"].values()))  # fmt: skip
+    assert sum(row["memory_by_part"].values()) == row["memory"]
+    assert min(row["seconds_by_part"].values()) >= 0 <= min(row["hidden"].values())
+
+
+def test_every_size_that_cuts_is_tried():
+    """Stages that do not divide, ep beyond dp, etp of one and of tp, shards of which there are copies."""
+    found = set(candidates(64, 8, MIXED, Training(batch=64, sequence=8192)))
+    assert Sizes(tp=4, pp=4, dp=4, ep=16, etp=1) in found  # six layers on four stages; ep over tp and dp
+    assert Sizes(tp=4, pp=4, dp=4, ep=4, etp=4) in found
+    assert all(each.world == 64 and each.expert_replicas >= 1 for each in found)
+    copies = candidates(64, 8, MIXED, Training(batch=64, sequence=8192, replicate=16))
+    assert {each.dp * each.cp % 16 for each in copies} == {0}
+
+
+def test_search_is_the_best_of_all_it_tries():
+    """No layout that fits is predicted to take less than the first; rows are in order; the memory is kept."""
+    cluster, training = Cluster.parse("host=4,leaf=2"), Training(batch=16, sequence=2048)
+    rows = search(8, cluster, GPT, training, top=5, free=())
+    every = [evaluate(sizes, cluster, GPT, training) for sizes in candidates(8, 4, GPT, training)]
+    assert [row.seconds for row in rows] == sorted(row.seconds for row in rows)
+    assert rows[0].seconds == pytest.approx(min(each.seconds for each in every))
+    least = min(sum(memory(GPT, training, each.sizes).values()) for each in every) + 2e9
+    few = search(8, cluster, GPT, training, free=(), capacity=1.2 * least)
+    assert 1 <= len(few) < len(every)
+    assert all(row.memory + 2e9 <= 1.2 * least for row in few)
+
+
+def test_what_is_recomputed_is_as_little_as_fits():
+    """Where a layout fits as it is, nothing is computed again; where it does not, whole blocks are."""
+    cluster = Cluster.parse("host=8")
+    model = Transformer(layers=32, hidden=4096, heads=32, ffn_hidden_size=16384, vocabulary=32000)
+    found = {}
+    for sequence in (1024, 32768):
+        training = Training(batch=16, sequence=sequence, zero=3)
+        rows = search(8, cluster, model, training, top=50, free=("recompute",))
+        found[sequence] = next(row.training.recompute for row in rows if row.sizes == Sizes(dp=8))
+    assert found == {1024: "none", 32768: "full"}
+
+
+def test_published_steps_are_as_near_as_recorded():
+    """Each published run is predicted as bench/published.json has it, from which docs/benchmarks.md is made."""
+    data = json.loads(ROWS.read_text(encoding="utf-8"))
+    recorded = json.loads((ROWS.parents[2] / "bench" / "published.json").read_text(encoding="utf-8"))["rows"]
+    assert [row["name"] for row in data["rows"]] == [row["name"] for row in recorded]
+    for row, known in zip(data["rows"], recorded, strict=True):
+        row["training"] |= known["chosen"]
+        sizes, cluster, model, training, device = row_of(row, data["links"])
+        found = evaluate(sizes, cluster, model, training, device)
+        assert found.seconds == pytest.approx(known["predicted"], rel=1e-3), row["name"]
+        assert published_seconds(row, model, training, sizes.world) == pytest.approx(known["published"]), row["name"]
+    main = [row for row in recorded if not row["beyond"]]
+    assert len(main) == 24
+    assert sum(abs(row["ratio"] - 1) <= 0.15 for row in main) >= 18
+    assert sum(1 <= row["rank"] <= 5 for row in main) >= 18
