@@ -10,6 +10,7 @@ from typing import Any
 from bench.cluster_text import cluster_section
 from bench.gloo_text import gloo_section
 from bench.gpu_text import gpu_section
+from bench.published_text import published_section
 from bench.results import Results
 from bench.scale_text import scale_section
 from bench.tables import Table, tables
@@ -18,7 +19,13 @@ __all__ = ["METHODS", "markdown", "recorded_transfers"]
 
 
 # What has a program of its own, and a file of this name.
-_SECTIONS = {"cluster": cluster_section, "gpu": gpu_section, "gloo": gloo_section, "scale": scale_section}
+_SECTIONS = {
+    "published": published_section,
+    "cluster": cluster_section,
+    "gpu": gpu_section,
+    "gloo": gloo_section,
+    "scale": scale_section,
+}
 
 
 def markdown(results: Results, transfers: Mapping[str, Any] | None = None) -> str:

@@ -1,7 +1,7 @@
 """Predicted steps beside published ones: ``python -m bench.published`` writes ``bench/published.json``.
 
 Rows, their sources and what they leave open are in ``tests/placement/published.json``. What a row leaves open is chosen
-as ``rankmesh search`` chooses it. ``--calculon DIR`` predicts GPT models with a checkout of Calculon, too.
+as ``rankmesh search`` chooses it. ``bench.calculon`` adds what Calculon predicts.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from rankmesh.placement.devices import Device, device
 from rankmesh.placement.model import Sizes
 from rankmesh.placement.search import Found, evaluate, search
 
-__all__ = ["ROWS", "compare", "published_seconds", "row_of"]
+__all__ = ["FIGURES", "ROWS", "compare", "published_seconds", "row_of"]
 
 ROWS = Path(__file__).parents[1] / "tests" / "placement" / "published.json"
+FIGURES = Path(__file__).with_name("published.json")
 
 
 def row_of(row: Mapping[str, Any], links: Mapping[str, Any]) -> tuple[Sizes, Cluster, Transformer, Training, Device]:
@@ -89,7 +90,7 @@ def compare(row: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Compare every row, print them, and write the file that the document is made of."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, default=Path(__file__).with_name("published.json"))
+    parser.add_argument("--json", type=Path, default=FIGURES)
     arguments = parser.parse_args()
     data = json.loads(ROWS.read_text(encoding="utf-8"))
     rows = []
@@ -97,8 +98,13 @@ def main() -> None:
         done = compare(row, data["links"])
         rows.append(done)
         parts = " ".join(f"{name} {value / done['predicted']:.0%}" for name, value in done["parts"].items() if value)
-        said = f"{done['name']:42} {done['ratio']:.2f} rank {done['rank']:>3}/{done['fitting']:<3}"
-        note(f"{said} {done['memory']:.1f}/{done['measured'] or 0:.1f} GiB {done['chosen']} {parts}")
+        line = f"{done['name']:42} {done['ratio']:.2f} rank {done['rank']:>3}/{done['fitting']:<3}"
+        note(f"{line} {done['memory']:.1f}/{done['measured'] or 0:.1f} GiB {done['chosen']} {parts}")
+    known = json.loads(FIGURES.read_text(encoding="utf-8"))["rows"] if FIGURES.is_file() else []
+    others = {row["name"]: row["calculon"] for row in known if "calculon" in row}
+    for done in rows:
+        if done["name"] in others:
+            done["calculon"] = others[done["name"]]
     arguments.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -124,7 +124,7 @@ def test_search(rankmesh, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "name", "said"),
+    ("flags", "name", "assumed"),
     [
         (("--no-sequence-parallel",), "sequence_parallel", "no"),
         (("--recompute", "full"), "recompute", "full"),
@@ -140,13 +140,13 @@ def test_search(rankmesh, tmp_path) -> None:
         (("--context", "all-gather", "--attention", "unfused"), "attention", "unfused, causal; with cp by all-gather"),
     ],
 )
-def test_search_says_what_it_assumes(rankmesh, flags, name, said) -> None:
+def test_search_says_what_it_assumes(rankmesh, flags, name, assumed) -> None:
     """Each flag is in the assumptions, and in every row where rows have it."""
     asked = ("search", "-w", 8, "-c", "host=8", "-m", "llama3-8b", "--batch", 64, "--sequence", 2048)
     data = json.loads(rankmesh(*asked, *flags, "--json").out)
-    assert data["assumptions"][name].startswith(said) or said in data["assumptions"][name]
+    assert data["assumptions"][name].startswith(assumed) or assumed in data["assumptions"][name]
     if name in ("recompute", "microbatch"):
-        assert {str(row[name]) for row in data["rows"]} == {said}
+        assert {str(row[name]) for row in data["rows"]} == {assumed}
 
 
 def test_search_refuses_what_it_does_not_know(rankmesh) -> None:

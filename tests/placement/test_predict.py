@@ -89,7 +89,7 @@ def test_the_bubble_of_equal_stages_is_the_schedules(pp, rounds, v):
 
 @pytest.mark.parametrize("stages", [(3.0, 2.0, 2.0, 2.0), (2.0, 2.0, 2.0, 3.5), (2.0, 3.0, 2.0, 2.5)])
 def test_the_bubble_of_uneven_stages_is_near(stages):
-    """Where a stage takes longer, it is never idle while the pipeline fills: the bubble is overstated, by 6 % of a step here."""
+    """A slow stage is never idle while the pipeline fills, so the bubble is overstated: by 6 % of a step here."""
     predicted = 16 * max(stages) + bubble([(each, 1) for each in stages])
     assert makespan(list(stages), 16, 1) == pytest.approx(predicted, rel=0.06)
 

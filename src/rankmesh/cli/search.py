@@ -68,8 +68,8 @@ def searched(
     with progress_bar("searching", "layouts") as (progress, _):
         rows = search(world, machine, transformer, how, top=top, device=of, speed=speed, capacity=capacity, free=free,
                       progress=progress)  # fmt: skip
-    said = assumptions(transformer, how, of, machine, speed=speed, capacity=capacity, free=free)
-    return Searched(rows, said)
+    assumed = assumptions(transformer, how, of, machine, speed=speed, capacity=capacity, free=free)
+    return Searched(rows, assumed)
 
 
 def _count(name: str, text: str, *, metavar: str = "N", least: int = 1) -> Any:
@@ -204,9 +204,9 @@ def _print_parts(found: Found, number: int) -> None:
     print_columns(out(), columns)
 
 
-def _print_assumptions(said: Mapping[str, str]) -> None:
+def _print_assumptions(assumed: Mapping[str, str]) -> None:
     write("\nassumed")
-    margin = max(map(len, said)) + 2
-    for name, text in said.items():
+    margin = max(map(len, assumed)) + 2
+    for name, text in assumed.items():
         for number, line in enumerate(wrap(text, max(40, out().width - margin))):
             write(f"{'' if number else name.replace('_', ' '):<{margin}}{line}")

@@ -9,7 +9,7 @@ from rankmesh.placement.compute import ATTENTION, LAUNCH, MATRIX, MOVING
 from rankmesh.placement.devices import Device
 from rankmesh.placement.memory import FRAGMENTS, LIBRARIES, LOGITS
 from rankmesh.placement.model import Training, Transformer
-from rankmesh.placement.predict import CONTENTION
+from rankmesh.placement.predict import CONTENTION, REACHED
 
 __all__ = ["assumptions"]
 
@@ -35,11 +35,11 @@ def assumptions(
 
     >>> from rankmesh.placement.devices import DEVICES
     >>> model = Transformer(layers=2, hidden=8, heads=2, ffn_hidden_size=32, vocabulary=16)
-    >>> told = assumptions(model, Training(batch=2, sequence=4), DEVICES["a100"], Cluster.parse("host=8"))
-    >>> told["recompute"], told["zero"]
+    >>> found = assumptions(model, Training(batch=2, sequence=4), DEVICES["a100"], Cluster.parse("host=8"))
+    >>> found["recompute"], found["zero"]
     ('none', '1: the optimizer is sharded')
     """
-    room = device.memory if capacity is None else capacity
+    available = device.memory if capacity is None else capacity
     peak = device.peak(training.precision) / 1e12
     computes = (
         f"{speed / 1e12:g} TFLOP/s of everything, as given"
@@ -48,12 +48,12 @@ def assumptions(
         f"{MATRIX:.0%}, and attention {ATTENTION:.0%} in bf16; {device.bandwidth / 1e12:g} TB/s, of which kernels "
         f"reach {MOVING:.0%}; {LAUNCH * 1e6:g} µs a kernel"
     )
-    told = {
+    found = {
         "model": f"{model.parameters / 1e9:.4g} billion parameters, {model.active / 1e9:.4g} billion for a token, "
         f"a vocabulary of {model.vocabulary:,}",
         "batch": f"{training.batch:,} sequences of {training.sequence:,} tokens",
         "device": computes,
-        "memory": f"{room / 1e9:g} GB, of which CUDA, NCCL and kernels take {LIBRARIES / 1e9:g} GB",
+        "memory": f"{available / 1e9:g} GB, of which CUDA, NCCL and kernels take {LIBRARIES / 1e9:g} GB",
         "sequence_parallel": "no" if training.sequence_parallel is False else "where tp is above 1",
         "zero": f"{training.zero}: {_ZERO[training.zero]}",
         "microbatch": str(training.microbatch),
@@ -61,8 +61,8 @@ def assumptions(
         "recompute": training.recompute,
         "attention": f"{training.attention}, causal; with cp by {training.context}",
         "bytes": f"{training.parameter} a weight, {training.gradient} a gradient, {training.state} of optimizer state "
-        f"a parameter, {training.activation} an activation, {LOGITS} a logit; fragments take {FRAGMENTS:.0%} of the "
-        "last two",
+        f"a parameter, {training.activation} an activation, {LOGITS} a logit; fragments take {FRAGMENTS:.0%} of what "
+        "each step allocates",
         "overlap": f"communication of {', '.join(training.overlap) or 'nothing'} hides behind computation (pp with "
         f"virtual stages, cp as a ring), which loses {CONTENTION:.0%} of the time to it",
         "experts": "tokens are spread evenly",
@@ -71,9 +71,12 @@ def assumptions(
                            for level in cluster.levels) + "; kinds of group do not share them",
     }  # fmt: skip
     if training.replicate > 1:
-        told["replicate"] = f"{training.replicate} copies of the shards (HSDP)"
+        found["replicate"] = f"{training.replicate} copies of the shards (HSDP)"
     if cluster.default_levels:
-        told["links"] += f"; {', '.join(cluster.default_levels)} by default, not measured (rankmesh measure --save)"
+        names = ", ".join(cluster.default_levels)
+        found["links"] += (
+            f"; {names} by default, of which {REACHED:.0%} are reached, not measured (rankmesh measure --save)"
+        )
     if not model.experts:
-        del told["experts"]
-    return told | dict.fromkeys(free, "chosen for each layout")
+        del found["experts"]
+    return found | dict.fromkeys(free, "chosen for each layout")

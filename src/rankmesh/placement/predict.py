@@ -21,7 +21,7 @@ different kinds do not wait for each other's links.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankmesh.core.picks import ends
 from rankmesh.core.plan import Plan
@@ -36,10 +36,12 @@ from rankmesh.placement.place import devices_of
 from rankmesh.placement.steps import Roles, blocks, stage_messages
 from rankmesh.placement.traffic import Message
 
-__all__ = ["COMPUTE", "Links", "Step", "bubble", "least", "predict", "search_plan"]
+__all__ = ["COMPUTE", "Links", "Step", "bubble", "least", "predict", "reached", "search_plan"]
 
 # Share of the time of hidden communication that computation loses to it: units and memory that it takes.
 CONTENTION = 0.1
+# Share of a level's bandwidth that collectives reach, where the level is not measured.
+REACHED = 0.8
 COMPUTE = ("matrices", "attention", "kernels", "recomputation", "optimizer")
 
 
@@ -95,16 +97,27 @@ def _shards(copies: int, training: Training) -> tuple[int, int]:
     return copies // outer, outer
 
 
+def reached(cluster: Cluster) -> Cluster:
+    """The cluster with what collectives reach of the bandwidths that nobody gave."""
+    if not cluster.default_levels:
+        return cluster
+    levels = tuple(
+        replace(level, bandwidth=REACHED * level.bandwidth) if level.is_default(number) else level
+        for number, level in enumerate(cluster.levels)
+    )
+    return replace(cluster, levels=levels)
+
+
 class Links:
     """How the groups of a plan lie on a cluster: seconds of what they send."""
 
     def __init__(self, plan: Plan, cluster: Cluster, backend: str = "nccl") -> None:
         self.roles, self._backend, self._levels = Roles.of(plan), backend, cluster.levels
         _, machine, given = devices_of(plan, cluster)
-        span = plan.mesh.rank_range
+        ranks = plan.mesh.rank_range
         plain = plan.replace(rank_map=None)
         self._lying = {
-            name: Lay(span.positions(groups.array), machine, given[None], backend=backend)
+            name: Lay(ranks.positions(groups.array), machine, given[None], backend=backend)
             for name, groups in plain.kinds.items()
             if groups.size > 1
         }

@@ -26,7 +26,7 @@ from rankmesh.placement.devices import DEVICES, Device
 from rankmesh.placement.memory import LIBRARIES, memory
 from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.place import place
-from rankmesh.placement.predict import Links, Step, least, predict, search_plan
+from rankmesh.placement.predict import Links, Step, least, predict, reached, search_plan
 from rankmesh.placement.steps import step_traffic
 
 __all__ = ["FREE", "Found", "candidates", "evaluate", "search"]
@@ -106,11 +106,12 @@ def search(
 
     Raises ``PlacementError`` where none fits, with the least memory that one needs.
     """
-    room = (device.memory if capacity is None else capacity) - LIBRARIES
+    cluster = reached(cluster)
+    available = (device.memory if capacity is None else capacity) - LIBRARIES
     tight: list[float] = []
-    fitting = list(_fitting(world_size, cluster, model, training, free, room, tight))
+    fitting = list(_fitting(world_size, cluster, model, training, free, available, tight))
     if not fitting:
-        raise _none(world_size, model, training, tight, room + LIBRARIES)
+        raise _none(world_size, model, training, tight, available + LIBRARIES)
     bounds = sorted(
         (least(model, how, sizes, device, speed), number, sizes, how) for number, (sizes, how) in enumerate(fitting)
     )
@@ -145,7 +146,7 @@ def evaluate(
     backend: str = "nccl",
 ) -> Found:
     """One layout, in the order that costs least."""
-    plan = search_plan(sizes, training)
+    plan, cluster = search_plan(sizes, training), reached(cluster)
     placed = place(plan, cluster, traffic=step_traffic(plan, model, training), backend=backend, exact=False)
     step = predict(model, training, sizes, device, Links(placed.plan, cluster, backend), speed)
     return Found(sizes, training, placed.order, step, memory(model, training, sizes), flops(model, training))
@@ -198,7 +199,7 @@ def _fitting(
     model: Transformer,
     training: Training,
     free: tuple[str, ...],
-    room: float,
+    available: float,
     tight: list[float],
 ) -> Iterator[tuple[Sizes, Training]]:
     """The layouts that fit, each with the microbatches and virtual stages to try; what the others need in ``tight``."""
@@ -211,7 +212,7 @@ def _fitting(
                 for recompute in RECOMPUTES if "recompute" in free else (training.recompute,):
                     how = replace(training, microbatch=microbatch, virtual_stages=parts, recompute=recompute)
                     need = sum(memory(model, how, sizes).values())
-                    if need <= room:
+                    if need <= available:
                         yield sizes, how
                         break
                     tight.append(need + LIBRARIES)

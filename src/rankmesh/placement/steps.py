@@ -212,7 +212,7 @@ def step_traffic(plan: Plan, model: Transformer, training: Training) -> Traffic:
     >>> model = Transformer(layers=2, hidden=8, heads=2, ffn_hidden_size=32, vocabulary=16)
     >>> plan = recipes.megatron(world_size=4, tp=2)
     >>> step_traffic(plan, model, Training(batch=2, sequence=4))["tp"][0]
-    Message(collective='all-reduce', bytes=64, times=10)
+    Message(collective='all-gather', bytes=32, times=15)
     """
     largest: dict[str, tuple[Message, ...]] = {}
     for stage in sorted({0, Roles.of(plan).sizes["pp"] // 2, Roles.of(plan).sizes["pp"] - 1}):
