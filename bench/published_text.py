@@ -43,11 +43,10 @@ def published_section(found: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         "Known gaps. torchtitan's H100s ran at 500 W, and its authors put their peak between 835 and 989 TFLOP/s; 912 "
-        "is taken, and the loss of clock under load is not modelled. DeepSeek-V3 used DualPipe, which joins the first "
-        "and the last stage on one device; here the last stage alone holds the output and the block that predicts a "
-        "further token, which the others wait for, and two virtual stages stand for its schedule, which keep more "
-        "activations. Qwen3 30B sent each token once to each host (HybridEP); here it sends one copy to each expert. "
-        "The kernels of GPT-OSS (attention with sinks, bias, clamped activation) are counted as usual ones."
+        "is taken, and the loss of clock under load is not modelled. DeepSeek-V3 keeps more in FP8 than is predicted, "
+        "and sends each token to at most four hosts; its prediction takes more memory than there is. Qwen3 30B sent "
+        "each token once to each host (HybridEP); here it sends one copy to each expert. The kernels of GPT-OSS "
+        "(attention with sinks, bias, clamped activation) are counted as usual ones."
     )
     yield from _table(main)
     yield from _table([row for row in rows if row["beyond"]])

@@ -130,6 +130,7 @@ def test_search(rankmesh, tmp_path) -> None:
         (("--recompute", "full"), "recompute", "full"),
         (("--zero", 3), "zero", "3: optimizer, gradients and weights"),
         (("--virtual-stages", 2), "virtual_stages", "2"),
+        (("--schedule", "dualpipe"), "schedule", "dualpipe"),
         (("--microbatch", 4), "microbatch", "4"),
         (("--vocabulary", 50_000), "model", "a vocabulary of 50,000"),
         (("--precision", "fp8"), "device", "1979 TFLOP/s in fp8"),

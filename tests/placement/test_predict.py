@@ -9,7 +9,7 @@ from bench.published import ROWS, published_seconds, row_of
 from rankmesh.placement import Cluster, Training, Transformer
 from rankmesh.placement.compute import flops, stage_work
 from rankmesh.placement.devices import DEVICES
-from rankmesh.placement.memory import memory
+from rankmesh.placement.memory import memory, stage_memory
 from rankmesh.placement.model import Sizes
 from rankmesh.placement.predict import Links, bubble, predict, search_plan
 from rankmesh.placement.search import candidates, evaluate, search
@@ -92,6 +92,24 @@ def test_the_bubble_of_uneven_stages_is_near(stages):
     """A slow stage is never idle while the pipeline fills, so the bubble is overstated: by 6 % of a step here."""
     predicted = 16 * max(stages) + bubble([(each, 1) for each in stages])
     assert makespan(list(stages), 16, 1) == pytest.approx(predicted, rel=0.06)
+
+
+def test_dualpipe_joins_the_ends():
+    """A device computes the mean of its two stages, holds both, and waits (p / 2 - 1)(F + B / 2)."""
+    sizes, links = (
+        Sizes(pp=4),
+        Links(search_plan(Sizes(pp=4), Training(batch=8, sequence=512)), Cluster.parse("host=8")),
+    )
+    one, two = (Training(batch=8, sequence=512, schedule=name, overlap=("pp",)) for name in ("1f1b", "dualpipe"))
+    works = [stage_work(GPT, two, sizes, stage, H100) for stage in range(4)]
+    means = [(works[stage].seconds + works[3 - stage].seconds) / 2 for stage in range(2)]
+    step = predict(GPT, two, sizes, H100, links)
+    assert sum(step.parts[name] for name in ("matrices", "attention", "kernels")) == pytest.approx(8 * max(means))
+    ends = [sum(getattr(works[stage], side).values()) for side in ("forward", "backward") for stage in (0, 3)]
+    assert step.parts["bubble"] == pytest.approx(sum(ends[:2]) / 2 + sum(ends[2:]) / 4)
+    assert step.seconds < predict(GPT, one, sizes, H100, links).seconds
+    kept = [stage_memory(GPT, two, sizes, stage) for stage in (0, 3)]
+    assert memory(GPT, two, sizes) == pytest.approx({name: kept[0][name] + kept[1][name] for name in kept[0]})
 
 
 def test_a_uniform_cluster_costs_what_the_formulas_say():

@@ -17,7 +17,7 @@ from rankmesh.cli.options import CLUSTER_HELP, Debug, Json
 from rankmesh.placement import Training
 from rankmesh.placement.assumptions import assumptions
 from rankmesh.placement.devices import DEVICES, device
-from rankmesh.placement.model import ATTENTION, CONTEXT, PRECISION, RECOMPUTE
+from rankmesh.placement.model import ATTENTION, CONTEXT, PRECISION, RECOMPUTE, SCHEDULE
 from rankmesh.placement.report import duration
 from rankmesh.placement.search import FREE, Found, search
 from rankmesh.readers.model import read_model
@@ -96,6 +96,7 @@ def command(
     virtual_stages: Annotated[
         int | None, _count("--virtual-stages", "Parts of each pipeline stage (interleaved); without, the best.")
     ] = None,
+    schedule: Annotated[str | None, _known("--schedule", SCHEDULE, "Of the pipeline")] = None,
     recompute: Annotated[
         str | None, _known("--recompute", RECOMPUTE, "Activations computed again; without, as few as fit")
     ] = None,
@@ -144,6 +145,7 @@ def command(
         sequence=sequence,
         microbatch=microbatch,
         virtual_stages=virtual_stages,
+        schedule=schedule,
         recompute=recompute,
         sequence_parallel=sequence_parallel,
         zero=zero,

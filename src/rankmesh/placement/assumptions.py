@@ -58,6 +58,7 @@ def assumptions(
         "zero": f"{training.zero}: {_ZERO[training.zero]}",
         "microbatch": str(training.microbatch),
         "virtual_stages": str(training.virtual_stages),
+        "schedule": training.schedule,
         "recompute": training.recompute,
         "attention": f"{training.attention}, causal; with cp by {training.context}",
         "bytes": f"{training.parameter} a weight, {training.gradient} a gradient, {training.state} of optimizer state "

@@ -23,7 +23,8 @@ fragments        what the allocator keeps beside: FRAGMENTS of activations, logi
 ```
 
 Microbatches in flight: of stage i of p, ``p − i`` with 1F1B; with ``v`` virtual stages the warm-up's
-``2 (p − 1 − i) + (v − 1) p + 1`` parts of ``1 / v`` (Narayanan et al. 2021). Activations are those of
+``2 (p − 1 − i) + (v − 1) p + 1`` parts of ``1 / v`` (Narayanan et al. 2021); with dualpipe ``(p + 1) / 2`` of each of
+the two stages that a device holds, and all else of both (DeepSeek-AI 2024, table 2). Activations are those of
 Korthikanti et al. 2022, whose 34 h + 5 · heads · sequence a test states.
 """
 
@@ -53,6 +54,8 @@ def in_flight(sizes: Sizes, training: Training, stage: int) -> float:
     5.5
     """
     microbatches, v = training.microbatches(sizes.dp), training.virtual_stages
+    if training.schedule == "dualpipe":
+        return min(microbatches, (sizes.pp + 1) / 2)
     if v == 1 or sizes.pp == 1:
         return max(1.0, min(microbatches, float(sizes.pp - stage)))
     return max(1.0, min(microbatches * v, 2 * (sizes.pp - 1 - stage) + (v - 1) * sizes.pp + 1) / v)
@@ -140,4 +143,8 @@ def memory(model: Transformer, training: Training, sizes: Sizes) -> dict[str, fl
     (1.51, 22)
     """
     stages = sorted({0, ceil(sizes.pp / 2) - 1, sizes.pp - 1, min(1, sizes.pp - 1)})
-    return max((stage_memory(model, training, sizes, stage) for stage in stages), key=lambda parts: sum(parts.values()))
+    found = [stage_memory(model, training, sizes, stage) for stage in stages]
+    if training.schedule == "dualpipe":
+        others = (stage_memory(model, training, sizes, sizes.pp - 1 - stage) for stage in stages)
+        found = [{name: one[name] + other[name] for name in one} for one, other in zip(found, others, strict=True)]
+    return max(found, key=lambda parts: sum(parts.values()))

@@ -15,12 +15,13 @@ from math import isfinite
 
 from rankmesh.errors import PlacementError, quoted
 
-__all__ = ["ATTENTION", "CONTEXT", "OVERLAP", "PRECISION", "RECOMPUTE", "Sizes", "Training", "Transformer"]
+__all__ = ["ATTENTION", "CONTEXT", "OVERLAP", "PRECISION", "RECOMPUTE", "SCHEDULE", "Sizes", "Training", "Transformer"]
 
 CONTEXT = ("all-gather", "ring", "all-to-all")
 RECOMPUTE = ("none", "selective", "operators", "full")
 ATTENTION = ("flash", "unfused")
 PRECISION = ("bf16", "fp8")
+SCHEDULE = ("1f1b", "dualpipe")
 OVERLAP = ("dp", "cp", "pp", "tp", "ep")
 
 
@@ -205,6 +206,7 @@ class Training:
     ``sequence_parallel``   tensor parallel ranks split the tokens between their layers; None: where tp is above 1
     ``context``      how context parallel attention sees the others: all-gather, ring, all-to-all
     ``virtual_stages``   parts of the layers on each pipeline stage (interleaved 1F1B); 1: plain 1F1B
+    ``schedule``     1f1b, or dualpipe (DeepSeek-V3): each device holds two stages, the first and the last on one
     ``zero``         0: gradients are all-reduced; 1: the optimizer is sharded; 2: gradients too; 3: weights too (FSDP)
     ``replicate``    copies of the shards (HSDP, optimizer instances): weights are sharded over dp·cp / replicate ranks
     ``recompute``    none; selective: what is cheap to compute again; operators: every second matrix product, as
@@ -223,6 +225,7 @@ class Training:
     sequence_parallel: bool | None = None
     context: str = "ring"
     virtual_stages: int = 1
+    schedule: str = "1f1b"
     zero: int = 1
     replicate: int = 1
     recompute: str = "none"
@@ -241,7 +244,7 @@ class Training:
                      "parameter", "scalar", "state"):  # fmt: skip
             _positive(name, getattr(self, name))
         for name, known in (("context", CONTEXT), ("recompute", RECOMPUTE), ("attention", ATTENTION),
-                            ("precision", PRECISION), ("zero", (0, 1, 2, 3))):  # fmt: skip
+                            ("precision", PRECISION), ("schedule", SCHEDULE), ("zero", (0, 1, 2, 3))):  # fmt: skip
             _one_of(name, getattr(self, name), known)
         object.__setattr__(self, "overlap", tuple(self.overlap))
         for name in self.overlap:

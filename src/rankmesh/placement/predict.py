@@ -6,6 +6,9 @@ m      microbatches of a replica            v   virtual stages
 
 step = m · max t + (Σ t − max t) / v + what is not hidden of dp + optimizer          (1F1B; interleaved: Narayanan 2021)
 
+dualpipe: a device holds stages i and p − 1 − i, t(i) is the mean of both, and the bubble is (p / 2 − 1) (F + B / 2)
+of a forward and a backward pass, half of which (gradients of weights) fills it (DeepSeek-AI 2024, table 2).
+
 hidden, where ``Training.overlap`` has it
 dp     zero 0, 1: the reduction behind the backward pass of the last microbatch, the gather behind the forward pass
        zero 2, 3: in every microbatch
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from rankmesh.core.picks import ends
 from rankmesh.core.plan import Plan
@@ -144,13 +148,29 @@ class _Stage:
         return self.work.seconds + sum(self.waits.values())
 
 
-def _kinds_of_stages(model: Transformer, sizes: Sizes) -> Iterator[tuple[int, int]]:
-    """A stage of each kind, and how many are like it."""
-    found: dict[tuple[object, ...], list[int]] = {}
+def _kinds_of_stages(model: Transformer, training: Training, sizes: Sizes) -> Iterator[tuple[tuple[int, ...], int]]:
+    """The stages of one device of each kind, and how many devices of a pipeline are like it."""
+    found: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
     for stage in range(sizes.pp):
-        key = (blocks(model, sizes, stage), stage == 0, stage == sizes.pp - 1)
-        found.setdefault(key, []).append(stage)
-    return ((stages[0], len(stages)) for stages in found.values())
+        both = tuple(sorted((stage, sizes.pp - 1 - stage)))
+        kept = both if training.schedule == "dualpipe" else (stage,)
+        key = tuple((blocks(model, sizes, each), each == 0, each == sizes.pp - 1) for each in kept)
+        found.setdefault(key, []).append(kept)
+    return ((devices[0], len(devices)) for devices in found.values())
+
+
+def _mean(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(each.get(name, 0.0) for each in parts) / len(parts) for name in dict.fromkeys(chain(*parts))}
+
+
+def _joined(stages: Sequence[_Stage]) -> _Stage:
+    """One device that holds these stages, and computes each of them for as many of its microbatches."""
+    if len(stages) == 1:
+        return stages[0]
+    work = Work(_mean([each.work.forward for each in stages]), _mean([each.work.backward for each in stages]))
+    once = {name: len(stages) * value for name, value in _mean([each.once for each in stages]).items()}
+    waits, hidden = _mean([each.waits for each in stages]), _mean([each.hidden for each in stages])
+    return _Stage(work, waits, once, hidden, sum(each.optimizer for each in stages))
 
 
 def bubble(stages: Sequence[tuple[float, int]], virtual_stages: int = 1) -> float:
@@ -165,12 +185,12 @@ def bubble(stages: Sequence[tuple[float, int]], virtual_stages: int = 1) -> floa
 
 def least(model: Transformer, training: Training, sizes: Sizes, device: Device, speed: float | None = None) -> float:
     """Seconds of a step without any communication: no layout of these sizes is predicted to take less."""
-    stages = [
-        (stage_work(model, training, sizes, stage, device, speed).seconds, count)
-        for stage, count in _kinds_of_stages(model, sizes)
-    ]
-    busiest = max(each for each, _ in stages)
-    return training.microbatches(sizes.dp) * busiest + bubble(stages, training.virtual_stages)
+    stages = []
+    for kept, count in _kinds_of_stages(model, training, sizes):
+        each = [stage_work(model, training, sizes, stage, device, speed).seconds for stage in kept]
+        stages.append((sum(each) / len(each), count))
+    waiting = 0.0 if training.schedule == "dualpipe" else bubble(stages, training.virtual_stages)
+    return training.microbatches(sizes.dp) * max(each for each, _ in stages) + waiting
 
 
 def predict(
@@ -179,13 +199,16 @@ def predict(
     """The step of a layout whose groups lie as ``links`` has it; ``speed``: FLOP/s in place of the device's kernels."""
     microbatches = training.microbatches(sizes.dp)
     stages = [
-        (_stage(model, training, sizes, stage, device, links, speed), count)
-        for stage, count in _kinds_of_stages(model, sizes)
+        (_joined([_stage(model, training, sizes, stage, device, links, speed) for stage in kept]), count)
+        for kept, count in _kinds_of_stages(model, training, sizes)
     ]
     busiest = max((stage for stage, _ in stages), key=lambda stage: stage.seconds)
     parts = {name: microbatches * value for name, value in busiest.work.parts.items()}
     parts["optimizer"] = max(stage.optimizer for stage, _ in stages)
     parts["bubble"] = bubble([(stage.seconds, count) for stage, count in stages], training.virtual_stages)
+    if training.schedule == "dualpipe":
+        passes = sum(busiest.work.forward.values()) + sum(busiest.work.backward.values()) / 2
+        parts["bubble"] = (sizes.pp / 2 - 1) * passes
     for name, value in busiest.waits.items():
         parts[name] = parts.get(name, 0.0) + microbatches * value
     for name in {name for stage, _ in stages for name in stage.once}:
@@ -216,7 +239,7 @@ def _stage(
         "tp": min(tp * (1 - 1 / sizes.tp), work.parts["matrices"]) if "tp" in overlap else 0.0,
         "cp": min(cp, work.parts["attention"]) if "cp" in overlap and training.context == "ring" else 0.0,
         "ep": min(ep, work.seconds) if "ep" in overlap else 0.0,
-        "pp": pp if "pp" in overlap and training.virtual_stages > 1 else 0.0,
+        "pp": pp if "pp" in overlap and (training.virtual_stages > 1 or training.schedule != "1f1b") else 0.0,
     }
     waits = {"tp": tp - behind["tp"], "cp": cp - behind["cp"], "ep": ep - behind["ep"], "pp": pp - behind["pp"]}
     waits["ep"] += all_of("etp")

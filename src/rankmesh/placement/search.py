@@ -222,6 +222,8 @@ def _virtual(
     sizes: Sizes, model: Transformer, training: Training, microbatch: int, free: tuple[str, ...]
 ) -> tuple[int, ...]:
     """The virtual stages to try: those that divide the fullest stage, where microbatches come in rounds of pp."""
+    if training.schedule == "dualpipe":
+        return (1,) if sizes.pp % 2 == 0 else ()
     if "virtual_stages" not in free:
         return (training.virtual_stages if sizes.pp > 1 else 1,)
     layers, microbatches = max(sizes.stages(model.layers)), training.batch // (sizes.dp * microbatch)
