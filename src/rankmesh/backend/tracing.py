@@ -1,4 +1,4 @@
-"""What a comparison of simulated ranks sees of a running program: its operators, its backward pass, its frames."""
+"""What rankmesh sees of a running program: its operators, its backward pass, its frames, the memory of its tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["TorchDispatchMode", "autograd_node", "values_of"]
+__all__ = ["TorchDispatchMode", "autograd_node", "storage_key", "values_of"]
 
 
 def autograd_node() -> Any:
@@ -20,3 +20,8 @@ def autograd_node() -> Any:
 def values_of(frame: FrameType, names: Iterable[str]) -> list[object]:
     """What these names stand for in a frame, None for one that it does not have now."""
     return [frame.f_locals.get(name) for name in names]
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What names the memory that a tensor is a view of, a meta tensor's too; valid while some tensor has it."""
+    return int(tensor.untyped_storage()._cdata)

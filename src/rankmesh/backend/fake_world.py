@@ -1,0 +1,42 @@
+"""Worlds of one process: torch's fake backend stands for the other ranks, so that code runs as any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.tensor.debug as dtensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from rankmesh.errors import ConnectError
+
+__all__ = ["fake_world"]
+
+
+@contextmanager
+def fake_world(rank: int, size: int) -> Iterator[None]:
+    """Be this rank of a world of this size: collectives of any group return at once, and change nothing.
+
+    Raises ``ConnectError`` inside a job, whose default group this would replace.
+    """
+    if dist.is_initialized():
+        raise ConnectError(
+            "this process is part of a job already, and a layout is read by acting as every rank in turn; call it "
+            "before init_process_group(), or in a process of its own"
+        )
+    new_group = dist.new_group
+
+    def fake_group(*given: Any, **options: Any) -> Any:
+        return new_group(*given, **{**options, "backend": "fake", "pg_options": None, "device_id": None})
+
+    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    dist.new_group = fake_group
+    try:
+        yield
+    finally:
+        dist.new_group = new_group
+        dist.destroy_process_group()
+        # DTensor remembers meshes of equal ranks, and with them the position of the rank that this process was.
+        dtensor._clear_sharding_prop_cache()

@@ -1,0 +1,215 @@
+"""Layouts of one side: how each weight of a model is sharded, by its checkpoint name, and where it is in parameters.
+
+```
+checkpoint name              sharding                          where, on rank 1
+...q_proj.weight (64, 64)    cut ("tp", None) of tp=2          rows 0..31 of ...qkv_proj.weight
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.sharding import Shard, Sharding
+from rankmesh.errors import LayoutError, quoted
+from rankmesh.transfer.layouts.inference import infer
+from rankmesh.transfer.layouts.strided import Fragment
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    # Of one rank: fill parameters from the tensors of a checkpoint; the parameters by name.
+    Load = Callable[[int, Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+__all__ = ["Layout", "Place", "Weights", "read"]
+
+# The tensors of a checkpoint: shape and dtype by name.
+Weights = Mapping[str, tuple[tuple[int, ...], str]]
+
+
+class Place(NamedTuple):
+    """Where a rank's shard is: in which parameter, from which element on, with which strides."""
+
+    parameter: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one side shards a model.
+
+    ``shardings``   by checkpoint name
+    ``refused``     checkpoint names that have no sharding, with the reason
+    ``unfilled``    parameters that the loader fills from no tensor of the checkpoint
+    ``places``      by rank and checkpoint name, where the shard is in the side's own parameters
+    """
+
+    side: str
+    mesh: Mesh
+    shardings: Mapping[str, Sharding]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    unfilled: tuple[str, ...] = ()
+    places: Mapping[int, Mapping[str, Place]] = field(default_factory=dict, repr=False)
+
+    def views(self, parameters: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+        """A rank's shards by checkpoint name, as views of the side's own parameters: what a transfer reads or writes.
+
+        ``parameters`` are ``dict(model.named_parameters())`` of that rank, after loading and before any change of
+        their form. Raises ``LayoutError`` for a parameter that is missing or has another size.
+        """
+        made = {}
+        for name, place in self.places.get(rank, {}).items():
+            if name in self.shardings:
+                made[name] = _view(parameters, name, place)
+        return made
+
+    def to_dict(self) -> dict[str, object]:
+        """The layout as plain data: mesh, shardings, refusals."""
+        return {
+            "side": self.side,
+            "mesh": dict(self.mesh.axes),
+            "tensors": {
+                name: {**sharding.to_dict(), "mesh": dict(sharding.mesh.axes)}
+                for name, sharding in self.shardings.items()
+            },
+            "refused": dict(self.refused),
+            "unfilled": list(self.unfilled),
+        }
+
+
+def _view(parameters: Mapping[str, Tensor], name: str, place: Place) -> Tensor:
+    if place.parameter not in parameters:
+        raise LayoutError(
+            f"{place.parameter!r}, which holds {name!r}, is not among the parameters; give those of the side's model: "
+            "dict(model.named_parameters())",
+            name=name,
+        )
+    whole: Any = parameters[place.parameter]
+    whole = (whole.to_local() if hasattr(whole, "to_local") else whole).detach()
+    last = place.offset + sum((size - 1) * step for size, step in zip(place.shape, place.strides, strict=True))
+    if not 0 <= last < max(whole.numel(), 1) or not whole.is_contiguous():
+        raise LayoutError(
+            f"parameter {place.parameter!r} has shape {tuple(whole.shape)} and strides {tuple(whole.stride())}, and "
+            f"{name!r} goes to element {last} of it; give the parameters as the loader left them",
+            name=name,
+        )
+    view: Tensor = whole.as_strided(place.shape, place.strides, whole.storage_offset() + place.offset)
+    return view
+
+
+class _Held(NamedTuple):
+    """What one rank holds of one tensor."""
+
+    parameter: str
+    fragments: list[Fragment]
+    shape: tuple[int, ...]
+    alone: bool
+
+
+def read(side: str, mesh: Mesh, weights: Weights, load: Load, ranks: Iterable[int] | None = None) -> Layout:
+    """Run a loader as each rank in turn, on tensors without storage, and say how it shards every tensor.
+
+    ``load(rank, tensors)`` constructs the model of that rank, loads the tensors into it, and returns its parameters.
+    It runs in a world of torch's fake backend.
+    """
+    import torch
+
+    from rankmesh.backend.fake_world import fake_world
+    from rankmesh.transfer.layouts.trace import Trace
+
+    held: dict[str, dict[int, _Held]] = {name: {} for name in weights}
+    refused: dict[str, str] = {}
+    unfilled: dict[str, None] = {}
+    for rank in ranks if ranks is not None else mesh.rank_range.ascending.tolist():
+        with fake_world(rank, mesh.size), Trace() as trace:
+            tensors = {name: trace.source(name, shape, getattr(torch, kind)) for name, (shape, kind) in weights.items()}
+            parameters = load(rank, tensors)
+            for parameter, tensor in parameters.items():
+                try:
+                    found = trace.fragments(tensor)
+                except LayoutError as error:
+                    for name in error.sources:  # type: ignore[attr-defined]
+                        refused.setdefault(name, f"{parameter}: {error}")
+                    continue
+                if not found:
+                    unfilled[parameter] = None
+                for name, fragments in found.items():
+                    known = held[name].get(rank)
+                    if known is not None:
+                        refused[name] = f"rank {rank} has it in {known.parameter} and in {parameter}"
+                    shape = tuple(getattr(tensor, "to_local", lambda tensor=tensor: tensor)().shape)
+                    held[name][rank] = _Held(parameter, fragments, shape, len(found) == 1)
+    shardings: dict[str, Sharding] = {}
+    places: dict[int, dict[str, Place]] = {}
+    known_layouts: dict[object, Sharding | str] = {}
+    for name, (shape, dtype) in weights.items():
+        if name in refused:
+            continue
+        try:
+            sharding = _sharding(mesh, shape, dtype, held[name], known_layouts)
+            found_places = {rank: _place(sharding.of(rank), of) for rank, of in held[name].items()}
+        except LayoutError as error:
+            refused[name] = str(error)
+            continue
+        shardings[name] = sharding
+        for rank, place in found_places.items():
+            places.setdefault(rank, {})[name] = place
+    return Layout(side, mesh, shardings, refused, tuple(unfilled), places)
+
+
+def _sharding(
+    mesh: Mesh, shape: tuple[int, ...], dtype: str, held: Mapping[int, _Held], known: dict[object, Sharding | str]
+) -> Sharding:
+    """Layers that are alike are inferred once."""
+    boxes = {rank: [fragment.box for fragment in of.fragments] for rank, of in held.items()}
+    stored = {rank: of.shape for rank, of in held.items() if of.alone and _plain(of, len(shape))}
+    key = (shape, dtype, str(sorted(boxes.items())), str(sorted(stored.items())))
+    if key not in known:
+        try:
+            known[key] = infer(mesh, shape, dtype, boxes, stored)
+        except LayoutError as error:
+            known[key] = str(error)
+    found = known[key]
+    if isinstance(found, str):
+        raise LayoutError(found)
+    return found
+
+
+def _plain(held: _Held, dimensions: int) -> bool:
+    """Whether a parameter has the dimensions of the one tensor that it holds, in their order."""
+    steps, size = [], 1
+    for length in reversed(held.shape):
+        steps.append(size)
+        size *= length
+    return len(held.shape) == dimensions and all(
+        step in (0, of) for fragment in held.fragments for step, of in zip(fragment.strides, steps[::-1], strict=True)
+    )
+
+
+def _place(shard: Shard, held: _Held) -> Place:
+    """The one strided view of a parameter that is the shard."""
+    if not held.fragments:
+        raise LayoutError(f"{held.parameter} holds none of it")
+    by_box = {fragment.box: fragment for fragment in held.fragments}
+    strides = [max(fragment.strides[dim] for fragment in held.fragments) for dim in range(len(shard.shape))]
+    first, begin = by_box[shard.boxes[0]], shard.places[0]
+    for dim, length in enumerate(shard.shape):
+        if length > 1 and not strides[dim]:  # pieces of one element: the step is how far apart they are
+            for box, place in zip(shard.boxes, shard.places, strict=True):
+                if sum(a != b for a, b in zip(place, begin, strict=True)) == 1 and place[dim] != begin[dim]:
+                    strides[dim] = (by_box[box].offset - first.offset) // (place[dim] - begin[dim])
+    offset = first.offset - sum(place * step for place, step in zip(begin, strides, strict=True))
+    for box, place in zip(shard.boxes, shard.places, strict=True):
+        fragment = by_box[box]
+        there = offset + sum(a * step for a, step in zip(place, strides, strict=True))
+        steps = zip(fragment.strides, strides, box, strict=True)
+        if fragment.offset != there or any(a != b and high - low > 1 for a, b, (low, high) in steps):
+            raise LayoutError(
+                f"its pieces in {held.parameter} are no view of regular strides: {quoted(held.fragments[:2])}"
+            )
+    return Place(held.parameter, offset, shard.shape, tuple(strides))

@@ -1,0 +1,194 @@
+"""Layouts: loaders run on tensors without storage, against the same loaders run on numbers."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.transfer import strategies
+
+import rankmesh as rm
+from rankmesh.backend.fake_world import fake_world
+from rankmesh.errors import ConnectError, LayoutError
+from rankmesh.transfer.layouts.inference import infer
+from rankmesh.transfer.layouts.layout import read
+from rankmesh.transfer.layouts.trace import Trace
+
+_MOVES = ["slice", "turn", "cat", "stack", "split", "join", "clone", "pick", "write", "fill"]
+
+
+def _moved(seed, sources):
+    """Tensors that a random program makes of others by slices, transposes, reshapes, joins and writes."""
+    rng, pool = random.Random(seed), list(sources)  # noqa: S311
+    for _ in range(8):
+        tensor, what = rng.choice(pool), rng.choice(_MOVES)
+        if not tensor.numel():
+            continue
+        dim = rng.randrange(tensor.dim())
+        length = tensor.shape[dim]
+        start = rng.randrange(length)
+        count = rng.randint(1, length - start)
+        if what == "slice":
+            pool.append(tensor.narrow(dim, start, count))
+        elif what == "turn":
+            pool.append(tensor.transpose(0, -1))
+        elif what == "cat":
+            pool.append(torch.cat([tensor, tensor.narrow(dim, 0, 1)], dim))
+        elif what == "stack":
+            pool.append(torch.stack([tensor, tensor], dim))
+        elif what == "split" and length % 2 == 0:
+            pool.append(tensor.unflatten(dim, (2, length // 2)))
+        elif what == "join" and tensor.dim() > 1:
+            pool.append(tensor.flatten(0, 1))
+        elif what == "clone":
+            pool.append(tensor.clone().to(torch.float64))
+        elif what == "pick":
+            pool.append(tensor.index_select(dim, torch.tensor([rng.randrange(length) for _ in range(3)])))
+        elif what == "write":
+            made = torch.zeros(tensor.shape, dtype=torch.float64)
+            made.narrow(dim, start, count).copy_(tensor.narrow(dim, 0, count))
+            made.select(dim, 0).copy_(tensor.select(dim, length - 1))
+            pool.append(made)
+        elif what == "fill":
+            made = tensor.clone()
+            made.narrow(dim, 0, 1).zero_()
+            pool.append(made)
+    return pool
+
+
+def _rebuilt(found, whole, shape):
+    """A tensor of zeros but for the boxes that a trace found."""
+    made = torch.zeros(shape, dtype=torch.float64).reshape(-1)
+    for name, fragments in found.items():
+        for box, offset, strides in fragments:
+            piece = whole[name][tuple(slice(*ends) for ends in box)]
+            made.as_strided(piece.shape, strides, offset).copy_(piece)
+    return made.reshape(shape)
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 1 << 30))
+def test_a_trace_says_where_every_element_came_from(seed):
+    """Random programs of views, copies, joins and overwrites: the traced boxes give the same numbers."""
+    rng = random.Random(seed)  # noqa: S311
+    shapes = {str(i): (rng.choice([2, 4, 6, 8]), rng.choice([3, 4, 6, 12])) for i in range(2)}
+    whole, numbers = {}, iter(range(1, 1000))
+    for name, (rows, columns) in shapes.items():
+        whole[name] = torch.tensor([[next(numbers) for _ in range(columns)] for _ in range(rows)], dtype=torch.float64)
+    expected = _moved(seed, whole.values())
+    try:
+        with Trace() as trace:
+            made = _moved(seed, [trace.source(name, shape, torch.float64) for name, shape in shapes.items()])
+        found = [trace.fragments(tensor) for tensor in made]
+    except LayoutError as error:
+        assert "neither divides the other" in str(error)  # noqa: PT017  - a refusal is an answer
+        return
+    for tensor, boxes in zip(expected, found, strict=True):
+        assert torch.equal(_rebuilt(boxes, whole, tensor.shape), tensor)
+
+
+def test_values_that_are_computed_are_refused_by_name():
+    """Gemma's ``1 + weight``, written into a parameter: the operation and the tensor are named."""
+    with Trace() as trace:
+        weight = trace.source("norm.weight", (4,))
+        parameter = torch.empty(4)
+        parameter.copy_(weight + 1)
+    with pytest.raises(LayoutError, match="holds values that add computes") as caught:
+        trace.fragments(parameter)
+    assert caught.value.sources == ["norm.weight"]
+
+
+@settings(max_examples=200)
+@given(strategies.one())
+def test_boxes_are_inferred_as_a_sharding_that_has_them(sharding):
+    """Any sharding, from its boxes alone: one that gives each rank the same boxes and the same shape."""
+    ranks = sharding.mesh.rank_range.ascending.tolist()
+    boxes = {rank: sharding.of(rank).boxes for rank in ranks}
+    stored = {rank: sharding.of(rank).shape for rank in ranks if boxes[rank]}
+    try:
+        found = infer(sharding.mesh, sharding.shape, sharding.dtype, boxes, stored)
+    except LayoutError as error:
+        empty = any(sharding.holds(rank) and not boxes[rank] for rank in ranks)
+        assert empty or sharding.parts or "no rank loads it" in str(error), error
+        return
+    for rank in ranks:
+        assert sorted(found.of(rank).boxes) == sorted(boxes[rank])
+
+
+def _load(rank, tensors):
+    """A fused loader over tp=4 with two key-value heads: query, key and value one below the other; a padded table."""
+    qkv, table = torch.empty(2 + 4 + 4, 6), torch.zeros(4, 6)
+    qkv[:2].copy_(tensors["q"].chunk(4)[rank])
+    for row, name in ((2, "k"), (6, "v")):
+        qkv.narrow(0, row, 4).copy_(tensors[name].narrow(0, rank // 2 * 4, 4))
+    rows = tensors["table"].narrow(0, rank * 4, max(0, min(4, 13 - rank * 4)))
+    table[: len(rows)].copy_(rows)
+    scaled = torch.empty(3)
+    scaled.copy_(tensors["scale"] * 2)
+    return {"qkv": qkv, "table": table, "scaled": scaled, "own": torch.zeros(2)}
+
+
+SHAPES = {"q": (8, 6), "k": (8, 6), "v": (8, 6), "table": (13, 6), "scale": (3,), "unused": (2,)}
+WEIGHTS = {name: (shape, "float32") for name, shape in SHAPES.items()}
+
+
+def test_a_loader_is_read_for_every_rank():
+    """Four ranks in one process: fused rows, copied heads, padding; what is computed and what is unused is refused."""
+    layout = read("toy", rm.Mesh(tp=4), WEIGHTS, _load)
+    assert layout.shardings["q"] == rm.Sharding(rm.Mesh(tp=4), ("tp", None), (8, 6))
+    assert [layout.shardings["k"].of(rank).boxes[0][0] for rank in range(4)] == [(0, 4), (0, 4), (4, 8), (4, 8)]
+    assert layout.shardings["table"] == rm.Sharding(rm.Mesh(tp=4), ("tp", None), (13, 6), padded={0: 16})
+    assert layout.refused == {"scale": "scaled: it holds values that mul computes; only copies have a layout",
+                              "unused": "no rank loads it"}  # fmt: skip
+    assert layout.unfilled == ("own",)
+
+
+def test_views_of_parameters_are_the_shards():
+    """Real numbers through the same loader: each view is the box of the whole tensor, padding behind it."""
+    layout = read("toy", rm.Mesh(tp=4), WEIGHTS, _load)
+    whole = {name: torch.randn(shape) for name, (shape, _) in WEIGHTS.items()}
+    for rank in range(4):
+        parameters = _load(rank, whole)
+        for name, view in layout.views(parameters, rank).items():
+            shard = layout.shardings[name].of(rank)
+            (low, high), *_ = shard.boxes[0]
+            assert view.shape == shard.shape
+            assert torch.equal(view[: high - low], whole[name][low:high])
+        with pytest.raises(LayoutError, match="'qkv', which holds 'q', is not among the parameters"):
+            layout.views({"table": parameters["table"]}, rank)
+        with pytest.raises(LayoutError, match=r"parameter 'qkv' has shape \(6, 10\)"):
+            layout.views(parameters | {"qkv": parameters["qkv"].T}, rank)
+
+
+def test_a_tensor_in_two_parameters_is_refused():
+    """A weight that a rank holds twice has no one place."""
+
+    def load(rank, tensors):
+        both = {name: torch.empty(2) for name in ("one", "two")}
+        for parameter in both.values():
+            parameter.copy_(tensors["w"])
+        return both
+
+    assert read("toy", rm.Mesh(dp=1), {"w": ((2,), "float32")}, load).refused == {
+        "w": "rank 0 has it in one and in two"
+    }
+
+
+def test_pieces_without_regular_strides_are_refused():
+    """Rows 0, 1 and 3 of a tensor have no sharding over one rank."""
+
+    def load(rank, tensors):
+        parameter = torch.empty(3, 2)
+        parameter.copy_(tensors["w"].index_select(0, torch.tensor([0, 1, 3])))
+        return {"p": parameter}
+
+    refused = read("toy", rm.Mesh(dp=1), {"w": ((4, 2), "float32")}, load).refused
+    assert refused == {"w": "no cut over the axes dp gives its boxes: rank 0 has [0:2, 0:2], [3:4, 0:2], rank 0 has "
+                            "[0:2, 0:2], [3:4, 0:2]"}  # fmt: skip
+
+
+def test_a_layout_is_not_read_inside_a_job():
+    """A default group that exists is left alone."""
+    with fake_world(0, 2), pytest.raises(ConnectError, match="part of a job already"), fake_world(1, 2):
+        pass
