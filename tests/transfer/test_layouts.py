@@ -12,7 +12,7 @@ import rankmesh as rm
 from rankmesh.backend.fake_world import fake_world
 from rankmesh.errors import ConnectError, LayoutError
 from rankmesh.transfer.layouts.inference import infer
-from rankmesh.transfer.layouts.layout import read
+from rankmesh.transfer.layouts.layout import Side, read
 from rankmesh.transfer.layouts.trace import Trace
 
 _MOVES = ["slice", "turn", "cat", "stack", "split", "join", "clone", "pick", "write", "fill"]
@@ -126,7 +126,7 @@ def _load(rank, tensors):
     table[: len(rows)].copy_(rows)
     scaled = torch.empty(3)
     scaled.copy_(tensors["scale"] * 2)
-    return {"qkv": qkv, "table": table, "scaled": scaled, "own": torch.zeros(2)}
+    return {"qkv": qkv, "table": table, "scaled": scaled, "own": torch.nn.Parameter(torch.zeros(2))}
 
 
 SHAPES = {"q": (8, 6), "k": (8, 6), "v": (8, 6), "table": (13, 6), "scale": (3,), "unused": (2,)}
@@ -135,7 +135,7 @@ WEIGHTS = {name: (shape, "float32") for name, shape in SHAPES.items()}
 
 def test_a_loader_is_read_for_every_rank():
     """Four ranks in one process: fused rows, copied heads, padding; what is computed and what is unused is refused."""
-    layout = read("toy", rm.Mesh(tp=4), WEIGHTS, _load)
+    layout = read(Side("toy", rm.Mesh(tp=4), WEIGHTS, _load))
     assert layout.shardings["q"] == rm.Sharding(rm.Mesh(tp=4), ("tp", None), (8, 6))
     assert [layout.shardings["k"].of(rank).boxes[0][0] for rank in range(4)] == [(0, 4), (0, 4), (4, 8), (4, 8)]
     assert layout.shardings["table"] == rm.Sharding(rm.Mesh(tp=4), ("tp", None), (13, 6), padded={0: 16})
@@ -146,7 +146,7 @@ def test_a_loader_is_read_for_every_rank():
 
 def test_views_of_parameters_are_the_shards():
     """Real numbers through the same loader: each view is the box of the whole tensor, padding behind it."""
-    layout = read("toy", rm.Mesh(tp=4), WEIGHTS, _load)
+    layout = read(Side("toy", rm.Mesh(tp=4), WEIGHTS, _load))
     whole = {name: torch.randn(shape) for name, (shape, _) in WEIGHTS.items()}
     for rank in range(4):
         parameters = _load(rank, whole)
@@ -170,7 +170,7 @@ def test_a_tensor_in_two_parameters_is_refused():
             parameter.copy_(tensors["w"])
         return both
 
-    assert read("toy", rm.Mesh(dp=1), {"w": ((2,), "float32")}, load).refused == {
+    assert read(Side("toy", rm.Mesh(dp=1), {"w": ((2,), "float32")}, load)).refused == {
         "w": "rank 0 has it in one and in two"
     }
 
@@ -183,9 +183,19 @@ def test_pieces_without_regular_strides_are_refused():
         parameter.copy_(tensors["w"].index_select(0, torch.tensor([0, 1, 3])))
         return {"p": parameter}
 
-    refused = read("toy", rm.Mesh(dp=1), {"w": ((4, 2), "float32")}, load).refused
+    refused = read(Side("toy", rm.Mesh(dp=1), {"w": ((4, 2), "float32")}, load)).refused
     assert refused == {"w": "no cut over the axes dp gives its boxes: rank 0 has [0:2, 0:2], [3:4, 0:2], rank 0 has "
                             "[0:2, 0:2], [3:4, 0:2]"}  # fmt: skip
+
+
+def test_a_loader_that_fails_is_named_with_its_error():
+    """What the side itself says is in the refusal, with the rank."""
+
+    def load(rank, tensors):
+        raise KeyError("layers.7.weight")
+
+    with pytest.raises(LayoutError, match="toy cannot load this model as rank 0: KeyError: 'layers.7.weight'"):
+        read(Side("toy", rm.Mesh(dp=1), {}, load))
 
 
 def test_a_layout_is_not_read_inside_a_job():

@@ -8,26 +8,38 @@ checkpoint name              sharding                          where, on rank 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Shard, Sharding
-from rankmesh.errors import LayoutError, quoted
+from rankmesh.errors import LayoutError, first_line, quoted
 from rankmesh.transfer.layouts.inference import infer
 from rankmesh.transfer.layouts.strided import Fragment
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    # Of one rank: fill parameters from the tensors of a checkpoint; the parameters by name.
-    Load = Callable[[int, Mapping[str, Tensor]], Mapping[str, Tensor]]
-
-__all__ = ["Layout", "Place", "Weights", "read"]
+__all__ = ["Layout", "Place", "Side", "Weights", "read"]
 
 # The tensors of a checkpoint: shape and dtype by name.
 Weights = Mapping[str, tuple[tuple[int, ...], str]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A framework with the sizes of its parallelism and a model.
+
+    ``load(rank, tensors)`` constructs the model of one rank, loads these tensors of a checkpoint into it, and returns
+    its parameters by name. It is called in a world of ``mesh.size`` ranks of torch's fake backend, and gives parameters
+    without storage where the tensors have none.
+    """
+
+    name: str
+    mesh: Mesh
+    weights: Weights
+    load: Callable[[int, Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 class Place(NamedTuple):
@@ -111,24 +123,31 @@ class _Held(NamedTuple):
     alone: bool
 
 
-def read(side: str, mesh: Mesh, weights: Weights, load: Load, ranks: Iterable[int] | None = None) -> Layout:
-    """Run a loader as each rank in turn, on tensors without storage, and say how it shards every tensor.
+def read(side: Side) -> Layout:
+    """Run a side's loader as each rank in turn, on tensors without storage, and say how it shards every tensor.
 
-    ``load(rank, tensors)`` constructs the model of that rank, loads the tensors into it, and returns its parameters.
-    It runs in a world of torch's fake backend.
+    Raises ``LayoutError`` where the side itself cannot construct or load the model, ``ConnectError`` inside a job.
     """
     import torch
 
     from rankmesh.backend.fake_world import fake_world
     from rankmesh.transfer.layouts.trace import Trace
 
+    mesh, weights = side.mesh, side.weights
     held: dict[str, dict[int, _Held]] = {name: {} for name in weights}
     refused: dict[str, str] = {}
     unfilled: dict[str, None] = {}
-    for rank in ranks if ranks is not None else mesh.rank_range.ascending.tolist():
+    for rank in mesh.rank_range.ascending.tolist():
         with fake_world(rank, mesh.size), Trace() as trace:
             tensors = {name: trace.source(name, shape, getattr(torch, kind)) for name, (shape, kind) in weights.items()}
-            parameters = load(rank, tensors)
+            try:
+                parameters = side.load(rank, tensors)
+            except Exception as error:
+                raise LayoutError(
+                    f"{side.name} cannot load this model as rank {rank}: {type(error).__name__}: {first_line(error)}; "
+                    "change the sizes or the model",
+                    rank=rank,
+                ) from error
             for parameter, tensor in parameters.items():
                 try:
                     found = trace.fragments(tensor)
@@ -136,7 +155,7 @@ def read(side: str, mesh: Mesh, weights: Weights, load: Load, ranks: Iterable[in
                     for name in error.sources:  # type: ignore[attr-defined]
                         refused.setdefault(name, f"{parameter}: {error}")
                     continue
-                if not found:
+                if not found and isinstance(tensor, torch.nn.Parameter):
                     unfilled[parameter] = None
                 for name, fragments in found.items():
                     known = held[name].get(rank)
@@ -159,7 +178,7 @@ def read(side: str, mesh: Mesh, weights: Weights, load: Load, ranks: Iterable[in
         shardings[name] = sharding
         for rank, place in found_places.items():
             places.setdefault(rank, {})[name] = place
-    return Layout(side, mesh, shardings, refused, tuple(unfilled), places)
+    return Layout(side.name, mesh, shardings, refused, tuple(unfilled), places)
 
 
 def _sharding(

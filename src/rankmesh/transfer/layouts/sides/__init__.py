@@ -1,1 +1,44 @@
-"""Sides: frameworks that construct and load a model themselves, each run as every rank in turn."""
+"""Sides: frameworks that construct and load a model themselves, each run as every rank in turn.
+
+```
+transformers:tp=2,fsdp=4      DistributedConfig: tp, fsdp (FSDP2), dp_replicate, pp, ep
+vllm:tp=8                     tp, pp, dp; ep=1: --enable-expert-parallel
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from rankmesh.errors import LayoutError, quoted
+from rankmesh.transfer.layouts.layout import Layout, Side, read
+
+__all__ = ["SIDES", "layout", "side"]
+
+SIDES = ("transformers", "vllm")
+
+
+def side(text: str, config: Mapping[str, Any]) -> Side:
+    """The side that a text such as ``vllm:tp=8`` names, with the model of a ``config.json``."""
+    name, _, sizes = text.partition(":")
+    if name not in SIDES:
+        raise LayoutError(f"unknown side {quoted(name)}; known are {', '.join(SIDES)}, such as vllm:tp=8", side=name)
+    given: dict[str, int] = {}
+    for part in filter(None, sizes.split(",")):
+        axis, equals, size = part.partition("=")
+        if not equals or not size.isdecimal():
+            raise LayoutError(f"{quoted(part)} of side {quoted(text)} is no size; write tp=8", side=text)
+        given[axis] = int(size)
+    made = import_module(f"{__name__}.{name}")
+    try:
+        found: Side = made.side(config, **given)
+    except TypeError as error:
+        raise LayoutError(f"{name} does not take these sizes: {error}; see its page", side=text) from error
+    return found
+
+
+def layout(text: str, config: Mapping[str, Any]) -> Layout:
+    """How a side shards every tensor of a model's checkpoint: ``layout("vllm:tp=8", config)``."""
+    return read(side(text, config))

@@ -22,14 +22,14 @@ from torch import Tensor
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.errors import LayoutError, extra
-from rankmesh.transfer.layouts.layout import Layout, Weights, read
+from rankmesh.transfer.layouts.layout import Side, Weights
 
 with extra("transformers"):
     import transformers
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.distributed import DistributedConfig
 
-__all__ = ["layout", "weights"]
+__all__ = ["architecture", "side", "weights"]
 
 _AXES = ("tp", "fsdp", "dp_replicate", "pp")
 
@@ -42,8 +42,13 @@ def weights(config: Mapping[str, Any]) -> Weights:
     return _weights(_config(config))
 
 
-def layout(config: Mapping[str, Any], *, ep: int = 1, **sizes: int) -> Layout:
-    """How transformers shards a model over ``tp``, ``fsdp``, ``dp_replicate``, ``pp`` and ``ep``, each 1 by default."""
+def architecture(config: Mapping[str, Any]) -> str:
+    """The class of a model, as ``architectures`` of its ``config.json`` names it."""
+    return type(_empty(_config(config))).__name__
+
+
+def side(config: Mapping[str, Any], *, ep: int = 1, **sizes: int) -> Side:
+    """A model over ``tp``, ``fsdp``, ``dp_replicate``, ``pp`` and ``ep``, each 1 by default."""
     made = _config(config)
     axes = {axis: sizes.pop(axis, 1) for axis in _AXES}
     if sizes:
@@ -72,7 +77,7 @@ def layout(config: Mapping[str, Any], *, ep: int = 1, **sizes: int) -> Layout:
         buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
         return {**dict(model.named_parameters()), **buffers}
 
-    return read("transformers", mesh, _weights(made), load)
+    return Side("transformers", mesh, _weights(made), load)
 
 
 def _config(config: Mapping[str, Any]) -> Any:

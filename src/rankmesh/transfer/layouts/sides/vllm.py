@@ -1,0 +1,126 @@
+"""vLLM as a side: its own model classes and their ``load_weights``, under tensor, pipeline, data, expert parallelism.
+
+The parameters are those after loading. What vLLM does to them next, in ``process_weights_after_loading`` (kernels that
+transpose, block or quantise), comes after a transfer: fill the views, then call that hook.
+
+The mesh is that of `rankmesh.recipes.vllm`. Source: vLLM 0.33.0, run without a GPU: its kernels are not needed to load.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from rankmesh.core.recipes import vllm as recipe
+from rankmesh.errors import extra
+from rankmesh.transfer.layouts.layout import Side
+from rankmesh.transfer.layouts.sides import transformers
+
+with extra("vllm"):
+    from vllm import platforms
+
+    if not platforms.current_platform.device_type:  # no device here: the modules below ask for it at import
+        platforms.current_platform = platforms._current_platform = import_module("vllm.platforms.cpu").CpuPlatform()
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import parallel_state
+    from vllm.engine.arg_utils import EngineArgs
+
+__all__ = ["layout"]
+
+
+def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 0) -> Side:
+    """A model in vLLM; ``ep=1`` is ``--enable-expert-parallel``, over all ranks of a stage."""
+    mesh = recipe(tp=tp, pp=pp, dp=dp).mesh
+    weights = transformers.weights(config)
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        _write(config, Path(folder))
+        asked = EngineArgs(
+            model=folder,
+            tensor_parallel_size=tp,
+            pipeline_parallel_size=pp,
+            data_parallel_size=dp,
+            enable_expert_parallel=bool(ep),
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            enforce_eager=True,
+            distributed_executor_backend="mp",
+            dtype=next(iter(weights.values()))[1],
+        ).create_engine_config()
+    asked.parallel_config.distributed_executor_backend = "external_launcher"  # the world that exists is taken
+
+    def load(rank: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        asked.parallel_config.rank = rank % (tp * pp)
+        asked.parallel_config.data_parallel_rank = rank // (tp * pp)
+        with _alone(), set_current_vllm_config(asked), _default_dtype(asked.model_config.dtype):
+            parallel_state.init_distributed_environment(mesh.size, rank, "env://", 0, "fake")
+            parallel_state.initialize_model_parallel(tp, pp, backend="fake")
+            try:
+                return _parameters(asked, tensors)
+            finally:
+                parallel_state.destroy_model_parallel()
+                parallel_state._WORLD = None
+
+    return Side("vllm", mesh, weights, load)
+
+
+def _parameters(asked: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    asked.compilation_config.static_forward_context.clear()
+    with next(iter(tensors.values())).device:
+        model = initialize_model(asked)
+    model.load_weights(iter(tensors.items()))
+    saved = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+def _write(config: Mapping[str, Any], folder: Path) -> None:
+    """A folder with a configuration, from which vLLM reads what it constructs."""
+    data = {**config, "architectures": config.get("architectures") or [transformers.architecture(config)]}
+    (folder / "config.json").write_text(json.dumps(data), encoding="utf-8")
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """vLLM without the channels between processes that are not there."""
+    group = parallel_state.init_model_parallel_group
+
+    def without_queue(*given: Any, **options: Any) -> Any:
+        return group(*given, **{**options, "use_message_queue_broadcaster": False})
+
+    with (
+        _quiet(),
+        mock.patch.object(parallel_state, "init_model_parallel_group", without_queue),
+        mock.patch.object(parallel_state, "_node_count", lambda _group: 1),
+    ):
+        yield
