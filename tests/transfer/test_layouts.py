@@ -194,7 +194,7 @@ def test_a_loader_that_fails_is_named_with_its_error():
     def load(rank, tensors):
         raise KeyError("layers.7.weight")
 
-    with pytest.raises(LayoutError, match="toy cannot load this model as rank 0: KeyError: 'layers.7.weight'"):
+    with pytest.raises(LayoutError, match=r"toy cannot load this model as rank 0: KeyError: 'layers.7.weight'"):
         read(Side("toy", rm.Mesh(dp=1), {}, load))
 
 

@@ -37,6 +37,7 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
         yield
     finally:
         dist.new_group = new_group
-        dist.destroy_process_group()
+        if dist.is_initialized():  # what ran may have ended it
+            dist.destroy_process_group()
         # DTensor remembers meshes of equal ranks, and with them the position of the rank that this process was.
         dtensor._clear_sharding_prop_cache()

@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from rankmesh.errors import ConnectError, first_line
 
-__all__ = ["device_mesh", "flatten", "symmetric_memory", "unfold"]
+__all__ = ["device_mesh", "flatten", "strided_shard", "symmetric_memory", "unfold"]
 
 
 def device_mesh(
@@ -23,6 +24,11 @@ def device_mesh(
     if len(groups) == 1:
         return DeviceMesh.from_group(groups[0], kind, mesh_dim_names=axes)
     return DeviceMesh.from_group(groups, kind, mesh=torch.tensor(ranks), mesh_dim_names=axes)
+
+
+def strided_shard(dim: int, split_factor: int) -> Placement:
+    """The placement of a mesh dimension that cuts after ones behind it, as FSDP2 cuts over tensor parallelism."""
+    return _StridedShard(dim, split_factor=split_factor)
 
 
 def unfold(

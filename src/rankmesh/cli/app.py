@@ -18,6 +18,7 @@ from rankmesh.cli import (
     explain,
     explore,
     groups,
+    layout,
     measure,
     place,
     presets,
@@ -86,6 +87,7 @@ _register("diff", diff.command, diff.EXAMPLES)
 _register("check", check.command, check.EXAMPLES)
 _register("compare", compare.command, compare.EXAMPLES)
 _register("transfer", transfer.command, transfer.EXAMPLES)
+_register("layout", layout.command, layout.EXAMPLES)
 _register("where", where.command, where.EXAMPLES)
 _register(
     "bench",

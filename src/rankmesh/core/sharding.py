@@ -27,6 +27,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from rankmesh.core import notations
 from rankmesh.core.axes import axis_names, integer
 from rankmesh.core.boxes import Box, size
 from rankmesh.core.cuts import Cut
@@ -167,6 +168,63 @@ class Sharding:
             parts={int(dim): parts for dim, parts in data.get("parts", {}).items()} or None,
             padded={int(dim): length for dim, length in data.get("padded", {}).items()} or None,
         )
+
+    def to_shardy(self, name: str = "mesh") -> str:
+        """The sharding as MLIR text of Shardy: ``sdy.mesh`` and ``#sdy.sharding``.
+
+        Raises ``LayoutError`` for what it cannot say: ``at``, ``parts``, ``padded``, uneven cuts.
+
+        >>> print(Sharding(Mesh(tp=2, dp=4), ("dp-tp", None), (16, 6)).to_shardy())
+        sdy.mesh @mesh = <["dp"=4, "tp"=2]>
+        #sdy.sharding<@mesh, [{"dp", "tp"}, {}]>
+        """
+        return notations.shardy(self, name)
+
+    @classmethod
+    def from_shardy(cls, text: str, shape: Sequence[int], dtype: str = "float32") -> Sharding:
+        """The sharding that a text of Shardy states of a tensor of this shape.
+
+        >>> one = Sharding(Mesh(tp=2, dp=4), ("dp-tp", None), (16, 6))
+        >>> Sharding.from_shardy(one.to_shardy(), (16, 6)) == one
+        True
+        """
+        mesh, cut = notations.from_shardy(text)
+        return cls(mesh, cut, tuple(shape), dtype)
+
+    def to_partition_spec(self) -> tuple[str | tuple[str, ...] | None, ...]:
+        """What ``jax.sharding.PartitionSpec(*...)`` takes, on a ``jax.sharding.Mesh`` whose last axis is adjacent.
+
+        >>> Sharding(Mesh(tp=2, dp=4), ("dp-tp", None), (16, 6)).to_partition_spec()
+        (('dp', 'tp'), None)
+        """
+        return notations.partition_spec(self)
+
+    def to_m2n(self) -> notations.M2N:
+        """Mesh and placements of NCCL's M2N, which takes two axes, of which one cuts, over consecutive ranks.
+
+        >>> Sharding(Mesh(tp=2, dp=2, pp=2), ("tp", None), (16, 6), at={"pp": 1}).to_m2n()
+        M2N(dims=(2, 2), start_rank=4, placements=(None, 0))
+        """
+        return notations.m2n(self)
+
+    @classmethod
+    def from_dtensor(cls, tensor: object) -> Sharding:
+        """The sharding of a DTensor: its global shape on its mesh, FSDP2's strided shards too.
+
+        Raises ``LayoutError`` for partial placements, and a mesh with gaps between its ranks.
+        """
+        from rankmesh.transfer.adapters.dtensors import sharding_of
+
+        return sharding_of(tensor)  # type: ignore[arg-type]  # a DTensor, which is torch's
+
+    def to_dtensor(self, device_mesh: object) -> tuple[object, ...]:
+        """The placements on a ``DeviceMesh`` of the same ranks and axes: ``DTensor.from_local(local, mesh, ...)``.
+
+        Raises ``LayoutError`` for what DTensors cannot say: ``at``, ``parts``, ``padded``, views, another mesh.
+        """
+        from rankmesh.transfer.adapters.dtensors import placements_of
+
+        return placements_of(self, device_mesh)  # type: ignore[arg-type]  # a DeviceMesh, which is torch's
 
     def __reduce__(self) -> tuple[object, ...]:
         given = (self.mesh, self.cut, self.shape, self.dtype, self.at, self.view, self.parts, self.padded)

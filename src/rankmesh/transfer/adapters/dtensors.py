@@ -14,11 +14,14 @@ Ranks of different stages have different tensors: combine the shardings of all r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from rankmesh.backend.meshes import strided_shard
 from rankmesh.core.mesh import Mesh
+from rankmesh.core.notations import refuse
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import LayoutError
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["mesh_of", "sharding_of", "shardings"]
+__all__ = ["mesh_of", "placements_of", "sharding_of", "shardings"]
 
 
 def shardings(tensors: Mapping[str, DTensor]) -> dict[str, Sharding]:
@@ -59,6 +62,29 @@ def mesh_of(device_mesh: DeviceMesh) -> Mesh:
         )
     sizes = dict(zip(_names(device_mesh)[::-1], device_mesh.mesh.shape[::-1], strict=True))
     return Mesh(offset=offset, rank_map=ranks, **sizes)
+
+
+def placements_of(sharding: Sharding, device_mesh: DeviceMesh) -> tuple[Placement, ...]:
+    """The placements of a sharding, one for each dimension of a ``DeviceMesh`` of the same ranks and axes."""
+    refuse(sharding, "a DTensor", uneven=False)
+    there = mesh_of(device_mesh)
+    if there != sharding.mesh or sharding.view:
+        raise LayoutError(
+            f"the DeviceMesh is {there}, and the sharding is on {sharding.mesh}{' (a view)' if sharding.view else ''}; "
+            "make the DeviceMesh of the same ranks and axes, the first of which is its last dimension"
+        )
+    cuts = [tuple(filter(None, (axes or "").split("-"))) for axes in sharding.cut or ()]
+    names, made = list(_names(device_mesh)), list[Placement]()
+    for number, name in enumerate(names):
+        dim = next((dim for dim, axes in enumerate(cuts) if name in axes), None)
+        if dim is None:
+            made.append(Replicate())
+            continue
+        # The axes behind it in the mesh that cut before it: torch calls that strided.
+        before = [axis for axis in cuts[dim][: cuts[dim].index(name)] if axis in names[number + 1 :]]
+        factor = prod(there.axes[axis] for axis in before)
+        made.append(Shard(dim) if factor == 1 else strided_shard(dim, factor))
+    return tuple(made)
 
 
 def _names(device_mesh: DeviceMesh) -> Sequence[str]:

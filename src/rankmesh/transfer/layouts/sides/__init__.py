@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from rankmesh.errors import LayoutError, quoted
+from rankmesh.errors import LayoutError, MissingExtra, quoted
 from rankmesh.transfer.layouts.layout import Layout, Side, read
 
 __all__ = ["SIDES", "layout", "side"]
@@ -31,11 +31,25 @@ def side(text: str, config: Mapping[str, Any]) -> Side:
         if not equals or not size.isdecimal():
             raise LayoutError(f"{quoted(part)} of side {quoted(text)} is no size; write tp=8", side=text)
         given[axis] = int(size)
-    made = import_module(f"{__name__}.{name}")
+    try:
+        made = import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        package = (error.name or name).partition(".")[0]
+        raise MissingExtra(
+            f"the package {package!r} is not installed, and side {name} runs its own loader; pip install {package}",
+            name=package,
+            extra=name,
+        ) from error
     try:
         found: Side = made.side(config, **given)
-    except TypeError as error:
-        raise LayoutError(f"{name} does not take these sizes: {error}; see its page", side=text) from error
+    except LayoutError:
+        raise
+    except (TypeError, ValueError) as error:
+        # vLLM's configuration is checked by pydantic, which says what is wrong in its second line.
+        why = " ".join(line.strip() for line in str(error).splitlines()[:2])
+        raise LayoutError(
+            f"{name} refuses {quoted(sizes)} for this model: {why}; change the sizes or the model", side=text
+        ) from error
     return found
 
 

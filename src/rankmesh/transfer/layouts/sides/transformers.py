@@ -18,16 +18,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.distributed import DistributedConfig
 
 from rankmesh.core.mesh import Mesh
-from rankmesh.errors import LayoutError, extra
+from rankmesh.errors import LayoutError
 from rankmesh.transfer.layouts.layout import Side, Weights
-
-with extra("transformers"):
-    import transformers
-    from transformers.core_model_loading import revert_weight_conversion
-    from transformers.distributed import DistributedConfig
 
 __all__ = ["architecture", "side", "weights"]
 

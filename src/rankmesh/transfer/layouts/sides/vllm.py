@@ -20,22 +20,20 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from vllm import platforms
 
 from rankmesh.core.recipes import vllm as recipe
-from rankmesh.errors import extra
 from rankmesh.transfer.layouts.layout import Side
 from rankmesh.transfer.layouts.sides import transformers
 
-with extra("vllm"):
-    from vllm import platforms
+if not platforms.current_platform.device_type:  # no device here: the modules below ask for it at import
+    platforms.current_platform = import_module("vllm.platforms.cpu").CpuPlatform()
 
-    if not platforms.current_platform.device_type:  # no device here: the modules below ask for it at import
-        platforms.current_platform = platforms._current_platform = import_module("vllm.platforms.cpu").CpuPlatform()
-    from vllm.config import set_current_vllm_config
-    from vllm.distributed import parallel_state
-    from vllm.engine.arg_utils import EngineArgs
+from vllm.config import set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.engine.arg_utils import EngineArgs
 
-__all__ = ["layout"]
+__all__ = ["side"]
 
 
 def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 0) -> Side:
@@ -56,6 +54,7 @@ def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep
             distributed_executor_backend="mp",
             dtype=next(iter(weights.values()))[1],
         ).create_engine_config()
+    kept: list[Any] = []  # vLLM knows which layers a stage lacks by the id of a model, which another may have later
     asked.parallel_config.distributed_executor_backend = "external_launcher"  # the world that exists is taken
 
     def load(rank: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -65,20 +64,21 @@ def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep
             parallel_state.init_distributed_environment(mesh.size, rank, "env://", 0, "fake")
             parallel_state.initialize_model_parallel(tp, pp, backend="fake")
             try:
-                return _parameters(asked, tensors)
+                return _parameters(asked, tensors, kept)
             finally:
                 parallel_state.destroy_model_parallel()
-                parallel_state._WORLD = None
+                parallel_state.destroy_distributed_environment()
 
     return Side("vllm", mesh, weights, load)
 
 
-def _parameters(asked: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _parameters(asked: Any, tensors: Mapping[str, Tensor], kept: list[Any]) -> Mapping[str, Tensor]:
     from vllm.model_executor.model_loader.utils import initialize_model
 
     asked.compilation_config.static_forward_context.clear()
     with next(iter(tensors.values())).device:
         model = initialize_model(asked)
+    kept.append(model)
     model.load_weights(iter(tensors.items()))
     saved = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
@@ -121,6 +121,6 @@ def _alone() -> Iterator[None]:
     with (
         _quiet(),
         mock.patch.object(parallel_state, "init_model_parallel_group", without_queue),
-        mock.patch.object(parallel_state, "_node_count", lambda _group: 1),
+        mock.patch.object(parallel_state, "_node_count", return_value=1),
     ):
         yield

@@ -1,0 +1,90 @@
+"""``rankmesh layout``: how a framework shards every weight of a model, read from its own loader."""
+
+from __future__ import annotations
+
+import json as documents
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankmesh.cli.columns import Column, print_columns
+from rankmesh.cli.console import out, write_json
+from rankmesh.cli.options import Debug, Json
+from rankmesh.errors import LayoutError, quoted
+
+if TYPE_CHECKING:
+    from rankmesh.transfer.layouts.layout import Layout
+
+__all__ = ["EXAMPLES", "command", "config_of"]
+
+EXAMPLES = """\
+$ rankmesh layout ./Llama-3.1-8B --side vllm:tp=8
+$ rankmesh layout config.json --side transformers:tp=2,fsdp=4 --json
+"""
+
+
+def config_of(model: Path) -> Mapping[str, Any]:
+    """The ``config.json`` of a model: the file, or that of a folder.
+
+    Raises ``LayoutError`` for a file that is missing, or is no configuration.
+    """
+    file = model / "config.json" if model.is_dir() else model
+    if not file.is_file():
+        raise LayoutError(
+            f"there is no {quoted(str(file))}; give a folder with a model's config.json, or the file itself",
+            path=str(file),
+        )
+    try:
+        found = documents.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise LayoutError(f"{quoted(str(file))} is not valid JSON: {error}; fix the file", path=str(file)) from error
+    if not isinstance(found, dict) or "model_type" not in found:
+        raise LayoutError(
+            f"{quoted(str(file))} has no model_type; give the config.json of a Hugging Face model", path=str(file)
+        )
+    return found
+
+
+def command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A folder with a model's config.json, or that file.")],
+    side: Annotated[
+        str,
+        typer.Option(
+            metavar="SIDE", help="The framework and its sizes: vllm:tp=8,pp=2; transformers:tp=2,fsdp=4; ep=1, dp=2."
+        ),
+    ],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print how a framework shards every weight of a model, from its own loader run without weights.
+
+    The framework must be installed; it runs as every rank in turn, in this process. Tensors that have no sharding are
+    listed with the reason.
+    """
+    from rankmesh.transfer.layouts.sides import layout
+
+    found = layout(side, config_of(model))
+    if json:
+        write_json(found.to_dict())
+        return
+    _print(found)
+
+
+def _print(found: Layout) -> None:
+    console = out()
+    rows = []
+    for name, sharding in found.shardings.items():
+        data: dict[str, Any] = sharding.to_dict()
+        notes = [f"at {axis}={','.join(map(str, places))}" for axis, places in data.get("at", {}).items()]
+        notes += [f"parts {quoted(parts)}" for parts in data.get("parts", {}).values()]
+        notes += [f"padded to {length}" for length in (sharding.padded or {}).values()]
+        cut = ", ".join(axes or "-" for axes in sharding.cut or ())
+        rows.append((name, " x ".join(map(str, sharding.shape)), sharding.dtype, cut, "; ".join(notes)))
+    heads = ("tensor", "shape", "dtype", "cut by", "where")
+    if rows:
+        cells = list(zip(*rows, strict=True))
+        print_columns(console, [Column(head, column) for head, column in zip(heads, cells, strict=True)])
+    for name, why in found.refused.items():
+        console.print(f"refused: {name}: {why}", markup=False)

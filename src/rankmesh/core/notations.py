@@ -1,0 +1,143 @@
+"""Notations: a sharding as others write it: MLIR's Shardy, JAX's PartitionSpec, NCCL's M2N; without any of them.
+
+```
+Mesh(tp=2, dp=4), cut ("dp-tp", None)
+Shardy             <["dp"=4, "tp"=2]>   [{"dp", "tp"}, {}]
+PartitionSpec      Mesh of shape (4, 2), ("dp", "tp")   P(("dp", "tp"), None)
+M2N                dims (8,), placements (Shard(0),)
+```
+
+Each says which device has which part of an array that all devices have: what a tensor has beyond that (``at``,
+``parts``, ``padded``, uneven cuts) is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rankmesh.core.mesh import Mesh
+from rankmesh.errors import LayoutError, quoted
+
+if TYPE_CHECKING:
+    from rankmesh.core.sharding import Sharding
+
+__all__ = ["M2N", "from_shardy", "m2n", "partition_spec", "refuse", "shardy"]
+
+
+class M2N(NamedTuple):
+    """``nccl.m2n.Mesh(dims, start_rank)`` with one placement an axis: the tensor dimension that it cuts, or None."""
+
+    dims: tuple[int, ...]
+    start_rank: int
+    placements: tuple[int | None, ...]
+
+
+def refuse(sharding: Sharding, notation: str, *, at: bool = True, uneven: bool = True) -> None:
+    """Raise ``LayoutError`` for what a notation cannot say."""
+    why = None
+    if sharding.at and at:
+        why = f"tensors that only some ranks have, at={dict(sharding.at)}"
+    elif sharding.parts:
+        why = f"parts of a fused dimension, parts={quoted(sharding.parts)}"
+    elif sharding.padded:
+        why = f"padding, padded={quoted(sharding.padded)}"
+    elif uneven:
+        for dim, length in enumerate(sharding.shape):
+            ways = sharding.shard_map.shards[dim]
+            if length % ways:
+                why = f"uneven cuts, and {ways} does not divide dimension {dim} of length {length}"
+    if why:
+        raise LayoutError(f"{notation} cannot say {why}; describe such a tensor with Sharding.to_dict()")
+
+
+def _axes(sharding: Sharding) -> list[tuple[str, ...]]:
+    """For each dimension the axes that cut it, outermost first; sub-axes for one that is split."""
+    mesh = sharding.mesh.view(sharding.view)
+    return [
+        tuple(
+            leaf for name in (names or "").split("-") if name for leaf in reversed(mesh.axis_pairs(name, ordered=True))
+        )
+        for names in sharding.cut or ()
+    ]
+
+
+def partition_spec(sharding: Sharding) -> tuple[str | tuple[str, ...] | None, ...]:
+    """What ``jax.sharding.PartitionSpec`` takes."""
+    refuse(sharding, "a PartitionSpec")
+    return tuple(axes[0] if len(axes) == 1 else axes or None for axes in _axes(sharding))
+
+
+def shardy(sharding: Sharding, name: str = "mesh") -> str:
+    """The mesh and the sharding as MLIR text."""
+    refuse(sharding, "Shardy")
+    if sharding.mesh.offset:
+        raise LayoutError(f"Shardy counts devices from 0, and the mesh begins at rank {sharding.mesh.offset}; shift it")
+    axes = reversed(sharding.mesh.view(sharding.view).axes.items())
+    sizes = ", ".join(f'"{axis}"={size}' for axis, size in axes)
+    ranks = sharding.mesh.rank_map
+    devices = f", device_ids=[{', '.join(map(str, ranks))}]" if ranks else ""
+    cuts = ", ".join("{" + ", ".join(f'"{axis}"' for axis in cut) + "}" for cut in _axes(sharding))
+    return f"sdy.mesh @{name} = <[{sizes}]{devices}>\n#sdy.sharding<@{name}, [{cuts}]>"
+
+
+def from_shardy(text: str) -> tuple[Mesh, tuple[str | None, ...]]:
+    """Mesh and cut of such a text. Raises ``LayoutError`` for one that says more: open dimensions, parts of axes."""
+    mesh = re.search(r"sdy\.mesh @\"?([\w.]+)\"? = <\[([^\]]*)\](?:, device_ids=\[([\d, ]+)\])?>", text)
+    cuts = re.search(r"#sdy\.sharding<@\"?([\w.]+)\"?, \[([^\]]*)\]>", text)
+    if mesh is None or cuts is None or mesh[1] != cuts[1]:
+        raise LayoutError(
+            f"{quoted(text)} is no sdy.mesh with a #sdy.sharding on it of closed dimensions; write "
+            '<["dp"=4, "tp"=2]> and [{"dp"}, {}]'
+        )
+    sizes = {axis: int(size) for axis, size in re.findall(r'"(\w+)"=(\d+)', mesh[2])}
+    found = re.findall(r"\{([^}]*)\}", cuts[2])
+    for dimension in found:
+        if not re.fullmatch(r'("\w+"(, "\w+")*)?', dimension.strip()):
+            raise LayoutError(
+                f"{quoted(dimension)} is no list of whole axes in quotes; split the axis, close the dimension"
+            )
+    ranks = [int(rank) for rank in mesh[3].split(",")] if mesh[3] else None
+    axes = dict(reversed(sizes.items()))
+    return Mesh.of(axes, rank_map=ranks), tuple("-".join(re.findall(r'"(\w+)"', one)) or None for one in found)
+
+
+def m2n(sharding: Sharding) -> M2N:
+    """The mesh and the placements of NCCL's M2N: at most two axes, of which one cuts, over consecutive ranks."""
+    refuse(sharding, "M2N", at=False)
+    if sharding.mesh.rank_map:
+        raise LayoutError("M2N cannot say a rank_map: its ranks are consecutive; give a mesh without one")
+    mesh = sharding.mesh.view(sharding.view)
+    dims = {axis: dim for dim, axes in enumerate(_axes(sharding)) for axis in axes}
+    _check_order(sharding, mesh.axes)
+    start, merged = sharding.mesh.offset, list[tuple[int, int | None]]()
+    at: Mapping[str, tuple[int, ...]] = sharding.at or {}  # type: ignore[assignment]  # normalised by the constructor
+    for axis, size in reversed(mesh.axes.items()):  # outermost first
+        if size == 1:
+            continue
+        if axis in at:
+            if merged or len(at[axis]) > 1:
+                raise LayoutError(f"M2N takes consecutive ranks, and at={dict(at)} leaves gaps between them")
+            start += at[axis][0] % size * mesh.strides[axis]
+            continue
+        if merged and merged[-1][1] == dims.get(axis):
+            merged[-1] = (merged[-1][0] * size, merged[-1][1])
+        else:
+            merged.append((size, dims.get(axis)))
+    if len(merged) > 2 or sum(dim is not None for _, dim in merged) > 1:
+        shown = ", ".join(f"{size} {'copies' if dim is None else f'cut dimension {dim}'}" for size, dim in merged)
+        raise LayoutError(f"M2N takes two axes, of which one cuts the tensor; this has {shown}, outermost first")
+    merged = merged or [(1, None)]
+    return M2N(tuple(size for size, _ in merged), start, tuple(dim for _, dim in merged))
+
+
+def _check_order(sharding: Sharding, axes: Mapping[str, int]) -> None:
+    outermost = list(axes)[::-1]
+    for cut in _axes(sharding):
+        wide: Sequence[str] = [axis for axis in cut if axes.get(axis, 1) > 1]
+        if list(wide) != sorted(wide, key=outermost.index):
+            raise LayoutError(
+                f"M2N cuts in the order of the mesh, {'-'.join(outermost)} outermost first, and a dimension is cut by "
+                f"{'-'.join(wide)}; permute the axes"
+            )

@@ -1,0 +1,67 @@
+"""``rankmesh layout``: what it refuses before any framework runs, and what it prints."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import rankmesh as rm
+from rankmesh.cli.layout import config_of
+from rankmesh.errors import LayoutError, MissingExtra
+from rankmesh.transfer.layouts import sides
+from rankmesh.transfer.layouts.layout import Side
+
+
+def _llama(folder):
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}), encoding="utf-8")
+    return folder
+
+
+def test_a_model_is_a_folder_or_its_config(tmp_path):
+    """Both name the same configuration; a missing, torn or foreign file is refused with its path."""
+    assert config_of(_llama(tmp_path)) == config_of(tmp_path / "config.json") == {"model_type": "llama"}
+    with pytest.raises(LayoutError, match=r"there is no '.*nowhere'; give a folder"):
+        config_of(tmp_path / "nowhere")
+    (tmp_path / "torn.json").write_text('{"model_type', encoding="utf-8")
+    with pytest.raises(LayoutError, match=r"torn.json' is not valid JSON"):
+        config_of(tmp_path / "torn.json")
+    (tmp_path / "other.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(LayoutError, match="has no model_type"):
+        config_of(tmp_path / "other.json")
+
+
+def test_unknown_sides_and_sizes_are_refused(monkeypatch):
+    """Before anything is imported; a framework that is not installed is named."""
+    with pytest.raises(LayoutError, match="unknown side 'trt'; known are transformers, vllm"):
+        sides.side("trt:tp=2", {})
+    with pytest.raises(LayoutError, match="'tp=two' of side 'vllm:tp=two' is no size; write tp=8"):
+        sides.side("vllm:tp=two", {})
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.delitem(sys.modules, "rankmesh.transfer.layouts.sides.vllm", raising=False)
+    with pytest.raises((MissingExtra, LayoutError)):
+        sides.side("vllm:tp=2", {})
+
+
+def test_a_layout_is_printed_as_a_table_and_as_json(tmp_path, monkeypatch, rankmesh):
+    """The shardings by name, with positions, parts and padding; refusals below."""
+
+    def side(text, config):
+        assert (text, config["model_type"]) == ("toy:tp=2", "llama")
+
+        def load(rank, tensors):
+            row = torch.empty(1, 4)
+            row.copy_(tensors["up"].narrow(0, rank, 1))
+            scaled = torch.empty(2)
+            scaled.copy_(tensors["norm"] * 2)
+            return {"up": row, "scaled": scaled}
+
+        return Side("toy", rm.Mesh(tp=2), {"up": ((2, 4), "float32"), "norm": ((2,), "float32")}, load)
+
+    monkeypatch.setattr(sides, "side", side)
+    shown = rankmesh("layout", str(_llama(tmp_path)), "--side", "toy:tp=2").out
+    assert "up      2 x 4  float32  tp, -" in shown
+    assert "refused: norm: scaled: it holds values that mul computes; only copies have a layout" in shown
+    data = json.loads(rankmesh("layout", str(tmp_path), "--side", "toy:tp=2", "--json").out)
+    assert data["tensors"]["up"]["cut"] == ["tp", None]
+    assert list(data["refused"]) == ["norm"]

@@ -1,0 +1,67 @@
+"""The table of the page on layouts, from what the program says: ``python -m tests.peers.engines_table FOLDER``.
+
+FOLDER has transformers and vLLM, as ``tests.peers.fetch`` installs them.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE = REPOSITORY / "docs" / "reference" / "layouts.md"
+BEGIN, END = "<!-- cells -->\n", "<!-- end of cells -->"
+
+
+def measured(folder):
+    """The rows of ``engines_beside``, run with the frameworks of a folder."""
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{REPOSITORY}", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.peers.engines_beside"],
+        capture_output=True, text=True, timeout=900, env=environment, check=False, cwd=REPOSITORY,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return parsed(done.stdout)
+
+
+def parsed(text):
+    """The rows among what a program printed."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith('{"model"')]
+
+
+def table(rows):
+    """A line for each side, a column for each model; reasons below, each once."""
+    cells = {(row["side"], row["model"]): row for row in rows if "side" in row}
+    models = list(dict.fromkeys(model for _, model in cells))
+    reasons, lines = [], [f"| side | {' | '.join(models)} |", f"| --- |{' --- |' * len(models)}"]
+    for side in dict.fromkeys(side for side, _ in cells):
+        line = []
+        for model in models:
+            row = cells[side, model]
+            left = row.get("why") or "; ".join(sorted(set(row["refused"].values())))
+            if left:
+                why = _short(left)
+                reasons += [why] if why not in reasons else []
+                line.append(
+                    f"refused ({reasons.index(why) + 1})" if "why" in row else f"exact, but ({reasons.index(why) + 1})"
+                )
+            else:
+                line.append("exact")
+        lines.append(f"| `{side}` | {' | '.join(line)} |")
+    return "\n".join([*lines, "", *(f"{number}. {why}" for number, why in enumerate(reasons, 1))]) + "\n"
+
+
+def _short(why):
+    """The reason without what differs from model to model."""
+    why = re.sub(r"`\w+ForCausalLM`", "this model", why.partition(". Pass")[0].partition(" [type=")[0])
+    why = re.sub(r"KeyError: '[\w.]+'", "KeyError: the name of a weight of another stage", why)
+    return re.sub(r" as rank \d+", "", why.partition("; change")[0])
+
+
+if __name__ == "__main__":
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(
+        before + BEGIN + table(measured(Path(sys.argv[1]))) + END + rest.partition(END)[2], encoding="utf-8"
+    )
