@@ -1,8 +1,5 @@
 """Shardings as others write them: round trips, and what they cannot say."""
 
-import os
-import subprocess
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -71,30 +68,3 @@ def test_what_a_notation_cannot_say_is_named():
         rm.Sharding.from_shardy('sdy.mesh @m = <["a"=4]>\n#sdy.sharding<@m, [{"a":(1)2}]>', (8,))
     with pytest.raises(LayoutError, match=r"is no sdy.mesh"):
         rm.Sharding.from_shardy("sdy.mesh", (8,))
-
-
-JAX = """
-import os
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-import jax, numpy as np
-import rankmesh as rm
-for cut, shape in ((("dp-tp", None), (16, 6)), ((None, "dp"), (3, 8)), (("tp", "dp"), (4, 8)), (("tp-dp",), (8,))):
-    one = rm.Sharding(rm.Mesh(tp=2, dp=4), cut, shape)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("dp", "tp"))
-    theirs = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*one.to_partition_spec()))
-    for device, index in theirs.devices_indices_map(shape).items():
-        box = tuple((s.start or 0, n if s.stop is None else s.stop) for s, n in zip(index, shape))
-        assert one.of(device.id).boxes == (box,), (cut, device.id, box)
-    text = jax.jit(lambda x: x, in_shardings=theirs).lower(jax.ShapeDtypeStruct(shape, np.float32)).as_text()
-    mine = one.to_shardy().splitlines()
-    assert mine[0] in text, (mine[0], text)
-    assert mine[1].removeprefix("#sdy.sharding") in text, (mine[1], text)
-print("same")
-"""
-
-
-@pytest.mark.skipif("RANKMESH_JAX" not in os.environ, reason="RANKMESH_JAX names a Python that has JAX")
-def test_jax_reads_a_partition_spec_the_same():
-    """JAX's own devices_indices_map, and the text that it lowers to, beside ours, on 8 CPU devices."""
-    done = subprocess.run([os.environ["RANKMESH_JAX"], "-c", JAX], capture_output=True, text=True, check=False)
-    assert done.stdout == "same\n", done.stderr

@@ -100,7 +100,7 @@ def moved(source, target, source_ranks, target_ranks):
     return bad, len(names)
 
 
-def say(row):
+def write_row(row):
     """One line; what the frameworks themselves print comes between."""
     sys.stdout.write(json.dumps(row) + "\n")
     sys.stdout.flush()
@@ -116,21 +116,21 @@ def main(sides):
                 one = side(text, config)
                 layout = read(one)
             except LayoutError as error:
-                say(row | {"result": "refused", "why": str(error)})
+                write_row(row | {"result": "refused", "why": str(error)})
                 continue
             whole = random_weights(one.weights)
             ranks = loaded(one, whole)
             bad, compared = wrong(layout, ranks, whole)
             result = {"result": "wrong" if bad else "exact", "wrong": bad[:5], "compared": compared,
                       "tensors": len(layout.shardings), "refused": dict(layout.refused)}  # fmt: skip
-            say(row | result)
+            write_row(row | result)
             known[text] = layout, ranks
         for source, (from_layout, from_ranks) in known.items():
             for target, (to_layout, to_ranks) in known.items():
                 if source.partition(":")[0] != target.partition(":")[0]:
                     bad, count = moved(from_layout, to_layout, from_ranks, to_ranks)
                     row = {"model": model, "from": source, "to": target, "tensors": count, "wrong": bad[:5]}
-                    say(row)
+                    write_row(row)
 
 
 if __name__ == "__main__":

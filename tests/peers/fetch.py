@@ -29,9 +29,13 @@ KEPT = {"vllm": "vllm/distributed", "sglang": "sglang/srt"}
 # What a release imports that the tests have not, in its folder.
 BESIDE = {"deepspeed": ("hjson==3.1.0", "msgpack==1.2.4", "psutil==7.2.2", "py-cpuinfo==9.0.0", "tqdm==4.70.1")}
 
-# What vLLM and transformers import to construct and load a model; both lie in one folder, without vLLM's kernels.
+# What vLLM and transformers import to construct and load a model, without vLLM's kernels; and JAX. One folder.
 ENGINES = (
     "transformers==5.23.0",
+    "jax==0.10.2",
+    "jaxlib==0.10.2",
+    "ml_dtypes==0.6.0",
+    "opt_einsum==3.4.0",
     f"vllm=={OTHERS['vllm']}",
     "accelerate==1.15.0", "aiohappyeyeballs==2.7.1", "aiohttp==3.14.5", "aiosignal==1.4.0", "anthropic==2.12.0",
     "anyio==4.16.0", "apache-tvm-ffi==0.1.15.post2", "astor==0.8.1", "blake3==1.0.11", "cachetools==8.0.1",
@@ -87,7 +91,7 @@ def fetch(name, version, root):
 
 
 def fetch_engines(root):
-    """Install vLLM and transformers with what they import, in one folder; kernels of vLLM are left out."""
+    """Install vLLM, transformers and JAX with what they import, in one folder; kernels of vLLM are left out."""
     place = Path(root).resolve() / "engines"
     if place.exists():
         return

@@ -1,6 +1,9 @@
 """Layouts that are read from engines' and trainers' own loaders, beside what these loaders make of real weights."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +43,32 @@ def test_the_table_of_the_page_is_the_measured_one(rows):
 def test_the_rows_are_json(rows):
     """What the frameworks print between the rows is no row."""
     assert json.loads(json.dumps(rows)) == rows
+
+
+JAX = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+import jax, numpy as np
+import rankmesh as rm
+for cut, shape in ((("dp-tp", None), (16, 6)), ((None, "dp"), (3, 8)), (("tp", "dp"), (4, 8)), (("tp-dp",), (8,))):
+    one = rm.Sharding(rm.Mesh(tp=2, dp=4), cut, shape)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("dp", "tp"))
+    theirs = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*one.to_partition_spec()))
+    for device, index in theirs.devices_indices_map(shape).items():
+        box = tuple((s.start or 0, n if s.stop is None else s.stop) for s, n in zip(index, shape))
+        assert one.of(device.id).boxes == (box,), (cut, device.id, box)
+    text = jax.jit(lambda x: x, in_shardings=theirs).lower(jax.ShapeDtypeStruct(shape, np.float32)).as_text()
+    mine = one.to_shardy().splitlines()
+    assert mine[0] in text, (mine[0], text)
+    assert mine[1].removeprefix("#sdy.sharding") in text, (mine[1], text)
+print("same")
+"""
+
+
+def test_jax_reads_a_partition_spec_and_prints_shardy_the_same():
+    """JAX's own devices_indices_map, and the text that it lowers to, beside ours, on 8 CPU devices."""
+    environment = {**os.environ, "PYTHONPATH": str(fetch.engines())}
+    done = subprocess.run(
+        [sys.executable, "-c", JAX], capture_output=True, text=True, check=False, env=environment, timeout=200
+    )
+    assert done.stdout == "same\n", done.stderr

@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.transfer import brute, live
 
 import rankmesh as rm
 from rankmesh import sim
+from rankmesh.backend.fake_world import fake_world
 from rankmesh.errors import LayoutError
 from rankmesh.transfer.adapters import dtensors, huggingface, megatron, vllm
 
@@ -45,6 +48,42 @@ def test_dtensors_of_any_placement():
     ]
     for shape, placements, cut in cases:
         assert sim.run(_placed, 6, shape, placements) == [(True, cut)] * 6
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_dtensors_round_trip(data):
+    """Any cut of any axes in any order: placements of it, a DTensor with them, and the same sharding again."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+
+    axes = data.draw(st.permutations(["tp", "dp", "pp"]))
+    mesh = rm.Mesh(tp=2, dp=3, pp=2)
+    cut = [[], []]
+    for axis in axes:
+        place = data.draw(st.sampled_from([None, 0, 1]))
+        if place is not None:
+            cut[place].append(axis)
+    one = rm.Sharding(mesh, tuple("-".join(names) or None for names in cut), (24, 36))
+    with fake_world(0, 12):
+        device_mesh = init_device_mesh("cpu", (2, 3, 2), mesh_dim_names=("pp", "dp", "tp"))
+        local = torch.empty(one.of(0).shape)
+        tensor = DTensor.from_local(
+            local, device_mesh, one.to_dtensor(device_mesh), run_check=False, shape=torch.Size((24, 36)), stride=(36, 1)
+        )
+        assert rm.Sharding.from_dtensor(tensor) == one
+
+
+def test_what_a_dtensor_cannot_say_is_named():
+    """Positions, and a mesh of other axes."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    with fake_world(0, 4):
+        device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+        with pytest.raises(LayoutError, match="a DTensor cannot say tensors that only some ranks have"):
+            rm.Sharding(rm.Mesh(tp=2, pp=2), ("tp",), (8,), at={"pp": 1}).to_dtensor(device_mesh)
+        with pytest.raises(LayoutError, match="make the DeviceMesh of the same ranks and axes"):
+            rm.Sharding(rm.Mesh(tp=4), ("tp",), (8,)).to_dtensor(device_mesh)
 
 
 def _fully_sharded():

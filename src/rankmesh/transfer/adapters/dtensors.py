@@ -74,7 +74,8 @@ def placements_of(sharding: Sharding, device_mesh: DeviceMesh) -> tuple[Placemen
             "make the DeviceMesh of the same ranks and axes, the first of which is its last dimension"
         )
     cuts = [tuple(filter(None, (axes or "").split("-"))) for axes in sharding.cut or ()]
-    names, made = list(_names(device_mesh)), list[Placement]()
+    names = list(_names(device_mesh))
+    made: list[Placement] = []
     for number, name in enumerate(names):
         dim = next((dim for dim, axes in enumerate(cuts) if name in axes), None)
         if dim is None:

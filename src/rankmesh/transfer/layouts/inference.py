@@ -41,27 +41,27 @@ def infer(
     >>> infer(Mesh(tp=2, dp=2), (8, 6), "float32", rows).cut
     ('tp', None)
     """
-    held = {rank: tuple(sorted(found)) for rank, found in boxes.items() if found}
+    owned = {rank: tuple(sorted(found)) for rank, found in boxes.items() if found}
     shapes = {rank: tuple(of) for rank, of in (stored or {}).items()}
-    if not held:
+    if not owned:
         raise LayoutError("no rank loads it")
-    ranges = {rank: _ranges(found) for rank, found in held.items()}
+    ranges = {rank: _ranges(found) for rank, found in owned.items()}
     for view in (None, *mesh.views):
         for split in _splits(mesh, view):
             for candidate in _candidates(split, view, tuple(shape), dtype, ranges, shapes):
-                if _exact(candidate, held, shapes):
+                if _exact(candidate, owned, shapes):
                     return candidate
-    first, last = min(held), max(held)
+    first, last = min(owned), max(owned)
     raise LayoutError(
-        f"no cut over the axes {', '.join(mesh.axes)} gives its boxes: rank {first} has {_shown(held[first])}, rank "
-        f"{last} has {_shown(held[last])}"
+        f"no cut over the axes {', '.join(mesh.axes)} gives its boxes: rank {first} has {_shown(owned[first])}, rank "
+        f"{last} has {_shown(owned[last])}"
     )
 
 
-def _exact(candidate: Sharding, held: Mapping[int, Sequence[Box]], shapes: Mapping[int, tuple[int, ...]]) -> bool:
+def _exact(candidate: Sharding, owned: Mapping[int, Sequence[Box]], shapes: Mapping[int, tuple[int, ...]]) -> bool:
     for rank in candidate.mesh.rank_range.ascending:
         shard = candidate.of(rank)
-        if tuple(sorted(shard.boxes)) != held.get(rank, ()) or shard.shape != shapes.get(rank, shard.shape):
+        if tuple(sorted(shard.boxes)) != owned.get(rank, ()) or shard.shape != shapes.get(rank, shard.shape):
             return False
     return True
 
@@ -146,15 +146,15 @@ def _padded(
 def _varies(cut: Mapping[int, Ranges], where: Mapping[int, Mapping[str, int]], axis: str) -> bool:
     """Whether two ranks that differ along this axis only hold different ranges."""
     seen: dict[tuple[int, ...], Ranges] = {}
-    for rank, held in cut.items():
+    for rank, owned in cut.items():
         rest = tuple(place for name, place in where[rank].items() if name != axis)
-        if seen.setdefault(rest, held) != held:
+        if seen.setdefault(rest, owned) != owned:
             return True
     return False
 
 
 def _parts(cut: Mapping[int, Ranges], count: int, length: int) -> tuple[int, ...]:
     """The lengths of the parts of a fused dimension: the k-th begins where the lowest k-th range does."""
-    starts = [min(held[k][0] for held in cut.values() if len(held) > k) for k in range(count)]
+    starts = [min(owned[k][0] for owned in cut.values() if len(owned) > k) for k in range(count)]
     starts = sorted({0, *starts[1:]})
     return tuple(high - low for low, high in zip(starts, [*starts[1:], length], strict=True))

@@ -114,13 +114,13 @@ def _view(parameters: Mapping[str, Tensor], name: str, place: Place) -> Tensor:
     return view
 
 
-class _Held(NamedTuple):
+class _Loaded(NamedTuple):
     """What one rank holds of one tensor."""
 
     parameter: str
     fragments: list[Fragment]
     shape: tuple[int, ...]
-    alone: bool
+    unshared: bool
 
 
 def read(side: Side) -> Layout:
@@ -134,7 +134,7 @@ def read(side: Side) -> Layout:
     from rankmesh.transfer.layouts.trace import Trace
 
     mesh, weights = side.mesh, side.weights
-    held: dict[str, dict[int, _Held]] = {name: {} for name in weights}
+    loaded: dict[str, dict[int, _Loaded]] = {name: {} for name in weights}
     refused: dict[str, str] = {}
     unfilled: dict[str, None] = {}
     for rank in mesh.rank_range.ascending.tolist():
@@ -158,11 +158,11 @@ def read(side: Side) -> Layout:
                 if not found and isinstance(tensor, torch.nn.Parameter):
                     unfilled[parameter] = None
                 for name, fragments in found.items():
-                    known = held[name].get(rank)
+                    known = loaded[name].get(rank)
                     if known is not None:
                         refused[name] = f"rank {rank} has it in {known.parameter} and in {parameter}"
                     shape = tuple(getattr(tensor, "to_local", lambda tensor=tensor: tensor)().shape)
-                    held[name][rank] = _Held(parameter, fragments, shape, len(found) == 1)
+                    loaded[name][rank] = _Loaded(parameter, fragments, shape, len(found) == 1)
     shardings: dict[str, Sharding] = {}
     places: dict[int, dict[str, Place]] = {}
     known_layouts: dict[object, Sharding | str] = {}
@@ -170,8 +170,8 @@ def read(side: Side) -> Layout:
         if name in refused:
             continue
         try:
-            sharding = _sharding(mesh, shape, dtype, held[name], known_layouts)
-            found_places = {rank: _place(sharding.of(rank), of) for rank, of in held[name].items()}
+            sharding = _sharding(mesh, shape, dtype, loaded[name], known_layouts)
+            found_places = {rank: _place(sharding.of(rank), of) for rank, of in loaded[name].items()}
         except LayoutError as error:
             refused[name] = str(error)
             continue
@@ -182,11 +182,11 @@ def read(side: Side) -> Layout:
 
 
 def _sharding(
-    mesh: Mesh, shape: tuple[int, ...], dtype: str, held: Mapping[int, _Held], known: dict[object, Sharding | str]
+    mesh: Mesh, shape: tuple[int, ...], dtype: str, loaded: Mapping[int, _Loaded], known: dict[object, Sharding | str]
 ) -> Sharding:
     """Layers that are alike are inferred once."""
-    boxes = {rank: [fragment.box for fragment in of.fragments] for rank, of in held.items()}
-    stored = {rank: of.shape for rank, of in held.items() if of.alone and _plain(of, len(shape))}
+    boxes = {rank: [fragment.box for fragment in of.fragments] for rank, of in loaded.items()}
+    stored = {rank: of.shape for rank, of in loaded.items() if of.unshared and _plain(of, len(shape))}
     key = (shape, dtype, str(sorted(boxes.items())), str(sorted(stored.items())))
     if key not in known:
         try:
@@ -199,23 +199,23 @@ def _sharding(
     return found
 
 
-def _plain(held: _Held, dimensions: int) -> bool:
+def _plain(loaded: _Loaded, dimensions: int) -> bool:
     """Whether a parameter has the dimensions of the one tensor that it holds, in their order."""
     steps, size = [], 1
-    for length in reversed(held.shape):
+    for length in reversed(loaded.shape):
         steps.append(size)
         size *= length
-    return len(held.shape) == dimensions and all(
-        step in (0, of) for fragment in held.fragments for step, of in zip(fragment.strides, steps[::-1], strict=True)
+    return len(loaded.shape) == dimensions and all(
+        step in (0, of) for fragment in loaded.fragments for step, of in zip(fragment.strides, steps[::-1], strict=True)
     )
 
 
-def _place(shard: Shard, held: _Held) -> Place:
+def _place(shard: Shard, loaded: _Loaded) -> Place:
     """The one strided view of a parameter that is the shard."""
-    if not held.fragments:
-        raise LayoutError(f"{held.parameter} holds none of it")
-    by_box = {fragment.box: fragment for fragment in held.fragments}
-    strides = [max(fragment.strides[dim] for fragment in held.fragments) for dim in range(len(shard.shape))]
+    if not loaded.fragments:
+        raise LayoutError(f"{loaded.parameter} holds none of it")
+    by_box = {fragment.box: fragment for fragment in loaded.fragments}
+    strides = [max(fragment.strides[dim] for fragment in loaded.fragments) for dim in range(len(shard.shape))]
     first, begin = by_box[shard.boxes[0]], shard.places[0]
     for dim, length in enumerate(shard.shape):
         if length > 1 and not strides[dim]:  # pieces of one element: the step is how far apart they are
@@ -229,6 +229,6 @@ def _place(shard: Shard, held: _Held) -> Place:
         steps = zip(fragment.strides, strides, box, strict=True)
         if fragment.offset != there or any(a != b and high - low > 1 for a, b, (low, high) in steps):
             raise LayoutError(
-                f"its pieces in {held.parameter} are no view of regular strides: {quoted(held.fragments[:2])}"
+                f"its pieces in {loaded.parameter} are no view of regular strides: {quoted(loaded.fragments[:2])}"
             )
-    return Place(held.parameter, offset, shard.shape, tuple(strides))
+    return Place(loaded.parameter, offset, shard.shape, tuple(strides))

@@ -60,7 +60,7 @@ def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep
     def load(rank: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         asked.parallel_config.rank = rank % (tp * pp)
         asked.parallel_config.data_parallel_rank = rank // (tp * pp)
-        with _alone(), set_current_vllm_config(asked), _default_dtype(asked.model_config.dtype):
+        with _one_process(), set_current_vllm_config(asked), _default_dtype(asked.model_config.dtype):
             parallel_state.init_distributed_environment(mesh.size, rank, "env://", 0, "fake")
             parallel_state.initialize_model_parallel(tp, pp, backend="fake")
             try:
@@ -111,7 +111,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _one_process() -> Iterator[None]:
     """vLLM without the channels between processes that are not there."""
     group = parallel_state.init_model_parallel_group
 
