@@ -326,3 +326,13 @@ def one_caller_of_a_helper(groups):
     reduce_all([norm], pg(groups, "tp"))  # wrong
     sim.see("w.grad", w.grad, ("tp", None))
     sim.see("norm.grad", norm.grad)
+
+
+@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "tp"), group="dp")
+def skipped_on_one_rank(groups):
+    """A layer whose sum is over dp, and which makes none where dp has one rank, as Megatron's layers do."""
+    up, down = weight(groups, "up", (8, 4), ("tp", None)), weight(groups, "down", (4, 8), (None, "tp"))
+    y = (sim.random(groups, "x", (8, 4), ("dp", None)) @ up.T) @ down.T
+    if groups["dp"].size > 1:
+        dist.all_reduce(y, group=pg(groups, "dp"))  # wrong
+    sim.see("y", y, ("dp", None))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
@@ -84,11 +85,12 @@ def size(groups, axis):
 
 
 def config(groups, **options):
-    """A configuration of Megatron's, in float64 and without what needs a GPU."""
+    """A configuration of Megatron's, in torch's default dtype and without what needs a GPU."""
     return megatron("transformer.transformer_config").TransformerConfig(
         **{
             "num_layers": 1, "hidden_size": HIDDEN, "num_attention_heads": 4, "ffn_hidden_size": 16,
-            "use_cpu_initialization": True, "params_dtype": torch.float64, "pipeline_dtype": torch.float64,
+            "use_cpu_initialization": True, "params_dtype": torch.get_default_dtype(),
+            "pipeline_dtype": torch.get_default_dtype(),
             "hidden_dropout": 0.0, "attention_dropout": 0.0, "gradient_accumulation_fusion": False,
             "masked_softmax_fusion": False, "bias_dropout_fusion": False,
             "tensor_model_parallel_size": size(groups, "tp"),
@@ -323,7 +325,8 @@ def row(found):
     if first is None:
         return [str(found.number), found.script, "nothing", "", "", harmless]
     layout = ",".join(axis for axis in first.layout.split(",") if not axis.endswith("=1"))
-    cause = "no collective" if first.operation is None else f"{first.operation} over `{first.group}`, {first.site}"
+    place = "in the program" if first.site.startswith("silent.py") else first.site
+    cause = "no collective" if first.operation is None else f"{first.operation} over `{first.group}`, {place}"
     change = first.fix if first.settles else "none works"
     return [str(found.number), found.script, f"{first.name} under `{layout}`", cause, change, harmless]
 
@@ -339,6 +342,8 @@ def ready():
     warnings.simplefilter("ignore")
     without_a_gpu()
     torch.cuda.get_device_capability = lambda *_: (8, 0)
+    torch.cuda.Stream = torch.cuda.stream = lambda *_, **__: contextlib.nullcontext()
+    torch.cuda.current_stream = lambda *_: Mock()
     states = megatron("tensor_parallel.random")
     states._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     states._set_cuda_rng_state = lambda *_, **__: None

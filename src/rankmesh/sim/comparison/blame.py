@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -48,7 +48,8 @@ _OPERATIONS = {
 class Cause:
     """What made a value differ: a collective, or a missing one (``operation`` and ``group`` are None then).
 
-    ``settles``: whether the repair makes everything that is seen right, under every layout.
+    ``settles``: whether the repair makes everything that is seen right, under every layout but those in ``untried``,
+    in which it could not be tried.
     """
 
     site: Site | None
@@ -57,6 +58,7 @@ class Cause:
     repair: Repair | None = None
     settles: bool = False
     lines: tuple[Site, ...] = ()
+    untried: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,42 +88,48 @@ class _Search:
             if repair in self.tried or time.monotonic() > self.deadline:
                 continue
             self.tried.add(repair)
-            left = self._left(repair)
-            if left is None:
+            tried = self._left(repair)
+            if tried is None:
                 continue
-            found = cause(repair)
-            if not left:
-                return Cause(found.site, found.operation, found.group, repair, True, found.lines)
-            self.fallback = self.fallback or Cause(found.site, found.operation, found.group, repair, False, found.lines)
+            left, untried = tried
+            found = replace(cause(repair), repair=repair, settles=not left, untried=untried)
+            if found.settles:
+                return found
+            self.fallback = self.fallback or found
         return None
 
-    def _left(self, repair: Repair) -> int | None:
-        """How many values still differ with a repair, under all layouts; None where the first one does, or a run fails.
+    def _left(self, repair: Repair) -> tuple[int, tuple[str, ...]] | None:
+        """How many values still differ with a repair, and the layouts that say nothing; None where it does not help.
 
-        A layout under which the program does not run with the repair, because its tensors have the shape of the
-        former group, says nothing; the failing one must run.
+        It does not help where the first value still differs, or the program fails under the layout that is looked
+        into. Other layouts say nothing where the program fails because its tensors have the shape of the former
+        group, or does not make the collective because that group has one rank.
         """
-        key, left, same_sums, other_sums = self.failing.first.key, 0, 0, 0
+        key, left, same_sums, other_sums, untried = self.failing.first.key, 0, 0, 0, list[str]()
         ordered = sorted(self.layouts, key=lambda layout: layout is not self.failing.layout)
         for layout in ordered:
             session = Session(layout, self.reference, repair=repair, until=key)
             outcome = self.runner.tried(session)
-            if outcome == "failed" and layout is not self.failing.layout and _sized(repair):
+            if layout is not self.failing.layout and (
+                (outcome == "failed" and _sized(repair))
+                or (key in session.deviations and not session.chose and _single(repair, layout))
+            ):
+                untried.append(layout.name)
                 continue
             if outcome != "ended" or key in session.deviations:
                 return None
             left += len(session.deviations)
             same_sums, other_sums = same_sums + session.sums_of_equal, other_sums + session.sums_of_different
         # Sums of equal numbers only multiply: that is a scale, and another defect.
-        return None if same_sums and not other_sums else left
+        return None if same_sums and not other_sums else (left, tuple(untried))
 
 
 def find(layouts: Sequence[Layout], reference: Reference, failing: Failing, runner: Runner, *, seconds: float) -> Cause:
     """What made the first value differ, within about so many seconds of trials."""
+    single = Session(runner.reference, None, trace=True)
+    runner.run(single)
+    failing, record = _looked_into(layouts, reference, failing, runner)
     first, layout = failing.first, failing.layout
-    record, single = Session(layout, reference, trace=True), Session(runner.reference, None, trace=True)
-    for session in (record, single):
-        runner.run(session)
     nodes = nodes_of((one.stack, one.kind, one.call.operation) for ranks in record.records.values() for one in ranks)
     suspects = _suspects(layout, record, single, first.key, nodes)
     before = _before(record, first.key, nodes)
@@ -135,6 +143,37 @@ def find(layouts: Sequence[Layout], reference: Reference, failing: Failing, runn
     if suspects:
         return _of(suspects[0][0])
     return Cause(first.site)
+
+
+def _looked_into(
+    layouts: Sequence[Layout], reference: Reference, failing: Failing, runner: Runner
+) -> tuple[Failing, Session]:
+    """The layout whose collectives are looked into, and its run.
+
+    Programs make no collective on a group of one rank: then the layout with the most axes that has the same first
+    difference, where one makes more of them.
+    """
+
+    def traced(layout: Layout) -> Session:
+        session = Session(layout, reference, trace=True)
+        runner.run(session)
+        return session
+
+    simple, key = traced(failing.layout), failing.first.key
+    alike = [one for one in layouts if _first_of(reference, failing.by_layout[one.name]) == key]
+    richest = max(alike, key=lambda one: sum(size > 1 for size in one.mesh.axes.values()), default=failing.layout)
+    if richest is failing.layout:
+        return failing, simple
+    session = traced(richest)
+    made = {(one.stack.sites, one.kind) for ranks in simple.records.values() for one in ranks}
+    more = {one.kind for ranks in session.records.values() for one in ranks if (one.stack.sites, one.kind) not in made}
+    if all(failing.layout.kinds[kind].size > 1 for kind in more if kind in failing.layout.kinds):
+        return failing, simple
+    return Failing(richest, failing.by_layout[richest.name][key], failing.by_layout), session
+
+
+def _first_of(reference: Reference, deviations: dict[Key, Deviation]) -> Key | None:
+    return min(deviations, key=lambda key: reference.order.get(key, len(reference.order)), default=None)
 
 
 Phase = tuple[Iterable[Repair], Callable[[Repair], Cause]]
@@ -167,6 +206,11 @@ def _phases(
 def _sized(repair: Repair) -> bool:
     """Whether tensors have the shape of the group, so that another group of another size cannot be tried."""
     return repair.form == "group" and repair.node is not None and repair.node.operation not in SAME_SHAPE
+
+
+def _single(repair: Repair, layout: Layout) -> bool:
+    """Whether the collectives of a repair are on a group of one rank, on which a program need not make them."""
+    return repair.node is not None and repair.node.kind in layout.kinds and layout.kinds[repair.node.kind].size == 1
 
 
 def _matters(node: Node, layouts: Sequence[Layout]) -> bool:

@@ -141,6 +141,7 @@ def _difference(layout: Layout, deviation: Deviation, cause: Cause) -> Differenc
         number,
         deviation.why,
         deviation.error,
+        cause.untried,
     )
 
 

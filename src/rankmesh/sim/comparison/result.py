@@ -29,7 +29,7 @@ class Difference:
     ``site``                ``"train.py:41"``: the collective that made it differ; where one is missing, ``sim.see``
     ``operation, group``    ``"all-reduce"``, ``"dp"``; None where a collective is missing
     ``repair``              ``("group", "dp_cp")``, ``("all-reduce", "tp")`` of what is seen, ``("scale", 0.5)``; None
-    ``settles``             whether with the repair everything seen is right, under every layout
+    ``settles``             whether with the repair everything seen is right, under every layout but the ``untried``
     ``lines``               from the collective to ``site``, as ``file:line in function``, innermost first
     """
 
@@ -47,6 +47,7 @@ class Difference:
     number: int = 0
     why: str = "value"
     error: float = 0.0
+    untried: tuple[str, ...] = ()
 
     @property
     def fix(self) -> str | None:
@@ -149,7 +150,8 @@ class Comparison:
         lines += [f"    reached by {line}" for line in first.lines[:_LINES]] if len(first.lines) > 1 else []
         if first.fix is not None:
             rest = "then everything is the same" if first.settles else "then it is right, and other values differ still"
-            lines.append(f"  fix: {first.fix}; tried, and {rest}")
+            untried = f"; under {', '.join(first.untried)} it could not be tried" if first.untried else ""
+            lines.append(f"  fix: {first.fix}; tried, and {rest}{untried}")
         return lines
 
     def _noise(self) -> str:
@@ -175,6 +177,7 @@ class Comparison:
                 "group": first.group,
                 "repair": None if first.repair is None else list(first.repair),
                 "settles": first.settles,
+                "untried": list(first.untried),
                 "lines": list(first.lines),
             },
             "errors": {

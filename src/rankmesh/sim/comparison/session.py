@@ -142,6 +142,11 @@ class Session(Observer):
         """Whether the lines that led to each collective matter."""
         return self.trace or (self.repair is not None and self.repair.node is not None)
 
+    @property
+    def chose(self) -> bool:
+        """Whether the collectives of the repair were made."""
+        return bool(self._chosen)
+
     # -- what is seen -------------------------------------------------------------------------------------------
 
     def see(self, rank: int, name: str, seen: Seen) -> None:
