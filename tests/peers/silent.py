@@ -337,7 +337,17 @@ def table(rows):
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *rows])
 
 
-def ready():
+def refused():
+    """The line at which each read of the global state beside another grid is refused, by finding."""
+    for found in PROGRAMS.values():
+        if found.layouts == OTHER_GRID:
+            try:
+                sim.run(found.program, OTHER_GRID[-1] + ",cp=1,pp=1")
+            except sim.RanksFailed as failed:
+                yield found.number, failed.failures[0].site
+
+
+def ready(*, strict=False):
     """Megatron without a GPU, over the drop-ins."""
     warnings.simplefilter("ignore")
     without_a_gpu()
@@ -348,9 +358,13 @@ def ready():
     states._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     states._set_cuda_rng_state = lambda *_, **__: None
     megatron("models.gpt.gpt_model")
-    install()
+    install(strict=strict)
 
 
 if __name__ == "__main__":
-    ready()
-    sys.stdout.write(table(row(PROGRAMS[script]) for script in sys.argv[1:] or PROGRAMS))
+    strict = sys.argv[1:] == ["strict"]
+    ready(strict=strict)
+    if strict:
+        sys.stdout.writelines(f"{number} {site}\n" for number, site in refused())
+    else:
+        sys.stdout.write(table(map(row, PROGRAMS.values())))

@@ -14,7 +14,7 @@ globals of a state, ``lifecycle.py`` begins and ends one. ``releases.py`` has wh
 
 # The default state first: it gives every ParallelState its functions.
 from rankmesh.dialects.megatron import parallel_state as _default  # noqa: F401
-from rankmesh.dialects.megatron.installing import install, uninstall
+from rankmesh.dialects.megatron.installing import global_reads, install, uninstall
 from rankmesh.dialects.megatron.state import ParallelState
 
-__all__ = ["ParallelState", "install", "uninstall"]
+__all__ = ["ParallelState", "global_reads", "install", "uninstall"]

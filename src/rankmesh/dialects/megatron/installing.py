@@ -23,10 +23,11 @@ from types import ModuleType
 from typing import Any, cast
 
 from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, process_groups_config, releases
+from rankmesh.dialects.megatron import strict as strict_reads
 from rankmesh.dialects.megatron.state import ParallelState
 from rankmesh.errors import ConnectError
 
-__all__ = ["install", "uninstall"]
+__all__ = ["global_reads", "install", "uninstall"]
 
 _PACKAGE = "megatron.core"
 _DEFAULT = cast(ParallelState, parallel_state)
@@ -70,10 +71,15 @@ class _Installation:
 
 # What uninstall() ends: a process has one Megatron.
 _installed: _Installation | None = None
+_watch: strict_reads.Watch | None = None
 
 
-def install(state: ParallelState | None = None) -> None:
+def install(state: ParallelState | None = None, *, strict: bool = False) -> None:
     """Put the drop-ins in place of Megatron's modules; ``state`` in place of the default parallel state.
+
+    ``strict`` keeps every read of the state while several grids are live, for ``global_reads()``, and raises
+    ``OtherGrid`` where the caller holds a group of another grid: a program that moves to ``ProcessGroupCollection``
+    passes that on instead.
 
     Process group collections are then made from ``state``, too. Under a release that is not among ``releases.KNOWN``
     a ``UserWarning`` says so, and names what ours lack.
@@ -81,7 +87,7 @@ def install(state: ParallelState | None = None) -> None:
     Calling it again is nothing. Raises ``ConnectError`` where megatron-core is not installed, or its own parallel state
     is initialised, whose groups would be lost.
     """
-    global _installed
+    global _installed, _watch
     if _installed is not None:
         return
     ours: dict[str, ModuleType] = {
@@ -96,17 +102,27 @@ def install(state: ParallelState | None = None) -> None:
             "destroy_model_parallel() first"
         )
     _follow(state or _DEFAULT, _release(theirs))
+    if strict:
+        _watch = strict_reads.Watch(state or _DEFAULT)
     _installed = _Installation(theirs, ours)
 
 
 def uninstall() -> None:
     """Put everything back as ``install`` found it; our groups live on until they are destroyed."""
-    global _installed
+    global _installed, _watch
     if _installed is not None:
         _installed.end()
         _installed = None
+        if _watch is not None:
+            _watch.end()
+            _watch = None
         _follow(releases.followed.state, None)
         releases.followed.state = _DEFAULT
+
+
+def global_reads() -> tuple[strict_reads.GlobalRead, ...]:
+    """The lines that read the global state while several grids were live; after ``install(strict=True)``."""
+    return () if _watch is None else _watch.reads
 
 
 def _follow(state: ParallelState, release: releases.Release | None) -> None:
