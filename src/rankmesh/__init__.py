@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rankmesh.runtime.init import LiveRank
     from rankmesh.survival import survive
     from rankmesh.transfer import Transfer
+    from rankmesh.transfer.sync import Sync
 
 __all__ = [
     "AgreementError",
@@ -72,6 +73,7 @@ __all__ = [
     "ProofError",
     "RankmeshError",
     "Sharding",
+    "Sync",
     "Traffic",
     "Transfer",
     "TransferError",
@@ -109,6 +111,7 @@ _LIVE = {
     "LiveGroups": "rankmesh.runtime:LiveGroups",
     "LiveJob": "rankmesh.runtime:LiveJob",
     "LiveRank": "rankmesh.runtime.init:LiveRank",
+    "Sync": "rankmesh.transfer.sync:Sync",
     "check": "rankmesh.debug.verification.check:check",
     "close_all": "rankmesh.runtime:close_all",
     "connect": "rankmesh.runtime.connect:connect",

@@ -18,7 +18,7 @@ from math import prod
 
 import numpy as np
 
-__all__ = ["Box", "meet", "size", "stretch", "uncovered"]
+__all__ = ["Box", "meet", "minus", "size", "stretch", "uncovered"]
 
 Box = tuple[tuple[int, int], ...]
 
@@ -32,6 +32,23 @@ def meet(one: Box, other: Box) -> Box | None:
     """What two boxes share; None where they do not meet."""
     shared = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return shared if all(start < stop for start, stop in shared) else None
+
+
+def minus(box: Box, other: Box) -> list[Box]:
+    """What of a box is not in another one, as boxes that do not meet.
+
+    >>> minus(((0, 4), (0, 4)), ((1, 2), (2, 6)))
+    [((0, 1), (0, 4)), ((2, 4), (0, 4)), ((1, 2), (0, 2))]
+    """
+    shared = meet(box, other)
+    if shared is None:
+        return [box]
+    found: list[Box] = []
+    for dim, (start, stop) in enumerate(shared):
+        first, last = box[dim]
+        before, after = shared[:dim], box[dim + 1 :]
+        found += [(*before, ends, *after) for ends in ((first, start), (stop, last)) if ends[0] < ends[1]]
+    return found
 
 
 def uncovered(box: Box, parts: Iterable[Box]) -> int:

@@ -29,7 +29,7 @@ from rankmesh.launch.started import Launch
 from rankmesh.launch.table import MPI
 from rankmesh.rendezvous.waiting import submit
 
-__all__ = ["is_served", "open_store"]
+__all__ = ["is_served", "open_at", "open_store"]
 
 _KNOCK, _PAUSE, _MOMENT = 2.0, 0.1, 1.0
 
@@ -54,6 +54,18 @@ def open_store(launch: Launch, timeout: timedelta) -> tuple[Launch, Store]:
         return launch, _serve(launch, timeout)
     _await_server(launch, end)
     return launch, _connect(launch, timeout)
+
+
+def open_at(address: str, port: int, timeout: timedelta, *, serves: bool) -> Store:
+    """A store that several jobs share: served by this process, or by another that may not have begun yet.
+
+    Raises ``ConnectError`` where it does not answer within ``timeout``.
+    """
+    launch = Launch("address", rank=0 if serves else 1, world_size=2, address=address, port=port)
+    if serves:
+        return _serve(launch, timeout)
+    _await_server(launch, time.monotonic() + timeout.total_seconds())
+    return _connect(launch, timeout)
 
 
 def _serve(launch: Launch, timeout: timedelta) -> TCPStore:

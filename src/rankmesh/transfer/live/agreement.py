@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -39,54 +39,82 @@ class Fault(Exception):
 
 
 class TransferAgreement:
-    """One transfer's round of the ``ranks`` of one group; ``rank`` is this one, ``serves`` where the store lives."""
+    """One transfer's round of the ``ranks`` of one group; ``rank`` is this one, ``serves`` where the store lives.
+
+    ``call`` is what every rank calls, for messages. Where all agree, the coordinator makes the ``value`` of the outcome
+    from the texts that the ranks give to ``start``.
+    """
 
     def __init__(
-        self, store: Any, name: str, rank: int, ranks: Sequence[int], timeout: timedelta, *, serves: bool = False
+        self,
+        store: Any,
+        name: str,
+        rank: int,
+        ranks: Sequence[int],
+        timeout: timedelta,
+        *,
+        serves: bool = False,
+        call: str = "run()",
+        value: Callable[[dict[int, str]], object] | None = None,
     ) -> None:
-        self._rank, self._seconds = rank, timeout.total_seconds()
+        self._rank, self._seconds, self._call, self._value = rank, timeout.total_seconds(), call, value
         self._round = Round(StoreChannel(store), f"transfer/{name}", tuple(ranks), rank, serves)
         self._advanced = time.monotonic()
 
     # -- start --------------------------------------------------------------------------------------------------
 
-    def start(self, what: Mapping[str, str | int], problem: str) -> None:
-        """Wait until all ranks are there for one transfer, and none has a problem.
+    def start(self, what: Mapping[str, str | int], problem: str, text: str = "", more: float = 0.0) -> Outcome:
+        """Wait until all ranks are there for one transfer, and none has a problem; ``more`` seconds for the ``value``.
 
         Raises ``AgreementError`` on every rank when they differ or some stay away, ``TransferError`` on every rank when
         one has a problem.
         """
         document = json.dumps(what, sort_keys=True)
         digest = hashlib.sha256(document.encode()).hexdigest()[:16]
-        proposal = Proposal(digest, lambda: document, json.dumps(problem) if problem else "")
-        outcome = self._round.step("start", proposal, self._start, Patience(self._seconds))
+        given = json.dumps([problem, text]) if problem or text else ""
+        outcome = self._round.step(
+            "start", Proposal(digest, lambda: document, given), self._start, Patience(self._seconds + more)
+        )
         if not outcome.agreed:
             self._round.leave(outcome)
             kind = TransferError if outcome.reason == "failed" else AgreementError
             raise kind(
-                f"rank {self._rank}: nothing was moved, since {outcome.message}", rank=self._rank, ranks=outcome.ranks
+                f"rank {self._rank}: nothing was moved, since {outcome.message}",
+                rank=self._rank,
+                ranks=outcome.ranks,
+                fields=outcome.fields,
             )
+        return outcome
+
+    def leave(self, outcome: Outcome) -> None:
+        """Leave a transfer that has no end of its own."""
+        self._round.leave(outcome, stay=True)
 
     def _start(self, arrivals: Arrivals) -> Outcome:
         """A problem of one, another transfer, or ranks that are missing."""
-        problems = {rank: json.loads(texts[-1]) for rank, texts in arrivals.texts.items()}
+        given = {rank: json.loads(texts[-1]) for rank, texts in arrivals.texts.items()}
+        problems = {rank: problem for rank, (problem, _) in given.items() if problem}
         if problems:
             message = "; ".join(f"{in_words([rank])}: {problems[rank]}" for rank in list(problems)[:_SHOWN])
             return Outcome("failed", tuple(problems), message=message)
         if arrivals.complete and not arrivals.differ:
-            return Outcome()
+            return self._agreed(given)
         absent = arrivals.absent
         if absent and not arrivals.differ:
             message = (
-                f"{in_words(absent)} did not come within {self._seconds:g} s; every rank of the group calls run(), "
-                "those without a part too; look at the logs of the missing ranks"
+                f"{in_words(absent)} did not come within {self._seconds:g} s; every rank of the group calls "
+                f"{self._call}, those without a part too; look at the logs of the missing ranks"
             )
             return Outcome("missing", tuple(absent), tuple(absent), message=message)
         arrivals.probe()
         unresponsive = arrivals.unresponsive(besides=absent)
         if unresponsive:
             return lost(unresponsive, "had arrived")
-        return self._difference(arrivals) if arrivals.differ else Outcome()
+        return self._difference(arrivals) if arrivals.differ else self._agreed(given)
+
+    def _agreed(self, given: Mapping[int, Sequence[str]]) -> Outcome:
+        value = None if self._value is None else self._value({rank: text for rank, (_, text) in given.items()})
+        return Outcome(value=value)
 
     def _difference(self, arrivals: Arrivals) -> Outcome:
         proposals = sorted(arrivals.proposals.items(), key=lambda item: -len(item[1]))

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from rankmesh.transfer.live.stream import Message, Slices
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Copy", "Exchange", "batches"]
+__all__ = ["Copy", "Exchange", "GroupWire", "Underway", "Wire", "batches"]
 
 # Sends and receives of one call: NCCL hangs above some 8,000.
 _OPERATIONS = 4000
@@ -47,22 +47,77 @@ class Copy(NamedTuple):
     bytes: int
 
 
+@dataclass(eq=False)
+class Underway:
+    """A message that was posted: what travels, its buffer if it has one, and the work to wait for."""
+
+    message: Message
+    tensor: Tensor
+    buffer: Tensor | None
+    sending: bool
+    work: dist.Work | None = None
+
+
+class Wire(Protocol):
+    """What an exchange needs of a process group."""
+
+    def staging(self, tensors: Sequence[Tensor]) -> torch.device:
+        """Where buffers are: on the GPU of the tensors where messages are sent from there, else in main memory."""
+
+    def start(self, tensor: Tensor, peer: int, sending: bool) -> dist.Work | None:
+        """Send bytes to a peer, or receive them into a tensor."""
+
+    def start_together(self, underway: Sequence[Underway]) -> None:
+        """Start many messages that may wait for each other."""
+
+
+class GroupWire:
+    """A process group of torch's; None: the world."""
+
+    def __init__(self, group: ProcessGroup | None) -> None:
+        self._group = group
+        self._ranks = {rank: place for place, rank in enumerate(dist.get_process_group_ranks(group))}
+
+    def staging(self, tensors: Sequence[Tensor]) -> torch.device:
+        """Where buffers are."""
+        device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), torch.device("cpu"))
+        return device if "nccl" in str(dist.get_backend_config(self._group)) else torch.device("cpu")
+
+    def start(self, tensor: Tensor, peer: int, sending: bool) -> dist.Work | None:
+        """Send bytes to a peer, or receive them into a tensor."""
+        if sending:
+            return dist.isend(tensor, group=self._group, group_dst=self._ranks[peer])
+        return dist.irecv(tensor, group=self._group, group_src=self._ranks[peer])
+
+    def start_together(self, underway: Sequence[Underway]) -> None:
+        """Many messages of a round in one call, as NCCL needs it: sends and receives then cannot block each other."""
+        peers = [(self._ranks[one.message.peer], one.sending) for one in underway]
+        for batch in batches(peers, dist.get_rank(self._group), dist.get_world_size(self._group)):
+            part = [underway[number] for number in batch]
+            operations = [
+                dist.P2POp(dist.isend if one.sending else dist.irecv, one.tensor, group=self._group, group_peer=peer)
+                for one, (peer, _) in zip(part, (peers[number] for number in batch), strict=True)
+            ]
+            works = dist.batch_isend_irecv(operations)
+            for one, work in zip(part, works if len(works) == len(part) else works * len(part), strict=False):
+                one.work = work
+
+
 class Exchange:
     """The exchange of one rank: the ``received`` messages, whether its copies are done, and the memory that it took."""
 
     def __init__(
         self,
-        group: ProcessGroup | None,
+        wire: Wire,
         tensors: Mapping[str, Tensor],
         into: Mapping[str, Tensor],
         timeout: timedelta,
-        advance: Callable[[], None] | None,
-        progress: Callable[[int, int], object] | None,
+        advance: Callable[[], None] | None = None,
+        progress: Callable[[int, int], object] | None = None,
     ) -> None:
-        self._group, self._tensors, self._into, self._timeout = group, tensors, into, timeout
+        self._wire, self._tensors, self._into, self._timeout = wire, tensors, into, timeout
         self._advance, self._progress = advance, progress
-        self._device = _staging(group, (*tensors.values(), *into.values()))
-        self._ranks = {rank: place for place, rank in enumerate(dist.get_process_group_ranks(group))}
+        self._device = wire.staging((*tensors.values(), *into.values()))
         self._free: list[Tensor] = []
         self._lost: dict[int, str] = {}
         self._error = ""
@@ -75,7 +130,7 @@ class Exchange:
         self._total = sum(message.payload for row in receives for message in row)
         self._longest = max((message.bytes for row in (*sends, *receives) for message in row), default=0)
         self._arrived = 0
-        before: list[_Underway] = []
+        before: list[Underway] = []
         for number in range(len(sends)):
             now = self._post(sends[number], receives[number])
             if number == 0:
@@ -101,43 +156,27 @@ class Exchange:
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
-    def _post(self, sends: Round, receives: Round) -> list[_Underway]:
+    def _post(self, sends: Round, receives: Round) -> list[Underway]:
         """Start a round: receives first, so that what arrives finds its place."""
-        underway = [_Underway(message, *self._place(message, self._into), sending=False) for message in receives]
+        underway = [Underway(message, *self._place(message, self._into), sending=False) for message in receives]
         for message in sends:
-            one = _Underway(message, *self._place(message, self._tensors), sending=True)
+            one = Underway(message, *self._place(message, self._tensors), sending=True)
             if one.buffer is not None:
                 self.attempt(self._pack, message, one.buffer)
             underway.append(one)
         underway = [one for one in underway if one.message.peer not in self._lost]
-        if dist.get_backend(self._group) == "nccl" or self._device.type == "cuda":
-            return self._together(underway)
+        if self._device.type == "cuda":
+            self._wire.start_together(underway)
+            return underway
         for one in underway:
-            started, peer = time.monotonic(), self._ranks[one.message.peer]
+            started = time.monotonic()
             try:
-                if one.sending:
-                    one.work = dist.isend(one.tensor, group=self._group, group_dst=peer)
-                else:
-                    one.work = dist.irecv(one.tensor, group=self._group, group_src=peer)
+                one.work = self._wire.start(one.tensor, one.message.peer, one.sending)
             except RuntimeError as error:
                 self._lose(one, error, started)
         return [one for one in underway if one.work is not None]
 
-    def _together(self, underway: list[_Underway]) -> list[_Underway]:
-        """Many messages of a round in one call, as NCCL needs it: sends and receives then cannot block each other."""
-        peers = [(self._ranks[one.message.peer], one.sending) for one in underway]
-        for batch in batches(peers, dist.get_rank(self._group), dist.get_world_size(self._group)):
-            part = [underway[number] for number in batch]
-            operations = [
-                dist.P2POp(dist.isend if one.sending else dist.irecv, one.tensor, group=self._group, group_peer=peer)
-                for one, (peer, _) in zip(part, (peers[number] for number in batch), strict=True)
-            ]
-            works = dist.batch_isend_irecv(operations)
-            for one, work in zip(part, works if len(works) == len(part) else works * len(part), strict=False):
-                one.work = work
-        return underway
-
-    def _finish(self, underway: Sequence[_Underway]) -> None:
+    def _finish(self, underway: Sequence[Underway]) -> None:
         """Wait for a round, and unpack it."""
         for one in underway:
             if one.message.peer not in self._lost and self._waited(one) and not one.sending:
@@ -153,7 +192,7 @@ class Exchange:
         if self._progress is not None and underway:
             self.attempt(self._progress, self._arrived, self._total)
 
-    def _waited(self, one: _Underway) -> bool:
+    def _waited(self, one: Underway) -> bool:
         started = time.monotonic()
         try:
             if one.work is not None and self._device.type == "cuda":
@@ -165,7 +204,7 @@ class Exchange:
             return False
         return True
 
-    def _lose(self, one: _Underway, error: RuntimeError, started: float) -> None:
+    def _lose(self, one: Underway, error: RuntimeError, started: float) -> None:
         """The peer of a message is lost; the error came from what was ``started`` then (``time.monotonic``)."""
         reason = first_line(error)
         if time.monotonic() - started >= _WHOLE * self._timeout.total_seconds():
@@ -206,23 +245,6 @@ class Exchange:
             if not same_place(part, place):
                 place.copy_(part)
         self.copied = True
-
-
-@dataclass(eq=False)
-class _Underway:
-    """A message that was posted: what travels, its buffer if it has one, and the work to wait for."""
-
-    message: Message
-    tensor: Tensor
-    buffer: Tensor | None
-    sending: bool
-    work: dist.Work | None = None
-
-
-def _staging(group: ProcessGroup | None, tensors: Sequence[Tensor]) -> torch.device:
-    """Where buffers are: on the GPU of the tensors where the group's backend sends from there, else in main memory."""
-    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), torch.device("cpu"))
-    return device if "nccl" in str(dist.get_backend_config(group)) else torch.device("cpu")
 
 
 def batches(peers: Sequence[tuple[int, bool]], rank: int, size: int, limit: int = _OPERATIONS) -> list[list[int]]:

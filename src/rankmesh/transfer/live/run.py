@@ -36,16 +36,17 @@ from rankmesh.errors import PlanError, TransferError
 from rankmesh.rendezvous import Outcome
 from rankmesh.runtime.world import World
 from rankmesh.transfer.live.agreement import Fault, TransferAgreement, in_one_line
-from rankmesh.transfer.live.exchange import Copy, Exchange
+from rankmesh.transfer.live.exchange import Copy, Exchange, GroupWire
 from rankmesh.transfer.live.shards import Shards, apart, local, problem_of
 from rankmesh.transfer.live.stream import Message, located, messages
+from rankmesh.transfer.planning.local import LocalMoves
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from rankmesh.transfer.planning.transfer import Transfer
 
-__all__ = ["Itinerary", "Moved", "itinerary_of", "run"]
+__all__ = ["Itinerary", "Moved", "itinerary", "itinerary_of", "longest_message", "run"]
 
 # Messages beyond this length gain nothing, and longer ones are later to be packed while others travel.
 _LONGEST = 4 << 20
@@ -96,7 +97,7 @@ def run(
     differ or one stays away; ``TransferError`` on every rank when one fails, naming it and what is ``incomplete``.
     """
     started = time.perf_counter()
-    limit, longest = time_limit(timeout), _longest(moves, budget)
+    limit, longest = time_limit(timeout), longest_message(moves, budget)
     world = default_group()
     group = dist.group.WORLD if group is None else group
     ranks = dist.get_process_group_ranks(group)
@@ -109,7 +110,9 @@ def run(
         agreement.start({"digest": moves.digest, "budget": int(budget)}, side.problem or _outside(moves, ranks))
     elif side.problem:
         raise TransferError(f"rank {world.rank}: {side.problem}", rank=world.rank, ranks=(world.rank,))
-    exchange = Exchange(group, side.tensors, side.into, limit, agreement.advance if agreement else None, progress)
+    exchange = Exchange(
+        GroupWire(group), side.tensors, side.into, limit, agreement.advance if agreement else None, progress
+    )
     fault = _moved(side, exchange, itinerary, agreement)
     if agreement is not None:
         outcome = agreement.end(fault)
@@ -222,7 +225,7 @@ def _outside(moves: Transfer, ranks: list[int]) -> str:
     return f"rank {absent[0]} has a part in the transfer, but is not in the group; give a group of all its ranks"
 
 
-def _longest(moves: Transfer, budget: int) -> int:
+def longest_message(moves: Transfer, budget: int) -> int:
     """The longest message for which two of each peer fit the budget, on the rank that has the most peers."""
     pairs = np.unique(moves.flows.source * moves.world_size + moves.flows.target)
     ends = np.concatenate([pairs // max(moves.world_size, 1), pairs % max(moves.world_size, 1)])
@@ -241,7 +244,12 @@ def _longest(moves: Transfer, budget: int) -> int:
 @lru_cache(maxsize=8)
 def itinerary_of(moves: Transfer, rank: int, longest: int) -> Itinerary:
     """The messages of one rank by round, and its copies."""
-    local_moves = moves.of(rank)
+    return itinerary(moves, moves.of(rank), longest)
+
+
+def itinerary(moves: Transfer, local_moves: LocalMoves, longest: int) -> Itinerary:
+    """The same of some of a rank's moves; the other ranks take the same ones."""
+    rank = local_moves.rank
     ours = {name: {name: s.of(rank)} for name, s in moves.source.items() if s.holds(rank)}
     theirs = {name: {name: s.of(rank)} for name, s in moves.target.items() if s.holds(rank)}
     for owner, names in _kept(moves, rank).items():

@@ -1,0 +1,15 @@
+"""Sync: a trainer's weights, brought to inference engines version by version.
+
+```
+session   rm.Sync: publish, receive, and how each side agrees
+layouts   both layouts as one transfer
+delta     what a version has changed
+weights   an engine's tensors, of one version whole
+stored    versions as files that both sides share: shared memory on one host, a folder
+direct    versions over a process group for each engine
+```
+"""
+
+from rankmesh.transfer.sync.session import Published, Received, Sync
+
+__all__ = ["Published", "Received", "Sync"]

@@ -1,0 +1,357 @@
+"""Versions over process groups: one for each engine, of the trainer's ranks and its own.
+
+```
+engine    request/ENGINE     "I hold version 3, over group g1"      stands until it is served
+trainer   go/ENGINE/7        "version 4, over group g1, these boxes"    written by the coordinator of a publish alone
+both      gloo group g1      the messages of the transfer
+```
+
+A publish serves the engines that have asked. It waits for those that took the version before, as long as its timeout:
+an engine that dies, or hangs, is left out. The trainer sends to each engine on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
+
+from rankmesh.backend.gloo import GlooDevices, delete_address, put_gloo_under
+from rankmesh.backend.protocol import NotJoined
+from rankmesh.errors import AgreementError, StoreLost, first_line
+from rankmesh.rendezvous import BoundedChannel, Channel, ChannelLost, StoreChannel
+from rankmesh.rendezvous.waiting import answered_within, submit
+from rankmesh.transfer.live.agreement import Fault
+from rankmesh.transfer.live.exchange import Exchange, Underway, Wire
+from rankmesh.transfer.live.run import Itinerary, itinerary, itinerary_of, longest_message
+from rankmesh.transfer.live.shards import local
+from rankmesh.transfer.planning.transfer import Transfer
+from rankmesh.transfer.sync.delta import Delta, History, restricted
+
+__all__ = ["Connect", "GlooGroup", "Group", "Offer", "Publisher", "Requester"]
+
+PREFIX = "rankmesh-sync"
+_Result = TypeVar("_Result")
+
+# Seconds between two looks for requests; of one look for an answer; that a call may take longer than its limit.
+_PAUSE, _SLICE, _MOMENT = 0.005, 1.0, 5.0
+
+
+class Group(Wire, Protocol):
+    """A wire between a trainer and one engine."""
+
+    def close(self, failed: bool) -> None:
+        """End it; after a failure every call that waits in it returns with an error."""
+
+
+# Makes the wire ``key`` of the ranks ``members``, in their order; all of them do. (store, key, members, rank, timeout)
+Connect = Callable[[Any, str, Sequence[int], int, timedelta], Group]
+
+
+class GlooGroup:
+    """A gloo group of its own, outside of torch's registries, whose pairs connect when they first talk."""
+
+    def __init__(self, store: Any, key: str, members: Sequence[int], rank: int, timeout: timedelta) -> None:
+        self._places = {member: place for place, member in enumerate(members)}
+        self._place = self._places[rank]
+        self._store = PrefixStore(f"{PREFIX}/{key}", store.clone())
+        self._devices = GlooDevices()
+        self._group = dist.ProcessGroup(self._store, self._place, len(members))
+        try:
+            put_gloo_under(
+                self._group,
+                self._devices,
+                self._store,
+                ranks=members,
+                rank=self._place,
+                name=key,
+                timeout=timeout,
+                within=timeout,
+                lazy=True,
+                device_types=["cpu"],
+            )
+        except NotJoined as error:
+            self.close(failed=True)
+            raise Fault(f"the ranks did not connect ({first_line(error)})") from error
+
+    def staging(self, tensors: Sequence[Tensor]) -> torch.device:
+        """Where buffers are."""
+        return torch.device("cpu")
+
+    def start(self, tensor: Tensor, peer: int, sending: bool) -> dist.Work | None:
+        """Send bytes to a peer, or receive them into a tensor."""
+        call = self._group.send if sending else self._group.recv
+        return call([tensor], self._places[peer], 0)
+
+    def start_together(self, underway: Sequence[Underway]) -> None:
+        """Gloo starts one message at a time."""
+        raise NotImplementedError
+
+    def close(self, failed: bool) -> None:
+        """End the group; after a failure every call that waits in it returns with an error."""
+        if failed:
+            self._devices.cut()
+        delete_address(self._store, self._place)
+        self._devices.release()
+        del self._group
+
+
+class _Member:
+    """What both sides do: messages over the group of one engine."""
+
+    def __init__(self, store: Any, moves: Transfer, rank: int, timeout: timedelta, budget: int, connect: Connect):
+        self._store, self._moves, self._rank, self._timeout = store, moves, rank, timeout
+        self._budget, self._connect = budget, connect
+        self._channel = BoundedChannel(StoreChannel(store, PREFIX))
+        self.memory = 0
+        self._members = (*range_of(moves, "source"), *range_of(moves, "target"))
+        longest_message(moves, budget)
+
+    def _ask(self, call: Callable[[Channel], _Result]) -> _Result:
+        """What a call of the shared store gives. Raises ``StoreLost`` where it does not answer."""
+        try:
+            return self._channel.ask(call)
+        except ChannelLost as error:
+            raise StoreLost(
+                f"the store that trainer and engines share does not answer ({error}); the trainer's rank 0, which "
+                "serves it, is gone or unreachable; look at its log"
+            ) from error
+
+    def _connected(self, key: str) -> Group:
+        """The wire of this name, once all its members have come."""
+        make = partial(self._connect, self._store, key, self._members, self._rank, self._timeout)
+        return answered_within(submit(make, "rankmesh-sync"), self._timeout.total_seconds() + _MOMENT)
+
+    def _itinerary(self, delta: Delta | None, budget: int) -> Itinerary:
+        longest = longest_message(self._moves, budget)
+        if delta is None:
+            return itinerary_of(self._moves, self._rank, longest)
+        return itinerary(self._moves, restricted(self._moves.of(self._rank), delta), longest)
+
+
+def _write(key: str, text: str, channel: Channel) -> None:
+    channel.write(key, text)
+
+
+def _all_requests(channel: Channel) -> dict[str, str | None]:
+    listed = {text for texts in channel.posted("engines").values() for text in texts}
+    return {engine: channel.read(f"request/{engine}") for engine in sorted(listed)}
+
+
+def range_of(moves: Transfer, side: str) -> list[int]:
+    """The ranks of one side, ascending."""
+    return sorted({r for s in getattr(moves, side).values() for r in s.mesh.rank_range.members})
+
+
+class Publisher(_Member):
+    """A trainer rank that sends; the first version waits for ``least`` engines."""
+
+    def __init__(
+        self,
+        store: Any,
+        moves: Transfer,
+        rank: int,
+        tensors: Mapping[str, Tensor],
+        run: str,
+        *,
+        timeout: timedelta,
+        budget: int,
+        connect: Connect,
+        least: int,
+    ) -> None:
+        super().__init__(store, moves, rank, timeout, budget, connect)
+        self._tensors, self._run, self._least = tensors, run, least
+        self._groups: dict[str, tuple[str, Group]] = {}
+        self._served: dict[str, int] = {}  # the last request of each engine that was served
+        self._expected: set[str] = set()  # engines that took the last version
+
+    def write(self, version: int, delta: Delta | None) -> str:
+        """The groups that this rank has, for the coordinator."""
+        return json.dumps({engine: key for engine, (key, _) in self._groups.items()})
+
+    def announce(self, history: History, texts: Mapping[int, str]) -> str:
+        """Choose the engines that get a version, and write to them: one rank does."""
+        held = [json.loads(text) for text in texts.values()]
+        served: dict[str, Any] = {}
+        found = self._requests()
+        budget = self._budget // max(1, len(found))
+        for engine, request in found.items():
+            key = request["group"]
+            if not key or any(groups.get(engine) != key for groups in held):
+                key = f"{engine}-{request['number']}"
+            since = request["version"] if request["run"] == self._run else None
+            served[engine] = {"group": key, "since": since, "number": request["number"], "budget": budget}
+            go = {**served[engine], "run": self._run, "history": history.to_data(), "version": history.newest}
+            self._ask(partial(_write, f"go/{engine}/{request['number']}", json.dumps(go)))
+        return json.dumps(served)
+
+    def _requests(self) -> dict[str, Any]:
+        """The requests that are not served yet."""
+        end, found = time.monotonic() + self._timeout.total_seconds(), dict[str, Any]()
+        while True:
+            texts = self._ask(_all_requests)
+            there = {engine: json.loads(text) for engine, text in texts.items() if text}
+            for engine in [engine for engine, one in there.items() if one["digest"] != self._moves.digest]:
+                refused = {"refused": self._moves.digest}
+                self._ask(partial(_write, f"go/{engine}/{there.pop(engine)['number']}", json.dumps(refused)))
+            found = {engine: one for engine, one in there.items() if one["number"] != self._served.get(engine)}
+            awaited = [engine for engine in self._expected if engine in there and engine not in found]
+            if (not awaited and len(found) >= (0 if self._served else self._least)) or time.monotonic() >= end:
+                return found
+            time.sleep(_PAUSE)
+
+    def send(self, history: History, _: Delta | None, value: str) -> dict[str, str]:
+        """Send a version to the engines that were chosen; why it did not reach an engine, by engine."""
+        served: dict[str, Any] = json.loads(value)
+        self.memory = 0
+        for engine in self._groups.keys() - served.keys():
+            self._drop(engine, failed=False)
+        self._served.update({engine: one["number"] for engine, one in served.items()})
+        self._expected = set(served)
+        sending = {
+            engine: submit(partial(self._send, engine, one, history), "rankmesh-sync") for engine, one in served.items()
+        }
+        failed: dict[str, str] = {}
+        wait(sending.values())
+        for engine, sent in sending.items():
+            if (error := sent.exception()) is not None:  # whatever it is, the other engines go on
+                failed[engine] = first_line(error)
+                self._drop(engine, failed=True)
+                self._expected.discard(engine)
+        return failed
+
+    def _send(self, engine: str, one: Mapping[str, Any], history: History) -> None:
+        if self._groups.get(engine, ("", None))[0] != one["group"]:
+            self._drop(engine, failed=True)
+            self._groups[engine] = one["group"], self._connected(one["group"])
+        tensors = {name: local(tensor) for name, tensor in self._tensors.items()}
+        steps = self._itinerary(history.since(one["since"]), one["budget"])
+        exchange = Exchange(self._groups[engine][1], tensors, {}, self._timeout)
+        exchange.all(steps.sends, steps.receives, steps.copies)
+        self.memory += exchange.memory
+
+    def _drop(self, engine: str, *, failed: bool) -> None:
+        _, group = self._groups.pop(engine, ("", None))
+        if group is not None:
+            group.close(failed)
+
+    def discard(self) -> None:
+        """Nothing was sent."""
+
+    def close(self) -> None:
+        """End all groups."""
+        for engine in list(self._groups):
+            self._drop(engine, failed=False)
+        with suppress(RuntimeError):
+            keys = [f"go/{engine}/{number}" for engine, number in self._served.items()]
+            self._ask(lambda channel: channel.delete(["engines", *keys, *(f"request/{e}" for e in self._served)]))
+
+
+class Offer:
+    """A version that the trainer sends this engine."""
+
+    def __init__(self, go: Mapping[str, Any]) -> None:
+        if "refused" in go:
+            raise AgreementError(
+                f"the trainer publishes another pair of layouts (digest {go['refused'][:12]}); give both sides the "
+                "same two layouts",
+                digest=go["refused"],
+            )
+        self.run, self.version, self.group = str(go["run"]), int(go["version"]), str(go["group"])
+        self.budget = int(go["budget"])
+        self.delta = History.read(go["history"]).since(go["since"])
+
+
+class Requester(_Member):
+    """One rank of an engine that asks, and receives; ``engine`` is the engine's id."""
+
+    staged = True
+
+    def __init__(
+        self,
+        store: Any,
+        moves: Transfer,
+        rank: int,
+        engine: str,
+        *,
+        timeout: timedelta,
+        budget: int,
+        connect: Connect,
+    ) -> None:
+        super().__init__(store, moves, rank, timeout, budget, connect)
+        self._engine, self._number = engine, 0
+        self._key = ""
+        self._group: Group | None = None
+        self._held: tuple[str, int | None] = ("", None)
+
+    def ask(self) -> str:
+        """Ask the trainer for the next version, as one rank does for all."""
+        key = f"request/{self._engine}"
+        request = {"number": self._number, "version": self._held[1], "run": self._held[0], "group": self._key}
+        text = json.dumps({**request, "digest": self._moves.digest})
+
+        def ask(channel: Channel) -> None:
+            listed = channel.read(key) is not None
+            channel.write(key, text)
+            if not listed:
+                channel.post("engines", 0, self._engine)
+
+        self._ask(ask)
+        return ""
+
+    def offer(self, end: float) -> Offer | None:
+        """What the trainer answers; None at ``end`` (``monotonic``): the request stands."""
+        key = f"go/{self._engine}/{self._number}"
+        while True:
+            left = max(0.0, end - time.monotonic())
+            text = self._ask(lambda channel: channel.read(key) if channel.wait(key, min(left, _SLICE)) else None)  # noqa: B023
+            if text is not None or not left:
+                return None if text is None else Offer(json.loads(text))
+
+    def fill(self, offer: Offer, into: Mapping[str, Tensor]) -> tuple[int, list[tuple[str, Any]]]:
+        """Receive what changed; the bytes of it, and where they are. Raises ``Fault``."""
+        if self._key != offer.group or self._group is None:
+            self.drop(failed=True)
+            self._group = self._connected(offer.group)
+            self._key = offer.group
+        steps = self._itinerary(offer.delta, offer.budget)
+        exchange = Exchange(self._group, {}, into, self._timeout)
+        exchange.all(steps.sends, steps.receives, steps.copies)
+        self.memory = exchange.memory
+        pieces = [piece for row in steps.receives for message in row for piece in message.pieces]
+        return sum(piece.bytes for piece in pieces), [(piece.name, piece.here) for piece in pieces]
+
+    def answered(self, offer: Offer, *, whole: bool, first: bool) -> None:
+        """The request is over: the version is there on all ranks, or on none; the ``first`` rank deletes the answer."""
+        if first:
+            key = f"go/{self._engine}/{self._number}"
+            with suppress(RuntimeError):
+                self._ask(lambda channel: channel.delete([key]))
+        self._number += 1
+        if whole:
+            self._held = offer.run, offer.version
+        else:
+            self.drop(failed=True)
+
+    def drop(self, *, failed: bool) -> None:
+        """End the group; the next request is for another one."""
+        if self._group is not None:
+            self._group.close(failed)
+        self._key, self._group = "", None
+
+    def close(self) -> None:
+        """Ask no more."""
+        self.drop(failed=False)
+        keys = [f"request/{self._engine}", f"go/{self._engine}/{self._number}"]
+        with suppress(RuntimeError):
+            self._ask(lambda channel: channel.delete(keys))

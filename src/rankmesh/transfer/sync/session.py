@@ -1,0 +1,399 @@
+"""Sync: a trainer's weights, brought to inference engines version by version.
+
+```
+trainer  publish(1) ── train ── publish(2) ── train ── publish(3)
+engine   receive() -> 1  generate  receive() -> 2  generate
+engine                       (joins)  receive() -> 2       receive() -> 3
+```
+
+The trainer and each engine are jobs of their own; ``at`` is all that they share. Each side agrees inside its own world;
+a version is announced by one rank of the trainer once all of them have it, and an engine changes to it once all its
+ranks have it, or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # absent from its __all__
+
+from rankmesh.backend.default import default_group
+from rankmesh.core.axes import integer
+from rankmesh.core.options import time_limit
+from rankmesh.core.sharding import Sharding
+from rankmesh.errors import AgreementError, ConnectError, PlanError, TransferError, first_line, quoted
+from rankmesh.rendezvous import Outcome
+from rankmesh.runtime.served_store import open_at
+from rankmesh.runtime.world import World
+from rankmesh.transfer.live.agreement import Fault, TransferAgreement, in_one_line
+from rankmesh.transfer.live.shards import local, problem_of
+from rankmesh.transfer.planning.transfer import BUDGET
+from rankmesh.transfer.sync import direct, stored
+from rankmesh.transfer.sync.delta import Changed, Delta, History, delta_of
+from rankmesh.transfer.sync.layouts import Layouts
+from rankmesh.transfer.sync.weights import Weights
+
+__all__ = ["Published", "Received", "Sync"]
+
+# Ranks of an engine may see different versions while they are published faster than they are read: so often they look.
+_LOOKS = 100
+
+
+@dataclass(frozen=True)
+class Published:
+    """What one trainer rank did for a version: ``failed`` has the engines that it did not reach, and why."""
+
+    version: int
+    seconds: float
+    memory: int = 0
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Received:
+    """What one rank of an engine has now: the ``version``; ``bytes`` that arrived, ``memory`` for buffers."""
+
+    version: int
+    bytes: int
+    seconds: float
+    memory: int = 0
+
+
+class Sync:
+    """The weights of a trainer for engines: ``publish`` on all ranks of the trainer, ``receive`` on all of an engine.
+
+    Both sides give both layouts, shardings by name as `Transfer` takes them, in the ranks of each side's own world.
+    ``tensors`` are the shards of this rank under its own side: those of a trainer are read by each ``publish``; those
+    of an engine change with each version that ``receive`` brings.
+
+    ``at`` is where the sides meet: a folder that they share (``"/dev/shm/NAME"`` is shared memory), or ``"host:port"``,
+    where rank 0 of the trainer serves a store, or a store of torch's. In a folder versions are files, which engines
+    read when they like. Over a store the weights travel through a gloo group for each engine, or what ``connect`` makes
+    (`rankmesh.transfer.sync.direct`); the first ``publish`` then waits until ``engines`` of them ask, each further one
+    for those that took the version before, and it serves whoever has asked.
+
+    ``update``: ``"copy"`` keeps the tensors of an engine and writes into them, ``"swap"`` keeps two sets, which change
+    places. ``budget`` (bytes) bounds the buffers of a rank, ``timeout`` (seconds) every wait.
+
+    Raises ``PlanError`` for layouts or options that do not fit.
+    """
+
+    def __init__(
+        self,
+        trainer: Mapping[str, Sharding],
+        engine: Mapping[str, Sharding],
+        tensors: Mapping[str, Tensor],
+        *,
+        at: str | Path | Store,
+        engines: int = 1,
+        update: Literal["copy", "swap"] = "copy",
+        budget: int = BUDGET,
+        timeout: float | timedelta = 60.0,
+        connect: direct.Connect = direct.GlooGroup,
+    ) -> None:
+        if update not in ("copy", "swap"):
+            raise PlanError(f"update is {quoted(update)}; give 'copy' or 'swap'", update=update)
+        self._layouts = Layouts(trainer, engine)
+        self._least, self._budget = integer(engines, "engines", least=0), integer(budget, "budget", least=1)
+        self._timeout, self._connect = time_limit(timeout), connect
+        self._at = _meeting(at)
+        self._weights = Weights(tensors, swaps=update == "swap")
+        self._history, self._everything = History(), True
+        self._publisher: stored.Publisher | direct.Publisher | None = None
+        self._receiver: stored.Reader | direct.Requester | None = None
+        self._asked = False
+        self.lock = self._weights.lock
+
+    # -- what an engine has -----------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int | None:
+        """The version of the tensors in use: the last one published, or received; None before the first."""
+        return self._weights.version
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The tensors in use. Whoever reads them while another thread receives holds ``lock`` meanwhile.
+
+        With ``update="swap"`` a reader may keep what it took, without the lock, until the next but one version.
+        """
+        return self._weights.tensors
+
+    # -- the trainer --------------------------------------------------------------------------------------------------
+
+    def publish(self, version: int, changed: Changed = None) -> Published:
+        """Publish this rank's tensors as a version, which is a number above the last one; every trainer rank calls it.
+
+        ``changed`` are the names that have changed since the last version, or a dict from names to boxes of the whole
+        tensors, (start, stop) by dimension, or None for a whole one; None: everything has. The tensors may change again
+        once this returns. Engines that cannot be reached are left out.
+
+        Raises ``AgreementError`` when ranks differ or stay away, ``TransferError`` when one has a problem. No engine
+        gets such a version, and the next one is sent whole.
+        """
+        started = time.perf_counter()
+        number = integer(version, "version", least=0)
+        if self.version is not None and number <= self.version:
+            raise PlanError(f"version {number} is not above {self.version}, the last one; count up", version=number)
+        delta = delta_of(changed, self._layouts.trainer)
+        publisher = self._publisher = self._publisher or self._trainer()
+        delta = None if self._everything else delta
+        self._everything = True
+        self._history.add(number, delta)
+        problem, text = "", ""
+        try:
+            text = publisher.write(number, delta)
+        except Exception as error:  # noqa: BLE001  - whatever it is, the other ranks must know
+            problem = in_one_line(error)
+        try:
+            outcome = self._agree(
+                "publish",
+                {"version": number, "changed": _digest(delta)},
+                problem,
+                text,
+                lambda texts: publisher.announce(self._history, texts),
+                more=self._timeout.total_seconds(),
+            )
+        except BaseException:
+            publisher.discard()
+            raise
+        failed = publisher.send(self._history, delta, str(outcome.value))
+        self._everything = False
+        self._weights.version = number
+        memory = publisher.memory if isinstance(publisher, direct.Publisher) else 0
+        return Published(number, time.perf_counter() - started, memory, failed)
+
+    def _trainer(self) -> stored.Publisher | direct.Publisher:
+        if self._receiver is not None:
+            raise PlanError("publish() of a Sync that has received; an engine does not publish")
+        run, rank = self._begin("trainer"), self._rank
+        tensors = self._weights.tensors
+        if isinstance(self._at, Path):
+            return stored.Publisher(self._at, self._layouts.stored, rank, tensors, run)
+        return direct.Publisher(
+            self._open(serves=rank == self._layouts.trainer_ranks[0]),
+            self._layouts.direct,
+            rank,
+            tensors,
+            run,
+            timeout=self._timeout,
+            budget=self._budget,
+            connect=self._connect,
+            least=self._least,
+        )
+
+    # -- an engine ----------------------------------------------------------------------------------------------------
+
+    def receive(self, wait: float | None = None) -> Received | None:
+        """Change to the newest version, once there is one that is newer; every rank of an engine calls it.
+
+        Returns None when there is none within ``wait`` seconds (None: the timeout; 0: looks once). The first version
+        that an engine gets is whole, whenever it joins.
+
+        Raises ``AgreementError`` when a rank of the engine stays away, ``TransferError`` when one fails or the trainer
+        does, ``ConnectError`` when the trainer cannot be reached: the version in use then stays.
+        """
+        started = time.perf_counter()
+        end = time.monotonic() + (self._timeout.total_seconds() if wait is None else wait)
+        receiver = self._receiver = self._receiver or self._engine()
+        if isinstance(receiver, stored.Reader):
+            return self._read(receiver, started, end)
+        return self._request(receiver, started, end)
+
+    def _engine(self) -> stored.Reader | direct.Requester:
+        if self._publisher is not None:
+            raise PlanError("receive() of a Sync that has published; the trainer does not receive")
+        name = self._begin("engine")
+        rank = self._rank + self._layouts.shift
+        if isinstance(self._at, Path):
+            return stored.Reader(self._at, self._layouts.stored, rank)
+        return direct.Requester(
+            self._open(serves=False),
+            self._layouts.direct,
+            rank,
+            name,
+            timeout=self._timeout,
+            budget=self._budget,
+            connect=self._connect,
+        )
+
+    def _read(self, reader: stored.Reader, started: float, end: float) -> Received | None:
+        """From files: all ranks lock the files of one version, and copy them."""
+        for look in range(_LOOKS):
+            problem, offer = "", None
+            try:
+                offer = reader.offer(end)
+            except Exception as error:  # noqa: BLE001  - whatever it is, the other ranks must know
+                problem = in_one_line(error)
+            version = -1 if offer is None else offer.version
+            try:
+                self._agree("receive", {"version": version, "run": offer.run if offer else ""}, problem)
+            except (AgreementError, TransferError) as error:
+                if offer is not None:
+                    offer.release()
+                if look == _LOOKS - 1 or "version" not in error.values.get("fields", ()):  # type: ignore[operator]
+                    raise
+                continue
+            if offer is None:
+                return None
+            try:
+                into = self._weights.begin(offer.delta, staged=False)
+                with self._weights.writing(staged=False):
+                    total = reader.fill(offer, into)
+                    self._weights.commit(version, offer.delta, (), staged=False)
+            finally:
+                offer.release()
+            reader.hold(offer)
+            return Received(version, total, time.perf_counter() - started)
+        return None
+
+    def _request(self, requester: direct.Requester, started: float, end: float) -> Received | None:
+        """Over a group: ask, receive beside the weights in use, and change to what all ranks have."""
+        if not self._asked:
+            self._agree("ask", {"ask": ""}, value=lambda _: requester.ask())
+            self._asked = True
+        offer = requester.offer(end)
+        if offer is None:
+            return None
+        agreement = self._agreement("receive")
+        agreement.start({"version": offer.version, "group": offer.group}, "")
+        fault, arrived = None, None
+        try:
+            arrived = requester.fill(offer, self._weights.begin(offer.delta, staged=True))
+        except Fault as error:
+            fault = error
+            requester.drop(failed=True)
+        except Exception as error:  # noqa: BLE001  - whatever it is, the other ranks must know
+            fault = Fault(in_one_line(error))
+            requester.drop(failed=True)
+        outcome = agreement.end(fault)
+        self._asked = False
+        requester.answered(offer, whole=outcome.agreed, first=self._rank == self._layouts.engine_ranks[0])
+        if not outcome.agreed or arrived is None:
+            raise TransferError(
+                f"rank {self._rank}: version {offer.version} did not arrive whole, since {outcome.message}; the "
+                f"weights in use are those of version {self.version}; receive() asks for the next one",
+                rank=self._rank,
+                ranks=outcome.ranks,
+                version=offer.version,
+            )
+        total, written = arrived
+        self._weights.commit(offer.version, offer.delta, written, staged=True)
+        return Received(offer.version, total, time.perf_counter() - started, requester.memory)
+
+    # -- agreement ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, side: str) -> str:
+        """Agree once with the other ranks of this side on both layouts; an id of this side."""
+        trains = side == "trainer"
+        self._ranks = self._layouts.trainer_ranks if trains else self._layouts.engine_ranks
+        self._side, self._serves = side, False
+        if len(self._ranks) == 1 and not dist.is_initialized():
+            self._rank, self._store = self._ranks[0], HashStore()
+        else:
+            world = default_group()
+            self._rank, self._store, self._serves = world.rank, world.store, World.current().serves
+        if self._rank not in self._ranks:
+            raise PlanError(
+                f"rank {self._rank} is not in the {side}'s layout, which has {len(self._ranks)} ranks; call "
+                f"{'publish' if trains else 'receive'}() on these alone",
+                rank=self._rank,
+            )
+        shardings = self._layouts.trainer if trains else self._layouts.engine
+        shards = {name: s.of(self._rank) for name, s in shardings.items() if s.holds(self._rank)}
+        given = {name: local(tensor) for name, tensor in self._weights.tensors.items() if name in shards}
+        problem = problem_of(given, shardings, shards, side)
+        self._weights.tensors = {name: self._weights.tensors[name] for name in shards if name in given}
+        what: dict[str, str | int] = {"layouts": self._layouts.direct.digest, "budget": self._budget}
+        return str(self._agree("begin", what, problem, value=lambda _: uuid.uuid4().hex[:12]).value)
+
+    def _agree(
+        self,
+        step: str,
+        what: Mapping[str, str | int],
+        problem: str = "",
+        text: str = "",
+        value: Callable[[dict[int, str]], object] | None = None,
+        more: float = 0.0,
+    ) -> Outcome:
+        """One round of this side, to its end."""
+        agreement = self._agreement(step, value)
+        outcome = agreement.start(what, problem, text, more)
+        agreement.leave(outcome)
+        return outcome
+
+    def _agreement(self, step: str, value: Callable[[dict[int, str]], object] | None = None) -> TransferAgreement:
+        where = str(self._at) if isinstance(self._at, Path | str) else ""
+        name = hashlib.sha256(f"{where} {self._layouts.direct.digest}".encode()).hexdigest()[:12]
+        call = "publish()" if self._side == "trainer" else "receive()"
+        return TransferAgreement(
+            self._store,
+            f"sync/{name}/{step}",
+            self._rank,
+            self._ranks,
+            self._timeout,
+            serves=self._serves,
+            call=call,
+            value=value,
+        )
+
+    def _open(self, *, serves: bool) -> Store:
+        """The store that trainer and engines share."""
+        if not isinstance(self._at, tuple):
+            return self._at  # type: ignore[return-value]  # a folder has none
+        host, port = self._at
+        try:
+            return open_at(host, port, self._timeout, serves=serves)
+        except ConnectError as error:
+            raise ConnectError(
+                f"no store of a trainer answers at {host}:{port} ({first_line(error)}); start the trainer, whose rank "
+                f"0 serves it, within {self._timeout.total_seconds():g} s",
+                address=self._at,
+            ) from error
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave: files, groups and keys of this rank are gone. An engine keeps its weights.
+
+        After the trainer's ranks have left, engines cannot read a version any more.
+        """
+        for one in (self._publisher, self._receiver):
+            if one is not None:
+                one.close()
+        self._publisher = self._receiver = None
+
+    def __enter__(self) -> Sync:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _meeting(at: Any) -> Path | tuple[str, int] | Store:
+    """Where the sides meet: a folder, an address, or a store."""
+    if isinstance(at, Path | Store):
+        return at
+    host, _, port = str(at).rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        return host, int(port)
+    if "/" not in str(at):
+        raise PlanError(
+            f"at is {quoted(at)}; give a folder with its path, such as '/dev/shm/weights', or an address, such as "
+            "'10.0.0.1:29700'",
+            at=at,
+        )
+    return Path(str(at))
+
+
+def _digest(delta: Delta | None) -> str:
+    return hashlib.sha256(repr(None if delta is None else sorted(delta.items(), key=str)).encode()).hexdigest()[:16]

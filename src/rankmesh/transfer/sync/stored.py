@@ -1,0 +1,319 @@
+"""Versions in a folder that trainer and engines share: /dev/shm on one host, a shared file system otherwise.
+
+```
+FOLDER/index                the newest version: its number, what changed, and the file of each trainer rank
+FOLDER/3-8f1c-0             rank 3's tensors, one after the other, behind the version that they are of
+FOLDER/3-8f1c-1             the same of the version before, which is written next
+```
+
+A reader holds a shared lock (``flock``) on the files that it reads. A trainer rank writes the older of its two files if
+nobody reads it, else a new one: no reader can hold up the trainer, and the kernel drops the lock of a reader that dies.
+A version is in the index once every rank has written its file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankmesh.core.boxes import Box, meet
+from rankmesh.core.sharding import Sharding
+from rankmesh.errors import AgreementError, quoted
+from rankmesh.rendezvous import FolderChannel
+from rankmesh.transfer.live.shards import local
+from rankmesh.transfer.live.stream import Slices, located, where
+from rankmesh.transfer.planning.transfer import Transfer
+from rankmesh.transfer.sync.delta import Delta, History, merged, restricted
+
+__all__ = ["Offer", "Publisher", "Reader"]
+
+_INDEX = "index"
+# Bytes of a file before its tensors: the version that they are of. Tensors begin at multiples of it.
+_ALIGNED = 64
+_PAUSE = 0.002
+
+
+class Place(NamedTuple):
+    """Where a rank's tensor is in its file: bytes ``start`` to ``stop - 1``."""
+
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def _places(shardings: Mapping[str, Sharding], rank: int) -> tuple[dict[str, Place], int]:
+    """Where each tensor of a rank is in its file, and how long that is; equal on all ranks."""
+    end, found = _ALIGNED, {}
+    for name, sharding in shardings.items():
+        if sharding.holds(rank):
+            shape = sharding.of(rank).shape
+            stop = end + prod(shape) * sharding.itemsize
+            found[name] = Place(end, stop, shape, sharding.dtype)
+            end = -(-stop // _ALIGNED) * _ALIGNED
+    return found, end
+
+
+class File:
+    """One file of a trainer rank, mapped: its tensors by name, and the version that they are of."""
+
+    def __init__(self, path: Path, places: Mapping[str, Place], length: int, *, create: bool) -> None:
+        self.path, self.length = path, length
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL if create else os.O_RDONLY, 0o644)
+        try:
+            if create:
+                # A file system that is full is an error here, and would be a signal later.
+                os.posix_fallocate(self._descriptor, 0, length)
+            elif os.fstat(self._descriptor).st_size != length:
+                raise FileNotFoundError(path)
+            access = mmap.ACCESS_WRITE if create else mmap.ACCESS_COPY
+            self._map = mmap.mmap(self._descriptor, length, access=access)
+        except BaseException:
+            path.unlink(missing_ok=True) if create else None
+            raise
+        whole = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.tensors = {
+            name: whole[place.start : place.stop].view(getattr(torch, place.dtype)).view(place.shape)
+            for name, place in places.items()
+        }
+        self.behind: Delta | None = None
+
+    @property
+    def stamp(self) -> str:
+        """The version that the file is of; nothing while it is written."""
+        return os.pread(self._descriptor, _ALIGNED, 0).rstrip(b"\0").decode(errors="replace")
+
+    @stamp.setter
+    def stamp(self, text: str) -> None:
+        self._map[:_ALIGNED] = text.encode().ljust(_ALIGNED, b"\0")
+
+    def lock(self, *, exclusive: bool) -> bool:
+        """Take the lock if nobody else has one that forbids it; whether it is taken."""
+        try:
+            fcntl.flock(self._descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Give the lock back."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def flush(self) -> None:
+        """Have other hosts see what was written, where the file system is of several."""
+        self._map.flush()
+
+    def remove(self) -> None:
+        """Delete the file; who reads it goes on."""
+        self.path.unlink(missing_ok=True)
+
+    def __del__(self) -> None:
+        """Close the file; its memory is given back with the last tensor of it."""
+        with suppress(OSError, AttributeError):
+            os.close(self._descriptor)
+
+
+class Publisher:
+    """One trainer rank's files; ``run`` names this trainer, in which versions are counted."""
+
+    def __init__(self, folder: Path, moves: Transfer, rank: int, tensors: Mapping[str, Tensor], run: str) -> None:
+        self._folder, self._moves, self._rank, self._tensors, self._run = folder, moves, rank, tensors, run
+        self._places, self._length = _places(moves.source, rank)
+        self._number = 0
+        self._current: File | None = None
+        self._older: File | None = None
+        self._writing: File | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f"{rank}-*"):  # of a trainer that was killed; its readers keep what they have
+            left.unlink(missing_ok=True)
+
+    def write(self, version: int, delta: Delta | None) -> str:
+        """Write this rank's part of a version beside the current one; the file's name."""
+        if not self._places:
+            return ""
+        file = self._writing = self._free()
+        file.stamp = ""
+        changed, file.behind = merged(file.behind, delta), None
+        for name, tensor in file.tensors.items():
+            given = local(self._tensors[name])
+            boxes = None if changed is None else changed.get(name, ())
+            for here in [()] if boxes is None else self._parts(name, boxes):
+                tensor[here].copy_(given[here])
+        if any(tensor.is_cuda for tensor in self._tensors.values()):
+            torch.cuda.synchronize()
+        file.stamp = f"{self._run} {version}"
+        file.flush()
+        return file.path.name
+
+    def _parts(self, name: str, boxes: Sequence[Box]) -> list[Slices]:
+        shard = self._moves.source[name].of(self._rank)
+        pairs = ((whole, meet(whole, box)) for whole in shard.boxes for box in boxes)
+        return [where(shard, shared) for _, shared in pairs if shared is not None]
+
+    def _free(self) -> File:
+        """A file that is not of the current version, and that nobody reads."""
+        file, self._older = self._older, None
+        if file is not None:
+            if file.lock(exclusive=True):
+                return file
+            file.remove()
+        self._number += 1
+        path = self._folder / f"{self._rank}-{self._run}-{self._number}"
+        file = File(path, self._places, self._length, create=True)
+        file.lock(exclusive=True)
+        return file
+
+    def announce(self, history: History, files: Mapping[int, str]) -> str:
+        """Put a version that all ranks have written into the index: one rank does."""
+        index = {
+            "digest": self._moves.digest,
+            "run": self._run,
+            "history": history.to_data(),
+            "files": {str(rank): name for rank, name in files.items() if name},
+        }
+        FolderChannel(self._folder).write(_INDEX, json.dumps(index))
+        return ""
+
+    def send(self, _: History, delta: Delta | None, __: str) -> dict[str, str]:
+        """The version is in the index: its files are the current ones."""
+        if self._writing is not None:
+            self._older, self._current, self._writing = self._current, self._writing, None
+            self._current.behind = {}
+            self._current.unlock()
+        if self._older is not None:
+            self._older.behind = merged(self._older.behind, delta)
+        return {}
+
+    def discard(self) -> None:
+        """The version did not come about; an index that still appears finds no file of it."""
+        if self._writing is not None:
+            self._writing.remove()
+            self._writing = None
+
+    def close(self) -> None:
+        """Delete the files of this rank; the last one to do so deletes the folder."""
+        if self._rank == min(rank for s in self._moves.source.values() for rank in s.mesh.rank_range.members):
+            (self._folder / _INDEX).unlink(missing_ok=True)
+        for file in (self._current, self._older, self._writing):
+            if file is not None:
+                file.remove()
+        self._current = self._older = self._writing = None
+        with suppress(OSError):
+            self._folder.rmdir()
+
+
+@dataclass(eq=False)
+class Offer:
+    """A version that this rank can read whole: the files are there, and locked."""
+
+    run: str
+    version: int
+    delta: Delta | None
+    files: Mapping[int, File]
+
+    def release(self) -> None:
+        """Let the trainer write these files again."""
+        for file in self.files.values():
+            file.unlock()
+
+
+class Reader:
+    """One rank of an engine that reads the files; ``rank`` is its number in the transfer."""
+
+    staged = False
+
+    def __init__(self, folder: Path, moves: Transfer, rank: int) -> None:
+        self._folder, self._moves, self._rank = folder, moves, rank
+        self._local = moves.of(rank)
+        self._sources = tuple(sorted({move.source for move in self._local.receives}))
+        self._places = {source: _places(moves.source, source) for source in self._sources}
+        self._target = {name: s.of(rank) for name, s in moves.target.items() if s.holds(rank)}
+        self._files: dict[str, File] = {}
+        self._held: tuple[str, int] | None = None
+
+    def offer(self, end: float) -> Offer | None:
+        """The newest version, once there is one that is newer than what is held; None at ``end`` (``monotonic``)."""
+        while (found := self._look()) is None and (left := end - time.monotonic()) > 0:
+            time.sleep(min(_PAUSE, left))
+        return found
+
+    def _look(self) -> Offer | None:
+        text = FolderChannel(self._folder).read(_INDEX)
+        if text is None:
+            return None
+        index: Mapping[str, Any] = json.loads(text)
+        if index["digest"] != self._moves.digest:
+            raise AgreementError(
+                f"the trainer at {quoted(str(self._folder))} publishes another pair of layouts (digest "
+                f"{index['digest'][:12]}, here {self._moves.digest[:12]}); give both sides the same two layouts",
+                digest=index["digest"],
+            )
+        history, run = History.read(index["history"]), str(index["run"])
+        version = history.newest
+        if version is None or (run, version) == self._held:
+            return None
+        # A trainer that was started anew counts its versions anew.
+        since = self._held[1] if self._held is not None and self._held[0] == run else None
+        files = self._locked({source: index["files"][str(source)] for source in self._sources}, f"{run} {version}")
+        return None if files is None else Offer(run, version, history.since(since), files)
+
+    def _locked(self, names: Mapping[int, str], stamp: str) -> dict[int, File] | None:
+        """The files of a version under a shared lock; None where one of them is written anew already."""
+        taken: dict[int, File] = {}
+        for source, name in names.items():
+            file = self._file(source, name)
+            if file is None or not file.lock(exclusive=False):
+                break
+            taken[source] = file
+            if file.stamp != stamp:
+                break
+        else:
+            for name in [name for name, file in self._files.items() if not file.path.exists()]:
+                del self._files[name]
+            return taken
+        for file in taken.values():
+            file.unlock()
+        return None
+
+    def _file(self, source: int, name: str) -> File | None:
+        if name not in self._files:
+            places, length = self._places[source]
+            try:
+                self._files[name] = File(self._folder / name, places, length, create=False)
+            except OSError:
+                return None
+        return self._files[name]
+
+    def fill(self, offer: Offer, into: Mapping[str, Tensor]) -> int:
+        """Copy what changed; the bytes of it."""
+        total = 0
+        for source, part in groupby(restricted(self._local, offer.delta).receives, key=lambda move: move.source):
+            tensors = offer.files[source].tensors
+            shards = {name: {"": self._moves.source[name].of(source)} for name in tensors}
+            for move in part:
+                here = located(shards[move.name], move.box)[1]
+                there = located({"": self._target[move.name]}, move.box)[1]
+                into[move.name][there].copy_(tensors[move.name][here])
+                total += move.bytes
+        return total
+
+    def hold(self, offer: Offer) -> None:
+        """The version of an offer is the one in use."""
+        self._held = offer.run, offer.version
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files = {}

@@ -1,0 +1,104 @@
+"""What ranks of a test of Sync do: one world of processes, split into a trainer and engines with their own."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from tests.transfer import live
+
+import rankmesh as rm
+from rankmesh.transfer.live.shards import allocate
+
+BUDGET = 1 << 20
+
+
+def sides(layouts):
+    """How many ranks the trainer and one engine have."""
+    return tuple(max(s.mesh.rank_range.stop for s in side.values()) for side in layouts)
+
+
+def part(me, layouts):
+    """Which side a process is on, None for the trainer, else the number of the engine; in a world of its own."""
+    trainer, engine = sides(layouts)
+    if me.rank < trainer:
+        me.world(prefix="trainer", size=trainer)
+        return None, me.rank
+    number, rank = divmod(me.rank - trainer, engine)
+    me.world(prefix=f"engine{number}", rank=rank, size=engine)
+    return number, rank
+
+
+def values(layouts, rank, shift):
+    """A trainer's shards of a version: numbered elements, plus a shift."""
+    return {name: tensor + shift if tensor.dtype.is_floating_point else tensor
+            for name, tensor in live.shards(layouts[0], rank).items()}  # fmt: skip
+
+
+def fill(tensors, layouts, rank, shift):
+    """Train: the trainer's tensors become those of another version, in place."""
+    for name, tensor in values(layouts, rank, shift).items():
+        tensors[name].copy_(tensor)
+
+
+def empty(layouts, rank):
+    """An engine's tensors before the first version."""
+    made = allocate(layouts[1], rank, None)
+    for tensor in made.values():
+        tensor.zero_()
+    return made
+
+
+def wrong(tensors, layouts, rank, shift):
+    """The names of which an engine's shard is not that of a version."""
+    found = []
+    for name, expected in live.shards(layouts[1], rank).items():
+        wanted = expected + shift if expected.dtype.is_floating_point else expected
+        if not torch.equal(tensors[name].view(torch.uint8), wanted.view(torch.uint8)):
+            found.append(name)
+    return found
+
+
+def model(trainer=None, engine=None, hidden=32, layers=2):
+    """A small transformer on TP2·DP2 of the trainer and TP2 of the engines, or on other meshes."""
+    trainer, engine = trainer or rm.Mesh(tp=2, dp=2), engine or rm.Mesh(tp=2)
+    return tuple(live.model(mesh, hidden=hidden, layers=layers) for mesh in (trainer, engine))
+
+
+def at(me, wire, folder):
+    """Where both sides meet."""
+    return str(Path(folder) / "sync") if wire == "files" else me.store
+
+
+def until(condition, seconds=20.0):
+    """Wait for a condition."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.005)
+
+
+def stop_at(event):
+    """Kill this process at its so many-th call of a function in the packages that sync; how many there were so far."""
+    count = [0]
+
+    def profile(frame, what, _argument):
+        if what not in ("call", "c_call") or "/rankmesh/" not in frame.f_code.co_filename:
+            return
+        count[0] += 1
+        if count[0] == event:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    return count
+
+
+def stop_counting():
+    """Count no further calls."""
+    sys.setprofile(None)
+    threading.setprofile(None)

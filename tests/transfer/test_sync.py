@@ -1,0 +1,197 @@
+"""Sync: a trainer's weights reach engines whole, version by version, whatever happens to either."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from tests import limits
+from tests.transfer import brute, syncing
+from tests.transfer.strategies import pairs
+
+import rankmesh as rm
+from rankmesh.rendezvous import StoreChannel
+from rankmesh.transfer.sync import direct
+
+WIRES = ("files", "gloo")
+
+
+@pytest.mark.parametrize("update", ["copy", "swap"])
+@pytest.mark.parametrize("wire", WIRES)
+def test_versions_reach_two_engines(ranks, tmp_path, wire, update):
+    """A trainer of 4 ranks and two engines of 2: three versions, each whole, in as many bytes as the lower bound."""
+    layouts = syncing.model()
+    moves = rm.Transfer(layouts[0], syncing.model(engine=rm.Mesh(tp=2, offset=4))[1])
+    for rank, found in enumerate(ranks(8, _three, wire, str(tmp_path), update, limit=60.0, world=None)):
+        if rank < 4:
+            assert found == [{}, {}, {}]
+        else:
+            assert found == [[version, moves.bytes_in(4 + rank % 2), []] for version in (1, 2, 3)]
+    assert moves.bytes == moves.lower_bound
+    assert not (tmp_path / "sync").exists()
+
+
+def _three(me, wire, folder, update):
+    layouts = syncing.model()
+    engine, rank = syncing.part(me, layouts)
+    place = syncing.at(me, wire, folder)
+    found = []
+    tensors = syncing.values(layouts, rank, 0) if engine is None else syncing.empty(layouts, rank)
+    with rm.Sync(*layouts, tensors, at=place, engines=2, update=update, budget=syncing.BUDGET) as sync:
+        for version in (1, 2, 3):
+            if engine is None:
+                syncing.fill(tensors, layouts, rank, version)
+                found.append(dict(sync.publish(version).failed))
+                syncing.fill(tensors, layouts, rank, -1)
+            else:
+                received = sync.receive()
+                found.append([received.version, received.bytes, syncing.wrong(sync.tensors, layouts, rank, version)])
+            me.meet(f"version {version}")
+    me.meet("closed")
+    return found
+
+
+# -- every element, of random layouts, and of what changed ------------------------------------------------------------
+
+
+@st.composite
+def _cases(draw):
+    """Two layouts of up to 6 ranks, and for three further versions what each has changed: names with boxes or whole."""
+    source, target = draw(pairs(max_size=6, max_offset=0, max_names=3))
+    changes = []
+    for _ in range(3):
+        changed = {}
+        for name in draw(st.lists(st.sampled_from(sorted(target)), unique=True)):
+            shape = target[name].shape
+            box = st.tuples(*(st.tuples(st.integers(0, n), st.integers(0, n)).map(sorted) for n in shape))
+            changed[name] = draw(st.one_of(st.none(), st.lists(box, max_size=3)))
+        changes.append(changed)
+    skips = draw(st.sampled_from([None, 1, 2]))
+    return source, target, changes, skips
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@settings(
+    max_examples=2,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(cases=st.lists(_cases(), min_size=4, max_size=4), swap=st.booleans())
+def test_random_layouts_and_changes(ranks, tmp_path_factory, wire, cases, swap):
+    """6 and 6 ranks: of four pairs of layouts, four versions each, every element is there, and no byte more travels."""
+    folder = str(tmp_path_factory.mktemp("sync"))
+    for result in ranks(12, _random, wire, folder, cases, "swap" if swap else "copy", limit=90.0, world=None):
+        assert result == []
+
+
+def _whole(layouts, changes, version):
+    """The whole tensors of a version: numbered elements, plus one for each time that one was changed."""
+    found = {}
+    for name, sharding in sorted(layouts[1].items()):
+        whole = np.array(np.arange(int(np.prod(sharding.shape)), dtype=np.int64).reshape(sharding.shape) * 3)
+        for changed in changes[:version]:
+            for box in [[(0, n) for n in sharding.shape]] if changed.get(name, ()) is None else changed.get(name, ()):
+                where = tuple(slice(*ends) for ends in box)
+                whole[where] = (whole[where] + 1) % 120
+        found[name] = np.asarray(whole % 120)
+    return found
+
+
+def _cut(whole, sharding, rank):
+    """A rank's shard of a whole tensor, and where it is no padding."""
+    index = brute.local(sharding, rank)
+    if index is None:
+        return None, None
+    values = whole.reshape(-1)[np.clip(index, 0, None)] if whole.size else np.zeros_like(index)
+    return torch.tensor(values).to(getattr(torch, sharding.dtype)), torch.from_numpy(np.asarray(index >= 0))
+
+
+def _random(me, wire, folder, cases, update):
+    trains = me.rank < 6
+    me.world(prefix="trainer" if trains else "engine", rank=me.rank % 6, size=6)
+    bad = []
+    for number, (source, target, changes, skips) in enumerate(cases):
+        layouts, rank = (source, target), me.rank % 6
+        side = layouts[0 if trains else 1]
+        takes_part = any(rank in s.mesh for s in side.values())
+        place = syncing.at(me, wire, f"{folder}/{number}")
+        tensors = {}
+        for name, sharding in side.items():
+            if sharding.holds(rank):
+                tensors[name] = torch.zeros(sharding.of(rank).shape, dtype=getattr(torch, sharding.dtype))
+        sync = rm.Sync(*layouts, tensors, at=place, update=update, budget=64 * 64, timeout=30)
+        for version in range(4):
+            whole = _whole(layouts, changes, version)
+            if takes_part and trains:
+                for name, tensor in tensors.items():
+                    tensor.copy_(_cut(whole[name], side[name], rank)[0])
+                sync.publish(version, changes[version - 1] if version else None)
+            elif takes_part and not (wire == "files" and version == skips):
+                received = sync.receive()
+                if received is None or received.version != version:
+                    bad.append([number, version, "version", str(received)])
+                for name, tensor in sync.tensors.items():
+                    expected, real = _cut(whole[name], side[name], rank)
+                    if not torch.equal(tensor[real].view(torch.uint8), expected[real].view(torch.uint8)):
+                        bad.append([number, version, name])
+            me.meet(f"{number} {version}")
+        sync.close()
+        me.meet(f"{number} closed")
+    return bad
+
+
+# -- engines come and go -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_engines_join_and_leave(ranks, tmp_path, wire):
+    """Engine 0 takes versions 1 and 2 and leaves; engine 1 joins at 2; the trainer builds its group for 0 once."""
+    found = ranks(8, _join_and_leave, wire, str(tmp_path), limit=60.0, world=None)
+    assert found[4] == found[5] == [[1, []], [2, []]]
+    assert found[6] == found[7] == [[2, []], [3, []]]
+    for failed, connected, seconds in found[:4]:
+        assert failed == [{}, {}, {}]
+        assert connected == ([1, 1, 0] if wire == "gloo" else [0, 0, 0])
+        assert seconds < limits.AT_ONCE
+
+
+def _join_and_leave(me, wire, folder):
+    layouts = syncing.model()
+    engine, rank = syncing.part(me, layouts)
+    place, found = syncing.at(me, wire, folder), []
+    connected = []
+
+    class Connected(direct.GlooGroup):
+        def __init__(self, *given):
+            connected.append(given[1])
+            super().__init__(*given)
+
+    tensors = syncing.values(layouts, rank, 0) if engine is None else syncing.empty(layouts, rank)
+    sync = rm.Sync(*layouts, tensors, at=place, budget=syncing.BUDGET, connect=Connected)
+    made, longest = [], 0.0
+    for version in (1, 2, 3):
+        if engine is None:
+            if wire == "gloo":  # an engine that joins has asked
+                syncing.until(lambda number=version: len(_requests(me.store)) >= (2 if number == 2 else 1))
+            syncing.fill(tensors, layouts, rank, version)
+            before = len(connected)
+            done = sync.publish(version)
+            longest = max(longest, done.seconds)
+            found.append(dict(done.failed))
+            made.append(len(connected) - before)
+        elif version in ((1, 2), (2, 3))[engine]:
+            received = sync.receive()
+            found.append([received.version, syncing.wrong(sync.tensors, layouts, rank, version)])
+        me.meet(f"version {version}")
+        if engine == 0 and version == 2:
+            sync.close()
+        me.meet(f"after {version}")
+    sync.close()
+    me.meet("closed")
+    return found if engine is not None else [found, made, longest]
+
+
+def _requests(store):
+    """The engines that ask, in the store that both sides share."""
+    channel = StoreChannel(store, direct.PREFIX)
+    return [text for texts in channel.posted("engines").values() for text in texts if channel.read(f"request/{text}")]
