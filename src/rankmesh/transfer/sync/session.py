@@ -337,7 +337,7 @@ class Sync:
         call = "publish()" if self._side == "trainer" else "receive()"
         return TransferAgreement(
             self._store,
-            f"sync/{name}/{step}",
+            f"sync/{name}/{self._side}/{step}",
             self._rank,
             self._ranks,
             self._timeout,

@@ -1,0 +1,374 @@
+"""Sync against a plain copy, a raw socket, and what others do, in one world, in turn; and the plan of a large model.
+
+```
+python -m bench.sync --json bench/sync.json
+```
+
+Two trainer ranks (FSDP: rows) and two engine ranks (tensor parallel), with the shapes of Llama 3 8B at a tenth of the
+width. Each round every method brings a version once, and its result is checked; a first round does not count. A rate is
+taken in the same round: that of a method to that of the plain copy, or of the raw socket, of the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import rankmesh as rm
+from bench.memory import highest, resident
+from bench.processes import run_world
+
+FOLDER = Path("/dev/shm/rankmesh-bench-sync")  # noqa: S108  - shared memory is what is measured
+TRAINER, ENGINE = rm.Mesh(dp=2), rm.Mesh(tp=2, offset=2)
+Method = Callable[[], object]
+
+
+def llama(width: int = 10) -> tuple[dict[str, rm.Sharding], dict[str, rm.Sharding]]:
+    """Both layouts of Llama 3 8B at 1/``width`` of its width, its layers and its vocabulary."""
+    hidden, ffn, kv = (round(n / width / 16) * 16 for n in (4096, 14336, 1024))
+    shapes: dict[str, tuple[tuple[int, int], tuple[str | None, str | None]]]
+    shapes = {"embedding": ((128256, hidden), ("tp", None)), "head": ((128256, hidden), ("tp", None))}
+    for layer in range(32):
+        for name, shape, cut in (
+            ("q", (hidden, hidden), ("tp", None)),
+            ("k", (kv, hidden), ("tp", None)),
+            ("v", (kv, hidden), ("tp", None)),
+            ("o", (hidden, hidden), (None, "tp")),
+            ("gate", (ffn, hidden), ("tp", None)),
+            ("up", (ffn, hidden), ("tp", None)),
+            ("down", (hidden, ffn), (None, "tp")),
+        ):
+            shapes[f"{layer}.{name}"] = shape, cut
+    source = {n: rm.Sharding(TRAINER, ("dp", None), shape, "bfloat16") for n, (shape, _) in shapes.items()}
+    return source, {n: rm.Sharding(ENGINE, cut, shape, "bfloat16") for n, (shape, cut) in shapes.items()}
+
+
+def kimi() -> tuple[dict[str, rm.Sharding], dict[str, rm.Sharding]]:
+    """Kimi-K2's shapes, one tensor an expert matrix stack of a layer, on 1,024 trainer ranks and 512 of an engine."""
+    trainer = rm.Mesh(tp=8, dp=16, pp=8).with_view("expert", ep=64, edp=2, pp=8, shared=("pp",))
+    engine = rm.Mesh(tp=8, dp=64).with_view("expert", ep=128, edp=4)
+    source, target = {}, {}
+    for layer in range(61):
+        at = {"pp": layer * 8 // 61}
+        dense: dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]] = {
+            "q_a": ((1536, 7168), (None, None)),
+            "q_b": ((64 * 192, 1536), ("tp", None)),
+            "kv_a": ((576, 7168), (None, None)),
+            "kv_b": ((64 * 256, 512), ("tp", None)),
+            "o": ((7168, 64 * 128), (None, "tp")),
+        }
+        ffn = 18432 if layer == 0 else 2048
+        dense |= {"gate": ((ffn, 7168), ("tp", None)), "up": ((ffn, 7168), ("tp", None))}
+        dense |= {"down": ((7168, ffn), (None, "tp"))}
+        for name, (shape, cut) in dense.items():
+            source[f"{layer}.{name}"] = rm.Sharding(trainer, cut, shape, "bfloat16", at)
+            target[f"{layer}.{name}"] = rm.Sharding(engine, cut, shape, "bfloat16")
+        for expert, shape in (("gate_up", (4096, 7168)), ("down", (7168, 2048))) if layer else ():
+            cut = ("ep", None, None)
+            whole = (384, *shape)
+            source[f"{layer}.experts.{expert}"] = rm.Sharding(trainer, cut, whole, "bfloat16", at, view="expert")
+            target[f"{layer}.experts.{expert}"] = rm.Sharding(engine, cut, whole, "bfloat16", view="expert")
+    for name, at in (("embedding", {"pp": 0}), ("head", {"pp": 7})):
+        source[name] = rm.Sharding(trainer, ("tp", None), (163840, 7168), "bfloat16", at)
+        target[name] = rm.Sharding(engine, ("tp", None), (163840, 7168), "bfloat16")
+    return source, target
+
+
+def planned() -> dict[str, Any]:
+    """Seconds to plan the large model: all of it, and then the part of one rank."""
+    from rankmesh.transfer.sync.layouts import Layouts
+
+    layouts = kimi()
+    found: dict[str, Any] = {"parameters": sum(s.bytes // s.itemsize for s in layouts[0].values())}
+    for name in ("direct", "stored"):
+        started = time.perf_counter()
+        moves = getattr(Layouts(*layouts), name)
+        total, digest = moves.bytes, moves.digest
+        seconds = time.perf_counter() - started
+        found[name] = {"all": seconds, "bytes": total, "bound": moves.lower_bound, "digest": digest[:12]}
+        started = time.perf_counter()
+        part = moves.of(1024)
+        found[name] |= {"one": time.perf_counter() - started, "moves": len(part.receives)}
+    return found
+
+
+class Side:
+    """One rank's part: its shards, and what a version must be."""
+
+    def __init__(self, rank: int, store: Any) -> None:
+        import torch
+
+        self.rank, self.store, self.trains = rank, store, rank < 2
+        self.layouts = llama()
+        self.moves = rm.Transfer(*self.layouts)
+        mine = self.layouts[0 if self.trains else 1]
+        self.tensors = {n: torch.zeros(s.of(rank).shape, dtype=torch.bfloat16) for n, s in mine.items()}
+        self.copy = {n: t.clone() for n, t in self.tensors.items()}
+
+    def cut(self, name: str, version: int) -> Any:
+        """What this rank's shard of a version is."""
+        import torch
+
+        (box,) = self.layouts[0 if self.trains else 1][name].of(self.rank).boxes
+        rows, columns = (torch.arange(start, stop, dtype=torch.int32) for start, stop in box)
+        return ((rows[:, None] * 31 + columns[None, :] + version) % 127).to(torch.bfloat16)
+
+    def fill(self, version: int) -> None:
+        """A trainer's tensors become a version; those of an engine become none."""
+        for name, tensor in self.tensors.items():
+            tensor.copy_(self.cut(name, version)) if self.trains else tensor.fill_(-1)
+
+    def check(self, version: int) -> None:
+        """An engine has a version."""
+        import torch
+
+        for name, tensor in self.tensors.items():
+            if not self.trains and not torch.equal(tensor, self.cut(name, version)):
+                raise AssertionError(f"{name} on rank {self.rank}")
+
+
+def plain_copy(side: Side) -> Callable[[int], float]:
+    """The copy of all tensors of this rank, in memory that is there."""
+
+    def move(_: int) -> float:
+        started = time.perf_counter()
+        for name, tensor in side.tensors.items():
+            side.copy[name].copy_(tensor)
+        return time.perf_counter() - started
+
+    return move
+
+
+def raw_socket(side: Side) -> Callable[[int], float]:
+    """As many bytes between the same ranks over TCP, a thread for each pair, from and into one buffer."""
+    pairs = [(source, target) for source in (0, 1) for target in (2, 3)]
+    sizes = {pair: sum(m.bytes for m in side.moves.of(pair[1]).receives if m.source == pair[0]) for pair in pairs}
+    connections = {}
+    if not side.trains:
+        listening = socket.create_server(("127.0.0.1", 0))
+        side.store.set(f"port/{side.rank}", str(listening.getsockname()[1]))
+        for _ in (0, 1):
+            one = listening.accept()[0]
+            connections[one.recv(1)[0], side.rank] = one
+    else:
+        for target in (2, 3):
+            one = socket.create_connection(("127.0.0.1", int(side.store.get(f"port/{target}"))))
+            one.sendall(bytes([side.rank]))
+            connections[side.rank, target] = one
+    buffers = {pair: bytearray(sizes[pair]) for pair in connections}
+
+    def transfer(pair: tuple[int, int]) -> None:
+        view = memoryview(buffers[pair])
+        if side.trains:
+            connections[pair].sendall(view)
+            connections[pair].recv(1)
+            return
+        while view:
+            view = view[connections[pair].recv_into(view, len(view)) :]
+        connections[pair].sendall(b".")
+
+    def move(_: int) -> float:
+        started = time.perf_counter()
+        threads = [threading.Thread(target=transfer, args=(pair,)) for pair in connections]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.perf_counter() - started
+
+    return move
+
+
+def synced(side: Side, at: Any, update: Any = "copy") -> Callable[[int], float]:
+    """rankmesh.Sync: publish, then receive; over files one after the other, over gloo at once."""
+    import torch.distributed as dist
+
+    sync = rm.Sync(*side.layouts, side.tensors, at=at, update=update, budget=64 << 20, timeout=60)
+    files = isinstance(at, Path)
+
+    def move(version: int) -> float:
+        started = time.perf_counter()
+        if side.trains:
+            sync.publish(version)
+        seconds = time.perf_counter() - started
+        if files:
+            dist.barrier()
+            started = time.perf_counter()
+        if not side.trains:
+            sync.receive()
+            seconds = time.perf_counter() - started
+            side.tensors = dict(sync.tensors)
+        return seconds
+
+    return move
+
+
+def dist_store(side: Side, name: str) -> Any:
+    """A part of the store for one method."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
+
+    return PrefixStore(name, side.store)
+
+
+def full_tensor(side: Side) -> Callable[[int], float]:
+    """DTensor's full_tensor on the trainer, a broadcast to all, and each engine rank's part of it."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    ours = DeviceMesh("cpu", [0, 1])
+
+    def move(_: int) -> float:
+        started = time.perf_counter()
+        for name, sharding in side.layouts[0].items():
+            whole = torch.empty(sharding.shape, dtype=torch.bfloat16)
+            if side.trains:
+                whole = DTensor.from_local(side.tensors[name], ours, [Shard(0)], run_check=False).full_tensor()
+            dist.broadcast(whole, 0)
+            if not side.trains:
+                (box,) = side.layouts[1][name].of(side.rank).boxes
+                side.tensors[name].copy_(whole[tuple(slice(*edges) for edges in box)])
+        return time.perf_counter() - started
+
+    return move
+
+
+def checkpoint(side: Side) -> Callable[[int], float]:
+    """torch's distributed checkpoint, saved to shared memory and loaded by the engine."""
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    meshes = [DeviceMesh("cpu", ranks) for ranks in ([0, 1], [2, 3])]
+    folder = FOLDER.with_name("rankmesh-bench-dcp")
+
+    def state() -> dict[str, Any]:
+        mesh, shardings = meshes[not side.trains], side.layouts[not side.trains]
+        dims = {n: next(d for d, axes in enumerate(s.cut or ()) if axes) for n, s in shardings.items()}
+        return {n: DTensor.from_local(t, mesh, [Shard(dims[n])], run_check=False) for n, t in side.tensors.items()}
+
+    def move(_: int) -> float:
+        started = time.perf_counter()
+        if side.trains:
+            save(state(), checkpoint_id=folder, process_group=groups[0])
+        dist.barrier()
+        if not side.trains:
+            load(state(), checkpoint_id=folder, process_group=groups[1])
+        seconds = time.perf_counter() - started
+        dist.barrier()
+        if side.rank == 0:
+            shutil.rmtree(folder)
+        return seconds
+
+    return move
+
+
+METHODS: dict[str, Callable[[Side], Callable[[int], float]]] = {
+    "copy": plain_copy,
+    "files": lambda side: synced(side, FOLDER),
+    "socket": raw_socket,
+    "gloo": lambda side: synced(side, dist_store(side, "copy")),
+    "gloo_swap": lambda side: synced(side, dist_store(side, "swap"), "swap"),
+    "full_tensor": full_tensor,
+    "checkpoint": checkpoint,
+}
+
+
+def measured(rounds: int) -> Callable[[int, Any], Mapping[str, Any]]:
+    """What each rank does: each method once a round, in turn."""
+
+    def body(rank: int, store: Any) -> Mapping[str, Any]:
+        import torch.distributed as dist
+
+        side = Side(rank, store)
+        methods = {name: make(side) for name, make in METHODS.items()}
+        found: dict[str, list[list[float]]] = {name: [] for name in methods}
+        for number in range(rounds + 1):
+            side.fill(number)
+            for name, move in methods.items():
+                if not side.trains:
+                    side.fill(number)
+                before = resident()
+                dist.barrier()
+                seconds = move(number + 1)
+                grown = highest() - before
+                dist.barrier()
+                if name not in ("copy", "socket"):
+                    side.check(number)
+                if number:
+                    found[name].append([round(seconds, 5), grown >> 10])
+        return {"rank": rank, "found": found, "bytes_in": side.moves.bytes_in(rank)}
+
+    return body
+
+
+def run(rounds: int) -> dict[str, Any]:
+    """The figures: of each method the seconds of each round by rank, and the rates."""
+    import rankmesh.transfer.sync  # noqa: F401  - loaded once, before the ranks are forked
+
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    load = os.getloadavg()[0]
+    outcome = run_world(4, measured(rounds), limit=280)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    if outcome.failure:
+        raise SystemExit(outcome.failure)
+    reports = sorted(outcome.reports, key=lambda report: report["rank"])
+    both = {name: [[one["found"][name][i][0] for one in reports] for i in range(rounds)] for name in METHODS}
+    trainer = {name: [max(row[:2]) for row in rows] for name, rows in both.items()}
+    engine = {name: [max(row[2:]) for row in rows] for name, rows in both.items()}
+    seconds = {}
+    for name in METHODS:
+        both_sides = zip(trainer[name], engine[name], strict=True)
+        seconds[name] = [a + b if name in ("files", "copy") else max(a, b) for a, b in both_sides]
+    rates = {
+        "publish to files / copy": [a / b for a, b in zip(trainer["copy"], trainer["files"], strict=True)],
+        "receive from files / copy": [a / b for a, b in zip(engine["copy"], engine["files"], strict=True)],
+        "gloo / socket": [a / b for a, b in zip(seconds["socket"], seconds["gloo"], strict=True)],
+    }
+    memory = {name: max(max(row[1] for row in one["found"][name]) << 10 for one in reports) for name in METHODS}
+    return {
+        "rounds": rounds,
+        "load": [load, os.getloadavg()[0]],
+        "bytes": sum(one["bytes_in"] for one in reports),
+        "seconds": {name: _spread(values) for name, values in seconds.items()},
+        "rates": {name: _spread(values) for name, values in rates.items()},
+        "memory": memory,
+    }
+
+
+def _spread(values: list[float]) -> list[float]:
+    return [statistics.median(values), min(values), max(values)]
+
+
+def main() -> None:
+    """Measure, and write the figures."""
+    parser = argparse.ArgumentParser(description="Sync against a plain copy, a raw socket and others, in one run.")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path, required=True)
+    given = parser.parse_args()
+    import torch
+
+    document = {
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__},
+        "llama": run(given.rounds),
+        "kimi": planned(),
+    }
+    given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
