@@ -29,6 +29,17 @@ def test_three_ways_to_say_one_model(tmp_path):
     assert (how.batch, how.microbatch, how.sequence, how.sequence_parallel, how.zero) == (512, 2, 8192, True, 1)
 
 
+def test_a_script_says_how_it_trains(tmp_path):
+    """Recomputation, FP8 and overlapped tensor parallelism of a Megatron script are those of its flags."""
+    flags = "--recompute-granularity full --fp8-format hybrid --tp-comm-overlap"
+    (tmp_path / "train.sh").write_text(SCRIPT.replace("--sequence-parallel", f"--sequence-parallel {flags}"))
+    how = Training(**read_model(str(tmp_path / "train.sh"))[1])
+    assert (how.recompute, how.precision, "tp" in how.overlap) == ("full", "fp8", True)
+    (tmp_path / "train.sh").write_text(SCRIPT)
+    stated = read_model(str(tmp_path / "train.sh"))[1]
+    assert {"recompute", "precision", "overlap"}.isdisjoint(stated)
+
+
 def test_experts_of_a_config(tmp_path):
     """Experts, shared ones and their units have other names in every model."""
     config = {**CONFIG, "n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408,

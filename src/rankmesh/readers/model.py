@@ -22,7 +22,7 @@ from typing import Any
 
 from rankmesh.core.documents import Unreadable, parse, read_text, refused_as
 from rankmesh.errors import PlacementError, quoted
-from rankmesh.placement.model import Training, Transformer
+from rankmesh.placement.model import RECOMPUTE, Training, Transformer
 from rankmesh.readers.megatron import FLAGS
 from rankmesh.readers.run import read_run
 
@@ -235,9 +235,15 @@ def _megatron(content: str, path: str) -> dict[str, Any]:
         value = entry.value[0] if isinstance(entry.value, list) and entry.value else entry.value
         if field is not None and str(value).isdecimal():
             found[field] = int(str(value))
+        if str(entry.path[-1]) == "--recompute-granularity" and str(value) in RECOMPUTE:
+            found["recompute"] = str(value)
     found["gated"] = "--swiglu" in switches
     found["tied"] = "--untie-embeddings-and-output-weights" not in switches
     found["sequence_parallel"] = "--sequence-parallel" in switches
+    if switches & {"--fp8-format", "--fp8-hybrid", "--fp8-e4m3"}:
+        found["precision"] = "fp8"
+    if "--tp-comm-overlap" in switches:
+        found["overlap"] = ("dp", "cp", "pp", "tp")
     if "--use-distributed-optimizer" in switches:
         found["zero"] = 1
     if "--group-query-attention" not in switches:
