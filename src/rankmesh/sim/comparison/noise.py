@@ -69,8 +69,11 @@ class PermutedReductions(TorchDispatchMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """One operation of torch."""
-        permuted = _PERMUTED.get(func)
+        """One operation of torch; that of a DTensor comes back as one of its shard."""
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented
+        plain = all(kind in (torch.Tensor, torch.nn.Parameter) for kind in types)
+        permuted = _PERMUTED.get(func) if plain else None
         if permuted is None:
             return func(*args, **(kwargs or {}))
         return permuted(func, *args, **(kwargs or {}))

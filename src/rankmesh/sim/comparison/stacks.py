@@ -73,15 +73,20 @@ def stack_here(pg: object) -> Stack:
 
 
 def _lines(frame: FrameType | None) -> Iterator[_Line]:
-    """The user's lines from a frame outwards; from a backward pass on, those that made what it differentiates."""
+    """The user's lines from a frame outwards; from a backward pass on, those that made what it differentiates.
+
+    Where nothing says who made it, as in the hooks of DistributedDataParallel, the line that started the pass is one.
+    """
     while frame is not None:
         code = frame.f_code
         if is_users_file(code.co_filename):
             yield _site(code.co_filename, frame.f_lineno, code.co_name), _given(frame)
         elif code.co_name == _ENGINE[1] and code.co_filename.endswith(_ENGINE[0]):
             node = autograd_node()
-            yield from () if node is None else node.metadata.get(_KEPT, ())
-            return
+            made_by = None if node is None else node.metadata.get(_KEPT)
+            if made_by is not None:
+                yield from made_by
+                return
         frame = frame.f_back
 
 
