@@ -233,7 +233,6 @@ def _stage(
     def all_of(role: str) -> float:
         return links.seconds(names[role], sent.get(names[role], [])) * each
 
-    forward, backward = sum(work.forward.values()), sum(work.backward.values())
     tp, cp, ep, pp = all_of("tp"), all_of("cp"), all_of("ep"), all_of("pp")
     behind = {
         "tp": min(tp * (1 - 1 / sizes.tp), work.parts["matrices"]) if "tp" in overlap else 0.0,
@@ -244,7 +243,17 @@ def _stage(
     waits = {"tp": tp - behind["tp"], "cp": cp - behind["cp"], "ep": ep - behind["ep"], "pp": pp - behind["pp"]}
     waits["ep"] += all_of("etp")
     hidden = {name: value / each for name, value in behind.items()}
-    reduced = gathered = copied = 0.0
+    repeated, once, hidden["dp"] = _replicas(training, links, sent, work, each)
+    waits["dp"] = repeated
+    waits["contention"] = CONTENTION * sum(hidden.values()) * each
+    return _Stage(work, waits, {"dp": once}, hidden, 0.0 if speed else optimizer(model, training, sizes, stage, device))
+
+
+def _replicas(
+    training: Training, links: Links, sent: Mapping[str, list[Message]], work: Work, each: float
+) -> tuple[float, float, float]:
+    """Seconds that replicas wait for each other: in every microbatch (``each`` of a step), once a step; and hidden."""
+    names, reduced, gathered = links.roles.names, 0.0, 0.0
     for role in ("shards", "expert_shards"):
         for message in sent.get(names[role], []):
             took = links.seconds(names[role], [message])
@@ -252,20 +261,16 @@ def _stage(
                 gathered += took
             else:
                 reduced += took
-    for role in ("replicas", "expert_replicas", "tied"):
-        copied += links.seconds(names[role], sent.get(names[role], []))
-    often = each if training.zero > 1 else 1.0
-    halves = 2 if training.zero > 2 else 1
-    before = gathered * (each if training.zero > 2 else 1.0) / halves
-    after = reduced * often + (before if halves == 2 else 0.0)
-    shown = 0.0 if "dp" in overlap else float("inf")
-    waiting = max(0.0, min(before, before - forward + shown)), max(0.0, min(after, after - backward + shown))
-    once = {"dp": copied}
-    for seconds_, repeated in zip(waiting, (training.zero > 2, training.zero > 1), strict=True):
-        if repeated:
-            waits["dp"] = waits.get("dp", 0.0) + seconds_
-        else:
-            once["dp"] += seconds_
-    hidden["dp"] = gathered + reduced - once["dp"] + copied - waits.get("dp", 0.0) / each
-    waits["contention"] = CONTENTION * sum(hidden.values()) * each
-    return _Stage(work, waits, once, hidden, 0.0 if speed else optimizer(model, training, sizes, stage, device))
+    copied = sum(
+        links.seconds(names[role], sent.get(names[role], [])) for role in ("replicas", "expert_replicas", "tied")
+    )
+    if training.zero > 2:  # gathered before each forward and each backward pass
+        before, after = gathered * each / 2, gathered * each / 2 + reduced * each
+    else:
+        before, after = gathered, reduced * (each if training.zero > 1 else 1.0)
+    if "dp" in training.overlap:
+        before = max(0.0, before - sum(work.forward.values()))
+        after = max(0.0, after - sum(work.backward.values()))
+    repeated = (before if training.zero > 2 else 0.0) + (after if training.zero > 1 else 0.0)
+    once = (before if training.zero <= 2 else 0.0) + (after if training.zero <= 1 else 0.0)
+    return repeated, once + copied, gathered + reduced - once - repeated / each
