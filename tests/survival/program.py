@@ -170,7 +170,7 @@ def member(me, port, folder, deaths, steps, layout, how):
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     me.meet("every member has reached the store that rank 0 serves")
     time.sleep(0.1)  # and its connection is there
-    slow = how.pop("slow", 0.0)
+    slow, raises = how.pop("slow", 0.0), how.pop("raises", None)
     if joins := how.pop("joins", ""):  # the last one starts later: once the plan has shrunk, or before a loss
         os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(me.size - 1)
         if me.rank == me.size - 1:
@@ -188,6 +188,8 @@ def member(me, port, folder, deaths, steps, layout, how):
             (Path(folder) / "address").write_text(job.address, encoding="utf-8")
         for step in range(job.step, steps):
             dying.step(step)
+            if [job.rank, step] == raises:
+                raise RuntimeError("a bug of the program")
             time.sleep(slow)
             losses[step] = model.step(step)
             job.commit(step + 1)
@@ -207,7 +209,7 @@ def member(me, port, folder, deaths, steps, layout, how):
     outcome = {}
     try:
         outcome["result"] = rm.survive(train_on if how.pop("regroups", False) else train, layout, **how)
-    except (rm.RankmeshError, ValueError) as error:
+    except (rm.RankmeshError, ValueError, RuntimeError) as error:
         outcome["error"] = f"{type(error).__name__}: {error}"
     for path in Path(folder).glob("dead-*"):  # those that are only stopped would outlive the test
         with suppress(ProcessLookupError):

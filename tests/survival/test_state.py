@@ -96,6 +96,22 @@ def test_more_copies_than_other_ranks_are_refused():
         checked(-1, 4)
 
 
+def test_fewer_copies_than_asked_for_are_warned_of(recwarn):
+    """Three ranks on one host and one on another: redundancy=2 is more than the other host has."""
+    stored = {"w": Sharding(Mesh(tp=4), ("tp",), (8,))}
+    how = {"rank": 0, "redundancy": 2, "device": torch.device("cpu")}
+    few = EpochState(0, Mesh(tp=4), {"w": torch.zeros(2)}, stored, hosts=["a", "a", "a", "b"], **how)
+    with pytest.warns(
+        UserWarning,
+        match="redundancy is 2, but only 1 ranks are on other hosts than rank 0, on 'a', and keep copies of its shards",
+    ):
+        assert few.warn_of_fewer_copies()
+    enough = EpochState(0, Mesh(tp=4), {"w": torch.zeros(2)}, stored, hosts=["a", "a", "b", "b"], **how)
+    assert not enough.warn_of_fewer_copies()
+    assert not EpochState(0, Mesh(dp=2), {}, {}, hosts=["a", "a"], **how).warn_of_fewer_copies()
+    assert len(recwarn) == 0
+
+
 # -- commit ---------------------------------------------------------------------------------------------------------
 
 

@@ -153,6 +153,16 @@ def test_all_ranks_raise(job):
     assert "ValueError: a bug at step 2" in ended[4]["error"]
 
 
+def test_a_rank_that_raises_each_time(job):
+    """8 ranks and 3 spares: an error that the next member at the rank raises, too, ends the job with it on each."""
+    ended = job(11, [], spares=3, raises=[1, 3], may_fail=True)
+    errors = [value["error"] for value in ended]
+    assert errors[1] == "RuntimeError: a bug of the program"
+    told = "ConnectError: the job ends, since the rank at tp=1,pp=0,dp=0 raised the same error again"
+    assert sorted(error[: len(told)] for error in errors) == [told] * 9 + [errors[1]] * 2, errors
+    assert all(error.endswith("step 3: RuntimeError: a bug of the program") for error in errors if error != errors[1])
+
+
 def test_a_program_that_regroups_itself(job, expected):
     """8 ranks and a spare: train catches the error of a collective, and goes on in the next epoch without leaving."""
     ended = job(9, [{"member": 3, "at": "step", "n": 4}], spares=1, regroups=True, timeout=6)

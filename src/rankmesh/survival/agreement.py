@@ -30,6 +30,7 @@ class Report:
     ``committed``  some member has committed, as far as it knows
     ``loads``      what nobody holds can be loaded
     ``began``      the step at which the epoch began
+    ``at``         the step that this member was doing
     ``joining``    where the processes are reached that asked this member to join
     ``evicted``    members that the watch named as the cause of a hang,
     """
@@ -43,6 +44,7 @@ class Report:
     committed: bool = False
     loads: bool = False
     began: int = 0
+    at: int = 0
     joining: Sequence[Mapping[str, Any]] = ()
     evicted: Sequence[int] = ()
 
@@ -60,13 +62,17 @@ class Report:
 
 
 def conclude(
-    history: Mapping[int, Members], epoch: int, reports: Mapping[int, Report], gone: Collection[int]
+    history: Mapping[int, Members],
+    epoch: int,
+    reports: Mapping[int, Report],
+    gone: Collection[int],
+    raised: Mapping[str, str] | None = None,
 ) -> Outcome:
     """How the job goes on after ``epoch``, by the reports of the members that arrived.
 
     ``history`` has the members of this epoch, and of those before of which there may be snapshots; ``gone`` are the
-    members that did not arrive and whose processes have ended for certain. The outcome's ``ranks`` are the members
-    that are lost, its ``value`` is what follows.
+    members that did not arrive and whose processes have ended for certain. ``raised`` are the errors that ended the
+    epoch before. The outcome's ``ranks`` are the members that are lost, its ``value`` is what follows.
     """
     members = history[epoch]
     absent = tuple(sorted(set(members.all) - reports.keys()))
@@ -88,13 +94,19 @@ def conclude(
     if not lost:
         # A collective failed, and nobody is missing: by whom it began.
         lost.update(member for member, report in reports.items() if report.torn and report.first)
+    errors = _raised(members, reports, lost)
+    for where, error in errors.items():
+        if raised is not None and raised.get(where) == error:
+            # A machine that fails is replaced; this is another one, at the same coordinate and in the same step.
+            message = f"the rank at {where} raised the same error again, which no other member can avoid: {error}"
+            return Outcome("failed", tuple(sorted(lost)), absent, fields=("error",), message=message)
     joined = _joined(members, reports)
     hosts = {member: str(contact["host"]) for member, contact in joined.items()}
     try:
         following = members.joined(joined, hosts).without(lost).grown()
     except PlanError as error:
-        errors = [f"member {member}: {reports[member].error}" for member in sorted(lost) if member in reports]
-        return Outcome("failed", tuple(sorted(lost)), absent, message="; ".join([error.message, *errors[:4]]))
+        own = [f"member {member}: {reports[member].error}" for member in sorted(lost) if member in reports]
+        return Outcome("failed", tuple(sorted(lost)), absent, message="; ".join([error.message, *own[:4]]))
     source, step = _source(history, reports, lost)
     load = False
     if source is None and any(report.committed for report in reports.values()):
@@ -114,8 +126,21 @@ def conclude(
             "step": step,
             "source": source,
             "load": load,
+            "raised": errors,
         },
     )
+
+
+def _raised(members: Members, reports: Mapping[int, Report], lost: Collection[int]) -> dict[str, str]:
+    """The errors of the members that are lost, with the step, by coordinate; also where others raised the same."""
+    texts = {reports[member].error or reports[member].torn for member in lost if member in reports} - {""}
+    found = {}
+    for rank, member in enumerate(members.ranks):
+        report = reports.get(member)
+        if report is not None and (text := report.error or report.torn) in texts:
+            where = ",".join(f"{axis}={at}" for axis, at in members.plan.mesh.coordinate(rank).items())
+            found[where] = f"step {report.at}: {text}"
+    return found
 
 
 def _joined(members: Members, reports: Mapping[int, Report]) -> dict[int, Mapping[str, Any]]:

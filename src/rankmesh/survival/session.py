@@ -68,6 +68,7 @@ class _End:
     suspects: set[int] = field(default_factory=set)
     # Members that the watch named as the cause of a hang, each with its sentence.
     evicted: dict[int, str] = field(default_factory=dict)
+    noticed: float | None = None
 
 
 def _is_certain(error: Exception) -> bool:
@@ -109,6 +110,8 @@ class Session:
         self._source: int | None = None
         self._load = False
         self._step = 0
+        # The errors that ended the last epoch, by coordinate.
+        self._raised: Mapping[str, str] = {}
         self._seconds: dict[str, float] = {}
         self._client: tuple[int, Connection] | None = None
         simulated = torch_threads.answering()
@@ -123,7 +126,7 @@ class Session:
             welcome = None if processes is None or join is None else processes.ask_to_join()
             size = len(hosts) if welcome is None else welcome["world_size"]
             first = Members.first(layout, world_size=size, spares=spares, shrink=shrink, hosts=hosts)
-            self._redundancy = checked(redundancy, first.plan.mesh.size)
+            self._redundancy, self._warned = checked(redundancy, first.plan.mesh.size), False
         except BaseException:
             self._peers.close()
             raise
@@ -255,6 +258,8 @@ class Session:
             redundancy=self._redundancy,
             device=self.device,
         )
+        if job.rank == 0 and not self._warned:
+            self._warned = new.warn_of_fewer_copies()
         self._restored(new)
         new.commit(self._step, wait=True)
         self._all_hold([*self._states, new], new)
@@ -369,7 +374,7 @@ class Session:
             end.evicted.update({int(member): str(verdict) for member, verdict in message["evicted"].items()})
             new = not end.came.is_set()
             if new:
-                end.over = message["over"]
+                end.over, end.noticed = message["over"], self._peers.now()
                 end.came.set()
             world = self._world if named == (self._epoch, self._agreed) else None
         if new and world is not None:
@@ -471,10 +476,11 @@ class Session:
                 rank=self.member,
             ) from error
         started = self._peers.now()
+        noticed = self._end.noticed or started
         outcome = self._agree(self._report(done=done, error=error, first=first))
-        self._seconds = {"agree": self._peers.now() - started}
+        self._seconds = {"free": started - noticed, "agree": self._peers.now() - started}
         if not outcome.agreed:
-            if error is not None and _is_certain(error):
+            if error is not None and (_is_certain(error) or (outcome.fields and self.member in outcome.ranks)):
                 raise error
             message = f"the job ends, since {outcome.message}"
             raise ConnectError(message, rank=self.member, ranks=outcome.ranks) from error
@@ -513,6 +519,10 @@ class Session:
             joining=list(self._joining.values()),
             evicted=sorted(self._end.evicted),
             began=self._step,
+            at=max(
+                (step for one in self._states if one.epoch == self._epoch for step in one.snapshots.steps),
+                default=self._step,
+            ),
         )
 
     def _agree(self, report: Report) -> Outcome:
@@ -552,7 +562,7 @@ class Session:
                     message = f"member {self.member} stood still for {seconds:.0f} s, and the others ended without it"
                     return Outcome("failed", (self.member,), message=message)
                 gone = []
-            return conclude(self._history, self._epoch, reports, gone)
+            return conclude(self._history, self._epoch, reports, gone, self._raised)
 
         if probe.went_on(server):
             self._took_part = False
@@ -615,6 +625,7 @@ class Session:
         self._peers.admit({int(member): contact for member, contact in value["joined"].items()})
         self._welcome(outcome)
         self._source, self._step, self._load = value["source"], value["step"], value["load"]
+        self._raised = value["raised"]
         self._history = {
             epoch: members
             for epoch, members in self._history.items()

@@ -14,6 +14,7 @@ left, at the shardings of the epoch in which they were taken, to the tensors and
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -102,6 +103,20 @@ class EpochState:
         """The steps that this member can restore its part of: its own, and what it keeps of others."""
         steps = self.snapshots.steps
         return steps if self.copies is None else sorted(self.copies.steps().intersection(steps))
+
+    def warn_of_fewer_copies(self) -> bool:
+        """Whether fewer copies than ``redundancy`` are kept of some shards, with a warning that says of which."""
+        keepers = self._keepers
+        fewest = min(keepers.of, key=lambda rank: len(keepers.of[rank]), default=None)
+        if fewest is None or len(keepers.of[fewest]) >= keepers.redundancy:
+            return False
+        warnings.warn(
+            f"redundancy is {keepers.redundancy}, but only {len(keepers.of[fewest])} ranks are on other hosts than "
+            f"rank {fewest}, on {quoted(keepers.hosts[fewest])}, and keep copies of its shards; place the ranks evenly "
+            "on the hosts, or give a smaller redundancy",
+            stacklevel=5,
+        )
+        return True
 
     @property
     def bytes(self) -> int:
