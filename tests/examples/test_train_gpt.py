@@ -13,13 +13,11 @@ from tests.examples.training import (
     move,
     refused_checkpoints,
     resume,
-    survives,
     train,
     train_and_save,
     train_in_words,
     trainer,
 )
-from tests.sockets import free_port
 
 LAYOUTS = {
     "tp=2": 2,
@@ -197,14 +195,3 @@ def test_words_that_a_peer_lacks(name, sizes, message):
     """A layout that a peer's class cannot express is refused before any group is made."""
     with pytest.raises(Refused, match=message), GROUPS[name](sizes):
         pass
-
-
-@pytest.mark.long
-def test_a_training_survives(ranks, outcomes):
-    """4 ranks and a spare, float64: rank 0 is killed in a step, and the losses and norms are bit-equal."""
-    expected = ranks(4, survives, free_port(), None, world=None, **LIMIT)
-    ended = outcomes(5, survives, free_port(), 0, world=None, **LIMIT)
-    assert ended[0].code == -9
-    found = [outcome.value for outcome in ended if outcome.value is not None]
-    assert found == [value for value in expected if value is not None]
-    assert found[0][0] == "tp=2,dp=2"

@@ -1,7 +1,7 @@
 """What each rank of these tests runs: a short training under one layout."""
 
 import os
-import signal
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +11,17 @@ from examples.train_gpt.gpt.layout import Refused, Sizes
 from examples.train_gpt.gpt.loop import GROUPS, Run, Trainer
 from examples.train_gpt.gpt.model import Shape
 from examples.train_gpt.gpt.survive import survive
+from tests.sockets import kept
+from tests.survival.deaths import Deaths, left_behind
 
 from rankmesh.launch.table import torchrun_variables
+from rankmesh.survival import Job
 
 SHAPE = Shape(layers=4, hidden=16, heads=2, experts=4, top=2, sequence=16, batch=8)
 # Every step is clipped, so that a wrong norm shows in the losses.
 TINY = Run(SHAPE, steps=4, rate=0.01, clip=0.25, dtype="float64")
+# Data-parallel sizes of 4, 3, 2 and 1 divide the batch.
+SURVIVES = replace(TINY, shape=replace(SHAPE, batch=24), steps=6)
 
 
 @contextmanager
@@ -51,10 +56,10 @@ def train_in_words(me, *cases):
     return [train(me, layout, message) for message, layout in cases]
 
 
-def train_and_save(me, layout, folder, steps):
-    """The first steps, and a checkpoint."""
-    with trainer(me.size, layout, run=replace(TINY, steps=steps)) as here:
-        result = arguments_of(here.steps())
+def train_and_save(me, layout, folder, steps, start=None):
+    """The first steps of a run, and a checkpoint; of SURVIVES from step ``start`` on, if that is given."""
+    with trainer(me.size, layout, run=replace(TINY if start is None else SURVIVES, steps=steps)) as here:
+        result = arguments_of(here.steps(here.resume(Path(folder)) if start else 0))
         here.save(Path(folder), steps)
         return result
 
@@ -79,20 +84,30 @@ def move(me, layouts):
     return result
 
 
-def survives(me, port, dies):
-    """A training in a job that survives: member ``dies`` is killed in the third step; the steps, on the first rank."""
+def survives(me, port, folder, deaths, layout, spares, shrink):
+    """One member of a training in a job that survives: sizes and steps, on the first rank; and what it leaves.
+
+    ``sizes`` has the data-parallel size of each epoch, by the step at which it began.
+    """
     variables = torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port)
     os.environ.update({**variables, "TORCH_CPP_LOG_LEVEL": "ERROR"})
-    step = Trainer.step
+    me.meet("every member has reached the store that rank 0 serves")
+    time.sleep(0.1)  # and its connection is there
+    before, dying, sizes = kept(), Deaths(me.rank, deaths, folder), {}
+    step, hold = Trainer.step, Job.hold
 
-    def dying(self, index):
-        if me.rank == dies and index == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def dies(self, index):
+        dying.step(index)
         return step(self, index)
 
-    Trainer.step = dying
-    found = survive(TINY, "tp=2", me.size - 4, False, 5.0, lambda *_: None)
-    return None if found is None else [str(found[0]), arguments_of(found[1])]
+    def held(self, *state):
+        hold(self, *state)
+        sizes[self.step] = self.plan.mesh.axes["dp"]
+
+    Trainer.step, Job.hold = dies, held
+    found = survive(SURVIVES, layout, spares, shrink, 5.0, lambda *_: None)
+    outcome = None if found is None else [str(found[0]), arguments_of(found[1])]
+    return {"outcome": outcome, "sizes": sizes, "left": left_behind(folder, before), "pid": os.getpid()}
 
 
 def refused_checkpoints(me, folder):

@@ -5,12 +5,8 @@ stage 0   w0, m0 (rows over tp, whole over dp)  ── activations ──>  stag
 ```
 """
 
-import gc
 import json
 import os
-import signal
-import subprocess
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +14,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from tests.sockets import kept
+from tests.survival.deaths import Deaths, left_behind
 
 import rankmesh as rm
 from rankmesh.launch.table import torchrun_variables
-from rankmesh.survival import peers, session, state, world
 
 ROWS, COLUMNS, BATCH = 8, 4, 24
 
@@ -90,80 +86,6 @@ class Model:
             dist.recv(x, pp.ranks[self.stage - 1], group=pp.pg)
 
 
-# -- deaths -----------------------------------------------------------------------------------------------------
-
-# Where a member may die: what is called then, by the name that a test gives.
-PLACES = {
-    "enter": (world.EpochWorld, "enter"),
-    "leave": (world.EpochWorld, "close"),
-    "agree": (session.Session, "_agree"),
-    "adopt": (session.Session, "_adopt"),
-    "announce": (session.Session, "_announce"),
-    "hold": (session.Session, "hold"),
-    "follow": (session.Session, "_follow"),
-    "commit": (session.Session, "commit"),
-    "take": (state.Snapshots, "take"),
-    "restore": (session, "restore"),
-    "client": (peers.Peers, "client"),
-    "returned": (session.Session, "_finished"),
-}
-
-
-class Deaths:
-    """Kills this process at the n-th call of what a place names, before or after it."""
-
-    def __init__(self, member, deaths, folder):
-        self.folder, self.member = Path(folder), member
-        self.mine = [death for death in deaths if death["member"] == member]
-        for death in self.mine:
-            if death["at"] in PLACES:
-                self._hook(*PLACES[death["at"]], death)
-            elif death["at"] == "time":  # since the job has begun, which needs every member
-                self._hook(world.EpochWorld, "enter", {**death, "n": 1, "seconds": death["n"]})
-
-    def _hook(self, owner, name, death):
-        call, times = getattr(owner, name), [0]
-
-        def hooked(*args, **kwargs):
-            times[0] += 1
-            now = times[0] == death["n"]
-            if now and death["at"] == "time":
-                timer = threading.Timer(death["seconds"], self.die, (death,))
-                timer.daemon = True
-                timer.start()
-                return call(*args, **kwargs)
-            if now and not death.get("after"):
-                self.die(death)
-            result = call(*args, **kwargs)
-            if now:
-                self.die(death)
-            return result
-
-        setattr(owner, name, hooked)
-
-    def step(self, step):
-        """In a step of the program."""
-        for death in self.mine:
-            if death["at"] == "step" and death["n"] == step:
-                self.mine.remove(death)
-                self.die(death)
-
-    def die(self, death):
-        """Die now, as the test says."""
-        if death.get("how") == "raise":
-            raise ValueError(f"a bug at {death['at']} {death['n']}")
-        if death.get("how") == "sleep":
-            time.sleep(death["seconds"])
-            return
-        if "again" in death:
-            subprocess.Popen(["sh", "-c", f"sleep {death['again']}; kill -CONT {os.getpid()}"])
-            os.kill(os.getpid(), signal.SIGSTOP)
-            return
-        (self.folder / f"dead-{self.member}").write_text(f"{os.getpid()} {time.time()}", encoding="utf-8")
-        os.kill(os.getpid(), getattr(signal, death.get("how", "SIGKILL")))
-        time.sleep(0.5)  # a stopped process that goes on
-
-
 def member(me, port, folder, deaths, steps, layout, how):
     """One member: what train returned, and how it came about."""
     os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
@@ -211,21 +133,8 @@ def member(me, port, folder, deaths, steps, layout, how):
         outcome["result"] = rm.survive(train_on if how.pop("regroups", False) else train, layout, **how)
     except (rm.RankmeshError, ValueError, RuntimeError) as error:
         outcome["error"] = f"{type(error).__name__}: {error}"
-    for path in Path(folder).glob("dead-*"):  # those that are only stopped would outlive the test
-        with suppress(ProcessLookupError):
-            os.kill(int(path.read_text(encoding="utf-8").split()[0]), signal.SIGKILL)
-    gc.collect()
-    end = time.monotonic() + 15
-    while max(left := _left(before)) > 0 and time.monotonic() < end:
-        time.sleep(0.02)
+    left = left_behind(folder, before)
     return {**outcome, "history": history, "losses": losses, "left": left, "initialised": dist.is_initialized()}
-
-
-def _left(before):
-    """Sockets and threads that are left, but for those of connections that gloo still waits for: 3 and 4 for each."""
-    waiting = sum(thread.name == "rankmesh-gloo" for thread in threading.enumerate())
-    sockets, threads = (now - then for now, then in zip(kept(), before, strict=True))
-    return [sockets - 3 * waiting, threads - 4 * waiting]
 
 
 def _address(folder):

@@ -1,12 +1,10 @@
 """rm.survive on real processes that are killed, stopped, or fail: the results are those of a run without loss."""
 
-import os
-import random
-
 import pytest
 import torch
 from tests.sockets import free_port
-from tests.survival.program import BATCH, COLUMNS, PLACES, ROWS, batch, member, started, text_of
+from tests.survival.deaths import SEEDS, moments
+from tests.survival.program import BATCH, COLUMNS, ROWS, batch, member, started, text_of
 
 STEPS = 8
 # Two halves of a run that shrinks are compared with sums in another order.
@@ -61,11 +59,11 @@ def _results(ended):
 
 def _same(ended, expected):
     """The results are those of the run without loss, bit by bit; so are the losses that a member has seen."""
-    _same_of(_results(ended), expected)
+    _same_of(_results(ended), expected, [value and value.get("error") for value in ended])
 
 
-def _same_of(found, expected):
-    assert found.keys() == expected.keys()
+def _same_of(found, expected, errors=None):
+    assert found.keys() == expected.keys(), errors
     for rank, (result, losses) in found.items():
         assert result == expected[rank][0], rank
         assert losses.items() <= expected[rank][1].items(), rank
@@ -251,29 +249,6 @@ def test_nothing_is_left_to_go_on_with(job):
 
 # -- any moment -------------------------------------------------------------------------------------------------
 
-SWEEP = {"": 2, "1": 10, "all": 100}[os.environ.get("RANKMESH_TEST_SWEEP", "")]
-HOST = [4, 5, 6, 7]
-
-
-def _moment(pick, member):
-    """A moment of a member's life, by chance."""
-    how = "SIGSTOP" if pick.random() < 0.2 else "SIGKILL"
-    if pick.random() < 0.3:
-        return {"member": member, "at": "time", "n": pick.uniform(0.0, 1.5), "how": how}
-    if pick.random() < 0.4:
-        return {"member": member, "at": "step", "n": pick.randrange(STEPS), "how": how}
-    most = STEPS if (place := pick.choice(sorted(PLACES))) in ("commit", "take") else 2
-    return {"member": member, "at": place, "n": pick.randint(1, most), "how": how, "after": pick.random() < 0.3}
-
-
-def _moments(seed):
-    """Who dies when: one or two members, or a whole host of four."""
-    pick = random.Random(seed)  # noqa: S311  - moments, no secrets
-    if pick.random() < 0.1:
-        moment = _moment(pick, 0)
-        return [{**moment, "member": member} for member in HOST]
-    return [_moment(pick, member) for member in pick.sample([0, *range(20)], k=pick.choice([1, 1, 2]))]
-
 
 @pytest.fixture(scope="module")
 def expected_16(_server, tmp_path_factory):
@@ -282,13 +257,13 @@ def expected_16(_server, tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(SWEEP))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_any_moment(job, expected_16, seed):
     """16 ranks and 4 spares: one or two members, or four of a host, die or stop at any moment: equal results.
 
     Who dies after the last rank has returned takes its result along.
     """
-    deaths = _moments(seed)
+    deaths = moments(seed, STEPS)
     ended = job(20, deaths, spares=4, timeout=5, limit=120.0)
     found = _results(ended)
     assert len(found) >= 16 - sum(value is None for value in ended), deaths

@@ -1,0 +1,97 @@
+"""The example loses ranks at any moment, and goes on: the losses and norms are those of a run without loss."""
+
+from pathlib import Path
+
+import pytest
+from tests.examples.training import SURVIVES, survives, train_and_save
+from tests.sockets import free_port
+from tests.survival.deaths import SEEDS, moments
+
+LAYOUT = "tp=2,pp=2"
+
+
+@pytest.fixture
+def trained(outcomes, tmp_path):
+    """Train on ``size`` members of which some die; what each of the others reported, None of those that died."""
+
+    def run(size, deaths, spares=0, *, shrink=False, limit=150.0):
+        shared = set(Path("/dev/shm").iterdir())  # noqa: S108
+        ended = outcomes(
+            size, survives, free_port(), str(tmp_path), deaths, LAYOUT, spares, shrink, world=None, limit=limit
+        )
+        dead = {int(path.name.removeprefix("dead-")) for path in tmp_path.glob("dead-*")}
+        report = [f"{one.rank}: {one.value or one.error or one.code}" for one in ended]
+        for one in ended:
+            assert one.rank in dead or one.ok, (deaths, report)
+            assert one.rank in dead or max(one.value["left"]) <= 0, (deaths, report)
+        new = [path.name for path in set(Path("/dev/shm").iterdir()) - shared]  # noqa: S108
+        assert not [name for name in new if "torch" in name or "gloo" in name or "rankmesh" in name], new
+        return [None if one.rank in dead else one.value for one in ended]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def expected(_server, tmp_path_factory):
+    """Losses and norms of a run with these (step, data-parallel size), each part started from a checkpoint."""
+    known = {}
+
+    def run(sizes):
+        if sizes in known:
+            return known[sizes]
+        folder, found = str(tmp_path_factory.mktemp("checkpoints")), []
+        ends = [*(start for start, _ in sizes[1:]), SURVIVES.steps]
+        for (start, replicas), end in zip(sizes, ends, strict=True):
+            layout = f"{LAYOUT},dp={replicas}"
+            how = {"world": "gloo", "limit": 100.0, "timeout": 60.0, "args": (layout, folder, end, start)}
+            request = {"size": 4 * replicas, "module": train_and_save.__module__, "function": "train_and_save"}
+            ended = _server.run({**request, **how})
+            assert ended[0].ok, ended[0]
+            found += map(tuple, ended[0].value)
+        return known.setdefault(sizes, found)
+
+    return run
+
+
+def _steps(ended):
+    """The steps, by the member that was the first rank at the end; None where it died with them."""
+    found = [one["outcome"][1] for one in ended if one is not None and one["outcome"] is not None]
+    assert len(found) <= 1
+    return [tuple(step) for step in found[0]] if found else None
+
+
+def _sizes(ended):
+    """The data-parallel size of each stretch of steps that counts."""
+    found = {}
+    for one in ended:
+        found |= {int(step): size for step, size in (one or {"sizes": {}})["sizes"].items()}
+    return tuple(sorted(found.items()))
+
+
+def test_a_training_survives(trained, expected):
+    """8 ranks and a spare, float64: rank 0 is killed in a step, and the losses and norms are bit-equal."""
+    ended = trained(9, [{"member": 0, "at": "step", "n": 2}], spares=1)
+    assert _steps(ended) == expected(((0, 2),))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_any_moment(trained, expected, seed):
+    """16 ranks and 4 spares: one or two members, or four of a host, die or stop at any moment: bit-equal steps.
+
+    Who dies after the last rank has returned takes its result along.
+    """
+    deaths = moments(seed, SURVIVES.steps)
+    ended = trained(20, deaths, spares=4)
+    steps = _steps(ended)
+    assert steps == expected(((0, 4),)) or (steps is None and None in ended), deaths
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_any_moment_without_spares(trained, expected, seed):
+    """16 ranks that shrink: bit-equal to runs of the sizes that it had, each started from a checkpoint of that step."""
+    deaths = moments(seed, SURVIVES.steps, members=16)
+    ended = trained(16, deaths, shrink=True)
+    steps = _steps(ended)
+    assert steps == expected(_sizes(ended)) or (steps is None and None in ended), deaths

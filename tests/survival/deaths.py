@@ -1,0 +1,129 @@
+"""Deaths of processes at moments that are named, or drawn by a seed; and what those that live leave behind."""
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tests.sockets import kept
+
+from rankmesh.survival import peers, session, state, world
+
+# How many seeds a sweep has: in make test-all, in make test-sweeps, and with SWEEP=all.
+SEEDS = {"": 2, "1": 10, "all": 100}[os.environ.get("RANKMESH_TEST_SWEEP", "")]
+HOST = [4, 5, 6, 7]
+
+# Where a member may die: what is called then, by the name that a test gives.
+PLACES = {
+    "enter": (world.EpochWorld, "enter"),
+    "leave": (world.EpochWorld, "close"),
+    "agree": (session.Session, "_agree"),
+    "adopt": (session.Session, "_adopt"),
+    "announce": (session.Session, "_announce"),
+    "hold": (session.Session, "hold"),
+    "follow": (session.Session, "_follow"),
+    "commit": (session.Session, "commit"),
+    "take": (state.Snapshots, "take"),
+    "restore": (session, "restore"),
+    "client": (peers.Peers, "client"),
+    "returned": (session.Session, "_finished"),
+}
+
+
+class Deaths:
+    """Kills this process at the n-th call of what a place names, before or after it."""
+
+    def __init__(self, member, deaths, folder):
+        self.folder, self.member = Path(folder), member
+        self.mine = [death for death in deaths if death["member"] == member]
+        for death in self.mine:
+            if death["at"] in PLACES:
+                self._hook(*PLACES[death["at"]], death)
+            elif death["at"] == "time":  # since the job has begun, which needs every member
+                self._hook(world.EpochWorld, "enter", {**death, "n": 1, "seconds": death["n"]})
+
+    def _hook(self, owner, name, death):
+        call, times = getattr(owner, name), [0]
+
+        def hooked(*args, **kwargs):
+            times[0] += 1
+            now = times[0] == death["n"]
+            if now and death["at"] == "time":
+                timer = threading.Timer(death["seconds"], self.die, (death,))
+                timer.daemon = True
+                timer.start()
+                return call(*args, **kwargs)
+            if now and not death.get("after"):
+                self.die(death)
+            result = call(*args, **kwargs)
+            if now:
+                self.die(death)
+            return result
+
+        setattr(owner, name, hooked)
+
+    def step(self, step):
+        """In a step of the program."""
+        for death in self.mine:
+            if death["at"] == "step" and death["n"] == step:
+                self.mine.remove(death)
+                self.die(death)
+
+    def die(self, death):
+        """Die now, as the test says."""
+        if death.get("how") == "raise":
+            raise ValueError(f"a bug at {death['at']} {death['n']}")
+        if death.get("how") == "sleep":
+            time.sleep(death["seconds"])
+            return
+        if "again" in death:
+            subprocess.Popen(["sh", "-c", f"sleep {death['again']}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return
+        (self.folder / f"dead-{self.member}").write_text(f"{os.getpid()} {time.time()}", encoding="utf-8")
+        os.kill(os.getpid(), getattr(signal, death.get("how", "SIGKILL")))
+        time.sleep(0.5)  # a stopped process that goes on
+
+
+def _moment(pick, member, steps):
+    """A moment of a member's life, by chance."""
+    how = "SIGSTOP" if pick.random() < 0.2 else "SIGKILL"
+    if pick.random() < 0.3:
+        return {"member": member, "at": "time", "n": pick.uniform(0.0, 1.5), "how": how}
+    if pick.random() < 0.4:
+        return {"member": member, "at": "step", "n": pick.randrange(steps), "how": how}
+    most = steps if (place := pick.choice(sorted(PLACES))) in ("commit", "take") else 2
+    return {"member": member, "at": place, "n": pick.randint(1, most), "how": how, "after": pick.random() < 0.3}
+
+
+def moments(seed, steps, members=20):
+    """Who dies when: one or two members, or a whole host of four."""
+    pick = random.Random(seed)  # noqa: S311  - moments, no secrets
+    if pick.random() < 0.1:
+        moment = _moment(pick, 0, steps)
+        return [{**moment, "member": member} for member in HOST]
+    return [_moment(pick, member, steps) for member in pick.sample([0, *range(members)], k=pick.choice([1, 1, 2]))]
+
+
+def left_behind(folder, before):
+    """How many sockets and threads this process has more than ``before``, after the stopped members were ended."""
+    for path in Path(folder).glob("dead-*"):  # those that are only stopped would outlive the test
+        with suppress(ProcessLookupError):
+            os.kill(int(path.read_text(encoding="utf-8").split()[0]), signal.SIGKILL)
+    gc.collect()
+    end = time.monotonic() + 15
+    while max(left := _left(before)) > 0 and time.monotonic() < end:
+        time.sleep(0.02)
+    return left
+
+
+def _left(before):
+    """Sockets and threads that are left, but for those of connections that gloo still waits for: 3 and 4 for each."""
+    waiting = sum(thread.name == "rankmesh-gloo" for thread in threading.enumerate())
+    sockets, threads = (now - then for now, then in zip(kept(), before, strict=True))
+    return [sockets - 3 * waiting, threads - 4 * waiting]
