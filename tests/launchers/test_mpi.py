@@ -4,7 +4,7 @@ import re
 import sys
 
 from tests.launchers.conftest import needs, reported
-from tests.launchers.starts import HYDRA, LIMIT, LOST_IN_USE, OPENMPI, PATH, python
+from tests.launchers.starts import HYDRA, LIMIT, LOST_IN_USE, OPENMPI, PATH, SURVIVED, SURVIVES, python, survived
 
 USE = ("-m", "tests.check.phases", "use", "2")
 ASKED = ("tp=2,dp=2", "--timeout", "5")
@@ -60,3 +60,21 @@ def test_a_rank_that_dies(run):
     assert _named(done.stderr) == [LOST_IN_USE], done.stderr
     assert done.returncode != 0
     assert "every group was proved" not in done.stdout
+
+
+def test_a_job_survives_the_loss_of_a_rank(run, tmp_path):
+    """4 ranks of Open MPI, one of them a spare, one killed: with recovery mpirun leaves the others alone."""
+    needs("Open MPI", "mpirun.openmpi")
+    job = tmp_path / "survives.py"
+    job.write_text(SURVIVES, encoding="utf-8")
+    done = run(OPENMPI[0], "--enable-recovery", *OPENMPI[1:], "4", sys.executable, job)
+    assert survived(done) == SURVIVED, done
+
+
+def test_a_job_survives_in_shells(run, tmp_path):
+    """4 ranks of MPICH, each in a shell that ends well whatever becomes of it: one is killed, and the others go on."""
+    needs("MPICH", "mpiexec.hydra")
+    job = tmp_path / "survives.py"
+    job.write_text(SURVIVES, encoding="utf-8")
+    done = run(*HYDRA, "4", "sh", "-c", '"$@" || true', "sh", sys.executable, job)
+    assert survived(done) == SURVIVED, done

@@ -175,3 +175,32 @@ def test_one_host_whose_name_is_a_loopback_address(hosts):
         assert "hostb listens at 127.0.1.1, where no other host can reach gloo" in answer["message"], answer
         assert "hosta listens" not in answer["message"]
         assert answer["seconds"] < TIMEOUT
+
+
+@pytest.mark.parametrize("alone", ["the other hosts' rank", "the host of rank 0"])
+def test_a_cut_network_leaves_one_job(hosts, alone):
+    """3 ranks on one host and one on another, which is cut off: the three go on, and the one ends with an error."""
+    one = hosts[1] if alone == "the other hosts' rank" else hosts[0]
+    placed = [*([hosts[0]] * 3), hosts[1]] if one is hosts[1] else [hosts[0], *([hosts[1]] * 3)]
+    size, address = len(placed), {"MASTER_ADDR": "hosta", "MASTER_PORT": "29400", "WORLD_SIZE": "4"}
+    processes = []
+    for rank, host in enumerate(placed):
+        local = {"LOCAL_RANK": placed[:rank].count(host), "LOCAL_WORLD_SIZE": placed.count(host)}
+        variables = {**address, **{name: str(value) for name, value in local.items()}, "RANK": str(rank)}
+        processes.append(host.start(HERE / "survives.py", 2, **variables))
+    for process in processes:
+        _await_line(process, "three steps are done", 1)
+    subprocess.run(["ip", "-n", one.space, "link", "set", "eth0", "down"], check=True, timeout=10)
+    found = []
+    for process in processes:
+        status, out, err = _end(process, 90)
+        assert status == 0, err
+        found.append(json.loads(out))
+    left_out = found.pop(placed.index(one))
+    assert "error" in left_out, left_out
+    assert "fewer than half" in left_out["error"], left_out
+    for result in found:
+        assert (result["epoch"], result["dp"]) == (1, 3), result
+        # Steps of four ranks before the cut, of three after it.
+        assert result["total"] in [4 * step + 3 * (12 - step) for step in range(3, 12)], result
+    assert size == len(found) + 1

@@ -119,3 +119,8 @@ def test_how_long_it_stood_still(heartbeat):
     assert heartbeat.stood_still() == 3.0
     heartbeat.start_over()
     assert heartbeat.stood_still() <= 0.5
+
+
+def test_a_host_to_which_no_route_leads_shows_nothing():
+    """A network that is down refuses at once, on this host: the process at the other end may live."""
+    assert exchange({3: ("255.255.255.255", 9)}, PING, 1.0) == {3: "unresponsive"}

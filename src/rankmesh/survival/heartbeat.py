@@ -12,6 +12,7 @@ process has ended, as long as its host lives; a silence shows nothing.
 
 from __future__ import annotations
 
+import errno
 import json
 import selectors
 import socket
@@ -213,7 +214,11 @@ def _exchange(addresses: Mapping[int, Address], line: bytes, end: float) -> Iter
         for member, address in addresses.items():
             one = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
             one.setblocking(False)
-            one.connect_ex(address)
+            error = one.connect_ex(address)
+            if error not in (0, errno.EINPROGRESS):  # such as that no route leads there, which shows nothing
+                found[member] = "gone" if error == errno.ECONNREFUSED else "unresponsive"
+                one.close()
+                continue
             selector.register(one, selectors.EVENT_WRITE, _Call(member, one))
         while selector.get_map() and (left := end - time.monotonic()) > 0:
             for key, _ in selector.select(left):
