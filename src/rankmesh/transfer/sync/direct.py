@@ -181,13 +181,13 @@ class Publisher(_Member):
 
     def announce(self, history: History, texts: Mapping[int, str]) -> str:
         """Choose the engines that get a version, and write to them: one rank does."""
-        held = [json.loads(text) for text in texts.values()]
+        groups_of = [json.loads(text) for text in texts.values()]
         served: dict[str, Any] = {}
         found = self._requests()
         budget = self._budget // max(1, len(found))
         for engine, request in found.items():
             key = request["group"]
-            if not key or any(groups.get(engine) != key for groups in held):
+            if not key or any(groups.get(engine) != key for groups in groups_of):
                 key = f"{engine}-{request['number']}"
             since = request["version"] if request["run"] == self._run else None
             served[engine] = {"group": key, "since": since, "number": request["number"], "budget": budget}
@@ -292,12 +292,12 @@ class Requester(_Member):
         self._engine, self._number = engine, 0
         self._key = ""
         self._group: Group | None = None
-        self._held: tuple[str, int | None] = ("", None)
+        self._in_use: tuple[str, int | None] = ("", None)
 
     def ask(self) -> str:
         """Ask the trainer for the next version, as one rank does for all."""
         key = f"request/{self._engine}"
-        request = {"number": self._number, "version": self._held[1], "run": self._held[0], "group": self._key}
+        request = {"number": self._number, "version": self._in_use[1], "run": self._in_use[0], "group": self._key}
         text = json.dumps({**request, "digest": self._moves.digest})
 
         def ask(channel: Channel) -> None:
@@ -339,7 +339,7 @@ class Requester(_Member):
                 self._ask(lambda channel: channel.delete([key]))
         self._number += 1
         if whole:
-            self._held = offer.run, offer.version
+            self._in_use = offer.run, offer.version
         else:
             self.drop(failed=True)
 

@@ -242,7 +242,7 @@ class Reader:
         self._places = {source: _places(moves.source, source) for source in self._sources}
         self._target = {name: s.of(rank) for name, s in moves.target.items() if s.holds(rank)}
         self._files: dict[str, File] = {}
-        self._held: tuple[str, int] | None = None
+        self._in_use: tuple[str, int] | None = None
 
     def offer(self, end: float) -> Offer | None:
         """The newest version, once there is one that is newer than what is held; None at ``end`` (``monotonic``)."""
@@ -263,10 +263,10 @@ class Reader:
             )
         history, run = History.read(index["history"]), str(index["run"])
         version = history.newest
-        if version is None or (run, version) == self._held:
+        if version is None or (run, version) == self._in_use:
             return None
         # A trainer that was started anew counts its versions anew.
-        since = self._held[1] if self._held is not None and self._held[0] == run else None
+        since = self._in_use[1] if self._in_use is not None and self._in_use[0] == run else None
         files = self._locked({source: index["files"][str(source)] for source in self._sources}, f"{run} {version}")
         return None if files is None else Offer(run, version, history.since(since), files)
 
@@ -312,7 +312,7 @@ class Reader:
 
     def hold(self, offer: Offer) -> None:
         """The version of an offer is the one in use."""
-        self._held = offer.run, offer.version
+        self._in_use = offer.run, offer.version
 
     def close(self) -> None:
         """Close the files."""
