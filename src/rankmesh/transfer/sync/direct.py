@@ -38,7 +38,7 @@ from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.planning.transfer import Transfer
 from rankmesh.transfer.sync.delta import Delta, History, restricted
 
-__all__ = ["Connect", "GlooGroup", "Group", "Offer", "Publisher", "Requester"]
+__all__ = ["Announced", "Connect", "GlooGroup", "Group", "Publisher", "Requester"]
 
 PREFIX = "rankmesh-sync"
 _Result = TypeVar("_Result")
@@ -257,7 +257,7 @@ class Publisher(_Member):
             self._ask(lambda channel: channel.delete(["engines", *keys, *(f"request/{e}" for e in self._served)]))
 
 
-class Offer:
+class Announced:
     """A version that the trainer sends this engine."""
 
     def __init__(self, go: Mapping[str, Any]) -> None:
@@ -309,29 +309,29 @@ class Requester(_Member):
         self._ask(ask)
         return ""
 
-    def offer(self, end: float) -> Offer | None:
+    def await_version(self, end: float) -> Announced | None:
         """What the trainer answers; None at ``end`` (``monotonic``): the request stands."""
         key = f"go/{self._engine}/{self._number}"
         while True:
             left = max(0.0, end - time.monotonic())
             text = self._ask(lambda channel: channel.read(key) if channel.wait(key, min(left, _SLICE)) else None)  # noqa: B023
             if text is not None or not left:
-                return None if text is None else Offer(json.loads(text))
+                return None if text is None else Announced(json.loads(text))
 
-    def fill(self, offer: Offer, into: Mapping[str, Tensor]) -> tuple[int, list[tuple[str, Any]]]:
+    def fill(self, announced: Announced, into: Mapping[str, Tensor]) -> tuple[int, list[tuple[str, Any]]]:
         """Receive what changed; the bytes of it, and where they are. Raises ``Fault``."""
-        if self._key != offer.group or self._group is None:
+        if self._key != announced.group or self._group is None:
             self.drop(failed=True)
-            self._group = self._connected(offer.group)
-            self._key = offer.group
-        steps = self._itinerary(offer.delta, offer.budget)
+            self._group = self._connected(announced.group)
+            self._key = announced.group
+        steps = self._itinerary(announced.delta, announced.budget)
         exchange = Exchange(self._group, {}, into, self._timeout)
         exchange.all(steps.sends, steps.receives, steps.copies)
         self.memory = exchange.memory
         pieces = [piece for row in steps.receives for message in row for piece in message.pieces]
         return sum(piece.bytes for piece in pieces), [(piece.name, piece.here) for piece in pieces]
 
-    def answered(self, offer: Offer, *, whole: bool, first: bool) -> None:
+    def answered(self, announced: Announced, *, whole: bool, first: bool) -> None:
         """The request is over: the version is there on all ranks, or on none; the ``first`` rank deletes the answer."""
         if first:
             key = f"go/{self._engine}/{self._number}"
@@ -339,7 +339,7 @@ class Requester(_Member):
                 self._ask(lambda channel: channel.delete([key]))
         self._number += 1
         if whole:
-            self._in_use = offer.run, offer.version
+            self._in_use = announced.run, announced.version
         else:
             self.drop(failed=True)
 

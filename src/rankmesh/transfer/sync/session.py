@@ -105,7 +105,7 @@ class Sync:
         self._layouts = Layouts(trainer, engine)
         self._least, self._budget = integer(engines, "engines", least=0), integer(budget, "budget", least=1)
         self._timeout, self._connect = time_limit(timeout), connect
-        self._at = _meeting(at)
+        self._at = _place_of(at)
         self._weights = Weights(tensors, swaps=update == "swap")
         self._history, self._everything = History(), True
         self._publisher: stored.Publisher | direct.Publisher | None = None
@@ -229,30 +229,30 @@ class Sync:
     def _read(self, reader: stored.Reader, started: float, end: float) -> Received | None:
         """From files: all ranks lock the files of one version, and copy them."""
         for look in range(_LOOKS):
-            problem, offer = "", None
+            problem, announced = "", None
             try:
-                offer = reader.offer(end)
+                announced = reader.await_version(end)
             except Exception as error:  # noqa: BLE001  - whatever it is, the other ranks must know
                 problem = in_one_line(error)
-            version = -1 if offer is None else offer.version
+            version = -1 if announced is None else announced.version
             try:
-                self._agree("receive", {"version": version, "run": offer.run if offer else ""}, problem)
+                self._agree("receive", {"version": version, "run": announced.run if announced else ""}, problem)
             except (AgreementError, TransferError) as error:
-                if offer is not None:
-                    offer.release()
+                if announced is not None:
+                    announced.release()
                 if look == _LOOKS - 1 or "version" not in error.values.get("fields", ()):  # type: ignore[operator]
                     raise
                 continue
-            if offer is None:
+            if announced is None:
                 return None
             try:
-                into = self._weights.begin(offer.delta, staged=False)
+                into = self._weights.begin(announced.delta, staged=False)
                 with self._weights.writing(staged=False):
-                    total = reader.fill(offer, into)
-                    self._weights.commit(version, offer.delta, (), staged=False)
+                    total = reader.fill(announced, into)
+                    self._weights.commit(version, announced.delta, (), staged=False)
             finally:
-                offer.release()
-            reader.hold(offer)
+                announced.release()
+            reader.hold(announced)
             return Received(version, total, time.perf_counter() - started)
         return None
 
@@ -261,14 +261,14 @@ class Sync:
         if not self._asked:
             self._agree("ask", {"ask": ""}, value=lambda _: requester.ask())
             self._asked = True
-        offer = requester.offer(end)
-        if offer is None:
+        announced = requester.await_version(end)
+        if announced is None:
             return None
         agreement = self._agreement("receive")
-        agreement.start({"version": offer.version, "group": offer.group}, "")
+        agreement.start({"version": announced.version, "group": announced.group}, "")
         fault, arrived = None, None
         try:
-            arrived = requester.fill(offer, self._weights.begin(offer.delta, staged=True))
+            arrived = requester.fill(announced, self._weights.begin(announced.delta, staged=True))
         except Fault as error:
             fault = error
             requester.drop(failed=True)
@@ -277,18 +277,18 @@ class Sync:
             requester.drop(failed=True)
         outcome = agreement.end(fault)
         self._asked = False
-        requester.answered(offer, whole=outcome.agreed, first=self._rank == self._layouts.engine_ranks[0])
+        requester.answered(announced, whole=outcome.agreed, first=self._rank == self._layouts.engine_ranks[0])
         if not outcome.agreed or arrived is None:
             raise TransferError(
-                f"rank {self._rank}: version {offer.version} did not arrive whole, since {outcome.message}; the "
+                f"rank {self._rank}: version {announced.version} did not arrive whole, since {outcome.message}; the "
                 f"weights in use are those of version {self.version}; receive() asks for the next one",
                 rank=self._rank,
                 ranks=outcome.ranks,
-                version=offer.version,
+                version=announced.version,
             )
         total, written = arrived
-        self._weights.commit(offer.version, offer.delta, written, staged=True)
-        return Received(offer.version, total, time.perf_counter() - started, requester.memory)
+        self._weights.commit(announced.version, announced.delta, written, staged=True)
+        return Received(announced.version, total, time.perf_counter() - started, requester.memory)
 
     # -- agreement ----------------------------------------------------------------------------------------------------
 
@@ -379,7 +379,7 @@ class Sync:
         self.close()
 
 
-def _meeting(at: Any) -> Path | tuple[str, int] | Store:
+def _place_of(at: Any) -> Path | tuple[str, int] | Store:
     """Where the sides meet: a folder, an address, or a store."""
     if isinstance(at, Path | Store):
         return at

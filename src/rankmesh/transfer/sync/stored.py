@@ -38,7 +38,7 @@ from rankmesh.transfer.live.stream import Slices, located, where
 from rankmesh.transfer.planning.transfer import Transfer
 from rankmesh.transfer.sync.delta import Delta, History, merged, restricted
 
-__all__ = ["Offer", "Publisher", "Reader"]
+__all__ = ["Announced", "Publisher", "Reader"]
 
 _INDEX = "index"
 # Bytes of a file before its tensors: the version that they are of. Tensors begin at multiples of it.
@@ -216,7 +216,7 @@ class Publisher:
 
 
 @dataclass(eq=False)
-class Offer:
+class Announced:
     """A version that this rank can read whole: the files are there, and locked."""
 
     run: str
@@ -244,13 +244,13 @@ class Reader:
         self._files: dict[str, File] = {}
         self._in_use: tuple[str, int] | None = None
 
-    def offer(self, end: float) -> Offer | None:
+    def await_version(self, end: float) -> Announced | None:
         """The newest version, once there is one that is newer than what is held; None at ``end`` (``monotonic``)."""
         while (found := self._look()) is None and (left := end - time.monotonic()) > 0:
             time.sleep(min(_PAUSE, left))
         return found
 
-    def _look(self) -> Offer | None:
+    def _look(self) -> Announced | None:
         text = FolderChannel(self._folder).read(_INDEX)
         if text is None:
             return None
@@ -268,7 +268,7 @@ class Reader:
         # A trainer that was started anew counts its versions anew.
         since = self._in_use[1] if self._in_use is not None and self._in_use[0] == run else None
         files = self._locked({source: index["files"][str(source)] for source in self._sources}, f"{run} {version}")
-        return None if files is None else Offer(run, version, history.since(since), files)
+        return None if files is None else Announced(run, version, history.since(since), files)
 
     def _locked(self, names: Mapping[int, str], stamp: str) -> dict[int, File] | None:
         """The files of a version under a shared lock; None where one of them is written anew already."""
@@ -297,11 +297,11 @@ class Reader:
                 return None
         return self._files[name]
 
-    def fill(self, offer: Offer, into: Mapping[str, Tensor]) -> int:
+    def fill(self, announced: Announced, into: Mapping[str, Tensor]) -> int:
         """Copy what changed; the bytes of it."""
         total = 0
-        for source, part in groupby(restricted(self._local, offer.delta).receives, key=lambda move: move.source):
-            tensors = offer.files[source].tensors
+        for source, part in groupby(restricted(self._local, announced.delta).receives, key=lambda move: move.source):
+            tensors = announced.files[source].tensors
             shards = {name: {"": self._moves.source[name].of(source)} for name in tensors}
             for move in part:
                 here = located(shards[move.name], move.box)[1]
@@ -310,9 +310,9 @@ class Reader:
                 total += move.bytes
         return total
 
-    def hold(self, offer: Offer) -> None:
-        """The version of an offer is the one in use."""
-        self._in_use = offer.run, offer.version
+    def hold(self, announced: Announced) -> None:
+        """This version is the one in use now."""
+        self._in_use = announced.run, announced.version
 
     def close(self) -> None:
         """Close the files."""
