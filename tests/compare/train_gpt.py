@@ -23,6 +23,7 @@ class Break:
     right: str
     wrong: str
     layouts: tuple[str, ...]
+    operation: str = "all-reduce"
 
     def apply(self, folder):
         """Change the copy of the example in a folder; the line that is wrong now."""
@@ -119,6 +120,8 @@ BREAKS = {
         "self.groups.tp, *self.groups.model",
         megatron("dp=2", "tp=2,dp=2"),
     ),
+    "experts, in": Break("experts.py", "copied(rows", "self.groups.ep_tp", "self.groups.data", TP),
+    "experts, out": Break("experts.py", "summed(torch.cat(done)", "self.groups.ep_tp", "self.groups.data", TP),
     "experts' norm": Break(
         "optimizer.py",
         "return (dense + total(",
