@@ -16,5 +16,6 @@ globals of a state, ``lifecycle.py`` begins and ends one. ``releases.py`` has wh
 from rankmesh.dialects.megatron import parallel_state as _default  # noqa: F401
 from rankmesh.dialects.megatron.installing import global_reads, install, uninstall
 from rankmesh.dialects.megatron.state import ParallelState
+from rankmesh.dialects.megatron.strict import GlobalRead
 
-__all__ = ["ParallelState", "global_reads", "install", "uninstall"]
+__all__ = ["GlobalRead", "ParallelState", "global_reads", "install", "uninstall"]
