@@ -75,7 +75,8 @@ class GlooGroup:
                 ranks=members,
                 rank=self._place,
                 name=key,
-                timeout=timeout,
+                # Gloo waits five times as long for a pair that connects; each message has a limit of its own.
+                timeout=timeout / 5,
                 within=timeout,
                 lazy=True,
                 device_types=["cpu"],
