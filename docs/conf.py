@@ -30,6 +30,8 @@ myst_enable_extensions = ["colon_fence"]
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints_format = "short"
+# Whose layouts are read; the pages need no more of them than their names.
+autodoc_mock_imports = ["transformers", "vllm"]
 autodoc_preserve_defaults = True
 add_module_names = False
 python_use_unqualified_type_names = True
@@ -43,6 +45,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(pytest|unittest)\..*"),
     (r"py:.*", r"(torch|numpy|np|npt|dist|st|hypothesis)\..*"),
     (r"py:.*", r"(ProcessGroup|Tensor|DeviceMesh|Path|timedelta|ellipsis|ModuleType|IntArray)"),
+    (r"py:class", r"Placement"),
     # Named by signatures whose hints cannot be resolved at run time: `Unpack` is in typing from Python 3.11 on.
     (r"py:class", r"(AxesLike|PickLike|GivenOptions|RankParameters|Cut)"),
     # The types of plain data, whose keys the documents of their functions show.
@@ -57,6 +60,7 @@ nitpick_ignore_regex = [
     # The class, or one derived from it, of which a class method makes an object.
     (r"py:class", r"rankmesh\.dialects\.torchtitan\.degrees\._Degrees"),
     # Values of the inside that a public one holds.
+    (r"py:class", r"Weights|rankmesh\.transfer\.(layouts\.strided\.Fragment|sync\.direct\.Group)"),
     (r"py:class", r"rankmesh\.debug\.doctor\.(history\.History|waits\.Waits)"),
     (r"py:class", r"rankmesh\.(core\.options\.GivenOptions|rendezvous\.round\.Round|runtime\.schedule\.\w+)"),
     (r"py:class", r"rankmesh\.sim\.observer\.Observer|Session"),

@@ -145,7 +145,7 @@ def test_the_check_can_fail():
 
 
 def test_every_package_from_elsewhere_belongs_to_an_extra():
-    """What the library imports is in the standard library or a requirement of pyproject.toml; dialects know peers."""
+    """What the library imports is in the standard library or a requirement; dialects and sides know their peers."""
     lines = [*PROJECT["dependencies"], *(line for extra in PROJECT["optional-dependencies"].values() for line in extra)]
     listed = {re.split(r"[^\w-]", line)[0].lower() for line in lines}
     known = {*sys.stdlib_module_names, "rankmesh", *(name.replace("-", "_") for name in listed), "yaml", "tomllib"}
@@ -157,5 +157,6 @@ def test_every_package_from_elsewhere_belongs_to_an_extra():
             names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             peers = PEERS if path.is_relative_to(ROOT / "dialects") else set()
+            peers |= {path.stem} if path.is_relative_to(ROOT / "transfer/layouts/sides") else set()
             for name in names:
                 assert name.partition(".")[0] in known | peers, f"{path.relative_to(ROOT)}:{node.lineno}: {name}"

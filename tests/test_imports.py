@@ -105,6 +105,7 @@ def test_public_names():
         "ProofError",
         "RankmeshError",
         "Sharding",
+        "Sync",
         "Traffic",
         "Transfer",
         "TransferError",

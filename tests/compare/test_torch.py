@@ -131,8 +131,8 @@ def pipeline(groups):
     target = {"target": sim.random(groups, "target", (8, 4)), "losses": []} if last else {}
     schedule.step(*([sim.random(groups, "x", (8, 4))] if first else []), **target)
     for name, parameter in part.named_parameters():
-        own = name if stages == 1 else ["0.weight", "2.weight"][stage]
-        sim.see(own, parameter.grad, at={"pp": stage} if stages > 1 else None)
+        here = name if stages == 1 else ["0.weight", "2.weight"][stage]
+        sim.see(here, parameter.grad, at={"pp": stage} if stages > 1 else None)
 
 
 RIGHT = {

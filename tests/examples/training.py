@@ -100,11 +100,11 @@ def survives(me, port, folder, deaths, layout, spares, shrink):
         dying.step(index)
         return step(self, index)
 
-    def held(self, *state):
+    def hooked(self, *state):
         hold(self, *state)
         sizes[self.step] = self.plan.mesh.axes["dp"]
 
-    Trainer.step, Job.hold = dies, held
+    Trainer.step, Job.hold = dies, hooked
     found = survive(SURVIVES, layout, spares, shrink, 5.0, lambda *_: None)
     outcome = None if found is None else [str(found[0]), arguments_of(found[1])]
     return {"outcome": outcome, "sizes": sizes, "left": left_behind(folder, before), "pid": os.getpid()}

@@ -177,10 +177,10 @@ def test_one_host_whose_name_is_a_loopback_address(hosts):
         assert answer["seconds"] < TIMEOUT
 
 
-@pytest.mark.parametrize("alone", ["the other hosts' rank", "the host of rank 0"])
-def test_a_cut_network_leaves_one_job(hosts, alone):
+@pytest.mark.parametrize("cut", ["the other hosts' rank", "the host of rank 0"])
+def test_a_cut_network_leaves_one_job(hosts, cut):
     """3 ranks on one host and one on another, which is cut off: the three go on, and the one ends with an error."""
-    one = hosts[1] if alone == "the other hosts' rank" else hosts[0]
+    one = hosts[1] if cut == "the other hosts' rank" else hosts[0]
     placed = [*([hosts[0]] * 3), hosts[1]] if one is hosts[1] else [hosts[0], *([hosts[1]] * 3)]
     size, address = len(placed), {"MASTER_ADDR": "hosta", "MASTER_PORT": "29400", "WORLD_SIZE": "4"}
     processes = []

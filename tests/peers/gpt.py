@@ -8,8 +8,8 @@ import linecache
 import re
 import sys
 
-from tests.peers import silent  # first: it stands in for triton
-from tests.peers.silent import LENGTH, config, megatron, megatron_state, size
+from tests.peers import defects  # first: it stands in for triton
+from tests.peers.defects import LENGTH, config, megatron, megatron_state, size
 
 import torch  # isort: skip
 from tests.peers.megatron_training import norms_over_parts_of_a_sequence
@@ -32,8 +32,8 @@ def named(groups, model):
     """Each parameter with its name in the whole model, its cut, and the stage that has it."""
     stages = groups["pp"].size
     for name, parameter in model.named_parameters():
-        own = re.sub(r"layers\.(\d+)", lambda found: f"layers.{int(found[1]) + model.first}", name)
-        yield own, parameter, cut_of(name, parameter), {"pp": groups["pp"].rank} if stages > 1 else {}
+        whole = re.sub(r"layers\.(\d+)", lambda found: f"layers.{int(found[1]) + model.first}", name)
+        yield whole, parameter, cut_of(name, parameter), {"pp": groups["pp"].rank} if stages > 1 else {}
 
 
 class Training:
@@ -167,7 +167,7 @@ BROKEN = {
 }
 
 
-def said(name):
+def broken(name):
     """What the comparison says of a broken program; ``code`` is the code from the named line on."""
     broken, layouts, parts = BROKEN[name]
     program = program_of(broken, sequence_parallel=parts)
@@ -191,6 +191,6 @@ def right():
 
 
 if __name__ == "__main__":
-    silent.ready()
+    defects.ready()
     norms_over_parts_of_a_sequence()
-    sys.stdout.write(json.dumps({name: right() if name == "right" else said(name) for name in sys.argv[1:]}))
+    sys.stdout.write(json.dumps({name: right() if name == "right" else broken(name) for name in sys.argv[1:]}))

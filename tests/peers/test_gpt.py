@@ -30,8 +30,8 @@ def test_right_model_is_the_same(asked_beside):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_broken_model_is_found(asked_beside, name):
     """The line of Megatron that made the wrong collective, its group, and what makes everything right."""
-    said = json.loads(asked_beside("tests.peers.gpt", PEER, name, limit=300))[name]
+    found = json.loads(asked_beside("tests.peers.gpt", PEER, name, limit=300))[name]
     file, code, operation, group, repair = EXPECTED[name]
-    assert (said["operation"], said["group"], said["repair"], said["settles"]) == (operation, group, repair, True)
-    assert said["site"].split(":")[0] == file
-    assert code in said["code"]
+    assert (found["operation"], found["group"], found["repair"], found["settles"]) == (operation, group, repair, True)
+    assert found["site"].split(":")[0] == file
+    assert code in found["code"]

@@ -123,7 +123,7 @@ def left_behind(folder, before):
 
 
 def _left(before):
-    """Sockets and threads that are left, but for those of connections that gloo still waits for: 3 and 4 for each."""
+    """Sockets and threads that are left, but for those of a group whose connections gloo still waits for."""
     waiting = sum(thread.name == "rankmesh-gloo" for thread in threading.enumerate())
     sockets, threads = (now - then for now, then in zip(kept(), before, strict=True))
-    return [sockets - 3 * waiting, threads - 4 * waiting]
+    return [0 if waiting else sockets, threads - 4 * waiting]

@@ -190,35 +190,37 @@ def test_an_error_that_another_member_repeats(kind):
     """Whoever is at rank 1 raises in step 2: the second time the job ends on every rank, with that error."""
 
     def train(job):
-        held = torch.zeros(2)
-        job.hold({"w": held}, {"w": rm.Sharding(job.plan.mesh, None, (2,), "float32")})
+        weights = torch.zeros(2)
+        job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, None, (2,), "float32")})
         for step in range(job.step, STEPS):
             if job.rank == 1 and step == 2:
                 raise kind("a bug")
-            dist.all_reduce(held, group=job.groups["dp"].pg)
+            dist.all_reduce(weights, group=job.groups["dp"].pg)
             job.commit(step + 1)
 
     values = sim.run(lambda: rm.survive(train, "dp=4", spares=4), 8, return_exceptions=True)
     raised = [value for value in values if type(value) is kind]
     assert [str(error) for error in raised] == ["a bug"] * 2
-    told = f"the rank at dp=1 raised the same error again, which no other member can avoid: step 2: {kind.__name__}: a"
+    message = (
+        f"the rank at dp=1 raised the same error again, which no other member can avoid: step 2: {kind.__name__}: a"
+    )
     rest = [value for value in values if type(value) is not kind]
     assert len(rest) == 6
-    assert all(isinstance(value, rm.ConnectError) and told in str(value) for value in rest), rest
+    assert all(isinstance(value, rm.ConnectError) and message in str(value) for value in rest), rest
 
 
 def test_an_error_that_comes_later_again():
     """The same error in another step, or of another text, is another one: a spare takes over each time."""
 
     def train(job):
-        held = torch.zeros(2)
-        job.hold({"w": held}, {"w": rm.Sharding(job.plan.mesh, None, (2,), "float32")})
+        weights = torch.zeros(2)
+        job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, None, (2,), "float32")})
         for step in range(job.step, STEPS):
             if job.rank == 1 and (job.epoch, step) in ((0, 2), (1, 3)):
                 raise ValueError("a fault")
             if job.rank == 1 and (job.epoch, step) == (2, 3):
                 raise ValueError("another fault")
-            dist.all_reduce(held, group=job.groups["dp"].pg)
+            dist.all_reduce(weights, group=job.groups["dp"].pg)
             job.commit(step + 1)
         return job.epoch
 

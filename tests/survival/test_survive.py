@@ -156,8 +156,8 @@ def test_a_rank_that_raises_each_time(job):
     ended = job(11, [], spares=3, raises=[1, 3], may_fail=True)
     errors = [value["error"] for value in ended]
     assert errors[1] == "RuntimeError: a bug of the program"
-    told = "ConnectError: the job ends, since the rank at tp=1,pp=0,dp=0 raised the same error again"
-    assert sorted(error[: len(told)] for error in errors) == [told] * 9 + [errors[1]] * 2, errors
+    start = "ConnectError: the job ends, since the rank at tp=1,pp=0,dp=0 raised the same error again"
+    assert sorted(error[: len(start)] for error in errors) == [start] * 9 + [errors[1]] * 2, errors
     assert all(error.endswith("step 3: RuntimeError: a bug of the program") for error in errors if error != errors[1])
 
 

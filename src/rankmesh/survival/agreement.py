@@ -105,8 +105,12 @@ def conclude(
     try:
         following = members.joined(joined, hosts).without(lost).grown()
     except PlanError as error:
-        own = [f"member {member}: {reports[member].error}" for member in sorted(lost) if member in reports]
-        return Outcome("failed", tuple(sorted(lost)), absent, message="; ".join([error.message, *own[:4]]))
+        lines = [
+            f"member {member}: {reports[member].error}"
+            for member in sorted(lost)
+            if member in reports and reports[member].error
+        ]
+        return Outcome("failed", tuple(sorted(lost)), absent, message="; ".join([error.message, *lines[:4]]))
     source, step = _source(history, reports, lost)
     load = False
     if source is None and any(report.committed for report in reports.values()):

@@ -107,21 +107,21 @@ class Watch:
         if frame is None or not in_a_world():
             return
         field = next((field for start, field in _FIELDS.items() if name.startswith(start)), None)
-        held = None if field is None else next(_held(frame, field), None)
-        other = held is not None and field is not None and self._is_other(field, held[1])
-        if other and held is not None:
-            frame = held[2]
+        known = None if field is None else next(_given(frame, field), None)
+        other = known is not None and field is not None and self._is_other(field, known[1])
+        if other and known is not None:
+            frame = known[2]
         if other or len({live.plan.mesh for live in World.current().live}) > 1:
             code = frame.f_code
             self._counts[code.co_filename, frame.f_lineno, code.co_name, name] += 1
-        if other and held is not None:
+        if other and known is not None:
             site = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
             raise OtherGrid(
-                f"{site} leads to {name}() of Megatron's global state, but {held[0]} has a {field} group of ranks "
-                f"{list(held[1])}, which is no group of that state; pass this group on",
+                f"{site} leads to {name}() of Megatron's global state, but {known[0]} has a {field} group of ranks "
+                f"{list(known[1])}, which is no group of that state; pass this group on",
                 getter=name,
                 site=site,
-                ranks=held[1],
+                ranks=known[1],
             )
 
     def _is_other(self, field: str, ranks: tuple[int, ...]) -> bool:
@@ -133,7 +133,7 @@ class Watch:
         return all(not groups.has(rank) or set(groups.of(rank).ranks) != set(ranks) for groups in kinds)
 
 
-def _held(frame: FrameType | None, field: str) -> Iterator[tuple[str, tuple[int, ...], FrameType]]:
+def _given(frame: FrameType | None, field: str) -> Iterator[tuple[str, tuple[int, ...], FrameType]]:
     """Groups of a kind that a frame or one further out holds: who does, the ranks, the frame; the innermost first."""
     for _ in range(_FRAMES):
         if frame is None:

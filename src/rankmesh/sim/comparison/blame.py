@@ -160,8 +160,8 @@ def _looked_into(
         return session
 
     simple, key = traced(failing.layout), failing.first.key
-    alike = [one for one in layouts if _first_of(reference, failing.by_layout[one.name]) == key]
-    richest = max(alike, key=lambda one: sum(size > 1 for size in one.mesh.axes.values()), default=failing.layout)
+    same = [one for one in layouts if _first_of(reference, failing.by_layout[one.name]) == key]
+    richest = max(same, key=lambda one: sum(size > 1 for size in one.mesh.axes.values()), default=failing.layout)
     if richest is failing.layout:
         return failing, simple
     session = traced(richest)

@@ -1,6 +1,6 @@
 """The defects of Megatron-LM issue 7452 in Megatron's own code, as programs for ``sim.compare``, without annotations.
 
-``PYTHONPATH=RELEASE python -m tests.peers.silent`` prints a table: what differs first, and its cause.
+``PYTHONPATH=RELEASE python -m tests.peers.defects`` prints a table: what differs first, and its cause.
 
 Each program calls the function of Megatron that the issue names, on simulated ranks, with ``install()``. Where a module
 gets process groups of its own, the global state has other ones, in the order of Megatron: ``tp`` adjacent.
@@ -99,7 +99,7 @@ def config(groups, **options):
     )  # fmt: skip
 
 
-def own_groups(groups, *kinds):
+def collection(groups, *kinds):
     """A module's explicit process groups."""
     collection = megatron("process_groups_config").ProcessGroupCollection()
     for kind in kinds:
@@ -171,7 +171,7 @@ def padding_mask_over_the_global_group(groups):
         model = SimpleNamespace(
             config=config(groups, sequence_parallel=size(groups, "tp") > 1), pre_process=True,
             embedding=type("Embedding", (), {**vars(embedding), "__call__": lambda self, **_: hidden})(),
-            position_embedding_type="none", pg_collection=own_groups(groups, "tp", "cp"), mtp_process=False,
+            position_embedding_type="none", pg_collection=collection(groups, "tp", "cp"), mtp_process=False,
             training=True, decoder=SimpleNamespace(input_tensor=None),
         )  # fmt: skip
         gpt = megatron("models.gpt.gpt_model").GPTModel
@@ -196,7 +196,7 @@ def cross_attention_over_the_global_group(groups):
                 linear_proj=layers.RowParallelLinear,
             ),
             layer_number=1, attn_mask_type=megatron("transformer.enums").AttnMaskType.no_mask,
-            pg_collection=own_groups(groups, "tp", "cp", "pp"),
+            pg_collection=collection(groups, "tp", "cp", "pp"),
         )  # fmt: skip
         cuts = {"linear_q.weight": ("tp", None), "linear_kv.weight": ("tp", None), "linear_proj.weight": (None, "tp")}
         fill(groups, module, cuts)
@@ -214,7 +214,7 @@ def embeddings_over_the_global_group(groups):
         model = SimpleNamespace(
             pre_process=True, post_process=False, context_parallel_lm=1, sequence_parallel_lm=many,
             tensor_model_parallel_size_lm=size(groups, "tp"), tp_comm_overlap_lm=False, _language_max_sequence_length=0,
-            cp_group=None, pg_collection=own_groups(groups, "tp", "cp"),
+            cp_group=None, pg_collection=collection(groups, "tp", "cp"),
         )  # fmt: skip
         if many:
             embeddings = llava._process_embedding_token_parallel(model, embeddings, None, None, None)[0]
@@ -228,7 +228,7 @@ def sinks_outside_the_norm(groups, harmless=False):
         attention = megatron("transformer.dot_product_attention").DotProductAttention(
             config(groups, softmax_type="learnable", perform_initialization=False), layer_number=1,
             attn_mask_type=megatron("transformer.enums").AttnMaskType.no_mask, attention_type="self",
-            pg_collection=own_groups(groups, "tp", "cp"),
+            pg_collection=collection(groups, "tp", "cp"),
         )  # fmt: skip
         fill(groups, attention, {"softmax_offset": ("tp",)})
         heads = [sim.random(groups, name, (LENGTH, BATCH, 4, 2), (None, None, "tp", None)) for name in "qkv"]
@@ -325,7 +325,7 @@ def row(found):
     if first is None:
         return [str(found.number), found.script, "nothing", "", "", harmless]
     layout = ",".join(axis for axis in first.layout.split(",") if not axis.endswith("=1"))
-    place = "in the program" if first.site.startswith("silent.py") else first.site
+    place = "in the program" if first.site.startswith("defects.py") else first.site
     cause = "no collective" if first.operation is None else f"{first.operation} over `{first.group}`, {place}"
     change = first.fix if first.settles else "none works"
     return [str(found.number), found.script, f"{first.name} under `{layout}`", cause, change, harmless]

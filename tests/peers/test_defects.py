@@ -8,7 +8,7 @@ PAGE = REPOSITORY / "docs" / "howto" / "right.md"
 
 def test_page_has_what_is_found(asked_beside):
     """Nine programs: each differs, the same call without the defect does not, and the page has these rows."""
-    table = asked_beside("tests.peers.silent", folder("megatron-core", "0.19.2"))
+    table = asked_beside("tests.peers.defects", folder("megatron-core", "0.19.2"))
     rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines()[2:]]
     assert [row[0] for row in rows] == [str(number) for number in range(3, 12)]
     assert all(row[2] != "nothing" for row in rows)
@@ -19,7 +19,7 @@ def test_page_has_what_is_found(asked_beside):
 
 def test_strict_install_refuses_the_wrong_grid(asked_beside):
     """The four findings that read the global state beside a module's own groups: an error with the line to change."""
-    printed = asked_beside("tests.peers.silent", folder("megatron-core", "0.19.2"), "strict")
+    printed = asked_beside("tests.peers.defects", folder("megatron-core", "0.19.2"), "strict")
     found = dict(line.split() for line in printed.splitlines())
     assert {number: site.split(":")[0] for number, site in found.items()} == {
         "4": "multi_token_prediction.py",
