@@ -126,9 +126,9 @@ def _checked(
     """The sizes, once nothing speaks against the run."""
     for what, given, known in (("groups", groups, GROUPS), ("dtype", run.dtype, DTYPES)):
         if given not in known:
-            raise Refused(f"received --{what} {given}; it is one of {', '.join(known)}")
+            raise Refused(f"--{what} {given} is unknown; give one of {', '.join(known)}")
     if resume and checkpoint is None:
-        raise Refused("received --resume without --checkpoint; say which folder to resume from")
+        raise Refused("--resume needs --checkpoint; give the folder to resume from")
     if draws and find_spec("matplotlib") is None:
         raise Refused("the loss curve needs matplotlib, which is not installed; pip install -e '.[examples]'")
     sizes = Sizes.parse(layout, ranks)
@@ -172,7 +172,7 @@ def _steps(trainer: Trainer, start: int, sizes: Sizes) -> tuple[list[Step], floa
     """Train, with a bar on rank 0; what each step told, and the seconds that all took."""
     run = trainer.run
     if start >= run.steps:
-        raise Refused(f"received --steps {run.steps}, and the checkpoint has done {start}; ask for more")
+        raise Refused(f"--steps {run.steps} are not more than the {start} that the checkpoint has done; give more")
     result: list[Step] = []
     began = time.perf_counter()
     with Progress(*COLUMNS, console=Console(stderr=True), disable=RANK > 0) as progress:

@@ -84,10 +84,10 @@ def test_refusal_is_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
-        (["--groups", "x"], "error: received --groups x; it is one of rankmesh"),
-        (["--dtype", "x"], "error: received --dtype x; it is one of float32"),
-        (["--resume"], "error: received --resume without --checkpoint"),
-        (["--heads", "3"], "error: received hidden = 64 and 2 · heads = 6"),
+        (["--groups", "x"], "error: --groups x is unknown; give one of rankmesh"),
+        (["--dtype", "x"], "error: --dtype x is unknown; give one of float32"),
+        (["--resume"], "error: --resume needs --checkpoint"),
+        (["--heads", "3"], "error: 2 · heads = 6 does not divide hidden = 64"),
     ],
 )
 def test_refused_words(typed, arguments, printed):

@@ -150,11 +150,11 @@ REFUSED = {
     "foo=2": "axis 'foo'",
     "tp=3": "does not divide it",
     "tp=2,dp=2": "torchrun --nproc-per-node N",
-    "tp=8": "received heads = 2 and tp = 8",
-    "cp=16": "received sequence = 16 and 2 · cp = 32",
-    "pp=8": "received layers = 4 and pp = 8",
-    "ep=8": "received experts = 4 and ep = 8",
-    "dp=16": "received batch = 8 and dp · microbatches = 32",
+    "tp=8": "tp = 8 does not divide heads = 2",
+    "cp=16": "2 · cp = 32 does not divide sequence = 16",
+    "pp=8": "pp = 8 does not divide layers = 4",
+    "ep=8": "ep = 8 does not divide experts = 4",
+    "dp=16": "dp · microbatches = 32 does not divide batch = 8",
     "tp=2,etp=1": "etp equals tp",
 }
 
@@ -172,9 +172,9 @@ def test_refused_layout(layout):
 @pytest.mark.parametrize(
     ("changes", "sizes", "message"),
     [
-        ({"experts": 0}, Sizes(dp=2, ep=2), "without experts"),
-        ({"top": 5}, Sizes(), "received top = 5 with 4 experts"),
-        ({"heads": 3}, Sizes(), "received hidden = 16 and 2 · heads = 6"),
+        ({"experts": 0}, Sizes(dp=2, ep=2), "needs experts, and this model has none"),
+        ({"top": 5}, Sizes(), "top = 5 is not in 1 to 4"),
+        ({"heads": 3}, Sizes(), "2 · heads = 6 does not divide hidden = 16"),
     ],
 )
 def test_refused_model(changes, sizes, message):

@@ -47,11 +47,11 @@ class Shape:
             ("batch", self.batch, "dp · microbatches", sizes.dp * self.microbatches),
         ):
             if divisor < 1 or number % divisor:
-                raise Refused(f"received {what} = {number} and {by} = {divisor}; {by} must divide {what}; change one")
+                raise Refused(f"{by} = {divisor} does not divide {what} = {number}; change one")
         if sizes.ep > 1 and not self.experts:
-            raise Refused(f"received ep = {sizes.ep} for a model without experts; leave ep out, or add experts")
+            raise Refused(f"ep = {sizes.ep} needs experts, and this model has none; leave ep out, or add experts")
         if self.experts and not 1 <= self.top <= self.experts:
-            raise Refused(f"received top = {self.top} with {self.experts} experts; a token uses 1 to all of them")
+            raise Refused(f"top = {self.top} is not in 1 to {self.experts}, the number of experts; change one")
 
 
 class Attention(nn.Module):

@@ -49,6 +49,8 @@ def survive(
             return None
         return sizes, [Step(index, loss, norm) for index, (loss, norm) in enumerate(record.tolist())]
 
+    # A spare builds its first model when it takes over, and torch loads its compiler with the first optimizer.
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     axes = ",".join(part for part in layout.replace(" ", "").split(",") if part and not part.startswith("dp="))
     return rm.survive(train, f"megatron:{axes}", spares=spares, shrink="dp" if shrink else None, timeout=timeout)
 
