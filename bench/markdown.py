@@ -13,6 +13,7 @@ from bench.gpu_text import gpu_section
 from bench.published_text import published_section
 from bench.results import Results
 from bench.scale_text import scale_section
+from bench.survive_text import survive_section
 from bench.sync_text import sync_section
 from bench.tables import Table, tables
 
@@ -27,6 +28,7 @@ _SECTIONS = {
     "gloo": gloo_section,
     "scale": scale_section,
     "sync": sync_section,
+    "survive": survive_section,
 }
 
 

@@ -1,4 +1,4 @@
-"""What `job.commit` costs a training: `examples/train_gpt` on two gloo ranks, 100 MiB of weights and moments a rank.
+"""What survival costs: a commit, in `examples/train_gpt` on two gloo ranks with 100 MiB of state; and a loss (`lost`).
 
 ```
 without     step                               in turn, in the same processes
@@ -6,7 +6,7 @@ commit      step, commit                       a snapshot of everything
 copies      step, commit, the copies arrive    the same, and each rank keeps the other's shards: redundancy=1
 ```
 
-``python -m bench.survive [--rounds 8] [--json bench/survive.json]``
+``python -m bench.survive [--rounds 8] [--losses 2] [--torchft PYTHON]``
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from typing import Any
 import torch
 
 import rankmesh as rm
+from bench.lost import measured_losses
 from bench.processes import run_world
+from bench.survive_text import survive_section
 from rankmesh.survival.state import EpochState
 
-__all__ = ["measured", "table"]
+__all__ = ["measured"]
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train_gpt"
 RANKS = 2
@@ -115,41 +117,20 @@ def measured(rounds: int, *, hidden: int = HIDDEN, limit: float = 540.0) -> dict
     return {"seconds": seconds, "processor": processor, **sizes, "machine": machine, "load": load}
 
 
-def table(found: dict[str, Any]) -> str:
-    """The figures as Markdown."""
-    seconds, processor, state = found["seconds"], found["processor"], found["state"]
-    step = seconds["without"]
-    lines = [
-        (
-            f"{RANKS} ranks, {state / 2**20:.0f} MiB a rank, {found['rounds']} steps of each kind in turn; load "
-            f"{found['load']} on {found['machine']['cores']} cores"
-        ),
-        "",
-        "| | ms | of a step | processor ms | of a step | snapshots and copies |",
-        "| --- | --- | --- | --- | --- | --- |",
-        f"| a step without commit | {step * 1e3:.0f} | | {processor['without'] * 1e3:.0f} | | |",
-        (
-            f"| the commit alone | {seconds['commit alone'] * 1e3:.0f} | {seconds['commit alone'] / step:.1%} | "
-            f"{processor['commit alone'] * 1e3:.0f} | {processor['commit alone'] / processor['without']:.1%} | |"
-        ),
-    ]
-    for name, what in (("commit", "a step with commit"), ("copies", "a step with commit, redundancy=1")):
-        memory = f"{found['memory'][name] / state:.1f} times the state"
-        lines.append(
-            f"| {what} | {seconds[name] * 1e3:.0f} | {seconds[name] / step - 1:+.1%} | {processor[name] * 1e3:.0f} | "
-            f"{processor[name] / processor['without'] - 1:+.1%} | {memory} |"
-        )
-    return "\n".join(lines)
-
-
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.survive", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=8, help="steps of each kind for the cost of a commit")
+    parser.add_argument("--losses", type=int, default=2, help="rounds in which ranks are lost")
+    parser.add_argument("--torchft", type=Path, help="a Python that has torchft, to be measured in the same rounds")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("survive.json"))
     given = parser.parse_args()
-    found = measured(given.rounds)
+    found: dict[str, Any] = {
+        "commit": measured(given.rounds),
+        "losses": measured_losses(given.losses, torchft=given.torchft),
+    }
+    found |= {"load": round(os.getloadavg()[0], 1)}
     given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    sys.stdout.write(f"{table(found)}\n")
+    sys.stdout.write("\n".join(survive_section(found)) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,203 @@
+"""What a lost rank costs: rm.survive, a restart of all ranks by torchrun, and torchft, in turn on one machine.
+
+```
+death of a rank ──notice──free──agree──connect──build──transfer──step──> the end of the first step after it
+```
+
+Each phase ends when the last member has come to its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+__all__ = ["PHASES", "measured_losses"]
+
+RANKS = 16
+PHASES = {
+    "notice": "noticed",
+    "free": "freed",
+    "agree": "agreed",
+    "connect": "connected",
+    "build": "built",
+    "transfer": "transferred",
+    "step": "stepped",
+}
+# Members of different places: on both stages, the one that serves the store, a spare that took over.
+DEATHS = ((3, 2), (0, 4), (14, 6), (7, 8))
+STOPPED = (9, 10)
+STEPS = 12
+_ROOT = Path(__file__).parents[1]
+# Where no name server answers, each look-up of a name would take as long as the loss.
+RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
+
+
+def measured_losses(rounds: int, *, limit: float = 240.0, torchft: Path | None = None) -> dict[str, Any]:
+    """What each way lost at each death, in rounds in turn; ``torchft`` is a Python that has it."""
+    found: dict[str, list[Any]] = {"survive": [], "restart": [], "torchft": []}
+    for _ in range(rounds):
+        found["survive"] += _survived(limit)
+        found["restart"] += _restarted(limit)
+        if torchft is not None:
+            found["torchft"] += _torchft(torchft, limit)
+    return {name: deaths for name, deaths in found.items() if deaths}
+
+
+def _survived(limit: float) -> list[dict[str, Any]]:
+    deaths = [_death(member, step) for member, step in DEATHS] + [_death(*STOPPED, "SIGSTOP")]
+    size = RANKS + len(deaths)
+    with _folder(deaths, steps=STEPS, spares=len(deaths)) as folder:
+        _run([sys.executable], "survive", folder, size, limit)
+        return _losses(folder)
+
+
+def _restarted(limit: float) -> list[dict[str, Any]]:
+    """torchrun ends and starts all ranks again."""
+    deaths = [_death(3, 2)]
+    with _folder(deaths, steps=4) as folder:
+        command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS, "--max-restarts", 3)
+        _bounded([sys.executable, *map(str, command), "-m", "bench.lost_rank", "restart", str(folder)], limit)
+        return _losses(folder)
+
+
+def _torchft(python: Path, limit: float) -> list[dict[str, Any]]:
+    deaths = [_death(3, 2)]
+    text = (
+        "import sys; from torchft._torchft import LighthouseServer; "
+        "one = LighthouseServer(bind='127.0.0.1:0', min_replicas=1, join_timeout_ms=10000); "
+        "print(one.address(), flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(  # noqa: S603  - our own code
+        [str(python), "-c", text],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=_ROOT,
+    ) as lighthouse:
+        address = "" if lighthouse.stdout is None else lighthouse.stdout.readline().strip()
+        try:
+            with _folder(deaths, steps=5, lighthouse=address) as folder:
+                _run([str(python)], "torchft", folder, RANKS, limit)
+                return _losses(folder)
+        finally:
+            lighthouse.kill()
+
+
+def _death(member: int, step: int, how: str = "SIGKILL", attempt: int = 0) -> dict[str, Any]:
+    return {"member": member, "step": step, "attempt": attempt, "how": how}
+
+
+@contextmanager
+def _folder(deaths: Sequence[Mapping[str, Any]], **given: Any) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="rankmesh-lost-") as name:
+        folder = Path(name)
+        (folder / "deaths.json").write_text(json.dumps(deaths), encoding="utf-8")
+        (folder / "given.json").write_text(json.dumps(given), encoding="utf-8")
+        yield folder
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join([str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TORCH_CPP_LOG_LEVEL": "ERROR", **RESOLVER}
+
+
+def _run(python: Sequence[str], how: str, folder: Path, size: int, limit: float) -> None:
+    """Start one process for each rank, as a launcher does that leaves the others alone; wait for those that live."""
+    from rankmesh.launch.table import torchrun_variables
+
+    port, running = _free_port(), []
+    for rank in range(size):
+        variables = torchrun_variables(rank, size, local_rank=rank, local_world_size=size, port=port)
+        with (folder / f"output-{rank}").open("w") as output:
+            command = [*python, "-m", "bench.lost_rank", how, str(folder)]
+            environment = {**_environment(), **variables}
+            running.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=_ROOT))  # noqa: S603
+    end = time.monotonic() + limit
+    stopped = sum(1 for death in json.loads((folder / "deaths.json").read_text()) if death["how"] == "SIGSTOP")
+    try:
+        while sum(one.poll() is None for one in running) > stopped and time.monotonic() < end:
+            time.sleep(0.1)
+    finally:
+        for one in running:
+            if one.poll() is None:
+                one.kill()
+            one.wait()
+
+
+def _bounded(command: Sequence[str], limit: float) -> None:
+    with subprocess.Popen(  # noqa: S603  - torchrun
+        command, env=_environment(), cwd=_ROOT, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as running:
+        try:
+            running.wait(limit)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _losses(folder: Path) -> list[dict[str, Any]]:
+    """Of each death: how it was, the seconds until the last rank had done the step, by phase; the steps done again."""
+    lines = [json.loads(line) for path in folder.glob("log-*.jsonl") for line in path.read_text().splitlines()]
+    deaths = sorted((line for line in lines if line["what"] == "death"), key=lambda line: line["time"])
+    found = []
+    for number, death in enumerate(deaths):
+        until = deaths[number + 1]["time"] if number + 1 < len(deaths) else float("inf")
+        after = [line for line in lines if death["time"] < line["time"] < until]
+        # The first time that each member came to each mark.
+        marks = {what: _last(after, what, death) for what in PHASES.values()}
+        if marks["stepped"] is None:
+            raise RuntimeError(f"no step was done after {death}: {_output(folder)}")
+        times = [death["time"], *(marks[what] or death["time"] for what in PHASES.values())]
+        phases = {
+            name: times[index + 1] - times[index]
+            for index, name in enumerate(PHASES)
+            if marks[PHASES[name]] is not None and (index == 0 or marks[list(PHASES.values())[index - 1]] is not None)
+        }
+        epoch = max(line.get("epoch", 0) for line in lines if line["time"] <= death["time"])
+        done = [line for line in after if line["what"] == "stepped" and line["epoch"] > epoch]
+        again = {line["step"] for line in done if line["step"] < death["step"]}
+        kept = median(line["kept"] for line in after if line["what"] == "stepped")
+        found.append(
+            {
+                "how": death["how"],
+                "seconds": (marks["stepped"] or 0) - death["time"],
+                "phases": phases,
+                "steps": len(again) + 1,
+                "keep": kept,
+            }
+        )
+    return found
+
+
+def _last(lines: Sequence[Mapping[str, Any]], what: str, death: Mapping[str, Any]) -> float | None:
+    """When the last member came to a mark, which each does once after a death; to the end of the step of it."""
+    first: dict[int, float] = {}
+    for line in lines:
+        if line["what"] == what and (what != "stepped" or line["step"] == death["step"]):
+            first[line["member"]] = min(first.get(line["member"], float("inf")), line["time"])
+    return max(first.values(), default=None)
+
+
+def _output(folder: Path) -> str:
+    texts = (path.read_text(errors="replace")[-300:] for path in sorted(folder.glob("output-*")))
+    return " | ".join(text for text in texts if text)[-1500:]

@@ -1,0 +1,190 @@
+"""One process of a training that loses ranks: ``python -m bench.lost_rank HOW FOLDER``; it writes when what happened.
+
+```
+survive    rm.survive with spares                        16 ranks of examples/train_gpt: tp=2, pp=2, dp=4
+restart    torchrun --max-restarts; torch.save each step  the same
+torchft    a Manager in each of 16 replicas               a plain model of as many weights, data-parallel
+```
+
+``deaths.json`` in the folder has who dies in which step, by member and attempt, and how.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
+
+import rankmesh as rm
+from rankmesh.survival.session import Session
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "train_gpt"
+LAYOUT, REPLICAS = "tp=2,pp=2", 4
+TIMEOUT = 5.0
+
+
+class Log:
+    """What happened when in this process, as lines of a file."""
+
+    def __init__(self, folder: Path, member: int) -> None:
+        self.member, self._folder = member, folder
+        self._file = (folder / f"log-{member}-{os.getpid()}.jsonl").open("a", buffering=1, encoding="utf-8")
+        self._deaths = json.loads((folder / "deaths.json").read_text(encoding="utf-8"))
+
+    def __call__(self, what: str, **more: Any) -> None:
+        """Write that something happens now."""
+        self._file.write(json.dumps({"what": what, "time": time.time(), "member": self.member, **more}) + "\n")
+
+    def step(self, step: int, attempt: int) -> None:
+        """Die at the beginning of a step, if that is due."""
+        for number, death in enumerate(self._deaths):
+            if [death["member"], death["step"], death["attempt"]] == [self.member, step, attempt]:
+                self("death", how=death["how"], step=step)
+                (self._folder / f"died-{number}").touch()
+                os.kill(os.getpid(), getattr(signal, death["how"]))
+
+
+def _example(steps: int) -> tuple[Any, Any, Any]:
+    sys.path.insert(0, str(EXAMPLE))
+    from gpt import layout, loop, model
+
+    return loop, layout, loop.Run(model.Shape(experts=0, sequence=64), steps=steps)
+
+
+def survives(log: Log, steps: int, spares: int) -> None:
+    """The training in a job that survives."""
+    loop, layout, run = _example(steps)
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # as the example does, for the spares
+    epoch = [0]
+    for name, before, after in (("_ended", "", "noticed"), ("_agree", "freed", "agreed")):
+        _mark(name, before, after, log, epoch)
+
+    def train(job: Any) -> None:
+        log("connected", epoch=job.epoch)
+        epoch[0] = job.epoch
+        trainer = loop.Trainer(run, layout.of(job.groups), job.device)
+        state = trainer.empty()
+        _keep(trainer, state)
+        log("built", epoch=job.epoch)
+        job.hold(state, trainer.shardings)
+        if job.step:
+            trainer.restore(job.step, state)
+        log("transferred", epoch=job.epoch)
+        for step in range(job.step, steps):
+            log.step(step, 0)
+            trainer.step(step)
+            started = time.perf_counter()
+            _keep(trainer, state)
+            job.commit(step + 1)
+            log("stepped", epoch=job.epoch, step=step, kept=time.perf_counter() - started)
+
+    rm.survive(train, f"megatron:{LAYOUT}", spares=spares, timeout=TIMEOUT)
+
+
+def _mark(name: str, before: str, after: str, log: Log, epoch: list[int]) -> None:
+    """Log each call of one of a session's methods, and its return."""
+    call = getattr(Session, name)
+
+    def marked(self: Session, *args: Any, **named: Any) -> Any:
+        if before:
+            log(before, epoch=epoch[0])
+        result = call(self, *args, **named)
+        log(after, epoch=epoch[0])
+        return result
+
+    setattr(Session, name, marked)
+
+
+def _keep(trainer: Any, state: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in trainer.state().items():
+            state[name].copy_(tensor)
+
+
+def restarts(log: Log, steps: int, folder: Path) -> None:
+    """The training as torchrun restarts it: from the last checkpoint that all ranks have written."""
+    loop, layout, run = _example(steps)
+    attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+    sizes = layout.Sizes.parse(f"{LAYOUT},dp={REPLICAS}", 4 * REPLICAS)
+    with rm.init(), layout.rankmesh(sizes) as groups:
+        trainer = loop.Trainer(run, groups, torch.device("cpu"))
+        written = {int(path.name.split("-")[1]) for path in folder.glob("step-*-*.pt")}
+        whole = [step for step in written if len(list(folder.glob(f"step-{step}-*.pt"))) == 4 * REPLICAS]
+        start = max(whole, default=0)
+        if start:
+            trainer.restore(start, torch.load(folder / f"step-{start}-{rank}.pt"))
+        for step in range(start, steps):
+            log.step(step, attempt)
+            trainer.step(step)
+            started = time.perf_counter()
+            part = folder / f"part-{rank}"
+            torch.save(trainer.state(), part)
+            part.rename(folder / f"step-{step + 1}-{rank}.pt")
+            (folder / f"step-{step - 1}-{rank}.pt").unlink(missing_ok=True)
+            log("stepped", epoch=attempt, step=step, kept=time.perf_counter() - started)
+
+
+def torchft(log: Log, steps: int, lighthouse: str) -> None:
+    """A data-parallel training whose gradients torchft reduces among the replicas that live."""
+    from torchft import Manager, ProcessGroupGloo  # type: ignore[import-not-found]
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(12)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=TIMEOUT)),
+        min_replica_size=1,
+        load_state_dict=lambda state: model.load_state_dict(state),
+        state_dict=model.state_dict,
+        replica_id=f"replica-{log.member}",
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        rank=0,
+        world_size=1,
+        lighthouse_addr=lighthouse,
+        timeout=timedelta(seconds=30),
+    )
+    while manager.current_step() < steps:
+        step = manager.current_step()
+        log.step(step, 0)
+        optimizer.zero_grad()
+        manager.start_quorum()
+        model(torch.randn(32, 128)).square().mean().backward()
+        for parameter in model.parameters():
+            manager.allreduce(parameter.grad).wait()
+        if manager.should_commit():
+            optimizer.step()
+            log("stepped", epoch=0, step=step, kept=0.0, replicas=manager.num_participants())
+        else:
+            log("discarded", epoch=0, step=step)
+    with suppress(Exception):
+        manager.shutdown()
+
+
+def _main() -> None:
+    torch.set_num_threads(1)
+    how, folder = sys.argv[1], Path(sys.argv[2])
+    log = Log(folder, int(os.environ["RANK"]))
+    log("started")
+    given = json.loads((folder / "given.json").read_text(encoding="utf-8"))
+    if how == "survive":
+        survives(log, given["steps"], given["spares"])
+    elif how == "restart":
+        restarts(log, given["steps"], folder)
+    else:
+        torchft(log, given["steps"], given["lighthouse"])
+    log("ended")
+
+
+if __name__ == "__main__":
+    _main()
