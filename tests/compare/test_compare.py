@@ -299,7 +299,9 @@ def test_runs_are_in_float64_where_the_program_allows():
     def single(groups):
         sim.see("x", torch.nn.Linear(2, 2)(torch.ones(2, dtype=torch.float32)))
 
-    assert sim.compare(single, ["tp=2"]).dtype == "float32"
+    result = sim.compare(single, ["tp=2"])
+    assert result.dtype == "float32"
+    assert "with float64 as default dtype the program fails (mat1 and mat2 must have the same dtype" in result.report()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from rankmesh.errors import LayoutError, quoted
+from rankmesh.errors import LayoutError, first_line, quoted
 from rankmesh.sim.calls import Site
 from rankmesh.sim.comparison.blame import Cause, Failing, find
 from rankmesh.sim.comparison.layouts import Layout, LayoutLike, layouts_of, reference_of
@@ -60,25 +61,27 @@ def compare(
     if not tolerance >= 0.0:
         raise LayoutError(f"tolerance is {quoted(tolerance)}; give a number from 0 on, such as 1e-6")
     options = {"timeout": timeout, "seed": seed, "modules": tuple(modules)}
-    runner, reference = _reference(Runner(program, reference_of(chosen[0]), torch.float64, options), tolerance)
+    runner, reference, refused = _reference(Runner(program, reference_of(chosen[0]), torch.float64, options), tolerance)
     sessions = {layout: Session(layout, reference) for layout in chosen}
     for session in sessions.values():
         runner.run(session)
-    return _result(runner, reference, sessions, seconds)
+    return replace(_result(runner, reference, sessions, seconds), refused=refused)
 
 
-def _reference(runner: Runner, tolerance: float) -> tuple[Runner, Reference]:
-    """What one process sees, in float64 where the program runs with it as the default."""
+def _reference(runner: Runner, tolerance: float) -> tuple[Runner, Reference, str]:
+    """What one process sees, in float64 where the program runs with it as the default; else why it does not."""
+    refused = ""
     try:
         reference = runner.reference_values(tolerance)
-    except RanksFailed:
+    except RanksFailed as error:
+        refused = first_line(next(iter(error.failures.values())))
         if torch.get_default_dtype() == runner.dtype:
             raise
         runner = Runner(runner.program, runner.reference, torch.get_default_dtype(), runner.options)
         reference = runner.reference_values(tolerance)
     if not reference.values:
         raise LayoutError("the program sees nothing on one process; call sim.see(name, tensor) in it")
-    return runner, reference
+    return runner, reference, refused
 
 
 def _result(runner: Runner, reference: Reference, sessions: dict[Layout, Session], seconds: float) -> Comparison:

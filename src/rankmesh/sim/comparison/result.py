@@ -107,6 +107,7 @@ class Comparison:
     ``errors``      for each layout by name of what was seen its largest difference, in units of its largest element
     ``differing``   for each layout the names that differ
     ``tolerance``   what was asked for; ``raised`` names the values that are noisier, with what they may differ by
+    ``dtype``       torch's default in the program; ``refused`` is the error that it raised in float64
     """
 
     layouts: tuple[str, ...]
@@ -118,6 +119,7 @@ class Comparison:
     spread: float = 0.0
     raised: Mapping[str, float] = field(default_factory=dict)
     others: int = 0
+    refused: str = ""
 
     @property
     def same(self) -> bool:
@@ -159,6 +161,7 @@ class Comparison:
             f"tolerance {self.tolerance:g} of a value's largest element; in {self.dtype} one process moves by "
             f"{self.spread:.1g} when it sums in another order"
         )
+        text += f"; with float64 as default dtype the program fails ({self.refused})" if self.refused else ""
         noisy = [f"{name} {most:.1g}" for name, most in list(self.raised.items())[:_LINES]]
         return f"{text}; noisier than the tolerance, and allowed more: {', '.join(noisy)}" if noisy else text
 
