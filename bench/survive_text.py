@@ -22,7 +22,7 @@ def survive_section(found: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "`examples/train_gpt` on 16 gloo ranks (tp=2, pp=2, dp=4) and five spares: four are killed, one is stopped. "
         "Seconds from the death to the end of the first step after it, on the last rank. Medians, with the lowest and "
-        f"the highest, of runs in turn on {machine['cores']} cores, load {found['load']} after. "
+        f"the highest, of runs one after the other on {machine['cores']} cores, load {found['load']} after. "
         "`python -m bench.survive`"
     )
     yield from ("", "| after | method | losses | seconds | steps done again |", "| --- | --- | --- | --- | --- |")

@@ -25,11 +25,11 @@ _NAME = "0"
 class WorldGroup:
     """The default group of one world, of ``size`` members over a store of its own.
 
-    Up to ``eager_size`` members connect when it is made, over gloo; a call may take as long as torch allows.
+    Over gloo up to ``eager_size`` members connect when it is made, and a call may take as long as ``timeout``.
     """
 
-    def __init__(self, backend: str, store: Any, rank: int, size: int, eager_size: int) -> None:
-        self._backend, self._store, self._eager_size = backend, store, eager_size
+    def __init__(self, backend: str, store: Any, rank: int, size: int, *, timeout: timedelta, eager_size: int) -> None:
+        self._backend, self._store, self._timeout, self._eager_size = backend, store, timeout, eager_size
         self._rank, self._size = rank, size
         self._devices = GlooDevices()
         self._made: dist.ProcessGroup | None = None
@@ -46,7 +46,7 @@ class WorldGroup:
             ranks=range(self._size),
             rank=self._rank,
             name=_NAME,
-            timeout=c10d._get_default_timeout(c10d.Backend("gloo")),
+            timeout=self._timeout,
             within=within,
             eager_size=self._eager_size,
             lazy=False,

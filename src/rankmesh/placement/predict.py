@@ -211,7 +211,7 @@ def predict(
         parts["bubble"] = (sizes.pp / 2 - 1) * passes
     for name, value in busiest.waits.items():
         parts[name] = parts.get(name, 0.0) + microbatches * value
-    for name in {name for stage, _ in stages for name in stage.once}:
+    for name in dict.fromkeys(name for stage, _ in stages for name in stage.once):
         parts[name] = parts.get(name, 0.0) + max(stage.once.get(name, 0.0) for stage, _ in stages)
     return Step(parts, dict(busiest.hidden))
 

@@ -43,6 +43,9 @@ _GRACE = 0.2
 # Members that gloo connects before ``train``: one that waits there for a member that is lost can be left behind, one
 # that waits for its first word to it in ``train`` cannot.
 _EAGER_SIZE = 64
+# Of the seconds of connecting: how long a call of gloo's may take. Gloo does not end a large message that is under way
+# when its connection ends, and whoever sends it has to be in time for the round.
+_CALL = 2.5
 # Seconds that a member waits for what another does in ``train``: how long that takes is the program's affair.
 _LONG = 30 * 86400.0
 
@@ -67,7 +70,8 @@ class EpochWorld:
         self._client, self._plan, self._device = client, members.plan, device
         self._members = members
         self._seconds = seconds
-        self._group = WorldGroup(backend, self.store, self.rank, self.size, _EAGER_SIZE)
+        call = timedelta(seconds=_CALL * seconds)
+        self._group = WorldGroup(backend, self.store, self.rank, self.size, timeout=call, eager_size=_EAGER_SIZE)
         self._world: World | None = None
         self._left = threading.Event()
         self._lock = threading.Lock()
