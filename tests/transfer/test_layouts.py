@@ -110,7 +110,7 @@ def test_boxes_are_inferred_as_a_sharding_that_has_them(sharding):
         found = infer(sharding.mesh, sharding.shape, sharding.dtype, boxes, stored)
     except LayoutError as error:
         empty = any(sharding.holds(rank) and not boxes[rank] for rank in ranks)
-        assert empty or sharding.parts or "no rank loads it" in str(error), error  # noqa: PT017
+        assert empty or sharding.parts or sharding.padded or "no rank loads it" in str(error), error  # noqa: PT017
         return
     for rank in ranks:
         assert sorted(found.of(rank).boxes) == sorted(boxes[rank])

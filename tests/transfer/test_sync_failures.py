@@ -15,8 +15,9 @@ from rankmesh.errors import AgreementError, ConnectError, PlanError, TransferErr
 
 WIRES = ("files", "gloo")
 TIMEOUT = 2.0
-# The parts of the calls of version 2 after which a rank is killed: the short sweep, and the wide one.
-SHORT, WIDE = (0.25, 0.6, 0.9), tuple(step / 24 for step in range(25))
+# The parts of the calls of version 2 after which a rank is killed: some, and with make test-sweeps SWEEP=all many.
+ALL = os.environ.get("RANKMESH_TEST_SWEEP") == "all"
+MOMENTS = tuple(step / 24 for step in range(25)) if ALL else (0.25, 0.6, 0.9)
 VICTIMS = {"trainer": 1, "engine": 3}  # of 2 trainer ranks, and two engines of 2
 
 
@@ -28,18 +29,8 @@ def _layouts():
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_killed_rank_costs_the_others_nothing(outcomes, tmp_path, wire, victim):
     """SIGKILL of one rank in the middle of version 2: the others end in time, each engine with one version, whole."""
-    _sweep(outcomes, tmp_path, wire, victim, SHORT)
+    parts = MOMENTS
 
-
-@pytest.mark.long
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_a_killed_rank_costs_the_others_nothing_at_any_moment(outcomes, tmp_path, wire, victim):
-    """The same at 25 moments, spread over all calls that the rank makes."""
-    _sweep(outcomes, tmp_path, wire, victim, WIDE)
-
-
-def _sweep(outcomes, tmp_path, wire, victim, parts):
     def run(name, event):
         folder = tmp_path / name
         folder.mkdir()
@@ -65,7 +56,7 @@ def _sweep(outcomes, tmp_path, wire, victim, parts):
             assert left[0]["published"] == left[1]["published"] == [1, 2, 3], (part, left)
             assert left[4]["version"] == 3, (part, left)
             assert left[2]["version"] in (1, 2, 3)
-    assert killed >= len(parts) - 1  # the number of calls differs a little from run to run
+    assert killed > len(parts) // 2  # a rank that has to look less often makes fewer calls
 
 
 def _killed(me, wire, folder, victim, event):

@@ -24,6 +24,7 @@ from typing import Any
 import torch.distributed as dist
 
 import rankmesh
+from rankmesh.backend.tracing import values_of
 from rankmesh.dialects.megatron.refusals import OtherGrid
 from rankmesh.dialects.megatron.state import ParallelState, in_a_world
 from rankmesh.runtime.world import World
@@ -138,12 +139,11 @@ def _given(frame: FrameType | None, field: str) -> Iterator[tuple[str, tuple[int
     for _ in range(_FRAMES):
         if frame is None:
             return
-        names = frame.f_locals
-        owner = names.get("self")
+        owner, collection, group = values_of(frame, ("self", "pg_collection", f"{field}_group"))
         who = frame.f_code.co_name if owner is None else type(owner).__name__
-        for place in (names, getattr(owner, "__dict__", {})):
-            collection = place.get("pg_collection")
-            for group in (place.get(f"{field}_group"), getattr(collection, field, None)):
-                if isinstance(group, dist.ProcessGroup):
-                    yield who, tuple(dist.get_process_group_ranks(group)), frame
+        mine = getattr(owner, "__dict__", {})
+        for its, their in ((group, collection), (mine.get(f"{field}_group"), mine.get("pg_collection"))):
+            for found in (its, getattr(their, field, None)):
+                if isinstance(found, dist.ProcessGroup):
+                    yield who, tuple(dist.get_process_group_ranks(found)), frame
         frame = frame.f_back
