@@ -15,6 +15,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.sockets import free_port
+
 NODES = 4
 
 CONFIG = """\
@@ -46,19 +48,13 @@ PartitionName=all Nodes=node[1-4] Default=YES MaxTime=10 State=UP
 TOPOLOGY = "SwitchName=leaf1 Nodes=node[1-2]\nSwitchName=leaf2 Nodes=node[3-4]\nSwitchName=spine Switches=leaf[1-2]\n"
 
 
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Slurm:
     """The cluster, from its start to its end."""
 
     def __init__(self, folder):
         self.folder = folder
         self.daemons = []
-        port = _free_port()
+        port = free_port()
         names = {"host": socket.gethostname().split(".")[0], "folder": folder}
         ports = {"port": port, "first": port + 1, "last": port + NODES}
         for name in ("state", *(f"spool/node{node}" for node in range(1, NODES + 1))):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import time
 from itertools import pairwise
 from unittest import mock
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sockets import free_port
 from tests.transfer import brute
 from tests.transfer.strategies import shardings
 
@@ -311,11 +311,8 @@ def job(outcomes):
     """Run a job of which members die at named moments; how each of the others ended."""
 
     def run(size, deaths, layout, *, loads=False, coupled=True, **how):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         named = {str(rank): moments for rank, moments in deaths.items()}
-        ended = outcomes(size, member, port, named, layout, loads, coupled, how, world=None, limit=60.0)
+        ended = outcomes(size, member, free_port(), named, layout, loads, coupled, how, world=None, limit=60.0)
         for outcome in ended:
             assert (outcome.code == -signal.SIGKILL) == (outcome.rank in deaths), "\n".join(map(str, ended))
             assert outcome.rank in deaths or outcome.ok, "\n".join(map(str, ended))

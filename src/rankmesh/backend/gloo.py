@@ -30,10 +30,12 @@ from rankmesh.backend.protocol import NotJoined
 from rankmesh.rendezvous.channel import ChannelLost
 from rankmesh.rendezvous.waiting import answered_within, submit, wait_for
 
-__all__ = ["EAGER_SIZE", "CutStore", "GlooDevices", "delete_address", "put_gloo_under"]
+__all__ = ["EAGER_SIZE", "PAIR_TIMEOUTS", "CutStore", "GlooDevices", "delete_address", "put_gloo_under"]
 
 # Groups up to this size connect all pairs when they are made; docs/decisions.md has the figures.
 EAGER_SIZE = 16
+# Gloo waits so many times as long for a pair to connect as a call of its group may take.
+PAIR_TIMEOUTS = 5
 
 _DESCRIPTORS = "/proc/self/fd"
 # Gloo asks for it whenever it connects a group.
@@ -187,8 +189,8 @@ def put_gloo_under(
     """Put gloo under a process group, whose pairs connect now or when they first talk; the backend that was made.
 
     ``within`` is how long members that connect now wait for each other; those of a group of more than ``eager_size``
-    connect when they first talk, for which gloo waits up to five times ``timeout``. Raises ``NotJoined`` when a member
-    does not join.
+    connect when they first talk, for which gloo waits up to ``PAIR_TIMEOUTS`` times ``timeout``. Raises ``NotJoined``
+    when a member does not join.
     """
     lazily = lazy or len(ranks) > (eager_size or EAGER_SIZE)
     pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
@@ -200,8 +202,7 @@ def put_gloo_under(
     addresses = _addresses(store)
     try:
         with _read_together(store, within):
-            # On a thread, which is left behind where a member has died meanwhile: for its connection gloo waits five
-            # times as long as for a call.
+            # On a thread, which is left behind where a member has died meanwhile: gloo waits PAIR_TIMEOUTS for it.
             making = submit(partial(c10d.ProcessGroupGloo, addresses, rank, len(ranks), options), "rankmesh-gloo")
             made = answered_within(making, within.total_seconds())
         if lazy and not wait_for(

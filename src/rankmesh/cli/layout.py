@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as documents
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import out, write_json
 from rankmesh.cli.options import Debug, Json
+from rankmesh.core.documents import parse_json, read_text, refused_as
 from rankmesh.errors import LayoutError, quoted
 
 if TYPE_CHECKING:
@@ -36,10 +36,8 @@ def config_of(model: Path) -> Mapping[str, Any]:
             f"there is no {quoted(str(file))}; give a folder with a model's config.json, or the file itself",
             path=str(file),
         )
-    try:
-        found = documents.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise LayoutError(f"{quoted(str(file))} is not valid JSON: {error}; fix the file", path=str(file)) from error
+    with refused_as(LayoutError, quoted(str(file)), "fix the file", path=str(file)):
+        found = parse_json(read_text(file))
     if not isinstance(found, dict) or "model_type" not in found:
         raise LayoutError(
             f"{quoted(str(file))} has no model_type; give the config.json of a Hugging Face model", path=str(file)

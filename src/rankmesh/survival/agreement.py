@@ -32,7 +32,7 @@ class Report:
     ``began``      the step at which the epoch began
     ``at``         the step that this member was doing
     ``joining``    where the processes are reached that asked this member to join
-    ``evicted``    members that the watch named as the cause of a hang,
+    ``evicted``    members that the watch named as the cause of a hang
     """
 
     done: bool = False

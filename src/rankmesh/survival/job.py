@@ -26,8 +26,8 @@ class Job:
     """What ``train`` gets.
 
     ``plan`` and ``groups`` are those of the epoch; ``step`` is the step to do next; ``device`` is where this rank's
-    tensors live. ``seconds`` says what the last change took: free (until the program had left the
-    old groups), agree, connect, transfer.
+    tensors live. ``seconds`` says what the last change took: free (until the program had left the old groups), agree,
+    connect, transfer.
     """
 
     plan: Plan

@@ -215,7 +215,7 @@ class Session:
             raise _Interrupted
         self._seconds["connect"] = world.enter()
         if self._evict:
-            world.watch(None if self._evict is True else self._evict, self._evicted(self._epoch, self._agreed))
+            world.watch(None if self._evict is True else self._evict, self._evicted((self._epoch, self._agreed)))
         if world.groups is None:
             self._follow()
             return None
@@ -338,7 +338,7 @@ class Session:
 
         self._peers.watch(watched, self._timeout, late, lost)
 
-    def _evicted(self, *epoch: Any) -> Callable[[str, tuple[int, ...]], None]:
+    def _evicted(self, epoch: tuple[int, str]) -> Callable[[str, tuple[int, ...]], None]:
         """What ends an epoch where a call hangs because of some members, which lose their places."""
 
         def diagnosed(verdict: str, members: tuple[int, ...]) -> None:
@@ -353,7 +353,7 @@ class Session:
         over: bool = False,
         suspects: Collection[int] = (),
         evicted: Mapping[int, str] | None = None,
-        epoch: tuple[Any, ...] | None = None,
+        epoch: tuple[int, str] | None = None,
     ) -> bool:
         """End the epoch on every member; whether this member is the first that does, as far as it knows."""
         number, agreed = epoch or (self._epoch, self._agreed)

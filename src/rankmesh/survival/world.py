@@ -67,8 +67,7 @@ class EpochWorld:
         self.rank, self.size = members.all.index(member), len(members.all)
         self.store = PrefixStore(f"epoch/{epoch}", client.store)
         self.groups: LiveGroups | None = None
-        self._client, self._plan, self._device = client, members.plan, device
-        self._members = members
+        self._client, self._members, self._device = client, members, device
         self._seconds = seconds
         call = timedelta(seconds=_CALL * seconds)
         self._group = WorldGroup(backend, self.store, self.rank, self.size, timeout=call, eager_size=_EAGER_SIZE)
@@ -82,7 +81,7 @@ class EpochWorld:
     @property
     def has_rank(self) -> bool:
         """Whether this member is at a rank of the plan, and no spare."""
-        return self.rank < self._plan.mesh.size
+        return self.rank < self._members.plan.mesh.size
 
     # -- in ---------------------------------------------------------------------------------------------------------
 
@@ -119,8 +118,9 @@ class EpochWorld:
             self._world.backend.eager_size = _EAGER_SIZE
             self._world.serves = False  # it is served for as long as its process lives, whatever happens to the world
         if self.has_rank:
-            whole = self._plan.mesh.size == self._plan.world_size == self.size
-            plan = self._plan if whole else self._plan.replace(world_size=None)
+            plan = self._members.plan
+            if not plan.mesh.size == plan.world_size == self.size:
+                plan = plan.replace(world_size=None)
             groups = connect(plan, timeout=self._seconds)
             with self._lock:
                 self.groups = groups

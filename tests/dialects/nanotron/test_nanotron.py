@@ -1,6 +1,5 @@
 import itertools
 import os
-import socket
 from datetime import timedelta
 from unittest import mock
 
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.dialects import dry, leaks
+from tests.sockets import free_port
 
 from rankmesh import sim
 from rankmesh.backend.registries import registries
@@ -185,9 +185,7 @@ def test_groups_that_callers_make(ranks):
 
 def _port(me):
     if me.rank == 0:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            me.store.set("port", str(free.getsockname()[1]))
+        me.store.set("port", str(free_port()))
     return me.store.get("port").decode()
 
 

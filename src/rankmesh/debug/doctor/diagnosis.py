@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,9 +54,8 @@ class Diagnosis:
             if self.waiting:
                 return f"{in_words(self.waiting)} wait, and nothing in these recordings says for what"
             return "no rank waits: nothing in these recordings hangs"
-        first = self.causes[0]
-        same = [cause for cause in self.causes if cause.cause == first.cause]
-        ranks = sorted({rank for cause in same for rank in cause.ranks})
+        first, same = self.causes[0], self._first_kind
+        ranks = _ranks_of(same)
         count = "1 more call" if len(same) == 2 else f"{len(same) - 1} more calls"
         more = f" (and {count} like it: {in_words(ranks)})" if len(same) > 1 else ""
         # An unresponsive rank is not dead: its process runs.
@@ -66,12 +65,16 @@ class Diagnosis:
     @property
     def at_fault(self) -> tuple[int, ...]:
         """The ranks without which the others would go on; none where ranks wait for each other, or nobody knows."""
-        same = [cause for cause in self.causes if cause.cause == self.causes[0].cause]
-        single = same and same[0].cause in _OF_A_RANK
-        fewer = same and same[0].cause in _OF_THE_FEWER
-        if not single and not (fewer and all(2 * len(cause.ranks) < len(cause.group.members) for cause in same)):
-            return ()
-        return tuple(sorted({rank for cause in same for rank in cause.ranks}))
+        same = self._first_kind
+        kind = same[0].cause if same else ""
+        if kind in _OF_THE_FEWER and all(2 * len(cause.ranks) < len(cause.group.members) for cause in same):
+            return tuple(_ranks_of(same))
+        return tuple(_ranks_of(same)) if kind in _OF_A_RANK else ()
+
+    @property
+    def _first_kind(self) -> list[Cause]:
+        """The first cause, and all others like it."""
+        return [cause for cause in self.causes if cause.cause == self.causes[0].cause]
 
     @property
     def unrecorded(self) -> tuple[int, ...]:
@@ -90,6 +93,10 @@ class Diagnosis:
             "recordings": sorted(rank for rank in self.history.recordings if self.history.has(rank)),
             "notes": list(self.notes),
         }
+
+
+def _ranks_of(causes: Iterable[Cause]) -> list[int]:
+    return sorted({rank for cause in causes for rank in cause.ranks})
 
 
 def doctor(folder: str | Path, plan: Plan | None = None) -> Diagnosis:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Shard, Sharding
 from rankmesh.errors import LayoutError, first_line, quoted
 from rankmesh.transfer.layouts.inference import infer
-from rankmesh.transfer.layouts.strided import Fragment
+from rankmesh.transfer.layouts.strided import Fragment, contiguous
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,8 +101,9 @@ def _view(parameters: Mapping[str, Tensor], name: str, place: Place) -> Tensor:
             "dict(model.named_parameters())",
             name=name,
         )
-    whole: Any = parameters[place.parameter]
-    whole = (whole.to_local() if hasattr(whole, "to_local") else whole).detach()
+    from rankmesh.transfer.live.shards import local
+
+    whole = local(parameters[place.parameter])
     last = place.offset + sum((size - 1) * step for size, step in zip(place.shape, place.strides, strict=True))
     if not 0 <= last < max(whole.numel(), 1) or not whole.is_contiguous():
         raise LayoutError(
@@ -132,6 +133,7 @@ def read(side: Side) -> Layout:
 
     from rankmesh.backend.fake_world import fake_world
     from rankmesh.transfer.layouts.trace import Trace
+    from rankmesh.transfer.live.shards import local
 
     mesh, weights = side.mesh, side.weights
     loaded: dict[str, dict[int, _Loaded]] = {name: {} for name in weights}
@@ -161,8 +163,7 @@ def read(side: Side) -> Layout:
                     known = loaded[name].get(rank)
                     if known is not None:
                         refused[name] = f"rank {rank} has it in {known.parameter} and in {parameter}"
-                    shape = tuple(getattr(tensor, "to_local", lambda tensor=tensor: tensor)().shape)
-                    loaded[name][rank] = _Loaded(parameter, fragments, shape, len(found) == 1)
+                    loaded[name][rank] = _Loaded(parameter, fragments, tuple(local(tensor).shape), len(found) == 1)
     shardings: dict[str, Sharding] = {}
     places: dict[int, dict[str, Place]] = {}
     known_layouts: dict[object, Sharding | str] = {}
@@ -201,12 +202,9 @@ def _sharding(
 
 def _plain(loaded: _Loaded, dimensions: int) -> bool:
     """Whether a parameter has the dimensions of the one tensor that it holds, in their order."""
-    steps, size = [], 1
-    for length in reversed(loaded.shape):
-        steps.append(size)
-        size *= length
-    return len(loaded.shape) == dimensions and all(
-        step in (0, of) for fragment in loaded.fragments for step, of in zip(fragment.strides, steps[::-1], strict=True)
+    steps = contiguous(loaded.shape)
+    return len(steps) == dimensions and all(
+        step in (0, of) for fragment in loaded.fragments for step, of in zip(fragment.strides, steps, strict=True)
     )
 
 

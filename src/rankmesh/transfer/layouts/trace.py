@@ -25,6 +25,7 @@ from torch import Tensor
 from rankmesh.backend.tracing import TorchDispatchMode, storage_key
 from rankmesh.errors import LayoutError
 from rankmesh.transfer.layouts.strided import Copy, Fragment, compose, contiguous, fragments, merged, outside, view
+from rankmesh.transfer.live.shards import local
 
 __all__ = ["Trace"]
 
@@ -67,7 +68,7 @@ class Trace(TorchDispatchMode):
         Raises ``LayoutError`` where it holds values that were computed, naming the operation.
         """
         found: dict[str, list[Fragment]] = {}
-        for name, piece in self._read(_local(tensor)):
+        for name, piece in self._read(local(tensor)):
             if name not in self._shapes:
                 raise LayoutError(
                     f"it holds values that {name.partition(' of ')[0]} computes; only copies have a layout",
@@ -191,10 +192,6 @@ _JOINS: dict[str, Callable[[Trace, tuple[Any, ...], dict[str, Any]], Tensor]] = 
     "index_select": Trace._select,
     "index": Trace._index,
 }
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
 
-from rankmesh.backend.gloo import GlooDevices, delete_address, put_gloo_under
+from rankmesh.backend.gloo import PAIR_TIMEOUTS, GlooDevices, delete_address, put_gloo_under
 from rankmesh.backend.protocol import NotJoined
 from rankmesh.errors import AgreementError, StoreLost, first_line
 from rankmesh.rendezvous import BoundedChannel, Channel, ChannelLost, StoreChannel
@@ -75,8 +75,7 @@ class GlooGroup:
                 ranks=members,
                 rank=self._place,
                 name=key,
-                # Gloo waits five times as long for a pair that connects; each message has a limit of its own.
-                timeout=timeout / 5,
+                timeout=timeout / PAIR_TIMEOUTS,  # each message has a limit of its own
                 within=timeout,
                 lazy=True,
                 device_types=["cpu"],
@@ -275,8 +274,6 @@ class Announced:
 
 class Requester(_Member):
     """One rank of an engine that asks, and receives; ``engine`` is the engine's id."""
-
-    staged = True
 
     def __init__(
         self,

@@ -233,8 +233,6 @@ class Announced:
 class Reader:
     """One rank of an engine that reads the files; ``rank`` is its number in the transfer."""
 
-    staged = False
-
     def __init__(self, folder: Path, moves: Transfer, rank: int) -> None:
         self._folder, self._moves, self._rank = folder, moves, rank
         self._local = moves.of(rank)

@@ -1,6 +1,6 @@
 """Transformers as a side: ``from_pretrained`` with a ``DistributedConfig``: tensor and expert parallelism, FSDP2.
 
-The mesh is transformers' own, whose last dimension is adjacent; experts see it as ``ep`` and what is left of it:
+The mesh is that of transformers, whose last dimension is adjacent; experts see it as ``ep`` and the remaining ranks:
 
 ```
 (pp, dp_replicate, fsdp, tp)       Mesh(tp=, fsdp=, dp_replicate=, pp=)
@@ -27,7 +27,7 @@ from rankmesh.core.mesh import Mesh
 from rankmesh.errors import LayoutError
 from rankmesh.transfer.layouts.layout import Side, Weights
 
-__all__ = ["architecture", "side", "weights"]
+__all__ = ["architecture", "saved_tensors", "side", "weights"]
 
 _AXES = ("tp", "fsdp", "dp_replicate", "pp")
 
@@ -43,6 +43,13 @@ def weights(config: Mapping[str, Any]) -> Weights:
 def architecture(config: Mapping[str, Any]) -> str:
     """The class of a model, as ``architectures`` of its ``config.json`` names it."""
     return type(_empty(_config(config))).__name__
+
+
+def saved_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
+    """The parameters of a model, and the buffers that a checkpoint has."""
+    saved = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    return {**dict(model.named_parameters()), **buffers}
 
 
 def side(config: Mapping[str, Any], *, ep: int = 1, **sizes: int) -> Side:
@@ -71,9 +78,7 @@ def side(config: Mapping[str, Any], *, ep: int = 1, **sizes: int) -> Side:
                 dtype=made.dtype,
                 distributed_config=DistributedConfig(**asked),
             )
-        saved = model.state_dict().keys()
-        buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
-        return {**dict(model.named_parameters()), **buffers}
+        return saved_tensors(model)
 
     return Side("transformers", mesh, _weights(made), load)
 

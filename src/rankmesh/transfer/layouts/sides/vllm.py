@@ -80,9 +80,7 @@ def _parameters(asked: Any, tensors: Mapping[str, Tensor], kept: list[Any]) -> M
         model = initialize_model(asked)
     kept.append(model)
     model.load_weights(iter(tensors.items()))
-    saved = model.state_dict().keys()
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
-    return {**dict(model.named_parameters()), **buffers}
+    return transformers.saved_tensors(model)
 
 
 def _write(config: Mapping[str, Any], folder: Path) -> None:
