@@ -28,7 +28,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test test-all test-torch test-browser screenshots test-gpu test-hangs test-sweeps test-cluster test-launchers test-wheel \
-	test-peers lint lint-page page bench bench-transfers bench-cluster docs clean
+	test-peers install downloads lint lint-page page bench bench-transfers bench-cluster docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-15s %s\n", $$1, $$2 }'
@@ -77,6 +77,10 @@ test-launchers: $(VENV)/.installed-launchers  ## run under a real Slurm, Open MP
 
 test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, each release of it (ARGS='-k interface')
 	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load --timeout 400 tests/peers $(ARGS)
+
+install: $(VENV)/.installed-lint $(VENV)/.installed-launchers $(VENV)/.installed-browser  ## install what lint and tests need (root: Debian's programs too)
+
+downloads: $(VENV)/.installed-peers $(VENV)/torch-$(TORCH)/.installed  ## what test-peers and test-torch need beside it (up to 4 GB)
 
 lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@echo '== style: ruff check'
