@@ -39,7 +39,8 @@ def test_every_exit_status_is_listed():
 
 @pytest.mark.parametrize("command", [entry.name for entry in app.registered_commands])
 def test_every_command_shows_its_help(command):
-    """Each command has a heading with its help, which the test of the page compares."""
+    """Each command has a heading with its help, which the test of the page compares, and a row in the first table."""
+    assert f"](#{command}) |" in _page("command_line").partition("\n## ")[0]
     assert f"## {command}\n\n```console\n$ rankmesh {command} --help\n" in _page("command_line")
 
 
