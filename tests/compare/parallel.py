@@ -98,3 +98,21 @@ def weight(groups, name, shape, cut=None, scale=0.5, **options):
 def pg(groups, name):
     """A process group by its kind."""
     return groups[name].pg
+
+
+def stage(groups):
+    """The layers of this stage of pp, of four: a function of their input."""
+    pp = groups["pp"]
+    weights = [weight(groups, f"layer{i}", (4, 4)) for i in range(pp.rank * 4 // pp.size, (pp.rank + 1) * 4 // pp.size)]
+
+    def run(x):
+        for w in weights:
+            x = (x @ w.T).tanh()
+        return x
+
+    return run
+
+
+def ends(groups):
+    """Whether this stage of pp is the first one, and the last one."""
+    return groups["pp"].rank == 0, groups["pp"].rank == groups["pp"].size - 1

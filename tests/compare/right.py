@@ -5,12 +5,14 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from tests.compare.parallel import (
     copied,
+    ends,
     gather_rows,
     gathered,
     pg,
     reduce_,
     scatter_rows,
     scattered,
+    stage,
     summed,
     weight,
 )
@@ -379,3 +381,93 @@ def noise_only(groups):
     (y * torch.arange(4.0)).tanh().sum().backward()
     sim.see("bias.grad", reduce_(bias.grad, dp))
     sim.see("w.grad", reduce_(w.grad, dp))
+
+
+@right("pp=2", "pp=4", "dp=2,pp=2")
+def microbatches(groups):
+    """Two microbatches through the stages, and their gradients back, each in order."""
+    pp, (first, last) = groups["pp"], ends(groups)
+    run, parts = stage(groups), [x.clone() for x in sim.random(groups, "x", (8, 4), ("dp", None)).chunk(2)]
+    done = []
+    for x in parts:
+        if not first:
+            dist.recv(x, group=pp.pg, group_src=pp.rank - 1)
+        done.append(run(x.requires_grad_()))
+        if not last:
+            dist.send(done[-1].detach(), group=pp.pg, group_dst=pp.rank + 1)
+    for x, y in zip(parts, done, strict=True):
+        gradient = torch.ones_like(y)
+        if last:
+            gradient = y.detach()
+        else:
+            dist.recv(gradient, group=pp.pg, group_src=pp.rank + 1)
+        y.backward(gradient)
+        if not first:
+            dist.send(x.grad, group=pp.pg, group_dst=pp.rank - 1)
+    if last:
+        sim.see("y", torch.cat(done), ("dp", None), at={"pp": -1})
+    if first:
+        sim.see("x.grad", torch.cat([x.grad for x in parts]), ("dp", None), at={"pp": 0})
+
+
+def rotated(x, group):
+    """What the member before this one has."""
+    got = torch.empty_like(x)
+    operations = [
+        dist.P2POp(dist.isend, x, group=group.pg, group_peer=(group.rank + 1) % group.size),
+        dist.P2POp(dist.irecv, got, group=group.pg, group_peer=(group.rank - 1) % group.size),
+    ]
+    for work in dist.batch_isend_irecv(operations) if group.size > 1 else ():
+        work.wait()
+    return got if group.size > 1 else x
+
+
+@right("cp=2", "cp=4", "dp=2,cp=2")
+def ring(groups):
+    """Keys that go round a ring of cp, one step at a time."""
+    cp = groups["cp"]
+    queries, keys = (sim.random(groups, name, (2, 8, 4), ("dp", "cp", None)) for name in ("q", "k"))
+    scales, mine, y = sim.random(groups, "scales", (8,)).chunk(cp.size), cp.rank, 0
+    for _ in range(cp.size):
+        y = y + torch.einsum("bqe,bke,k,bkf->bqf", queries, keys, scales[mine], keys)
+        keys, mine = rotated(keys, cp), (mine - 1) % cp.size
+    sim.see("y", y, ("dp", "cp", None))
+
+
+@right("tp=2,pp=2", "tp=2,pp=4", "pp=2")
+def scatter_gather(groups):
+    """Each rank of tp sends its part of what all of them have; the next stage gathers the parts."""
+    tp, pp, (first, last) = groups["tp"], groups["pp"], ends(groups)
+    run, x = stage(groups), sim.random(groups, "x", (8, 4))
+    if not first:
+        part = x.chunk(tp.size)[tp.rank].clone()
+        dist.recv(part, group=pp.pg, group_src=pp.rank - 1)
+        x = gather_rows(part, tp.pg)
+    x = run(x).detach()
+    if not last:
+        dist.send(x.chunk(tp.size)[tp.rank], group=pp.pg, group_dst=pp.rank + 1)
+    else:
+        sim.see("y", x, at={"pp": -1})
+
+
+@right("pp=4", "dp=2,pp=4")
+def skip(groups):
+    """The third stage gets the output of the second, and that of the first besides."""
+    pp, run, x = groups["pp"], stage(groups), sim.random(groups, "x", (8, 4), ("dp", None))
+    if pp.size == 1:
+        weights = [weight(groups, f"layer{i}", (4, 4)) for i in range(4)]
+        a = (x @ weights[0].T).tanh()
+        x = ((((a @ weights[1].T).tanh() + 2 * a) @ weights[2].T).tanh() @ weights[3].T).tanh()
+    else:
+        if pp.rank:
+            dist.recv(x, group=pp.pg, group_src=pp.rank - 1)
+        if pp.rank == 2:
+            besides = torch.empty_like(x)
+            dist.recv(besides, group=pp.pg, group_src=0)
+            x = x + 2 * besides
+        x = run(x).detach()
+        works = [dist.isend(x, group=pp.pg, group_dst=to) for to in {0: (2, 1), 1: (2,), 2: (3,)}.get(pp.rank, ())]
+        for work in works:
+            work.wait()
+    if pp.rank == pp.size - 1:
+        sim.see("y", x, ("dp", None), at={"pp": -1})

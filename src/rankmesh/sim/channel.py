@@ -177,6 +177,8 @@ class Channel:
         partners = self._partners(pending)
         if not partners:
             self._unmatched.append(pending)
+            if call.buffered:
+                self.settle(pending)
             return pending
         partner = partners[choose(partners)] if peer is None else partners[0]
         self._unmatched.remove(partner)
@@ -202,5 +204,7 @@ class Channel:
             self.fail([send, recv], "mismatch", "what is sent is not what is received")
             return
         recv.call.results, recv.source, send.call.results = [gives], send.call.position, []
+        if self._observer is not None:
+            self._observer.delivered(send.call, recv.call)
         for pending in (send, recv):
             self.settle(pending)

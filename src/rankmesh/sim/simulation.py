@@ -94,9 +94,11 @@ class Simulation:
         chosen = pg if self.observer is None else self.observer.route(pg, call)
         return self._post(chosen, lambda: chosen.channel.join(call))
 
-    def post(self, pg: SimulatedGroup, call: object, peer: int | None, tag: int) -> SimulatedWork:
-        """A send or a receive."""
-        return self._post(pg, lambda: pg.channel.post(call, peer, tag, self.chooser.next))  # type: ignore[arg-type]
+    def post(self, pg: SimulatedGroup, call: Call, peer: int | None, tag: int) -> SimulatedWork:
+        """A send or a receive, on the group and with the peer that the observer chooses."""
+        if self.observer is not None:
+            pg, peer, tag = self.observer.route_message(pg, call, peer, tag)
+        return self._post(pg, lambda: pg.channel.post(call, peer, tag, self.chooser.next))
 
     def _post(self, pg: SimulatedGroup, put: Callable[[], PendingOperation]) -> SimulatedWork:
         context = current_context()

@@ -1,13 +1,14 @@
 """Blame: which collective made a value differ, and which change of the program would make it right.
 
 ```
-record        the failing layout and the reference run again, with every collective and its lines
+record        the failing layout and the reference run again, with every collective, every message, and their lines
 suspects      collectives whose results, put together, differ from the reference, in the order of the program
 trials        the same run with one repair; one that makes what was seen right is tried under every layout
 ```
 
 Only a repair that worked is reported: in its run the value is right under every layout where it was wrong, and so is,
 unless the program has a second defect, everything that is seen after it. Where none works the first suspect is named.
+Sends and receives have nothing on one process to be compared with: of these only a repair that worked says anything.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,12 +24,14 @@ import torch
 from rankmesh.sim.calls import Call, Site
 from rankmesh.sim.comparison.aligned import DIFFERENT, ORDER, SAME, SCALED, UNKNOWN, match
 from rankmesh.sim.comparison.layouts import Layout
+from rankmesh.sim.comparison.messages import changes
 from rankmesh.sim.comparison.repairs import Repair, reductions, regroupings, scalings
 from rankmesh.sim.comparison.runner import Runner
 from rankmesh.sim.comparison.session import SAME_SHAPE, Deviation, Key, Record, Reference, Session
 from rankmesh.sim.comparison.stacks import Node, Stack, nodes_of
+from rankmesh.sim.failures import RanksFailed
 
-__all__ = ["Cause", "Failing", "find"]
+__all__ = ["Cause", "Failing", "find", "find_in_messages"]
 
 _OPERATIONS = {
     "all_reduce": "all-reduce",
@@ -49,7 +53,7 @@ class Cause:
     """What made a value differ: a collective, or a missing one (``operation`` and ``group`` are None then).
 
     ``settles``: whether the repair makes everything that is seen right, under every layout but those in ``untried``,
-    in which it could not be tried.
+    in which it could not be tried. ``others`` are lines whose calls it changes as well.
     """
 
     site: Site | None
@@ -59,6 +63,7 @@ class Cause:
     settles: bool = False
     lines: tuple[Site, ...] = ()
     untried: tuple[str, ...] = ()
+    others: tuple[Site, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,10 @@ def find(layouts: Sequence[Layout], reference: Reference, failing: Failing, runn
     suspects = _suspects(layout, record, single, first.key, nodes)
     before = _before(record, first.key, nodes)
     search = _Search(layouts, reference, failing, runner, time.monotonic() + seconds)
-    for repairs, cause in _phases(layouts, suspects, before, first):
+    phases = [*_phases(layouts, suspects, before, first)]
+    # Where some collective differs from the reference, its other groups are more likely.
+    phases.insert(1 if suspects else 0, (_in_messages(layouts, record, first.key), _at_node(first)))
+    for repairs, cause in phases:
         found = search.worked(repairs, cause)
         if found is not None:
             return found
@@ -143,6 +151,30 @@ def find(layouts: Sequence[Layout], reference: Reference, failing: Failing, runn
     if suspects:
         return _of(suspects[0][0])
     return Cause(first.site)
+
+
+def find_in_messages(
+    layouts: Sequence[Layout], reference: Reference, failing: Failing, runner: Runner, *, seconds: float
+) -> Cause | None:
+    """Which change of a send or a receive lets a program end that fails under a layout, and makes it right."""
+    record = Session(failing.layout, reference, trace=True)
+    with suppress(RanksFailed):
+        runner.run(record)
+    search = _Search(layouts, reference, failing, runner, time.monotonic() + seconds)
+    repairs = _in_messages(layouts, record, failing.first.key)
+    return search.worked(repairs, _at_node(failing.first)) or search.fallback
+
+
+def _in_messages(layouts: Sequence[Layout], record: Session, key: Key) -> Iterator[Repair]:
+    """The changes of messages that were exchanged before some value was seen."""
+    ends = record.seen_at.get(key, {})
+    messages = [
+        (one.stack, one.kind, one.call)
+        for rank, records in record.messages.items()
+        for one in records
+        if one.order < ends.get(rank, float("inf"))
+    ]
+    return changes(messages, record.received, layouts)
 
 
 def _looked_into(
@@ -183,10 +215,7 @@ def _phases(
     layouts: Sequence[Layout], suspects: list[list[Node]], before: list[list[Node]], first: Deviation
 ) -> Iterator[Phase]:
     """The repairs that are tried, in the order in which one that works is believed."""
-
-    def at_node(repair: Repair) -> Cause:
-        return Cause(first.site) if repair.node is None else _of(repair.node)
-
+    at_node = _at_node(first)
     every = [*suspects, *(nodes for nodes in before if nodes not in suspects)]
     plain = [nodes for nodes in every if _matters(nodes[0], layouts)]
     trivial = [nodes for nodes in every if not _matters(nodes[0], layouts)]
@@ -203,9 +232,19 @@ def _phases(
     yield [repair for nodes in trivial for node in nodes for repair in regroupings(node, layouts)], at_node
 
 
+def _at_node(first: Deviation) -> Callable[[Repair], Cause]:
+    def cause(repair: Repair) -> Cause:
+        if repair.node is None:
+            return Cause(first.site)
+        return replace(_of(repair.node), others=tuple(node.site for node in repair.others))
+
+    return cause
+
+
 def _sized(repair: Repair) -> bool:
     """Whether tensors have the shape of the group, so that another group of another size cannot be tried."""
-    return repair.form == "group" and repair.node is not None and repair.node.operation not in SAME_SHAPE
+    node = repair.node if repair.form == "group" else None
+    return node is not None and not node.is_message and node.operation not in SAME_SHAPE
 
 
 def _single(repair: Repair, layout: Layout) -> bool:

@@ -12,14 +12,17 @@ import torch
 
 from rankmesh.errors import LayoutError, first_line, quoted
 from rankmesh.sim.calls import Site
-from rankmesh.sim.comparison.blame import Cause, Failing, find
+from rankmesh.sim.comparison.blame import Cause, Failing, find, find_in_messages
 from rankmesh.sim.comparison.layouts import Layout, LayoutLike, layouts_of, reference_of
 from rankmesh.sim.comparison.result import Comparison, Difference
 from rankmesh.sim.comparison.runner import Runner
 from rankmesh.sim.comparison.session import Deviation, Key, Reference, Session
-from rankmesh.sim.failures import RanksFailed
+from rankmesh.sim.failures import DivergenceError, RanksFailed
 
 __all__ = ["compare"]
+
+# Kinds of divergence that a message to, or from, another rank may repair.
+_DIVERGED = ("deadlock", "unmatched", "mismatch")
 
 
 def compare(
@@ -42,7 +45,7 @@ def compare(
 
     torch's default dtype is float64 in the program where it runs with that, else what it is outside. Raises
     ``LayoutError`` for layouts that do not go together and for a program that sees nothing, ``RanksFailed`` where the
-    program fails under a layout.
+    program fails under a layout and no change of a send or a receive repairs that.
 
     >>> import torch, torch.distributed as dist
     >>> from rankmesh import sim
@@ -63,9 +66,21 @@ def compare(
     options = {"timeout": timeout, "seed": seed, "modules": tuple(modules)}
     runner, reference, refused = _reference(Runner(program, reference_of(chosen[0]), torch.float64, options), tolerance)
     sessions = {layout: Session(layout, reference) for layout in chosen}
-    for session in sessions.values():
+    failure = next(filter(None, [_failure(runner, session) for session in sessions.values()]), None)
+    return replace(_result(runner, reference, sessions, seconds, failure), refused=refused)
+
+
+def _failure(runner: Runner, session: Session) -> RanksFailed | None:
+    """The error of a program whose ranks diverge and exchange messages, which a change of these may repair."""
+    try:
         runner.run(session)
-    return replace(_result(runner, reference, sessions, seconds), refused=refused)
+    except RanksFailed as error:
+        first = next(iter(error.failures.values()))
+        if not (session.has_messages and isinstance(first, DivergenceError) and first.kind in _DIVERGED):
+            raise
+        session.fail(error)
+        return error
+    return None
 
 
 def _reference(runner: Runner, tolerance: float) -> tuple[Runner, Reference, str]:
@@ -84,15 +99,20 @@ def _reference(runner: Runner, tolerance: float) -> tuple[Runner, Reference, str
     return runner, reference, refused
 
 
-def _result(runner: Runner, reference: Reference, sessions: dict[Layout, Session], seconds: float) -> Comparison:
+def _result(
+    runner: Runner, reference: Reference, sessions: dict[Layout, Session], seconds: float, failure: RanksFailed | None
+) -> Comparison:
     failing = {layout: session for layout, session in sessions.items() if session.deviations}
     first = None
     if failing:
-        layout = min(failing, key=lambda one: _place(reference, failing[one]))
+        layout = min(failing, key=lambda one: (failing[one].failure is not failure, _place(reference, failing[one])))
         deviation = min(failing[layout].deviations.values(), key=lambda one: _order(reference, one.key))
         found = Failing(layout, deviation, {one.name: session.deviations for one, session in sessions.items()})
-        cause = find(list(sessions), reference, found, runner, seconds=seconds)
-        first = _difference(layout, deviation, cause)
+        search = find if failure is None else find_in_messages
+        cause = search(list(sessions), reference, found, runner, seconds=seconds)
+        if cause is None and failure is not None:
+            raise failure
+        first = _difference(layout, deviation, cause or Cause(None), failure)
     return Comparison(
         layouts=tuple(layout.name for layout in sessions),
         first=first,
@@ -127,7 +147,7 @@ def _raised(reference: Reference) -> dict[str, float]:
     return found
 
 
-def _difference(layout: Layout, deviation: Deviation, cause: Cause) -> Difference:
+def _difference(layout: Layout, deviation: Deviation, cause: Cause, failure: RanksFailed | None) -> Difference:
     name, number = deviation.key
     return Difference(
         name,
@@ -145,6 +165,8 @@ def _difference(layout: Layout, deviation: Deviation, cause: Cause) -> Differenc
         deviation.why,
         deviation.error,
         cause.untried,
+        tuple(map(_line, cause.others)),
+        "" if failure is None else failure.message,
     )
 
 

@@ -5,6 +5,9 @@ Repair("group", "dp_cp", node)        these collectives are made on dp_cp instea
 Repair("scale", "1/tp", node)         their results are divided by the size of tp
 Repair("all-reduce", "tp")            what is seen and differs is summed over tp first
 Repair("scale", "tp")                 what is seen and differs is multiplied by the size of tp
+Repair("peer", "next", node)          these sends go to the next rank of their group (``messages``)
+Repair("order", "2", node, others)    each two messages are exchanged in the opposite order
+Repair("part", "other", node)         the other part of the tensor is sent, or received into
 ```
 """
 
@@ -14,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from rankmesh.sim.calls import Site
 from rankmesh.sim.comparison.layouts import Layout
 from rankmesh.sim.comparison.stacks import Node
 
@@ -24,11 +28,16 @@ _INVERSE = "1/"
 
 @dataclass(frozen=True)
 class Repair:
-    """One change: of the collectives of a node, or without one of what is seen."""
+    """One change: of the calls of a node and of ``others``, or without one of what is seen."""
 
     form: str
     what: str
     node: Node | None = None
+    others: tuple[Node, ...] = ()
+
+    def changes(self, stack: Sequence[Site], kind: str, operation: str) -> bool:
+        """Whether it is a change of this call."""
+        return self.node is not None and any(node.matches(stack, kind, operation) for node in (self.node, *self.others))
 
     def factor(self, layout: Layout) -> float:
         """What a scale multiplies by under a layout."""
@@ -38,7 +47,9 @@ class Repair:
 
     def described(self, layout: Layout) -> tuple[str, str | float]:
         """How the user gets it: a scale as its number under the layout."""
-        return (self.form, self.factor(layout) if self.form == "scale" else self.what)
+        if self.form == "scale":
+            return self.form, self.factor(layout)
+        return self.form, int(self.what) if self.form == "order" else self.what
 
 
 def _common(layouts: Sequence[Layout]) -> list[str]:

@@ -28,9 +28,12 @@ class Difference:
     ``expected``, ``got``   a number, or the tensor of the first of these ranks; None where nobody saw it
     ``site``                ``"train.py:41"``: the collective that made it differ; where one is missing, ``sim.see``
     ``operation, group``    ``"all-reduce"``, ``"dp"``; None where a collective is missing
-    ``repair``              ``("group", "dp_cp")``, ``("all-reduce", "tp")`` of what is seen, ``("scale", 0.5)``; None
+    ``repair``              ``("group", "dp_cp")``, ``("all-reduce", "tp")`` of what is seen, ``("scale", 0.5)``; of a
+                            send or a receive also ``("peer", "next")``, ``("order", 2)``, ``("part", "other")``; None
     ``settles``             whether with the repair everything seen is right, under every layout but the ``untried``
     ``lines``               from the collective to ``site``, as ``file:line in function``, innermost first
+    ``others``              the lines of the calls that the repair changes as well: the receives of what is sent
+    ``failure``             the message of the error with which the program fails, where it does
     """
 
     name: str
@@ -48,6 +51,8 @@ class Difference:
     why: str = "value"
     error: float = 0.0
     untried: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    failure: str = ""
 
     @property
     def fix(self) -> str | None:
@@ -55,8 +60,18 @@ class Difference:
         if self.repair is None:
             return None
         form, what = self.repair
+        others = "".join(f", and {line} with it" for line in dict.fromkeys(self.others) if line != self.site)
         if form == "group":
-            return f"make it on {what}"
+            return f"make it on {what}{others}"
+        verb = "receive" if self.operation == "recv" else "send"
+        if form == "peer":
+            which, _, ring = str(what).partition(" ")
+            place = f"the {which} rank of {self.group}{', which is a ring' if ring else ''}"
+            return f"{verb} {'from' if verb == 'receive' else 'to'} {place}{others}"
+        if form == "order":
+            return f"{verb} every {what} messages in the opposite order"
+        if form == "part":
+            return f"{verb} {'into ' if verb == 'receive' else ''}the {what} part of the tensor"
         if form == "all-reduce":
             return f"sum {self.name} over {what}"
         subject = self.name if self.operation is None else "its result"
@@ -65,6 +80,8 @@ class Difference:
 
     def __str__(self) -> str:
         nth = f" (its value {self.number})" if self.number else ""
+        if self.why == "failed":
+            return f"the program fails under {self.layout}, on {in_words(self.ranks)}, before {self.name}{nth} is right"
         return f"{self.name}{nth} differs under {self.layout}, on {in_words(self.ranks)}: {self._values()}"
 
     def _values(self) -> str:
@@ -148,12 +165,14 @@ class Comparison:
         if first.operation is None:
             lines = [f"  {first.site}: a collective is missing before this line, or a rank computes it differently"]
         else:
-            lines = [f"  {first.site}: the {first.operation} over {first.group} made it differ"]
+            did = "fail" if first.why == "failed" else "differ"
+            lines = [f"  {first.site}: the {first.operation} over {first.group} made it {did}"]
         lines += [f"    reached by {line}" for line in first.lines[:_LINES]] if len(first.lines) > 1 else []
         if first.fix is not None:
             rest = "then everything is the same" if first.settles else "then it is right, and other values differ still"
             untried = f"; under {', '.join(first.untried)} it could not be tried" if first.untried else ""
             lines.append(f"  fix: {first.fix}; tried, and {rest}{untried}")
+        lines += [f"  {line}" for line in first.failure.splitlines()]
         return lines
 
     def _noise(self) -> str:
@@ -181,6 +200,7 @@ class Comparison:
                 "repair": None if first.repair is None else list(first.repair),
                 "settles": first.settles,
                 "untried": list(first.untried),
+                "others": list(first.others),
                 "lines": list(first.lines),
             },
             "errors": {
@@ -195,7 +215,11 @@ class Comparison:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """A heading and a row for each value that was seen: its difference under each layout, ``!`` where too large."""
-        names = list(dict.fromkeys(name for errors in self.errors.values() for name in errors))
+        names = list(
+            dict.fromkeys(
+                name for by_layout in (self.errors, self.differing) for names in by_layout.values() for name in names
+            )
+        )
         rows = [[name, *(self._cell(layout, name) for layout in self.layouts)] for name in names]
         return ["value", *self.layouts], rows
 

@@ -22,10 +22,12 @@ from rankmesh.errors import LayoutError, RankmeshError, quoted
 from rankmesh.sim.calls import Call, Site, call_site
 from rankmesh.sim.channel import Channel
 from rankmesh.sim.comparison.layouts import Layout
+from rankmesh.sim.comparison.messages import Rerouting
 from rankmesh.sim.comparison.noise import Scale, largest
 from rankmesh.sim.comparison.repairs import Repair
 from rankmesh.sim.comparison.seen import Seen
 from rankmesh.sim.comparison.stacks import Stack, stack_here
+from rankmesh.sim.failures import RanksFailed
 from rankmesh.sim.group import SimulatedGroup
 from rankmesh.sim.observer import Observer
 from rankmesh.sim.simulation import current_context
@@ -50,7 +52,8 @@ class Deviation:
 
     ``ranks``  those that saw it differ, or for a part that nobody saw, those that should have
     ``error``  the largest difference of an element
-    ``why``    ``"value"``, ``"shape"``, ``"unseen"`` (by some rank) or ``"extra"`` (the reference did not see it)
+    ``why``    ``"value"``, ``"shape"``, ``"unseen"`` (by some rank), ``"extra"`` (the reference did not see it) or
+               ``"failed"`` (the program did before)
     """
 
     key: Key
@@ -109,7 +112,7 @@ class Session(Observer):
     """A run; ``reference`` is None in that of the reference itself.
 
     ``repair``   a change that is tried; ``until`` is the key up to which every value must then be right
-    ``trace``    whether every collective is recorded
+    ``trace``    whether every collective and message is recorded
     """
 
     def __init__(
@@ -126,6 +129,11 @@ class Session(Observer):
         self.deviations: dict[Key, Deviation] = {}
         self.worst: dict[str, float] = {}
         self.records: dict[int, list[Record]] = defaultdict(list)
+        self.messages: dict[int, list[Record]] = defaultdict(list)
+        self.received: list[tuple[Call, Call]] = []
+        self.has_messages = False
+        self.failure: RanksFailed | None = None
+        self._rerouting = None if repair is None else Rerouting(layout, repair)
         self.seen_at: dict[Key, dict[int, int]] = defaultdict(dict)
         # Collectives of the repair that were sums of different numbers, and of equal ones.
         self.sums_of_different, self.sums_of_equal = 0, 0
@@ -219,6 +227,14 @@ class Session(Observer):
                 ranks = sorted(set(range(self.layout.plan.world_size)) - set(self.seen_at.get(key, ())))
                 self.deviations[key] = Deviation(key, "unseen", ranks, float("inf"), whole, None, None)
 
+    def fail(self, failure: RanksFailed) -> None:
+        """Note that the program failed, and what it had not seen until then."""
+        self.finish()
+        keys = list(self.reference.values) if self.reference else []
+        first = next((key for key in keys if key in self.deviations), keys[-1])
+        self.failure = failure
+        self.deviations[first] = Deviation(first, "failed", sorted(failure.failures), float("inf"), None, None, None)
+
     def _next(self, rank: int) -> int:
         self._events[rank] += 1
         return self._events[rank]
@@ -267,7 +283,6 @@ class Session(Observer):
 
     def route(self, pg: SimulatedGroup, call: Call) -> SimulatedGroup:
         """The group of a collective, or the one that the repair gives it."""
-        node = None if self.repair is None else self.repair.node
         if not self.looks_at_lines or pg.channel.name.startswith("seen/"):
             return pg
         kind = self._kind(pg.channel)
@@ -275,10 +290,33 @@ class Session(Observer):
         call.stack = stack.sites
         if self.trace:
             self.records[call.rank].append(Record(self._next(call.rank), stack, kind, call))
-        if self.repair is None or node is None or not node.matches(stack.sites, kind):
+        if self.repair is None or not self.repair.changes(stack.sites, kind, call.operation):
             return pg
         self._chosen[id(call)] = call, pg.channel.ranks
         return self._moved(pg, call, self.repair.what) if self.repair.form == "group" else pg
+
+    def route_message(
+        self, pg: SimulatedGroup, call: Call, peer: int | None, tag: int
+    ) -> tuple[SimulatedGroup, int | None, int]:
+        """The group, the peer and the tag of a send or a receive, or those that the repair gives it."""
+        self.has_messages = True
+        if not self.looks_at_lines:
+            return pg, peer, tag
+        kind, stack = self._kind(pg.channel), stack_here(pg)
+        call.stack = stack.sites
+        if self.trace:
+            self.messages[call.rank].append(Record(self._next(call.rank), stack, kind, call))
+        if self.repair is None or self._rerouting is None:
+            return pg, peer, tag
+        if not self.repair.changes(stack.sites, kind, call.operation):
+            return pg, peer, tag
+        self._chosen[id(call)] = call, pg.channel.ranks
+        return self._rerouting.apply(pg, call, peer, tag)
+
+    def delivered(self, send: Call, recv: Call) -> None:
+        """Keep which receive got what was sent."""
+        if self.trace:
+            self.received.append((send, recv))
 
     def _kind(self, channel: Channel) -> str:
         if id(channel) not in self._kinds:
