@@ -61,11 +61,12 @@ def _steps(ended):
 
 
 def _sizes(ended):
-    """The data-parallel size of each stretch of steps that counts."""
-    found = {}
-    for one in ended:
-        found |= {int(step): size for step, size in (one or {"sizes": {}})["sizes"].items()}
-    return tuple(sorted(found.items()))
+    """The data-parallel size of each stretch of steps that counts: a later epoch does some steps again."""
+    epochs = {int(epoch): began for one in ended if one is not None for epoch, began in one["sizes"].items()}
+    found = []
+    for _, (step, size) in sorted(epochs.items()):
+        found = [*(earlier for earlier in found if earlier[0] < step), (step, size)]
+    return tuple(found)
 
 
 def test_a_training_survives(trained, expected):

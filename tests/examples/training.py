@@ -87,7 +87,7 @@ def move(me, layouts):
 def survives(me, port, folder, deaths, layout, spares, shrink):
     """One member of a training in a job that survives: sizes and steps, on the first rank; and what it leaves.
 
-    ``sizes`` has the data-parallel size of each epoch, by the step at which it began.
+    ``sizes`` has, of each epoch in which it had a rank, the step at which that began and its data-parallel size.
     """
     variables = torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port)
     os.environ.update({**variables, "TORCH_CPP_LOG_LEVEL": "ERROR"})
@@ -102,7 +102,7 @@ def survives(me, port, folder, deaths, layout, spares, shrink):
 
     def hooked(self, *state):
         hold(self, *state)
-        sizes[self.step] = self.plan.mesh.axes["dp"]
+        sizes[self.epoch] = self.step, self.plan.mesh.axes["dp"]
 
     Trainer.step, Job.hold = dies, hooked
     found = survive(SURVIVES, layout, spares, shrink, 5.0, lambda *_: None)
