@@ -16,9 +16,9 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,8 @@ from rankmesh.rendezvous.channel import ChannelLost
 from rankmesh.rendezvous.waiting import answered_within, submit, wait_for
 
 __all__ = ["EAGER_SIZE", "PAIR_TIMEOUTS", "CutStore", "GlooDevices", "delete_address", "put_gloo_under"]
+
+_Made = TypeVar("_Made")
 
 # Groups up to this size connect all pairs when they are made; docs/decisions.md has the figures.
 EAGER_SIZE = 16
@@ -56,6 +58,8 @@ class GlooDevices:
         self._shared: list[Any] = []
         # What each epoll descriptor polled when its device was made: a socket that listens.
         self._polls: dict[int, frozenset[str]] = {}
+        # The descriptors that were open when a call began that is observed.
+        self._observed: list[dict[int, str]] = []
 
     def of(self, *, lazily: bool) -> list[Any]:
         """The devices for one more group."""
@@ -80,13 +84,33 @@ class GlooDevices:
         if not found:
             before = _targets()
             made = make() if before else made
-            found = set(filter(_is_poll, dict(_targets().items() - before.items())))
-        for descriptor in found:
-            self._polls[descriptor] = frozenset(map(_target, _polled(descriptor)))
+            found = _polls_since(before)
+        self._keep(found)
         return made
+
+    def _keep(self, polls: set[int]) -> None:
+        for descriptor in polls:
+            self._polls[descriptor] = frozenset(map(_target, _polled(descriptor)))
+
+    def observing(self, make: Callable[..., _Made]) -> Callable[..., _Made]:
+        """The same function, which makes groups on devices of their own: they are cut as these, now and later."""
+
+        @wraps(make)
+        def observed(*args: Any, **named: Any) -> _Made:
+            before = _targets()
+            self._observed.append(before)
+            try:
+                return make(*args, **named)
+            finally:
+                self._keep(_polls_since(before))
+                self._observed.remove(before)
+
+        return observed
 
     def cut(self) -> None:
         """Shut down every connection of these devices: both ends see an error at once, whatever they wait for."""
+        for before in list(self._observed):  # a call that waits for its members
+            self._keep(_polls_since(before))
         for descriptor, listening in list(self._polls.items()):
             polled = _polled(descriptor)
             if listening & set(map(_target, polled)):  # else the device is gone, and its number is another's
@@ -121,6 +145,11 @@ class CutStore:
 def _targets() -> dict[int, str]:
     """What each open descriptor is: a number alone may be another's by now, such as that of the folder just listed."""
     return {descriptor: _target(descriptor) for descriptor in _open_descriptors()}
+
+
+def _polls_since(before: dict[int, str]) -> set[int]:
+    """The epoll descriptors that were not open before."""
+    return {descriptor for descriptor, _ in _targets().items() - before.items() if _is_poll(descriptor)}
 
 
 def _peer_port(descriptor: int) -> int | None:

@@ -16,6 +16,7 @@ from rankmesh.backend.options import config
 __all__ = [
     "Positions",
     "describe",
+    "every_group",
     "forget_tag",
     "is_registered",
     "place_of",
@@ -102,6 +103,11 @@ def registered(known: Collection[str] = ()) -> dict[str, tuple[str, tuple[int, .
         if positions and str(name) not in known:
             found[str(name)] = pg.group_desc, tuple(sorted(positions, key=positions.__getitem__))
     return found
+
+
+def every_group() -> list[dist.ProcessGroup]:
+    """The process groups of this rank that torch has now, whoever made them."""
+    return list(c10d._world.pg_map)
 
 
 def is_registered(name: str) -> bool:

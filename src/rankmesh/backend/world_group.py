@@ -33,6 +33,7 @@ class WorldGroup:
         self._rank, self._size = rank, size
         self._devices = GlooDevices()
         self._made: dist.ProcessGroup | None = None
+        self._make_group: Any = None
 
     def make(self, within: timedelta) -> None:
         """Connect the members, as far as the backend does so at once; on any thread."""
@@ -62,7 +63,20 @@ class WorldGroup:
         ranks = {rank: rank for rank in range(self._size)}
         registries.register(self._made, self._backend, self._store, _NAME, "default_pg", ranks)
         c10d._update_default_pg(self._made)
+        # Torch numbers the groups that it names, and this is the first of them.
+        c10d._world.group_count = max(c10d._world.group_count, int(_NAME) + 1)
+        self._make_group = c10d._new_process_group_helper
+        c10d._new_process_group_helper = self._devices.observing(self._make_group)
+
+    def leave(self) -> None:
+        """Leave what torch makes of groups alone; calling it again is nothing."""
+        if self._make_group is not None:
+            c10d._new_process_group_helper = self._make_group
+            self._make_group = None
 
     def cut(self) -> None:
-        """End every connection of gloo's: calls that wait for a member return with an error."""
+        """End every connection of gloo's: calls that wait for a member return with an error.
+
+        Those of groups that torch made in this world, too, as ``torch.distributed.new_group`` does.
+        """
         self._devices.cut()

@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from rankmesh.backend.default import DefaultGroup, default_group, default_pg
+from rankmesh.backend.registries import every_group
 from rankmesh.backend.releases import backend_of
 from rankmesh.core.local import LocalGroups
 from rankmesh.core.options import Options
@@ -228,11 +229,11 @@ class World:
             raise type(error)(f"{error.message}; by the recordings: {diagnosis}", **error.values) from error
 
     def abort(self) -> None:
-        """Have every collective of this process return with an error, those of the default group on NCCL too.
+        """Have every collective of this process return with an error, on NCCL those of torch's own groups, too.
 
         As ``LiveGroups.abort``, for all that is connected: communicators have to be aborted together.
         """
-        self.backend.abort([default_pg(), *(pg for live in self._live for pg in live.made)])
+        self.backend.abort(every_group())
 
     # -- what there is ------------------------------------------------------------------------------------------
 

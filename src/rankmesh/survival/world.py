@@ -131,11 +131,12 @@ class EpochWorld:
     def watch(self, limit: float | None, diagnosed: Callable[[str, tuple[int, ...]], None]) -> None:
         """Watch over the calls of this world; ``diagnosed`` takes why one hangs, and the members at fault.
 
-        A call hangs after ``limit`` seconds, or half of its group's timeout.
+        A call hangs after ``limit`` seconds, or half of its group's timeout. A spare, which makes none of the program's
+        calls, is not at fault where the program waits for it.
         """
 
         def of_members(verdict: str, ranks: tuple[int, ...]) -> None:
-            diagnosed(verdict, tuple(self._members.all[rank] for rank in ranks))
+            diagnosed(verdict, tuple(self._members.ranks[rank] for rank in ranks if rank < len(self._members.ranks)))
 
         limited = None if limit is None else timedelta(seconds=limit)
         self._watch = Watch(None, limited, diagnosed=of_members, anew=True)
@@ -194,6 +195,7 @@ class EpochWorld:
         if self.groups is not None:
             with suppress(ConnectError):
                 self.groups.close()
+        self._group.leave()
         if dist.is_initialized():
             with suppress(RuntimeError):
                 dist.destroy_process_group()
