@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.survival.test_members import jobs
 
 from rankmesh.errors import PlanError
 from rankmesh.survival.agreement import Report, conclude
+from rankmesh.survival.members import Members
 
 EPOCH = 3
 MANY = settings(max_examples=120)
@@ -44,6 +46,7 @@ def reports(draw, history, member):
         steps=steps,
         committed=bool(steps),
         evicted=draw(st.sampled_from([(), (), (), history[EPOCH].all[:1], history[EPOCH].all[-1:]])),
+        unclear=draw(st.sampled_from(["", "", "", "crosswise: a ring"])),
     )
 
 
@@ -175,3 +178,47 @@ def test_why_a_job_ends(ending):
     assert set(outcome.missing) == set(history[EPOCH].all) - given_.keys()
     if outcome.reason == "missing":
         assert 2 * len(given_) <= len(history[EPOCH].all) - len(gone)
+
+
+JOB = Members.first("tp=2,dp=2", world_size=5, spares=1)
+
+
+def _torn(*first, raised=None, unclear=""):
+    """What follows where a collective failed on all 4 ranks, which ``first`` noticed, and nobody is missing."""
+    given_ = {
+        member: Report(
+            torn="RuntimeError: timed out",
+            first=member in first,
+            steps={0: (6, 7)},
+            at=7,
+            committed=True,
+            unclear=unclear,
+        )
+        for member in JOB.ranks
+    } | {4: Report()}
+    return conclude({0: JOB}, 0, given_, (), raised)
+
+
+def test_who_began_alone_is_left_out():
+    """4 ranks and a spare: a call failed, first on one rank: it may be that machine, and the spare takes over."""
+    outcome = _torn(2)
+    assert outcome.ranks == (2,)
+    assert outcome.value["ranks"] == (0, 1, 4, 3)
+
+
+@pytest.mark.parametrize(("first", "unclear"), [((0, 1), ""), ((2,), "crosswise: ranks 0, 2 wait for each other")])
+def test_nobody_is_left_out_for_what_several_began(first, unclear):
+    """4 ranks and a spare: where calls failed on several at once, or the watch named nobody, all do the step again."""
+    outcome = _torn(*first, unclear=unclear)
+    assert outcome.agreed
+    assert outcome.ranks == ()
+    assert (tuple(outcome.value["ranks"]), tuple(outcome.value["spares"]), outcome.value["step"]) == (
+        (0, 1, 2, 3),
+        (4,),
+        7,
+    )
+    again = _torn(*first, raised=outcome.value["raised"], unclear=unclear)
+    assert (again.reason, again.ranks, again.fields) == ("failed", first, ("error",))
+    assert again.message == (
+        f"calls failed again in step 7, and no rank is known to be at fault: {unclear or 'RuntimeError: timed out'}"
+    )

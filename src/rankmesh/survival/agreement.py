@@ -33,6 +33,7 @@ class Report:
     ``at``         the step that this member was doing
     ``joining``    where the processes are reached that asked this member to join
     ``evicted``    members that the watch named as the cause of a hang
+    ``unclear``    why ranks wait, where the watch named none of them as the cause
     """
 
     done: bool = False
@@ -47,6 +48,7 @@ class Report:
     at: int = 0
     joining: Sequence[Mapping[str, Any]] = ()
     evicted: Sequence[int] = ()
+    unclear: str = ""
 
     @property
     def text(self) -> str:
@@ -91,15 +93,20 @@ def conclude(
         )
     evicted = {member for report in reports.values() for member in report.evicted}
     lost = set(absent).union(evicted, (member for member, report in reports.items() if report.error))
-    if not lost:
-        # A collective failed, and nobody is missing: by whom it began.
-        lost.update(member for member, report in reports.items() if report.torn and report.first)
-    errors = _raised(members, reports, lost)
+    unclear = next((report.unclear for report in reports.values() if report.unclear), "")
+    # A collective failed, and nobody is missing.
+    began = set() if lost else {member for member, report in reports.items() if report.torn and report.first}
+    if len(began) == 1 and not unclear:
+        lost, began = began, set()
+    errors = _raised(members, reports, lost) if lost else _failed(reports, began)
     for where, error in errors.items():
         if raised is not None and raised.get(where) == error:
             # A machine that fails is replaced; this is another one, at the same coordinate and in the same step.
             message = f"the rank at {where} raised the same error again, which no other member can avoid: {error}"
-            return Outcome("failed", tuple(sorted(lost)), absent, fields=("error",), message=message)
+            if began:
+                message = f"calls failed again in {error}, and no rank is known to be at fault"
+                message += f": {unclear or reports[min(began)].torn}"
+            return Outcome("failed", tuple(sorted(lost | began)), absent, fields=("error",), message=message)
     joined = _joined(members, reports)
     hosts = {member: str(contact["host"]) for member, contact in joined.items()}
     try:
@@ -145,6 +152,11 @@ def _raised(members: Members, reports: Mapping[int, Report], lost: Collection[in
             where = ",".join(f"{axis}={at}" for axis, at in members.plan.mesh.coordinate(rank).items())
             found[where] = f"step {report.at}: {text}"
     return found
+
+
+def _failed(reports: Mapping[int, Report], began: Collection[int]) -> dict[str, str]:
+    """The step in which calls failed by nobody's fault: all members do it once more."""
+    return {"": f"step {max(reports[member].at for member in began)}"} if began else {}
 
 
 def _joined(members: Members, reports: Mapping[int, Report]) -> dict[int, Mapping[str, Any]]:

@@ -68,6 +68,8 @@ class _End:
     suspects: set[int] = field(default_factory=set)
     # Members that the watch named as the cause of a hang, each with its sentence.
     evicted: dict[int, str] = field(default_factory=dict)
+    # Its sentence on a hang of which it named none.
+    unclear: str = ""
     noticed: float | None = None
 
 
@@ -344,6 +346,9 @@ class Session:
         def diagnosed(verdict: str, members: tuple[int, ...]) -> None:
             if members:
                 self._announce(evicted=dict.fromkeys(members, verdict), epoch=epoch)
+            else:
+                with self._lock:
+                    self._end_of(*epoch).unclear = verdict
 
         return diagnosed
 
@@ -518,6 +523,7 @@ class Session:
             loads=self._restore is not None,
             joining=list(self._joining.values()),
             evicted=sorted(self._end.evicted),
+            unclear=self._end.unclear,
             began=self._step,
             at=max(
                 (step for one in self._states if one.epoch == self._epoch for step in one.snapshots.steps),
