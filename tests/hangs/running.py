@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch._inductor.standalone_compile  # what names frames: loaded once, before the fork
 import torch.distributed as dist
+from tests.sockets import free_port
 
 import rankmesh.debug.watch
 import rankmesh.runtime
@@ -30,7 +31,7 @@ RUNS_OUT = 5.0
 # gloo on the CPU, or nccl: then all ranks share what GPUs there are.
 BACKEND = os.environ.get("HANGS_BACKEND", "gloo")
 # What a program imports is loaded once, before its ranks are forked.
-_LOADED = {
+LOADED = {
     "megatron_core": ("megatron.core.parallel_state",),
     "nanotron": ("nanotron.parallel",),
     "device_mesh": ("torch.distributed.device_mesh",),
@@ -44,14 +45,12 @@ def hang(name, folder, *, size, watched):
 
     Without ``watched`` there is no watch: calls run out of time, and each rank ends with what torch has recorded.
     """
-    for module in ("tests.hangs.programs", "tests.hangs.timed_out", *_LOADED.get(name, ())):
+    for module in ("tests.hangs.programs", "tests.hangs.timed_out", *LOADED.get(name, ())):
         importlib.import_module(module)
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
         raise RuntimeError(f"this process has {threads} threads; children of a fork may find locks held for ever")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = {rank: _fork(name, Path(folder), rank, size, port, watched) for rank in range(size)}
     server = os.fork()
     if server == 0:
@@ -60,7 +59,7 @@ def hang(name, folder, *, size, watched):
         _await(Path(folder) / "verdict.json", ranks)
     finally:
         for pid in (*ranks.values(), server):
-            _end(pid)
+            reap(pid)
 
 
 def _fork(name, folder, rank, size, port, watched):
@@ -127,14 +126,19 @@ def _runs(pid):
     return state not in "ZT"
 
 
-def _end(pid):
+def reap(pid):
+    """Kill a child, whatever it does."""
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
 
-def single():
-    """Whether this process has a network of its own, with nothing but the loopback."""
-    return [name for _, name in socket.if_nameindex()] == ["lo"]
+def in_a_network_of_its_own(module, folder, name):
+    """Whether this process has a network with nothing but the loopback; else another one runs the program in one."""
+    if [interface for _, interface in socket.if_nameindex()] == ["lo"]:
+        return True
+    command = [sys.executable, "-m", module, folder, name]
+    subprocess.run(["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command], check=True)
+    return False
 
 
 def main():
@@ -143,11 +147,7 @@ def main():
 
     folder, *names = sys.argv[1:]
     for name in names or sorted(programs.HANGS):
-        if name in SEPARATE and not single():
-            command = [sys.executable, "-m", "tests.hangs.running", folder, name]
-            subprocess.run(
-                ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command], check=True
-            )
+        if name in SEPARATE and not in_a_network_of_its_own("tests.hangs.running", folder, name):
             continue
         started = time.monotonic()
         if name in timed_out.TIMED_OUT:
