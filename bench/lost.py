@@ -22,6 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.processes import free_port
+
 __all__ = ["PHASES", "measured_losses"]
 
 RANKS = 16
@@ -75,7 +77,7 @@ def _torchft(python: Path, limit: float) -> list[dict[str, Any]]:
     deaths = [_death(3, 2)]
     text = (
         "import sys; from torchft._torchft import LighthouseServer; "
-        "one = LighthouseServer(bind='127.0.0.1:0', min_replicas=1, join_timeout_ms=10000); "
+        f"one = LighthouseServer(bind='127.0.0.1:0', min_replicas={RANKS - 1}, join_timeout_ms=10000); "
         "print(one.address(), flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(  # noqa: S603  - our own code
@@ -87,8 +89,9 @@ def _torchft(python: Path, limit: float) -> list[dict[str, Any]]:
         cwd=_ROOT,
     ) as lighthouse:
         address = "" if lighthouse.stdout is None else lighthouse.stdout.readline().strip()
+        address = f"http://127.0.0.1:{address.rpartition(':')[2]}"  # by a name, each look-up may take seconds
         try:
-            with _folder(deaths, steps=5, lighthouse=address) as folder:
+            with _folder(deaths, steps=5, lighthouse=address, replicas=RANKS) as folder:
                 _run([str(python)], "torchft", folder, RANKS, limit)
                 return _losses(folder)
         finally:
@@ -117,7 +120,7 @@ def _run(python: Sequence[str], how: str, folder: Path, size: int, limit: float)
     """Start one process for each rank, as a launcher does that leaves the others alone; wait for those that live."""
     from rankmesh.launch.table import torchrun_variables
 
-    port, running = _free_port(), []
+    port, running = free_port(), []
     for rank in range(size):
         variables = torchrun_variables(rank, size, local_rank=rank, local_world_size=size, port=port)
         with (folder / f"output-{rank}").open("w") as output:
@@ -147,18 +150,12 @@ def _bounded(command: Sequence[str], limit: float) -> None:
                 os.killpg(running.pid, signal.SIGKILL)
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _losses(folder: Path) -> list[dict[str, Any]]:
     """Of each death: how it was, the seconds until the last rank had done the step, by phase; the steps done again."""
     lines = [json.loads(line) for path in folder.glob("log-*.jsonl") for line in path.read_text().splitlines()]
     deaths = sorted((line for line in lines if line["what"] == "death"), key=lambda line: line["time"])
+    if not deaths:
+        raise RuntimeError(f"nobody came to the step in which to die: {_output(folder)}")
     found = []
     for number, death in enumerate(deaths):
         until = deaths[number + 1]["time"] if number + 1 < len(deaths) else float("inf")

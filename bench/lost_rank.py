@@ -18,6 +18,7 @@ import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ class Log:
                 (self._folder / f"died-{number}").touch()
                 os.kill(os.getpid(), getattr(signal, death["how"]))
 
+    def wait_for_all(self, what: str, members: int) -> None:
+        """Wait until so many members have come here."""
+        (self._folder / f"{what}-{self.member}").touch()
+        while len(list(self._folder.glob(f"{what}-*"))) < members:
+            time.sleep(0.05)
+
 
 def _example(steps: int) -> tuple[Any, Any, Any]:
     sys.path.insert(0, str(EXAMPLE))
@@ -63,6 +70,7 @@ def _example(steps: int) -> tuple[Any, Any, Any]:
 def survives(log: Log, steps: int, spares: int) -> None:
     """The training in a job that survives."""
     loop, layout, run = _example(steps)
+    keep = import_module("gpt.survive").keep
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # as the example does, for the spares
     epoch = [0]
     for name, before, after in (("_ended", "", "noticed"), ("_agree", "freed", "agreed")):
@@ -73,7 +81,7 @@ def survives(log: Log, steps: int, spares: int) -> None:
         epoch[0] = job.epoch
         trainer = loop.Trainer(run, layout.of(job.groups), job.device)
         state = trainer.empty()
-        _keep(trainer, state)
+        keep(trainer, state)
         log("built", epoch=job.epoch)
         job.hold(state, trainer.shardings)
         if job.step:
@@ -83,7 +91,7 @@ def survives(log: Log, steps: int, spares: int) -> None:
             log.step(step, 0)
             trainer.step(step)
             started = time.perf_counter()
-            _keep(trainer, state)
+            keep(trainer, state)
             job.commit(step + 1)
             log("stepped", epoch=job.epoch, step=step, kept=time.perf_counter() - started)
 
@@ -102,12 +110,6 @@ def _mark(name: str, before: str, after: str, log: Log, epoch: list[int]) -> Non
         return result
 
     setattr(Session, name, marked)
-
-
-def _keep(trainer: Any, state: dict[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for name, tensor in trainer.state().items():
-            state[name].copy_(tensor)
 
 
 def restarts(log: Log, steps: int, folder: Path) -> None:
@@ -133,7 +135,7 @@ def restarts(log: Log, steps: int, folder: Path) -> None:
             log("stepped", epoch=attempt, step=step, kept=time.perf_counter() - started)
 
 
-def torchft(log: Log, steps: int, lighthouse: str) -> None:
+def torchft(log: Log, steps: int, lighthouse: str, replicas: int) -> None:
     """A data-parallel training whose gradients torchft reduces among the replicas that live."""
     from torchft import Manager, ProcessGroupGloo  # type: ignore[import-not-found]
 
@@ -143,7 +145,7 @@ def torchft(log: Log, steps: int, lighthouse: str) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=TIMEOUT)),
-        min_replica_size=1,
+        min_replica_size=replicas - 1,
         load_state_dict=lambda state: model.load_state_dict(state),
         state_dict=model.state_dict,
         replica_id=f"replica-{log.member}",
@@ -152,8 +154,11 @@ def torchft(log: Log, steps: int, lighthouse: str) -> None:
         rank=0,
         world_size=1,
         lighthouse_addr=lighthouse,
+        hostname="127.0.0.1",
         timeout=timedelta(seconds=30),
     )
+    # A replica that comes later takes the others' step: together they begin at the first one, and each sees every step.
+    log.wait_for_all("ready", replicas)
     while manager.current_step() < steps:
         step = manager.current_step()
         log.step(step, 0)
@@ -182,7 +187,7 @@ def _main() -> None:
     elif how == "restart":
         restarts(log, given["steps"], folder)
     else:
-        torchft(log, given["steps"], given["lighthouse"])
+        torchft(log, given["steps"], given["lighthouse"], given["replicas"])
     log("ended")
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-__all__ = ["Outcome", "Wrap", "run_isolated", "run_world"]
+__all__ = ["Outcome", "Wrap", "free_port", "run_isolated", "run_world"]
 
 Report = Mapping[str, Any]
 Wrap = Callable[[Any], Any]
@@ -41,6 +41,13 @@ class Outcome:
 
     reports: tuple[Report, ...] = ()
     failure: str | None = None
+
+
+def free_port() -> int:
+    """A port of this host at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def run_isolated(body: Callable[[], Report], *, limit: float) -> Outcome:

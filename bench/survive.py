@@ -7,6 +7,9 @@ copies      step, commit, the copies arrive    the same, and each rank keeps the
 ```
 
 ``python -m bench.survive [--rounds 8] [--losses 2] [--torchft PYTHON]``
+
+torchft runs in an environment of its own: ``python -m venv V && V/bin/pip install torchft==0.2.0 torch==2.13.0 numpy``,
+then ``--torchft V/bin/python``.
 """
 
 from __future__ import annotations
@@ -121,7 +124,7 @@ def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.survive", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=8, help="steps of each kind for the cost of a commit")
     parser.add_argument("--losses", type=int, default=2, help="rounds in which ranks are lost")
-    parser.add_argument("--torchft", type=Path, help="a Python that has torchft, to be measured in the same rounds")
+    parser.add_argument("--torchft", type=Path, help="a Python that has torchft, torch and numpy: for the same rounds")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("survive.json"))
     given = parser.parse_args()
     found: dict[str, Any] = {

@@ -1,14 +1,10 @@
 """A port that is free, and what a process holds: sockets and threads."""
 
-import socket
 from pathlib import Path
 
+from bench.processes import free_port
 
-def free_port():
-    """A port of this host at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+__all__ = ["free_port", "kept"]
 
 
 def kept():

@@ -7,12 +7,13 @@ The rest of the command line is the command's own; alone it starts its ranks, un
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+
+from tests.sockets import free_port
 
 from rankmesh.cli import main
 from rankmesh.debug.verification import check, here
@@ -90,9 +91,7 @@ def _fork(folder, name, case, arguments, environment):
 
 def _ranks(size):
     """The variables of each rank of a job that nobody but this process starts."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     return [torchrun_variables(rank, size, local_rank=rank, local_world_size=size, port=port) for rank in range(size)]
 
 

@@ -35,13 +35,13 @@ def survive(
         # Rows of loss and norm, which a spare that takes over gets from the others.
         record = torch.zeros(run.steps, 2, dtype=torch.float64, device=job.device)
         state = {**trainer.empty(), RECORD: record}
-        _keep(trainer, state)
+        keep(trainer, state)
         job.hold(state, {**trainer.shardings, RECORD: rm.Sharding(job.plan.mesh, None, (run.steps, 2), "float64")})
         if job.step:
             trainer.restore(job.step, state)
         for step in trainer.steps(job.step):
             record[step.index] = torch.tensor([step.loss, step.norm], dtype=torch.float64)
-            _keep(trainer, state)
+            keep(trainer, state)
             job.commit(step.index + 1)
             if job.rank == 0:
                 progress(sizes, step)
@@ -59,7 +59,7 @@ def _ep(plan: rm.Plan) -> int:
     return plan.mesh.view("expert").axes["ep"]
 
 
-def _keep(trainer: Trainer, state: dict[str, Tensor]) -> None:
+def keep(trainer: Trainer, state: dict[str, Tensor]) -> None:
     """Copy the state to where it is held."""
     with torch.no_grad():
         for name, tensor in trainer.state().items():
