@@ -141,6 +141,25 @@ class Emulated:
         self._limit(self.space(host), "eth0", rate)
         self._limit(f"{self.run}-switch", f"p{self.hosts.index(host)}", rate)
 
+    def cut(self, host: str | None = None) -> None:
+        """Take down the link of a host, or the trunk between the racks."""
+        space, link = (f"{self.run}-switch", "trunk0") if host is None else (self.space(host), "eth0")
+        _do("ip", "-n", space, "link", "set", link, "down")
+
+    def enter(self, rank: int) -> None:
+        """Make this process a rank: on its host, with the variables of a launcher."""
+        host = self.hosts[rank // self.ranks]
+        _enter(self.space(host), host)
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(self.size),
+            LOCAL_RANK=str(rank % self.ranks),
+            LOCAL_WORLD_SIZE=str(self.ranks),
+            MASTER_ADDR=self.address(self.hosts[0]),
+            MASTER_PORT=str(_PORT),
+            GLOO_SOCKET_IFNAME="eth0",
+        )
+
     def remove(self) -> None:
         """Leave nothing behind."""
         for space in (*map(self.space, self.hosts), f"{self.run}-switch"):
@@ -183,17 +202,8 @@ class Emulated:
 
             import rankmesh as rm
 
-            _enter(self.space(self.hosts[rank // self.ranks]), self.hosts[rank // self.ranks])
+            self.enter(rank)
             torch.set_num_threads(1)
-            os.environ.update(
-                RANK=str(rank),
-                WORLD_SIZE=str(self.size),
-                LOCAL_RANK=str(rank % self.ranks),
-                LOCAL_WORLD_SIZE=str(self.ranks),
-                MASTER_ADDR=self.address(self.hosts[0]),
-                MASTER_PORT=str(_PORT),
-                GLOO_SOCKET_IFNAME="eth0",
-            )
             with rm.init("gloo", timeout=120):
                 value = work(*arguments)
             pipe.send((True, value))

@@ -1,0 +1,86 @@
+"""16 ranks on four hosts of four: a host is lost, or the network is cut in two: one job goes on, or none."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.multihost.four_hosts import LIMIT, RANKS, STEPS
+
+from bench.emulated import problem
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("RANKMESH_CLUSTER"), reason="hosts are emulated: make test-cluster"),
+    pytest.mark.timeout(LIMIT + 90),
+]
+HOSTS = frozenset(range(4))
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Run the job with its losses: what each rank of each host said of itself, None for one that was killed."""
+    if reason := problem():
+        pytest.skip(reason)
+
+    def run(*losses):
+        command = [sys.executable, "-m", "tests.multihost.four_hosts", str(tmp_path), *losses]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, check=True, timeout=LIMIT + 60, env=environment, cwd=Path(__file__).parents[2])
+        assert json.loads((tmp_path / "ended.json").read_text()) == list(range(16)), "a rank did not end by itself"
+        paths = [tmp_path / f"rank-{rank}.json" for rank in range(16)]
+        said = [json.loads(path.read_text()) if path.exists() else None for path in paths]
+        return [said[RANKS * host : RANKS * (host + 1)] for host in HOSTS]
+
+    return run
+
+
+def _went_on(said, hosts, sizes):
+    """The ranks of these hosts ended in one job; ``sizes`` are those of dp in its epochs, one after the other."""
+    found = [value for host in hosts for value in said[host]]
+    assert all(value and "error" not in value for value in found), found
+    assert {value["dp"] for value in found} == {sizes[-1]}
+    assert {value["epoch"] for value in found} == {len(sizes) - 1}
+    counts = {count for value in found for count in value["count"]}
+    assert len(counts) == 1
+    steps = [4 * size for size in sizes]  # ranks that a step counts
+    assert STEPS * steps[-1] < counts.pop() < STEPS * steps[0]
+
+
+def _ended(said, hosts):
+    """The ranks of these hosts ended with an error, and did nothing more."""
+    found = [value for host in hosts for value in said[host]]
+    assert all(value and value["error"].startswith("ConnectError: ") for value in found), found
+
+
+@pytest.mark.parametrize("loss", ["kill 2", "kill 0", "off 0", "off 3"])
+def test_a_host_dies(hosts, loss):
+    """Its four processes are killed, also those of rank 0, which served the store; in some its link is gone, too."""
+    lost = int(loss[-1])
+    said = hosts(loss)
+    assert said[lost] == [None] * 4
+    _went_on(said, HOSTS - {lost}, [4, 3])
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_host_is_cut_off(hosts, lost):
+    """Its processes live on: they end with an error, and the twelve others go on."""
+    said = hosts(f"cut {lost}")
+    _ended(said, {lost})
+    _went_on(said, HOSTS - {lost}, [4, 3])
+
+
+def test_a_network_in_two_halves(hosts):
+    """Eight ranks here and eight there: those with rank 0 go on, and the others do not."""
+    said = hosts("halves")
+    _ended(said, {2, 3})
+    _went_on(said, {0, 1}, [4, 2])
+
+
+def test_two_halves_after_a_loss(hosts):
+    """Once the first host is lost, four ranks here and eight there: the eight go on."""
+    said = hosts("kill 0", "halves")
+    assert said[0] == [None] * 4
+    _ended(said, {1})
+    _went_on(said, {2, 3}, [4, 3, 2])
