@@ -17,6 +17,7 @@ a gradient that others may hold too), and keep the dtype (ezpz's fail on anythin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,33 +33,52 @@ __all__ = [
     "scatter_to_tensor_parallel_region",
 ]
 
+_Mapping = Callable[[torch.Tensor, TensorParallel], torch.Tensor]
+
 
 def copy_to_tensor_parallel_region(input_: torch.Tensor, state: TensorParallel | None = None) -> torch.Tensor:
     """The input, whose gradient is summed over the group; any shape."""
-    return _apply(_Copy, input_, state)
+    return _mapped(input_, state, _same, reduce_from_tensor_parallel_region)
 
 
 def reduce_from_tensor_parallel_region(input_: torch.Tensor, state: TensorParallel | None = None) -> torch.Tensor:
     """The sum of the inputs of the group; the shape stays."""
-    return _apply(_Reduce, input_, state)
+    return _mapped(input_, state, _sum, copy_to_tensor_parallel_region)
 
 
 def scatter_to_tensor_parallel_region(input_: torch.Tensor, state: TensorParallel | None = None) -> torch.Tensor:
     """This rank's piece of the last dimension: (..., n) becomes (..., n / size)."""
-    return _apply(_Scatter, input_, state)
+    return _mapped(input_, state, _piece_of, gather_from_tensor_parallel_region)
 
 
 def gather_from_tensor_parallel_region(input_: torch.Tensor, state: TensorParallel | None = None) -> torch.Tensor:
     """The pieces of the group along the last dimension: (..., n) becomes (..., n · size)."""
-    return _apply(_Gather, input_, state)
+    return _mapped(input_, state, _gathered, scatter_to_tensor_parallel_region)
 
 
-def _apply(function: type[torch.autograd.Function], input_: torch.Tensor, state: TensorParallel | None) -> torch.Tensor:
+def _mapped(input_: torch.Tensor, state: TensorParallel | None, forward: _Mapping, backward: _Mapping) -> torch.Tensor:
     state = default if state is None else state
     if state.get_tensor_parallel_world_size() == 1:
         return input_
-    mapped: torch.Tensor = function.apply(input_, state)
+    mapped: torch.Tensor = _Mapped.apply(input_, state, forward, backward)  # type: ignore[no-untyped-call]
     return mapped
+
+
+class _Mapped(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, input_: torch.Tensor, state: TensorParallel, forward: _Mapping, backward: _Mapping
+    ) -> torch.Tensor:
+        ctx.state, ctx.back = state, backward
+        return forward(input_, state)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return ctx.back(gradient, ctx.state), None, None, None
+
+
+def _same(tensor: torch.Tensor, state: TensorParallel) -> torch.Tensor:
+    return tensor
 
 
 def _sum(tensor: torch.Tensor, state: TensorParallel) -> torch.Tensor:
@@ -77,47 +97,3 @@ def _gathered(tensor: torch.Tensor, state: TensorParallel) -> torch.Tensor:
     pieces = [torch.empty_like(piece) for _ in range(state.get_tensor_parallel_world_size())]
     dist.all_gather(pieces, piece, group=state.get_tensor_parallel_group())
     return torch.cat(pieces, dim=-1)
-
-
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input_: torch.Tensor, state: TensorParallel) -> torch.Tensor:
-        ctx.state = state
-        return input_
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return reduce_from_tensor_parallel_region(gradient, ctx.state), None
-
-
-class _Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input_: torch.Tensor, state: TensorParallel) -> torch.Tensor:
-        ctx.state = state
-        return _sum(input_, state)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return copy_to_tensor_parallel_region(gradient, ctx.state), None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input_: torch.Tensor, state: TensorParallel) -> torch.Tensor:
-        ctx.state = state
-        return _piece_of(input_, state)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gather_from_tensor_parallel_region(gradient, ctx.state), None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input_: torch.Tensor, state: TensorParallel) -> torch.Tensor:
-        ctx.state = state
-        return _gathered(input_, state)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return scatter_to_tensor_parallel_region(gradient, ctx.state), None
