@@ -13,7 +13,7 @@ from math import ceil, floor, log10
 from xml.etree.ElementTree import Element, tostring
 
 from rankmesh.placement.measured import Measured, Measurement
-from rankmesh.viz.panel import STYLE, put
+from rankmesh.viz.panel import document, put
 from rankmesh.viz.sheet import colours
 
 __all__ = ["curves"]
@@ -29,19 +29,8 @@ def curves(measured: Measurement) -> str:
     wide = _decades([row.bytes for row in measured.rows])
     high = _decades([row.busbw for row in measured.rows])
     height = max(_TOP + _HEIGHT + 60, _TOP + _LINE * (len(lines) + 1))
-    root = Element(
-        "svg",
-        {
-            "xmlns": "http://www.w3.org/2000/svg",
-            "viewBox": f"0 0 {_LEFT + _WIDTH + _LEGEND} {height}",
-            "width": str(_LEFT + _WIDTH + _LEGEND),
-            "height": str(height),
-            "role": "img",
-            "aria-label": "bus bandwidth of each kind of group over the size of its messages",
-        },
-    )
-    put(root, "style", STYLE)
-    put(root, "rect", x=0, y=0, width="100%", height="100%", fill="#ffffff")
+    label = "bus bandwidth of each kind of group over the size of its messages"
+    root = document(_LEFT + _WIDTH + _LEGEND, height, label)
     put(
         root,
         "text",

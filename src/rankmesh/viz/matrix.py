@@ -20,7 +20,7 @@ import numpy as np
 
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import LayoutError
-from rankmesh.viz.panel import GAP, STYLE, put
+from rankmesh.viz.panel import GAP, document, put
 
 __all__ = ["LIMIT", "matrix"]
 
@@ -44,10 +44,7 @@ def matrix(moved: IntArray, title: str) -> str:
         )
     cell = max(4, min(32, _WIDTH // max(columns, 1)))
     width, height = max(_LEFT + columns * cell + GAP, 420), _TOP + rows * cell + GAP
-    size = {"viewBox": f"0 0 {width} {height}", "width": str(width), "height": str(height)}
-    root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size, "role": "img", "aria-label": title})
-    put(root, "style", STYLE)
-    put(root, "rect", x=0, y=0, width=width, height=height, fill="#ffffff")
+    root = document(width, height, title)
     put(root, "text", title, x=GAP, y=GAP + 4, **{"class": "title"})
     _ticks(root, rows, columns, cell)
     most = max(int(moved.max(initial=0)), 1)

@@ -12,7 +12,7 @@ from rankmesh.placement import Cluster
 from rankmesh.viz.part import Part, part_of
 from rankmesh.viz.sheet import Block, Sheet, colours, sheet
 
-__all__ = ["GAP", "STYLE", "Panel", "panel", "put"]
+__all__ = ["GAP", "Panel", "document", "panel", "put"]
 
 GAP = 20
 _CELL_WIDTH, _CELL_HEIGHT = 42, 36
@@ -20,7 +20,7 @@ _LINE, _LETTER = 16, 7
 _BLOCKS_WIDTH = 900
 _LEGEND, _LEGEND_RANKS = 12, 6
 
-STYLE = (
+_STYLE = (
     "text{font-family:ui-sans-serif,system-ui,'Helvetica Neue',Arial,'DejaVu Sans',sans-serif;fill:#1b1f24}"
     ".title{font-size:15px;font-weight:600}.kind{font-size:14px;font-weight:600}"
     ".label{font-size:11px;fill:#57606a}.rank{font-size:13px;font-weight:600;text-anchor:middle}"
@@ -43,6 +43,15 @@ def put(parent: Element, tag: str, text: str | None = None, **attributes: object
     element = SubElement(parent, tag, {name.replace("_", "-"): str(value) for name, value in attributes.items()})
     element.text = text
     return element
+
+
+def document(width: int, height: int, label: str) -> Element:
+    """An empty white picture of this size in pixels; ``label`` is what a screen reader says of it."""
+    size = {"viewBox": f"0 0 {width} {height}", "width": str(width), "height": str(height)}
+    root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size, "role": "img", "aria-label": label})
+    put(root, "style", _STYLE)
+    put(root, "rect", x=0, y=0, width=width, height=height, fill="#ffffff")
+    return root
 
 
 def panel(plan: Plan, name: str, cluster: Cluster | None, part: Part | None = None) -> Panel:

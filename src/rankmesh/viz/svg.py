@@ -17,11 +17,11 @@ tp: 4 groups of 2, stride 2x1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from xml.etree.ElementTree import Element, SubElement, tostring
+from xml.etree.ElementTree import Element, tostring
 
 from rankmesh.core.plan import Plan
 from rankmesh.placement import Cluster
-from rankmesh.viz.panel import GAP, STYLE, Panel, panel, put
+from rankmesh.viz.panel import GAP, Panel, document, panel, put
 from rankmesh.viz.part import Part, part_of
 
 __all__ = ["LIMIT", "picture", "pictured_kinds"]
@@ -60,19 +60,7 @@ def _sheet_of(plan: Plan, panels: list[Panel], cluster: Cluster | None, part: Pa
         title += f", of which {len(part.ranks)} are drawn ({part.left_out})"
     if cluster is not None:
         title += f", heavy lines are nodes of {max(host.devices for host in cluster.hosts)}"
-    root = Element(
-        "svg",
-        {
-            "xmlns": "http://www.w3.org/2000/svg",
-            "viewBox": f"0 0 {width} {height}",
-            "width": str(width),
-            "height": str(height),
-            "role": "img",
-            "aria-label": title,
-        },
-    )
-    SubElement(root, "style").text = STYLE
-    put(root, "rect", x=0, y=0, width=width, height=height, fill="#ffffff")
+    root = document(width, height, title)
     put(root, "text", title, x=GAP, y=GAP + 8, **{"class": "title"})
     for drawn, (x, y) in zip(panels, places, strict=True):
         drawn.drawing.set("transform", f"translate({x} {y})")
