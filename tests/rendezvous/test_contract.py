@@ -352,7 +352,7 @@ def test_an_outcome_of_an_old_epoch_is_not_read(place):
     def program(rank, channel):
         if rank == 0:
             channel.write("meet/0/agree/outcome", Outcome(value="old").text)
-            channel.advance("meet/epoch", channel.number("meet/epoch"))
+            channel.advance("meet/epoch", channel.tick("meet/epoch", 0))
             channel.write("ready", "yes")
         assert channel.wait("ready", limits.LONG)
         return attempt(channel, rank, f"x {rank}", seconds=20)

@@ -47,14 +47,11 @@ class Channel(Protocol):
     def posted(self, key: str) -> dict[int, list[str]]:
         """The texts of each rank, in its order."""
 
-    def number(self, key: str) -> int:
-        """A number that starts at 0."""
+    def tick(self, key: str, amount: int) -> int:
+        """Add to a number that starts at 0; its new value."""
 
     def advance(self, key: str, number: int) -> None:
         """Raise it by one from ``number``: once, whoever asks for it."""
-
-    def tick(self, key: str, amount: int) -> int:
-        """Add to a counter; its new value."""
 
     def first(self, key: str, text: str) -> str:
         """Write a text if none is there; the text that is there then."""

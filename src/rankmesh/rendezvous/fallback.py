@@ -12,7 +12,7 @@ because they write to the folder too, and look there from time to time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -42,14 +42,6 @@ class BoundedChannel:
         self.channel, self._patience = channel, patience
         self._pending: Future[Any] | None = None
 
-    def give(self, call: Callable[[Channel], _Result], answers: list[_Result]) -> ChannelLost | None:
-        """Add what a call of the channel gives to the answers; the error where there is none."""
-        try:
-            answers.append(self.ask(call))
-        except ChannelLost as error:
-            return error
-        return None
-
     def ask(self, call: Callable[[Channel], _Result]) -> _Result:
         """What a call of the channel gives; ``ChannelLost`` where it fails, or is not back in time."""
         if not self.channel.remote:
@@ -73,13 +65,22 @@ class FallbackChannel:
         again = [BoundedChannel(bounded.ask(lambda channel: channel.again())) for bounded in self._channels]
         return FallbackChannel(again, self._pace)
 
+    def _asked(self, call: Callable[[Channel], _Result]) -> Iterator[_Result]:
+        """What each channel gives that answers, one after the other; ``ChannelLost`` where none does."""
+        lost, answered = ChannelLost("there is neither a store nor a folder"), False
+        for number, bounded in enumerate(self._channels):
+            try:
+                answer = bounded.ask(call)
+            except ChannelLost as error:  # noqa: PERF203  - the others may answer
+                lost = lost if number else error
+            else:
+                answered = True
+                yield answer
+        if not answered:
+            raise lost
+
     def _answers(self, call: Callable[[Channel], _Result]) -> list[_Result]:
-        """What each channel gives that answers; ``ChannelLost`` where none does."""
-        answers: list[_Result] = []
-        lost = [error for bounded in self._channels if (error := bounded.give(call, answers)) is not None]
-        if not answers:
-            raise lost[0] if lost else ChannelLost("there is neither a store nor a folder")
-        return answers
+        return list(self._asked(call))
 
     # -- sets ---------------------------------------------------------------------------------------------------
 
@@ -114,13 +115,10 @@ class FallbackChannel:
 
     def first(self, key: str, text: str) -> str:
         """Write a text if none is there; the text that is there then, on the first channel that answers."""
-        found: list[str] = []
-
-        def write(channel: Channel) -> None:
-            found.append(channel.first(key, found[0] if found else text))
-
-        self._answers(write)
-        return found[0]
+        answers = self._asked(lambda channel: channel.first(key, text))
+        text = next(answers)  # what the other channels are to have, too
+        list(answers)
+        return text
 
     announce = first  # who waits looks from time to time
 
@@ -130,14 +128,7 @@ class FallbackChannel:
 
     def read(self, key: str) -> str | None:
         """The text under a key, as the first channel has it that has one; None where there is none."""
-        found: list[str] = []
-
-        def read(channel: Channel) -> None:
-            if not found and (text := channel.read(key)) is not None:
-                found.append(text)
-
-        self._answers(read)
-        return found[0] if found else None
+        return next((text for text in self._asked(lambda channel: channel.read(key)) if text is not None), None)
 
     def wait(self, key: str, seconds: float) -> bool:
         """Look for a text under a key until there is one; whether there is one within so many seconds."""
@@ -148,27 +139,17 @@ class FallbackChannel:
 
     def _look(self, key: str) -> bool:
         self._looks += 1
-        answers: list[bool] = []
-
-        def look(channel: Channel) -> None:
-            if not any(answers) and (not answers or self._looks % _ALL == 0):
-                answers.append(channel.wait(key, 0))
-
-        self._answers(look)
-        return any(answers)
+        answers = self._asked(lambda channel: channel.wait(key, 0))
+        return next(answers) or (self._looks % _ALL == 0 and any(answers))
 
     # -- numbers ------------------------------------------------------------------------------------------------
-
-    def number(self, key: str) -> int:
-        """A number that starts at 0: the highest of all channels."""
-        return max(self._answers(lambda channel: channel.number(key)))
 
     def advance(self, key: str, number: int) -> None:
         """Raise it by one from ``number``: once, whoever asks for it."""
         self._answers(lambda channel: channel.advance(key, number))
 
     def tick(self, key: str, amount: int) -> int:
-        """Add to a counter; its new value."""
+        """Add to a number that starts at 0; its new value, the highest of all channels."""
         return max(self._answers(lambda channel: channel.tick(key, amount)))
 
     # -- the rest -----------------------------------------------------------------------------------------------

@@ -101,21 +101,17 @@ class FolderChannel:
 
     # -- numbers ------------------------------------------------------------------------------------------------
 
-    def number(self, key: str) -> int:
-        """A number that starts at 0."""
-        return len(self._names(key))
-
     def advance(self, key: str, number: int) -> None:
         """Raise it by one from ``number``: once, whoever asks for it."""
         self._create(self._path(key) / str(number), "")
 
     def tick(self, key: str, amount: int) -> int:
-        """Add to a counter, a file for each one; its new value."""
+        """Add to a number that starts at 0, a file for each one; its new value."""
         for _ in range(amount):
             self._create(self._path(key) / f"{os.getpid()}-{time.monotonic_ns()}", "")
         for name in self._names(key)[: max(-amount, 0)]:
             (self._path(key) / name).unlink(missing_ok=True)
-        return self.number(key)
+        return len(self._names(key))
 
     # -- files --------------------------------------------------------------------------------------------------
 

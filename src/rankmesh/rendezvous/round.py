@@ -70,7 +70,7 @@ class Round:
 
     def __post_init__(self) -> None:
         if self.epoch < 0:
-            self.epoch = self.ask(lambda: self.channel.number(self.epoch_key))
+            self.epoch = self.ask(lambda: self.channel.tick(self.epoch_key, 0))
 
     @property
     def moment(self) -> float:

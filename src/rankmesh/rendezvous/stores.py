@@ -53,10 +53,10 @@ class StoreChannel:
     def arrive(self, key: str, participants: Sequence[int], rank: int, *, asks: bool = True) -> bool:
         """Add a participant to a set; whether the set is complete by that, which the store returns unasked."""
         block, bit = _place(participants, rank)
-        if self._add(f"{key}/{block}", bit) != _whole(participants, block):
+        if self.tick(f"{key}/{block}", bit) != _whole(participants, block):
             return False
         blocks = _blocks(participants)
-        return blocks == 1 or self._add(f"{key}/blocks", 1) == blocks
+        return blocks == 1 or self.tick(f"{key}/blocks", 1) == blocks
 
     def absent(self, key: str, participants: Sequence[int]) -> list[int]:
         """The participants that are not in a set."""
@@ -69,9 +69,6 @@ class StoreChannel:
             members = participants[block * _BITS : (block + 1) * _BITS]
             found += [rank for position, rank in enumerate(members) if not here >> position & 1]
         return found
-
-    def _add(self, key: str, amount: int) -> int:
-        return int(_answered(lambda: self._store.add(self._key(key), amount)))
 
     # -- texts --------------------------------------------------------------------------------------------------
 
@@ -120,17 +117,13 @@ class StoreChannel:
 
     # -- numbers ------------------------------------------------------------------------------------------------
 
-    def number(self, key: str) -> int:
-        """A number that starts at 0."""
-        return self._add(key, 0)
-
     def advance(self, key: str, number: int) -> None:
         """Raise it by one from ``number``: once, whoever asks for it."""
         _answered(lambda: self._store.compare_set(self._key(key), str(number), str(number + 1)))
 
     def tick(self, key: str, amount: int) -> int:
-        """Add to a counter; its new value."""
-        return self._add(key, amount)
+        """Add to a number that starts at 0; its new value."""
+        return int(_answered(lambda: self._store.add(self._key(key), amount)))
 
     # -- the rest -----------------------------------------------------------------------------------------------
 
