@@ -7,8 +7,8 @@ destroy       close, last made first ── globals as they were before
 
 A program that replaces ``torch.distributed.new_group``, or ``create_group`` or ``get_nccl_options`` of the parallel
 state, wants that function to be called: ``called_groups`` then makes every group as Megatron-Core does, on every rank
-of the world, and the caller destroys them. The same goes for groups that callers ask for (``hierarchical``,
-``hybrid``). The groups for gathers (``all_gather``) are made of a plan, and ``destroy`` destroys them.
+of the world, and the caller destroys them. The groups for gathers (``all_gather``) are made of a plan, and ``destroy``
+destroys them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from rankmesh.runtime.world import World
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["CalledGroups", "all_gather", "destroy", "hierarchical", "hybrid", "initialize", "set_timeouts"]
+__all__ = ["CalledGroups", "all_gather", "destroy", "initialize", "levels", "set_timeouts"]
 
 
 Make = Callable[..., Any]
@@ -244,49 +244,12 @@ def called_groups(plan: Plan, sections: Sections, make: Make, options: Callable[
     return found
 
 
-def hierarchical(
-    make: Make,
-    rank: int,
-    ranks: Sequence[int],
-    sizes: Sequence[int],
-    with_gloo: bool,
-    pg_options: Any,
-    timeout: timedelta | None,
-    group_desc: str | None,
-) -> tuple[list[ProcessGroup], list[ProcessGroup | None]]:
-    """The groups of each level of a hierarchy of these ranks, and their CPU counterparts: those of ``rank``."""
-    found, on_cpu = [], []
-    options = pg_options if isinstance(pg_options, list) else [pg_options] * len(sizes)
-    for level, members in _levels(ranks, sizes):
-        name = f"HIERARCHICAL_{group_desc}"
-        group = make(members, timeout=timeout, pg_options=options[level], group_desc=f"{name}_L{level}")
-        counterpart = None
-        if with_gloo:
-            counterpart = make(members, timeout=timeout, backend="gloo", group_desc=f"{name}_GLOO_L{level}")
-        if rank in members:
-            found.append(group)
-            on_cpu.append(counterpart)
-    return found, on_cpu
-
-
-def hybrid(make: Make, rank: int, ranks: Sequence[int], pg_options: Any) -> dict[int, ProcessGroup]:
-    """The groups of 2, 4, 8, ... up to half of these ranks that ``rank`` is in, by size."""
-    found = {}
-    for exponent in range(1, len(ranks).bit_length() - 1):
-        size = 2**exponent
-        for _, members in _levels(ranks, (size, len(ranks) // size), only=0):
-            group = make(members, pg_options=pg_options, group_desc=f"HYBRID_DP_CP_GROUP_{size}")
-            if rank in members:
-                found[size] = group
-    return found
-
-
-def _levels(ranks: Sequence[int], sizes: Sequence[int], only: int | None = None) -> Iterator[tuple[int, list[int]]]:
+def levels(ranks: Sequence[int], sizes: Sequence[int], only: int | None = None) -> Iterator[tuple[int, list[int]]]:
     """Level and members of each group of a hierarchy, level by level."""
     with refusals():
         groups = Mesh(position=len(ranks)).groups("position")
-        levels = range(len(sizes)) if only is None else (only,)
-        made = [(level, groups.level_of(tuple(sizes), level).tolist()) for level in levels]
+        wanted = range(len(sizes)) if only is None else (only,)
+        made = [(level, groups.level_of(tuple(sizes), level).tolist()) for level in wanted]
     for level, listed in made:
         yield from ((level, [ranks[position] for position in members]) for members in listed)
 

@@ -194,9 +194,18 @@ def create_hierarchical_groups(
 
     A counterpart takes no NCCL options, which Megatron-Core gives it.
     """
-    return lifecycle.hierarchical(
-        create_group, rank, ranks, hierarchical_group_sizes, create_gloo_process_groups, pg_options, timeout, group_desc
-    )
+    found, on_cpu = [], []
+    options = pg_options if isinstance(pg_options, list) else [pg_options] * len(hierarchical_group_sizes)
+    for level, members in lifecycle.levels(ranks, hierarchical_group_sizes):
+        name = f"HIERARCHICAL_{group_desc}"
+        group = create_group(members, timeout=timeout, pg_options=options[level], group_desc=f"{name}_L{level}")
+        counterpart = None
+        if create_gloo_process_groups:
+            counterpart = create_group(members, timeout=timeout, backend="gloo", group_desc=f"{name}_GLOO_L{level}")
+        if rank in members:
+            found.append(group)
+            on_cpu.append(counterpart)
+    return found, on_cpu
 
 
 def create_hybrid_dp_cp_groups(rank, ranks, pg_options):
@@ -205,7 +214,14 @@ def create_hybrid_dp_cp_groups(rank, ranks, pg_options):
     Where one of these sizes does not divide the number of ranks, this is refused: Megatron-Core then has a group
     that is smaller than its name.
     """
-    return lifecycle.hybrid(create_group, rank, ranks, pg_options)
+    found = {}
+    for exponent in range(1, len(ranks).bit_length() - 1):
+        size = 2**exponent
+        for _, members in lifecycle.levels(ranks, (size, len(ranks) // size), only=0):
+            group = create_group(members, pg_options=pg_options, group_desc=f"HYBRID_DP_CP_GROUP_{size}")
+            if rank in members:
+                found[size] = group
+    return found
 
 
 def create_all_gather_groups(for_expert_parallelism=False, timeout=None, nccl_comm_cfgs=None):
