@@ -34,7 +34,7 @@ from rankmesh.core.recipes.sizes import divided, recipe, world_and_dp
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import PlanError, quoted
 
-__all__ = ["DEFAULT_ORDER", "megatron", "megatron_mesh"]
+__all__ = ["DEFAULT_ORDER", "megatron", "megatron_mesh", "with_pieces"]
 
 DEFAULT_ORDER = "tp-cp-ep-dp-pp"
 
@@ -78,11 +78,7 @@ def _expert_dp(world: int, etp: int | None, tp: int, others: Mapping[str, int]) 
 
 def _tokens(order: str, sizes: Mapping[str, int], *, after: str) -> tuple[str, ...]:
     """The axes in their order; ``gtp_remat`` follows ``after``, or tp, unless the order names it."""
-    names = axis_names(order.lower())
-    if "gtp_remat" not in names:
-        anchor = after if after in names else "tp"
-        place = names.index(anchor) + 1 if anchor in names else 0
-        names = (*names[:place], "gtp_remat", *names[place:])
+    names = with_pieces(axis_names(order.lower()), after)
     for name in names:
         if name not in sizes and name != "gtp_remat":
             raise PlanError(
@@ -99,6 +95,15 @@ def _tokens(order: str, sizes: Mapping[str, int], *, after: str) -> tuple[str, .
                 axis=name,
             )
     return (*names, *missing)
+
+
+def with_pieces(names: tuple[str, ...], after: str) -> tuple[str, ...]:
+    """The axes with ``gtp_remat`` behind another, or behind tp, unless it is there; first where neither is."""
+    if "gtp_remat" in names:
+        return names
+    anchor = after if after in names else "tp"
+    place = names.index(anchor) + 1 if anchor in names else 0
+    return (*names[:place], "gtp_remat", *names[place:])
 
 
 @recipe

@@ -9,6 +9,7 @@
 from typing import List  # noqa: UP035
 
 from rankmesh.core.mesh import Mesh
+from rankmesh.core.recipes.megatron import with_pieces
 from rankmesh.dialects.megatron.refusals import Refused, UnknownName, refusals
 
 __all__ = [
@@ -112,12 +113,7 @@ def _inject_gtp_remat_axis(order_str: str, after: str = "tp") -> str:
     >>> _inject_gtp_remat_axis("tp-cp-ep-dp-pp", "ep"), _inject_gtp_remat_axis("tp-dp-pp", "ep")
     ('tp-cp-ep-gtp_remat-dp-pp', 'tp-gtp_remat-dp-pp')
     """
-    names = order_str.split("-")
-    if "gtp_remat" in names:
-        return order_str
-    anchor = after if after in names else "tp"
-    place = names.index(anchor) + 1 if anchor in names else 0
-    return "-".join((*names[:place], "gtp_remat", *names[place:]))
+    return "-".join(with_pieces(tuple(order_str.split("-")), after))
 
 
 def _mesh(sizes: dict[str, int], offset: int = 0) -> Mesh:
