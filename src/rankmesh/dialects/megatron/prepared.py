@@ -59,6 +59,8 @@ _GETTERS: Mapping[str, tuple[str, dict[str, bool]]] = {
 }
 
 
+# What gradients are reduced over, with and without one optimizer instance.
+_DATA = ("dp", "dp_cp", "intra_dp_cp", "expt_dp", "intra_expt_dp")
 # Which release brought the fields of weights in pieces.
 _PIECES = (0, 19)
 
@@ -92,18 +94,8 @@ def for_optimizer(
         groups = _given_for_optimizer(pg_collection, model_chunks[0], settings, instances)
         if use_gloo_process_groups:
             raise PlanError("a pg_collection has no gloo process groups for use_gloo_process_groups; leave it False")
-    found = {
-        "dp_group": groups["dp"],
-        "dp_cp_group": groups["dp_cp"],
-        "intra_dp_cp_group": groups["intra_dp_cp"],
-        "expt_dp_group": groups["expt_dp"],
-        "intra_expt_dp_group": groups["intra_expt_dp"],
-        "mp_group": groups["mp"],
-        "expt_tp_pp_group": groups["tp_ep_pp"],
-        "inter_dist_opt_group": groups["inter_dist_opt"],
-        "intra_dist_opt_group": groups["intra_dist_opt"],
-        **_pieces(pg_collection, release),
-    }
+    found = {f"{name}_group": groups[name] for name in (*_DATA, "mp", "inter_dist_opt", "intra_dist_opt")}
+    found |= {"expt_tp_pp_group": groups["tp_ep_pp"], **_pieces(pg_collection, release)}
     if release is not None and release >= _PIECES:
         found["expt_tp_pp_with_egtp_remat_group"] = _with_pieces(pg_collection, groups["tp_ep_pp"])
     gloo = {"intra_dp_cp_group_gloo": None, "intra_expt_dp_group_gloo": None}
@@ -121,8 +113,8 @@ def for_ddp(pg_collection: Any, config: Any, ddp_config: Any, release: Release |
     if pg_collection is None:
         every = ("tp", "pp", "ep", *(("intra_dist_opt",) if ddp_config.use_distributed_optimizer else ()))
         groups = {"intra_dist_opt": None, **_strict(instances, every=every)}
-        names = ("dp", "dp_cp", "intra_dp_cp", "expt_dp", "intra_expt_dp", "tp", "pp", "ep")
-        named = {f"{name}_group": groups[name] for name in (*names, "inter_dist_opt", "intra_dist_opt")}
+        names = (*_DATA, "tp", "pp", "ep", "inter_dist_opt", "intra_dist_opt")
+        named = {f"{name}_group": groups[name] for name in names}
         return named | _pieces(None, release)
     groups = _data_groups(pg_collection, lambda: config)
     expert = getattr(pg_collection, "expt_dp", None)
@@ -160,8 +152,7 @@ def _has(given: Any, name: str) -> bool:
 
 def _strict(instances: int, every: Iterable[str]) -> dict[str, Any]:
     """Groups of the default parallel state, each of which must be there."""
-    wanted = ["dp", "dp_cp", "intra_dp_cp", "expt_dp", "intra_expt_dp", *every]
-    groups = {name: _asked(name) for name in wanted}
+    groups = {name: _asked(name) for name in (*_DATA, *every)}
     return groups | {"inter_dist_opt": _asked("inter_dist_opt") if instances > 1 else None}
 
 
