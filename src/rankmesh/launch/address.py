@@ -17,11 +17,12 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from rankmesh.errors import ConnectError, quoted
 from rankmesh.launch.started import Launch
 
-__all__ = ["resolved"]
+__all__ = ["is_local", "resolved"]
 
 # How long Slurm may take to answer, in seconds: a busy controller answers late, and one that is gone never.
 _SLURM = 5.0
@@ -78,6 +79,16 @@ def _of_slurm(node: str, seconds: float) -> tuple[str | None, str]:
         if found is not None and _resolves(found[1]):
             return found[1], ""
     return None, f"scontrol show node {node} names no address that resolves"
+
+
+def is_local(family: int, place: Any) -> bool:
+    """Whether an address with port 0, as ``getaddrinfo`` gives it, is one of this host's."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(place)
+    except OSError:
+        return False
+    return True
 
 
 def _resolves(address: str) -> bool:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from rankmesh.errors import in_words
+from rankmesh.launch.address import is_local
 
 __all__ = ["BackendDecision", "Capabilities", "capabilities", "choose", "pick", "ranks_share"]
 
@@ -78,17 +79,8 @@ def loopback_address() -> str:
     except OSError:
         found = []
     # What gloo does: the first address of this host, and the loopback address where there is none.
-    address = next((str(place[0]) for family, *_, place in found if _is_local(family, str(place[0]))), "127.0.0.1")
+    address = next((str(place[0]) for family, *_, place in found if is_local(family, place)), "127.0.0.1")
     return address if ip_address(address.partition("%")[0]).is_loopback else ""
-
-
-def _is_local(family: int, address: str) -> bool:
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
 
 
 def _network() -> str:

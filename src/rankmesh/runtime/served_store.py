@@ -24,7 +24,7 @@ from typing import Any
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.errors import ConnectError, first_line
-from rankmesh.launch.address import resolved
+from rankmesh.launch.address import is_local, resolved
 from rankmesh.launch.started import Launch
 from rankmesh.launch.table import MPI
 from rankmesh.rendezvous.waiting import submit
@@ -123,16 +123,7 @@ def _resolve(launch: Launch, end: float) -> Launch:
 def _is_here(launch: Launch) -> bool:
     """Whether the rendezvous address is one of this host's."""
     places = socket.getaddrinfo(launch.address, 0, type=socket.SOCK_STREAM)
-    return any(_can_bind(family, place) for family, _, _, _, place in places)
-
-
-def _can_bind(family: int, place: Any) -> bool:
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind(place)
-        except OSError:
-            return False
-    return True
+    return any(is_local(family, place) for family, _, _, _, place in places)
 
 
 def _await_server(launch: Launch, end: float) -> None:
