@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -80,10 +79,7 @@ def frames_are_ready() -> bool:
 
 def call_facts(frame: FrameType) -> dict[str, Any]:
     """Group, peer, root and reduction of a call of ``torch.distributed``, from the local variables of its function."""
-    return _facts(dict(frame.f_locals))
-
-
-def _facts(given: Mapping[str, Any]) -> dict[str, Any]:
+    given = dict(frame.f_locals)
     if not dist.is_initialized():
         return {}
     group = getattr(given.get("group"), "pg", given.get("group"))
