@@ -87,6 +87,8 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
     (stat.S_ISSOCK, "a socket"),
 )
+# What parsers raise for a text of another syntax.
+_MALFORMED: tuple[type[Exception], ...] = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -144,25 +146,28 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     Traceback (most recent call last):
     rankmesh.core.documents.Unreadable: is a device, and only regular files are read
     """
-    try:
+    with _reading():
         _check_regular(Path(path).stat().st_mode)
-    except OSError as error:
-        raise Unreadable(f"cannot be read ({error.strerror or first_line(error)})") from error
-    except Unreadable:
-        raise
-    except ValueError as error:  # NUL bytes, lone surrogates
-        raise Unreadable(f"is no path of a file ({first_line(error)})") from error
-    try:
         # A FIFO that takes the file's place between the two calls is opened without waiting, and refused.
         file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)), "rb")
-    except OSError as error:
-        raise Unreadable(f"cannot be read ({error.strerror or first_line(error)})") from error
     try:
         _check_regular(os.fstat(file.fileno()).st_mode)
     except Unreadable:
         file.close()
         raise
     return file
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unreadable(f"cannot be read ({error.strerror or first_line(error)})") from error
+    except Unreadable:
+        raise
+    except ValueError as error:  # NUL bytes, lone surrogates
+        raise Unreadable(f"is no path of a file ({first_line(error)})") from error
 
 
 def _check_regular(mode: int) -> None:
@@ -173,11 +178,8 @@ def _check_regular(mode: int) -> None:
 
 def read_bytes(path: str | os.PathLike[str], size: int = DOCUMENT.size) -> bytes:
     """What a regular file holds, at most ``size`` bytes. Raises ``Unreadable``."""
-    with open_regular(path) as file:
-        try:
-            data = file.read(size + 1)
-        except OSError as error:
-            raise Unreadable(f"cannot be read ({error.strerror or first_line(error)})") from error
+    with open_regular(path) as file, _reading():
+        data = file.read(size + 1)
     if len(data) > size:
         raise Unreadable(f"is larger than {_bytes(size)}")
     return data
@@ -211,14 +213,7 @@ def parse_json(text: str, limits: Limits = DOCUMENT) -> Any:
     """
     _check_text(text)
     _check_count(text, ",[{", limits)
-    try:
-        data = json.loads(text, parse_constant=_no_constant, parse_int=_integer)
-    except RecursionError as error:
-        raise _too_deep(limits) from error
-    except Unreadable:
-        raise
-    except ValueError as error:
-        raise Invalid(f"is not valid JSON ({first_line(error)})") from error
+    data = _made("JSON", lambda: json.loads(text, parse_constant=_no_constant, parse_int=_integer), limits)
     return _checked(data, limits, texts=_ESCAPED.search(text) is not None)
 
 
@@ -255,18 +250,31 @@ def parse_toml(text: str, limits: Limits = DOCUMENT) -> dict[str, Any]:
     keys = (part for line in text.split("\n") for part in line.split("=")[:-1] or [line])
     if any(max(map(_dots, re.split("[{,]", key))) > limits.depth for key in keys if _dots(key) > limits.depth):
         raise _too_deep(limits)
-    try:
-        return dict(_checked(tomllib.loads(text), limits))
-    except RecursionError as error:
-        raise _too_deep(limits) from error
-    except Unreadable:
-        raise
-    except ValueError as error:
-        raise Invalid(f"is not valid TOML ({first_line(error)})") from error
+    return _checked(_made("TOML", lambda: tomllib.loads(text), limits), limits)
 
 
 def _dots(text: str) -> int:
     return text.count(".")
+
+
+def _made(syntax: str, make: Callable[[], _T], limits: Limits, *errors: type[Exception]) -> _T:
+    """What a parser makes; ``errors`` are those of its own that no built-in is a base of."""
+    refused = (*_MALFORMED, *errors)
+    try:
+        return make()
+    except RecursionError as error:
+        raise _too_deep(limits) from error
+    except Unreadable:
+        raise
+    except refused as error:
+        raise Invalid(f"is not valid {syntax} ({_reason(error)})") from error
+
+
+def _reason(error: Exception) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or not problem:
+        return first_line(error)
+    return f"line {mark.line + 1}: {first_line(ValueError(problem))}"
 
 
 def _too_deep(limits: Limits) -> Unreadable:
@@ -335,36 +343,13 @@ def parse_yaml(text: str, limits: Limits = DOCUMENT) -> Any:
     """The data of a YAML text: what JSON could hold, dates too. Raises ``Unreadable``."""
     _check_text(text)
     loader = _loader()(text, limits)
-    data = _tried(loader.get_single_data, limits)
-    return _checked(data, limits)
+    return _checked(_made("YAML", loader.get_single_data, limits, loader.error), limits)
 
 
 def compose_yaml(text: str, limits: Limits = DOCUMENT) -> YamlTree:
     """The nodes of a YAML text. Raises ``Unreadable``; of aliases, all that they stand for counts."""
     loader = _loader()(text, limits)
-    return YamlTree(_tried(loader.get_single_node, limits), loader)
-
-
-def _tried(make: Callable[[], _T], limits: Limits) -> _T:
-    import yaml
-
-    try:
-        return make()
-    except RecursionError as error:
-        raise _too_deep(limits) from error
-    except Unreadable:
-        raise
-    except yaml.YAMLError as error:
-        raise Invalid(f"is not valid YAML ({_yaml_reason(error)})") from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise Invalid(f"is not valid YAML ({first_line(error)})") from error
-
-
-def _yaml_reason(error: Exception) -> str:
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    if mark is None or not problem:
-        return first_line(error)
-    return f"line {mark.line + 1}: {first_line(ValueError(problem))}"
+    return YamlTree(_made("YAML", loader.get_single_node, limits, loader.error), loader)
 
 
 @cache
@@ -378,6 +363,8 @@ def _loader() -> Any:
     parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(Composer, SafeConstructor, Resolver):
+        error = yaml.YAMLError
+
         def __init__(self, text: str, limits: Limits) -> None:
             Composer.__init__(self)
             SafeConstructor.__init__(self)
