@@ -5,7 +5,8 @@ StoreChannel     a torch store: TCP (both servers), File, Hash, the store of sim
 FolderChannel    a folder that the ranks share
 ```
 
-A channel holds no state of a round: every method names the key that it works on.
+A channel holds no state of a round: every method names the key that it works on. What each does is described here once;
+a transport says what differs.
 """
 
 from __future__ import annotations

@@ -102,7 +102,6 @@ class FallbackChannel:
     # -- texts --------------------------------------------------------------------------------------------------
 
     def post(self, key: str, rank: int, text: str) -> None:
-        """Add a text of a rank, one line without a newline."""
         self._answers(lambda channel: channel.post(key, rank, text))
 
     def posted(self, key: str) -> dict[int, list[str]]:
@@ -145,7 +144,6 @@ class FallbackChannel:
     # -- numbers ------------------------------------------------------------------------------------------------
 
     def advance(self, key: str, number: int) -> None:
-        """Raise it by one from ``number``: once, whoever asks for it."""
         self._answers(lambda channel: channel.advance(key, number))
 
     def tick(self, key: str, amount: int) -> int:
@@ -155,6 +153,5 @@ class FallbackChannel:
     # -- the rest -----------------------------------------------------------------------------------------------
 
     def delete(self, keys: Iterable[str], *, sets: Iterable[str] = (), participants: Sequence[int] = ()) -> None:
-        """Remove keys, and sets of participants, whether they are there or not."""
         keys, sets = list(keys), list(sets)
         self._answers(lambda channel: channel.delete(keys, sets=sets, participants=participants))

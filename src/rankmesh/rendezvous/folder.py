@@ -48,20 +48,17 @@ class FolderChannel:
         return asks and not self.absent(key, participants)
 
     def absent(self, key: str, participants: Sequence[int]) -> list[int]:
-        """The participants that are not in a set."""
         here = set(self._names(key))
         return [rank for rank in participants if str(rank) not in here]
 
     # -- texts --------------------------------------------------------------------------------------------------
 
     def post(self, key: str, rank: int, text: str) -> None:
-        """Add a text of a rank, one line without a newline."""
         number = 0
         while not self._create(self._path(key) / f"{rank}-{number}", text):
             number += 1
 
     def posted(self, key: str) -> dict[int, list[str]]:
-        """The texts of each rank, in its order."""
         places = []
         for name in self._names(key):
             rank, _, number = name.partition("-")
@@ -75,22 +72,18 @@ class FolderChannel:
         return found
 
     def first(self, key: str, text: str) -> str:
-        """Write a text if none is there; the text that is there then."""
         self._create(self._path(key), text)
         return self.read(key) or ""
 
     announce = first  # who waits looks from time to time
 
     def write(self, key: str, text: str) -> None:
-        """Write a text; it wakes those that wait for the key."""
         self._place(self._path(key), text, os.replace)
 
     def read(self, key: str) -> str | None:
-        """The text under a key, None where there is none."""
         return self._text(self._path(key))
 
     def wait(self, key: str, seconds: float) -> bool:
-        """Wait until there is a text under a key; whether there is one within so many seconds."""
         path, started = self._path(key), time.monotonic()
         while not path.exists():
             waited = time.monotonic() - started
@@ -102,7 +95,6 @@ class FolderChannel:
     # -- numbers ------------------------------------------------------------------------------------------------
 
     def advance(self, key: str, number: int) -> None:
-        """Raise it by one from ``number``: once, whoever asks for it."""
         self._create(self._path(key) / str(number), "")
 
     def tick(self, key: str, amount: int) -> int:
@@ -116,7 +108,6 @@ class FolderChannel:
     # -- files --------------------------------------------------------------------------------------------------
 
     def delete(self, keys: Iterable[str], *, sets: Iterable[str] = (), participants: Sequence[int] = ()) -> None:
-        """Remove keys, and sets of participants, whether they are there or not."""
         for key in (*keys, *sets):
             path = self._path(key)
             for name in self._names(key):

@@ -45,7 +45,6 @@ class StoreChannel:
         return f"{self._prefix}/{key}"
 
     def again(self) -> StoreChannel:
-        """The same keys over a connection of its own: a call that was given up still occupies this one."""
         return StoreChannel(_answered(self._store.clone), self._prefix)
 
     # -- sets ---------------------------------------------------------------------------------------------------
@@ -59,7 +58,6 @@ class StoreChannel:
         return blocks == 1 or self.tick(f"{key}/blocks", 1) == blocks
 
     def absent(self, key: str, participants: Sequence[int]) -> list[int]:
-        """The participants that are not in a set."""
         found: list[int] = []
         for block in range(_blocks(participants)):
             text = self.read(f"{key}/{block}") or "0"
@@ -73,11 +71,9 @@ class StoreChannel:
     # -- texts --------------------------------------------------------------------------------------------------
 
     def post(self, key: str, rank: int, text: str) -> None:
-        """Add a text of a rank, one line without a newline."""
         _answered(lambda: self._store.append(self._key(key), f"{rank} {text}\n"))
 
     def posted(self, key: str) -> dict[int, list[str]]:
-        """The texts of each rank, in its order."""
         found: dict[int, list[str]] = {}
         for line in (self._read(key, LARGEST_LIST) or "").splitlines():
             rank, _, text = line.partition(" ")
@@ -87,11 +83,9 @@ class StoreChannel:
         return found
 
     def first(self, key: str, text: str) -> str:
-        """Write a text if none is there; the text that is there then."""
         return self._text(key, _answered(lambda: self._store.compare_set(self._key(key), "", text)), LARGEST)
 
     def announce(self, key: str, text: str) -> str:
-        """The same, which wakes those that wait for the key."""
         found = self.first(key, text)
         if self.remote and found == text:
             # The server without libuv wakes nobody when it compares and sets.
@@ -99,11 +93,9 @@ class StoreChannel:
         return found
 
     def write(self, key: str, text: str) -> None:
-        """Write a text; it wakes those that wait for the key."""
         _answered(lambda: self._store.set(self._key(key), text))
 
     def read(self, key: str) -> str | None:
-        """The text under a key, None where there is none."""
         return self._read(key, LARGEST)
 
     def _read(self, key: str, largest: int) -> str | None:
@@ -118,21 +110,17 @@ class StoreChannel:
     # -- numbers ------------------------------------------------------------------------------------------------
 
     def advance(self, key: str, number: int) -> None:
-        """Raise it by one from ``number``: once, whoever asks for it."""
         _answered(lambda: self._store.compare_set(self._key(key), str(number), str(number + 1)))
 
     def tick(self, key: str, amount: int) -> int:
-        """Add to a number that starts at 0; its new value."""
         return int(_answered(lambda: self._store.add(self._key(key), amount)))
 
     # -- the rest -----------------------------------------------------------------------------------------------
 
     def wait(self, key: str, seconds: float) -> bool:
-        """Wait until there is a text under a key; whether there is one within so many seconds."""
         return _answered(lambda: wait_for(self._store, [self._key(key)], seconds))
 
     def delete(self, keys: Iterable[str], *, sets: Iterable[str] = (), participants: Sequence[int] = ()) -> None:
-        """Remove keys, and sets of participants, whether they are there or not."""
         blocks = _blocks(participants)
         names = [f"{key}/{block}" for key in sets for block in (*range(blocks), *(["blocks"] if blocks > 1 else []))]
         for key in (*keys, *names):
