@@ -2,9 +2,8 @@
 
 ```
 round      participants arrive with proposals, one of them coordinates, all get one outcome
-step       what they arrive with in one step of it, and how long they wait
+step       what they arrive with in one step of it, how long they wait, what they get
 arrivals   what the coordinator finds out before it concludes
-outcome    what they get
 channel    what a round needs of a transport
 stores     torch's stores: TCP, File, Hash, Prefix, the store of simulated ranks
 folder     a folder that the ranks share
@@ -17,9 +16,8 @@ from rankmesh.rendezvous.channel import Channel, ChannelLost
 from rankmesh.rendezvous.fallback import BoundedChannel, FallbackChannel
 from rankmesh.rendezvous.folder import FolderChannel
 from rankmesh.rendezvous.gather import gather
-from rankmesh.rendezvous.outcome import Outcome
 from rankmesh.rendezvous.round import Round
-from rankmesh.rendezvous.step import Patience, Proposal
+from rankmesh.rendezvous.step import Outcome, Patience, Proposal
 from rankmesh.rendezvous.stores import StoreChannel
 
 __all__ = [

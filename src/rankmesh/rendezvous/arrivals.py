@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankmesh.errors import in_words
-from rankmesh.rendezvous.outcome import Outcome, parsed
-from rankmesh.rendezvous.step import AlreadyConcluded, Step
+from rankmesh.rendezvous.step import AlreadyConcluded, Outcome, Step, parsed
 
 if TYPE_CHECKING:
     from rankmesh.rendezvous.round import Round

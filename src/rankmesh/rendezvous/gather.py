@@ -15,9 +15,8 @@ from typing import Any
 
 from rankmesh.errors import AgreementError, in_words
 from rankmesh.rendezvous.arrivals import Arrivals, Conclude, lost
-from rankmesh.rendezvous.outcome import Outcome
 from rankmesh.rendezvous.round import Round
-from rankmesh.rendezvous.step import Patience, Proposal
+from rankmesh.rendezvous.step import Outcome, Patience, Proposal
 
 __all__ = ["gather", "or_missing"]
 

@@ -30,8 +30,7 @@ from typing import Any, TypeVar
 from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_line, in_words
 from rankmesh.rendezvous.arrivals import POLL, Arrivals, Conclude, lost, twice
 from rankmesh.rendezvous.channel import Channel, ChannelLost, foreign
-from rankmesh.rendezvous.outcome import Outcome, parsed
-from rankmesh.rendezvous.step import NOTHING, AlreadyConcluded, Patience, Proposal, Step
+from rankmesh.rendezvous.step import NOTHING, AlreadyConcluded, Outcome, Patience, Proposal, Step, parsed
 from rankmesh.rendezvous.waiting import Worker, answered_within
 
 __all__ = ["Round"]

@@ -33,7 +33,7 @@ from rankmesh.errors import ConnectError, PlanError, StoreLost, quoted
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NO_LAUNCHER
 from rankmesh.rendezvous import Arrivals, Outcome, Round, StoreChannel, lost
-from rankmesh.rendezvous.outcome import parsed
+from rankmesh.rendezvous.step import parsed
 from rankmesh.runtime.served_store import is_served, open_store
 
 __all__ = ["check", "is_single_process", "is_stuck"]
