@@ -23,7 +23,7 @@ from rankmesh.launch.table import torchrun_variables
 # The function of which file, called for the nth time, begins a phase.
 PHASES = {
     "start": ("enter", "runtime/init.py", 1),
-    "decide": ("decide", "runtime/backend_decision.py", 1),
+    "decide": ("decide", "runtime/devices.py", 1),
     "agree": ("agree", "runtime/agreement.py", 1),
     "create": ("create", "backend/members.py", 1),
     "complete": ("complete", "runtime/agreement.py", 1),

@@ -12,8 +12,7 @@ from torch.distributed import HashStore
 
 from rankmesh import AgreementError, ConnectError
 from rankmesh.launch.started import Launch
-from rankmesh.runtime.backend_decision import decide
-from rankmesh.runtime.devices import Capabilities
+from rankmesh.runtime.devices import Capabilities, decide
 from rankmesh.runtime.served_store import open_store
 
 

@@ -24,8 +24,7 @@ from rankmesh.core.options import time_limit
 from rankmesh.errors import ConnectError, StoreLost, first_line, quoted
 from rankmesh.launch.started import Launch, host_name, started_by
 from rankmesh.launch.table import NO_LAUNCHER
-from rankmesh.runtime.backend_decision import decide
-from rankmesh.runtime.devices import BackendDecision, Capabilities, capabilities, choose
+from rankmesh.runtime.devices import BackendDecision, Capabilities, capabilities, choose, decide
 from rankmesh.runtime.served_store import is_served, open_store
 
 __all__ = ["LiveRank", "device_of", "enter", "together"]
