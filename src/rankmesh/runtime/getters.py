@@ -12,45 +12,23 @@ class ModelParallel(Getters):                                of this rank's grou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Getters", "GroupLike", "first_of", "group_of", "rank_in", "ranks_of", "size_of"]
+    from rankmesh.runtime.handles import LiveGroup
+
+__all__ = ["Getters", "first_of", "group_of", "rank_in", "ranks_of", "size_of"]
 
 _Answer = TypeVar("_Answer")
-
-
-class GroupLike(Protocol):
-    """What getters read of one group; a ``LiveGroup`` has all of it."""
-
-    @property
-    def pg(self) -> ProcessGroup:
-        """The process group."""
-
-    @property
-    def ranks(self) -> Iterable[int]:
-        """The members, as global ranks in the order of their positions."""
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
-
-    @property
-    def rank(self) -> int:
-        """The position of this rank among them."""
-
-    @property
-    def first(self) -> int:
-        """The first of them."""
 
 
 class Getters:
     """A state with getters; each has the name that it is given in the class."""
 
-    def _group(self, kind: str) -> GroupLike:
+    def _group(self, kind: str) -> LiveGroup:
         """The group that the getters of a kind read."""
         raise NotImplementedError
 
@@ -91,7 +69,7 @@ def first_of(kind: str) -> Callable[[Any], int]:
     )
 
 
-def _getter(kind: str, answer: Callable[[GroupLike], _Answer], form: str, meaning: str) -> Callable[[Any], _Answer]:
+def _getter(kind: str, answer: Callable[[LiveGroup], _Answer], form: str, meaning: str) -> Callable[[Any], _Answer]:
     def getter(self):  # type: ignore[no-untyped-def]
         return answer(self._group(kind))
 

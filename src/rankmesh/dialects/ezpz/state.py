@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from rankmesh.core import Options, Plan, recipes
 from rankmesh.errors import AlreadyInitialized, NotInitialized
-from rankmesh.runtime.getters import Getters, GroupLike, group_of, rank_in, ranks_of, size_of
+from rankmesh.runtime.getters import Getters, group_of, rank_in, ranks_of, size_of
+from rankmesh.runtime.handles import LiveGroup
 from rankmesh.runtime.registry import Registry, refusing_sizes, register, world_size
 
 __all__ = ["TensorParallel", "TensorParallelModule", "default"]
@@ -81,8 +82,9 @@ class TensorParallel(Getters):
         self.assigned: dict[str, AssignedGroup] = {}
         register(self)
 
-    def _group(self, kind: str) -> GroupLike:
-        return self.assigned.get(kind) or self._registry.groups[kind]
+    def _group(self, kind: str) -> LiveGroup:
+        # An assigned group has what getters read of a live one.
+        return self.assigned.get(kind) or self._registry.groups[kind]  # type: ignore[return-value]
 
     def _in_globals(self, kind: str) -> AssignedGroup:
         """The group of a kind as the globals have it: assigned, made here, or neither."""
