@@ -43,7 +43,7 @@ class DefaultGroup:
 
 def default_pg() -> Any:
     """The process group of the initialised world; ``ConnectError`` where there is none."""
-    if not dist.is_available() or not dist.is_initialized():
+    if not dist.is_initialized():
         raise ConnectError(
             "torch.distributed is not initialised, and groups are made in its world; "
             "call rankmesh.init() or torch.distributed.init_process_group() first"

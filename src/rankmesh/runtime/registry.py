@@ -94,7 +94,7 @@ class Registry:
 
 def world_size(what: str) -> int:
     """The size of the initialised world; ``NotInitialized`` where there is none."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not dist.is_initialized():
         raise NotInitialized(
             f"{what} needs an initialised torch.distributed world, whose ranks make the groups together; "
             "call torch.distributed.init_process_group() first, or start the program with torchrun"

@@ -289,7 +289,7 @@ def _planned_world_size() -> int:
     """The world that a grid is for: WORLD_SIZE, else the live one."""
     if "WORLD_SIZE" in os.environ:
         return int(os.environ["WORLD_SIZE"])
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         return dist.get_world_size()
     raise ConnectError(
         "there is no world for a grid: WORLD_SIZE is not set, and torch.distributed is not initialised; do one of both"

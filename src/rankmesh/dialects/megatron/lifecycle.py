@@ -33,7 +33,7 @@ from rankmesh.dialects.megatron.nccl import prepare_ucc, section_of
 from rankmesh.dialects.megatron.rank_generator import RankGenerator, WithPieces
 from rankmesh.dialects.megatron.refusals import NotInitialized, Refused, refusals
 from rankmesh.dialects.megatron.request import Request
-from rankmesh.dialects.megatron.state import ParallelState, State, in_a_world
+from rankmesh.dialects.megatron.state import ParallelState, State
 from rankmesh.dialects.megatron.table import ROWS
 from rankmesh.runtime.connect import DEFAULT_TIMEOUT, connect
 from rankmesh.runtime.live import LiveGroups
@@ -83,7 +83,7 @@ class CalledGroups(dict[str, CalledGroup]):
 def initialize(state: State, request: Request) -> None:
     """Make the groups that are asked for, and fill the globals; nothing is left of a refused request."""
     names = vars(state.module)
-    if not in_a_world():
+    if not dist.is_initialized():
         raise NotInitialized(
             "torch.distributed is not initialised, and groups are made inside its world; call "
             "torch.distributed.init_process_group() first"

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rankmesh.dialects.megatron.lifecycle import CalledGroups
     from rankmesh.runtime.live import LiveGroups
 
-__all__ = ["Interface", "ParallelState", "State", "in_a_world"]
+__all__ = ["Interface", "ParallelState", "State"]
 
 # Written on every microbatch of an interleaved pipeline, or memory: no kept answer depends on them.
 _UNWATCHED = frozenset(
@@ -136,7 +136,7 @@ class State:
         given = names.get(numbers.set_as(method) or "")
         if given is not None:
             return given
-        if numbers.outside is not None and not in_a_world():
+        if numbers.outside is not None and not dist.is_initialized():
             return numbers.outside
         instead = numbers.instead_as(method)
         if instead is not None and not names[BY_KIND[kind].group]:
@@ -249,11 +249,6 @@ def _over(names: dict[str, Any], name: str, rule: FunctionType) -> FunctionType:
     made.__annotations__, made.__kwdefaults__ = rule.__annotations__, rule.__kwdefaults__
     vars(made).update(vars(rule))
     return made
-
-
-def in_a_world() -> bool:
-    """Whether torch.distributed is initialised in this process."""
-    return dist.is_available() and dist.is_initialized()
 
 
 # -- kept answers ----------------------------------------------------------------------------------------------------

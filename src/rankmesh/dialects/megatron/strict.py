@@ -26,7 +26,7 @@ import torch.distributed as dist
 import rankmesh
 from rankmesh.backend.tracing import values_of
 from rankmesh.dialects.megatron.refusals import OtherGrid
-from rankmesh.dialects.megatron.state import ParallelState, in_a_world
+from rankmesh.dialects.megatron.state import ParallelState
 from rankmesh.runtime.world import World
 
 __all__ = ["GlobalRead", "Watch"]
@@ -105,7 +105,7 @@ class Watch:
             frame.f_code.co_filename.startswith(_OURS) or frame.f_code.co_name.endswith(_HELPERS)
         ):
             frame = frame.f_back
-        if frame is None or not in_a_world():
+        if frame is None or not dist.is_initialized():
             return
         field = next((field for start, field in _FIELDS.items() if name.startswith(start)), None)
         known = None if field is None else next(_given(frame, field), None)
