@@ -44,6 +44,13 @@ def test_m2n_gives_the_same_boxes(sharding):
         assert sharding.of(rank).boxes == ((tuple(box),) if 0 not in sharding.shape else ())
 
 
+def test_m2n_of_a_position_along_a_split_axis():
+    """A tensor at one position of an axis that is split begins at the rank of that position."""
+    mesh = rm.Mesh(dp=2, tp=4).split("tp", inner=2, outer=2)
+    at = [rm.Sharding(mesh, ("dp",), (8,), at={"tp": place}).to_m2n() for place in range(4)]
+    assert at == [((2,), 2 * place, (0,)) for place in range(4)]
+
+
 def test_what_a_notation_cannot_say_is_named():
     """Positions, parts, padding, uneven cuts, foreign texts."""
     mesh = rm.Mesh(tp=2, pp=2)

@@ -112,14 +112,15 @@ def m2n(sharding: Sharding) -> M2N:
     dims = {axis: dim for dim, axes in enumerate(_axes(sharding)) for axis in axes}
     _check_order(sharding, mesh.axes)
     start, merged = sharding.mesh.offset, list[tuple[int, int | None]]()
-    at: Mapping[str, tuple[int, ...]] = sharding.at or {}  # type: ignore[assignment]  # normalised by the constructor
+    fixed = dict(sharding.shard_map.at)
     for axis, size in reversed(mesh.axes.items()):  # outermost first
         if size == 1:
             continue
-        if axis in at:
-            if merged or len(at[axis]) > 1:
-                raise LayoutError(f"M2N takes consecutive ranks, and at={dict(at)} leaves gaps between them")
-            start += at[axis][0] % size * mesh.strides[axis]
+        stride = mesh.strides[axis]
+        if kept := fixed.get((size, stride)):
+            if merged or len(kept) > 1:
+                raise LayoutError(f"M2N takes consecutive ranks, and at={sharding.at} leaves gaps between them")
+            start += kept[0] * stride
             continue
         if merged and merged[-1][1] == dims.get(axis):
             merged[-1] = (merged[-1][0] * size, merged[-1][1])
