@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from datetime import timedelta
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -81,7 +81,7 @@ def measure(
     wait = _Barrier(world, f"{among.name}/barrier", ranks, limit)
     rows = _watched(among, lambda: list(_rows(groups, chosen, given, progress, wait)), limit.total_seconds())
     data = {"rank": groups.rank, "host": host_name(), "rows": rows}
-    rows_of_all = gather(among, data, _sorted, limit.total_seconds(), "measure()")
+    rows_of_all = gather(among, data, list, limit.total_seconds(), "measure()")
     hosts = {each["rank"]: each["host"] for each in rows_of_all}
     return measurement(
         plan,
@@ -130,10 +130,6 @@ def _blamed(arrivals: Arrivals, seconds: float, cause: BaseException | None) -> 
     rank = arrivals.round.rank
     why = f"a collective failed ({first_line(cause)})" if cause else f"it was not through within {seconds:g} s"
     return Outcome("failed", (rank,), message=f"{why} on rank {rank}; look at its log, or give a longer timeout")
-
-
-def _sorted(gathered: list[Any]) -> list[Any]:
-    return sorted(gathered, key=lambda each: int(each["rank"]))
 
 
 def _rows(
