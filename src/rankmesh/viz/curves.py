@@ -42,7 +42,8 @@ def curves(measured: Measurement) -> str:
     _grid(root, wide, high)
     for number, ((name, collective), rows) in enumerate(lines.items()):
         colour = colours(len(lines))[number]
-        points = [_point(row, wide, high) for row in sorted(rows, key=lambda row: row.bytes)]
+        shown = sorted(rows, key=lambda row: row.bytes)
+        points = [(_x(log10(row.bytes), wide), _y(log10(row.busbw), high)) for row in shown]
         text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         put(root, "polyline", points=text, fill="none", stroke=colour, stroke_width=2)
         for x, y in points:
@@ -56,10 +57,6 @@ def curves(measured: Measurement) -> str:
 def _decades(values: list[float] | list[int]) -> tuple[int, int]:
     low, top = floor(log10(min(values))), ceil(log10(max(values)))
     return low, max(top, low + 1)
-
-
-def _point(row: Measured, wide: tuple[int, int], high: tuple[int, int]) -> tuple[float, float]:
-    return _x(log10(row.bytes), wide), _y(log10(row.busbw), high)
 
 
 def _x(power: float, wide: tuple[int, int]) -> float:

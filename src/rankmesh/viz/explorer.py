@@ -27,7 +27,6 @@ from rankmesh.core.saved import contents
 from rankmesh.debug.doctor import Diagnosis
 from rankmesh.errors import PlacementError, RankmeshError
 from rankmesh.placement import Cluster
-from rankmesh.readers.config import Config
 from rankmesh.readers.source import Source, read
 
 __all__ = ["fragment", "given", "page", "spec_of"]
@@ -104,14 +103,12 @@ def spec_of(source: Source) -> tuple[str | None, int | None]:
     ('tp=2,dp=*', 8)
     """
     if source.kind in ("axes", "recipe", "preset"):
-        return source.text, source.plan.world_size if _needs_world(source) else None
-    recipe = None if source.config is None else _recipe(source.config)
-    return (recipe, None) if recipe is not None and _makes(recipe, source) else (None, None)
-
-
-def _needs_world(source: Source) -> bool:
-    """Whether the text alone does not say this plan."""
-    return source.kind != "preset" and not _makes(source.text, source)
+        says_all = source.kind == "preset" or _makes(source.text, source)
+        return source.text, None if says_all else source.plan.world_size
+    if source.config is None:
+        return None, None
+    recipe = f"{source.config.format}:{','.join(_arguments(source.config.arguments))}"
+    return (recipe, None) if _makes(recipe, source) else (None, None)
 
 
 def _makes(spec: str, source: Source) -> bool:
@@ -121,12 +118,8 @@ def _makes(spec: str, source: Source) -> bool:
         return False
 
 
-def _recipe(config: Config) -> str:
-    """The lines of a config as the arguments of its recipe."""
-    return f"{config.format}:{','.join(_arguments(config.arguments))}"
-
-
 def _arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a config as the arguments of its recipe."""
     for name, value in arguments.items():
         text = "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         yield f"{'world' if name == 'world_size' else name}={text}"

@@ -151,7 +151,7 @@ def overview(
         gpus_per_node=None if cluster is None else max(host.devices for host in cluster.hosts),
         nodes=None if cluster is None else len(set(cluster.hosts_of(range(plan.world_size)).tolist())),
         cluster=cluster,
-        layouts=_layouts(plan.mesh),
+        layouts=tuple(_layout(plan.mesh, view) for view in (None, *plan.mesh.views)),
         kinds=tuple(_kind(plan, spec, use, members, cluster, given) for spec in chosen),
         communicators_least=use.least,
         communicators_most=use.most,
@@ -181,10 +181,6 @@ def _origin(source: Source) -> Origin:
     if preset is None:
         return Origin(source.text, source.kind, None, None, None)
     return Origin(source.text, source.kind, preset.title, preset.source, preset.note or None)
-
-
-def _layouts(mesh: Mesh) -> tuple[LayoutRow, ...]:
-    return tuple(_layout(mesh, view) for view in (None, *mesh.views))
 
 
 def _layout(mesh: Mesh, view: str | None) -> LayoutRow:
