@@ -33,7 +33,7 @@ from bench.contests import CONTESTS, Contest, Sizes, missing
 from bench.gloo_text import gloo_section
 from bench.live import live_sizes, use
 from bench.processes import run_world
-from rankmesh.backend.gloo import connects_eagerly
+from rankmesh.backend.gloo import EAGER_SIZE
 from rankmesh.core.plan import Plan
 
 __all__ = ["measured"]
@@ -73,7 +73,7 @@ def _bare(plan: Plan) -> list[Any]:
     store, shared = dist.distributed_c10d._get_default_store(), _device(late=False)
     for group in local.communicators:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
-        at_once = connects_eagerly("gloo", group.size, None)
+        at_once = group.size <= EAGER_SIZE
         options._devices = [shared if at_once else _device(late=True)]
         options._threads, options._timeout = 1, _LONG
         made[group.name] = ProcessGroupGloo(PrefixStore(str(group), store), group.rank, group.size, options)

@@ -78,7 +78,7 @@ class _Counted:
 
 def ours(store: Any, rank: int, mine: LocalGroups, fields: Mapping[str, Any], world: int) -> None:
     """The agreement of ``connect``, and what its communicators ask of the store."""
-    from rankmesh.backend.gloo import connects_eagerly
+    from rankmesh.backend.gloo import EAGER_SIZE
     from rankmesh.runtime.agreement import PlanProposal, agree
 
     made = mine.communicators
@@ -87,14 +87,14 @@ def ours(store: Any, rank: int, mine: LocalGroups, fields: Mapping[str, Any], wo
     agreement = agree(store, PlanProposal(rank, world, RankRange(0, world), fields), seconds)
     for group in gloo:
         store.set(_key(group, rank), _PLACE)
-        if connects_eagerly("gloo", group.size, None):
+        if group.size <= EAGER_SIZE:
             store.multi_get([_key(group, member) for member in group.ranks])
     agreement.complete(seconds, seconds)
     for group in made:
         if group.options.backend != "gloo":
             _identify(store, group)
     for group in gloo:  # an all-reduce talks to the neighbours of a ring
-        if not connects_eagerly("gloo", group.size, None):
+        if group.size > EAGER_SIZE:
             for neighbour in {group.ranks[group.rank - 1], group.ranks[(group.rank + 1) % group.size]}:
                 _find(store, _key(group, neighbour))
 

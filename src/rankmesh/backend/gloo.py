@@ -25,7 +25,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from rankmesh.backend.options import config
 from rankmesh.backend.protocol import NotJoined
 from rankmesh.rendezvous.channel import ChannelLost
 from rankmesh.rendezvous.waiting import answered_within, submit, wait_for
@@ -279,11 +278,6 @@ def _seen(addresses: Any, ranks: Sequence[int]) -> tuple[int, ...]:
         return tuple(member for position, member in enumerate(ranks) if addresses.check([f"0/{position}"]))
     except RuntimeError:
         return ()
-
-
-def connects_eagerly(backend: str, size: int, lazy: bool | None) -> bool:
-    """Whether a group of this backend and size is one whose pairs gloo connects when it is made."""
-    return not lazy and 1 < size <= EAGER_SIZE and set(config(backend)[0].values()) == {"gloo"}
 
 
 def delete_address(store: Any, position: int) -> None:

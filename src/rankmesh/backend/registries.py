@@ -18,7 +18,6 @@ __all__ = [
     "describe",
     "every_group",
     "forget_tag",
-    "is_registered",
     "place_of",
     "register",
     "registered",
@@ -108,11 +107,6 @@ def registered(known: Collection[str] = ()) -> dict[str, tuple[str, tuple[int, .
 def every_group() -> list[dist.ProcessGroup]:
     """The process groups of this rank that torch has now, whoever made them."""
     return list(c10d._world.pg_map)
-
-
-def is_registered(name: str) -> bool:
-    """Whether torch has a process group of this name now."""
-    return name in c10d._world.pg_names.values()
 
 
 def describe(pg: dist.ProcessGroup, text: str) -> None:
