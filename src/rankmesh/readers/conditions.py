@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from rankmesh.readers.expand import Expander
-from rankmesh.readers.tokens import Word, gap_of, text_of
+from rankmesh.readers.tokens import Word, text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -151,7 +151,7 @@ class _Decider:
     def known(self, node: Node) -> str | None:
         """The text of a word, None if it is unknown; a default that it comes from is noted."""
         word: Word = self.expander.text(node)
-        text = None if gap_of(word) else text_of(word)
+        text = text_of(word)
         if text is not None and any(part.default for part in word):
             line = self.expander.lines(node.start_byte)[0]
             self.notes.append((line, f"{self.expander.source_of(node)} is read as its default, which decides a branch"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -15,7 +16,7 @@ from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.readers import accelerate, axolotl, deepspeed, gpt_neox, megatron, nanotron, nemo_rl, torchtitan, verl
 from rankmesh.readers.documents import entries
 from rankmesh.readers.parents import with_parents
-from rankmesh.readers.reading import Entry, Missing, Reading, Settled, place
+from rankmesh.readers.reading import Entry, Missing, Reading, Settled, place, settle
 from rankmesh.readers.run import Run, read_arguments, read_run
 from rankmesh.readers.tokens import shown
 
@@ -76,11 +77,11 @@ class _Format:
 
 _FORMATS: Mapping[str, _Format] = {
     "megatron": _Format("a YAML of Megatron's arguments", megatron.matches, megatron.from_document),
-    "gpt_neox": _Format("a GPT-NeoX config", gpt_neox.matches, gpt_neox.from_document),
+    "gpt_neox": _Format("a GPT-NeoX config", gpt_neox.matches, partial(settle, gpt_neox.TABLE)),
     "nemo_rl": _Format("a NeMo-RL config", nemo_rl.matches, nemo_rl.from_document),
     "verl": _Format("a verl config", verl.matches, verl.from_document),
     "axolotl": _Format("an axolotl config", axolotl.matches, axolotl.from_document),
-    "nanotron": _Format("a nanotron config", nanotron.matches, nanotron.from_document),
+    "nanotron": _Format("a nanotron config", nanotron.matches, partial(settle, nanotron.TABLE)),
     "torchtitan": _Format("a torchtitan config", torchtitan.matches, torchtitan.from_document),
     "deepspeed": _Format("a DeepSpeed config", deepspeed.matches, deepspeed.from_document),
     "accelerate": _Format("an Accelerate config", accelerate.matches, accelerate.from_document),

@@ -9,16 +9,17 @@ $1 $@ $(command) ${TP%x} ${!TP}                                                 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from rankmesh.core.documents import Budget
 from rankmesh.errors import cut
 from rankmesh.readers.tokens import BREAK, Part, Word, fields, gap_of, joined, lines_of, quoted, text_of, unbroken
 
 if TYPE_CHECKING:
     from tree_sitter import Node
+
+    from rankmesh.readers.script import Script
 
 __all__ = ["SETS", "Expander", "Variable"]
 
@@ -53,31 +54,13 @@ class Variable:
         return texts[0] == texts[1] and None not in texts[0] and self.array == other.array
 
 
-class Store(Protocol):
-    """What the expansion reads and writes.
-
-    ``budget``     what reading may still take
-    ``variables``  of the script, and ``given``, what --set says that the environment holds
-    ``asked``      the names that were looked up
-    ``defaults``   lines on which a default was taken
-    ``unresolved``      why any variable may have been set by now
-    """
-
-    budget: Budget
-    variables: dict[str, Variable]
-    given: Mapping[str, Variable]
-    asked: set[str]
-    defaults: dict[int, str]
-    unresolved: str
-
-
 class Expander:
     """Expands the nodes of one source text with the variables of a script."""
 
-    def __init__(self, source: bytes, lines: Callable[[int], tuple[int, ...]], store: Store) -> None:
+    def __init__(self, source: bytes, lines: Callable[[int], tuple[int, ...]], script: Script) -> None:
         self.source = source
         self.lines = lines
-        self.store = store
+        self.script = script
 
     def source_of(self, node: Node) -> str:
         """The text of a node as written; the grammar counts spaces before an expansion in quotes to it."""
@@ -102,29 +85,29 @@ class Expander:
             made = Variable((unbroken(quoted(self.text(value))) if value is not None else (),), False, lines)
         key = self.source_of(name)
         appends = any(child.type == "+=" for child in node.children)
-        if appends and key in self.store.variables:
-            before = self.store.variables[key]
-            self.store.budget.spend(len(before.words) + sum(map(len, before.words[:1])))
-        self.store.variables[key] = _assigned(self.store.variables.get(key), made, appends=appends)
+        if appends and key in self.script.variables:
+            before = self.script.variables[key]
+            self.script.budget.spend(len(before.words) + sum(map(len, before.words[:1])))
+        self.script.variables[key] = _assigned(self.script.variables.get(key), made, appends=appends)
 
     def leave_open(self, name: str, node: Node, why: str, maybe: tuple[Word, ...] = ()) -> None:
         """From here on the variable has no one value, but for one that is given."""
-        if name in self.store.given:
-            self.store.asked.add(name)
-            self.store.variables[name] = self.store.given[name]
+        if name in self.script.given:
+            self.script.asked.add(name)
+            self.script.variables[name] = self.script.given[name]
             return
         lines = self.lines(self.start_of(node))
         part = Part(None, lines, True, f"${name}", why, tuple(self.alternatives(maybe)))
-        self.store.variables[name] = Variable(((part,),), False, lines)
+        self.script.variables[name] = Variable(((part,),), False, lines)
 
     def alternatives(self, words: Iterable[Word]) -> dict[Word, None]:
         """What a variable may be, each once: these words, and what their own unresolved parts may be."""
         found: dict[Word, None] = {}
         for word in words:
-            self.store.budget.spend(len(word))
+            self.script.budget.spend(len(word))
             found[tuple(replace(part, maybe=()) if part.maybe else part for part in word)] = None
             for inner in (inner for part in word for inner in part.maybe):
-                self.store.budget.spend(len(inner))
+                self.script.budget.spend(len(inner))
                 found[inner] = None
         return found
 
@@ -135,7 +118,7 @@ class Expander:
                 continue
             elements = self.elements(node)
             for word in fields(self.text(node)) if elements is None else map(quoted, elements):
-                self.store.budget.spend(1 + len(word))
+                self.script.budget.spend(1 + len(word))
                 yield word
 
     def elements(self, string: Node) -> tuple[Word, ...] | None:
@@ -146,9 +129,9 @@ class Expander:
         if node.byte_range != (string.start_byte + 1, string.end_byte - 1):
             return None
         if node.type == "expansion" and "[@]}" in self.source_of(node):
-            variable = self.store.variables.get(self.name_in(node))
+            variable = self.script.variables.get(self.name_in(node))
         elif self.source_of(node) == "$@":
-            variable = self.store.variables.get("@")
+            variable = self.script.variables.get("@")
         else:
             return None
         return variable.words if variable is not None and variable.array else None
@@ -198,7 +181,7 @@ class Expander:
             text = piece.decode(errors="replace")
             if escape is not None:
                 text = escape.sub(lambda found: "" if found[1] == "\n" else found[1], text)
-            self.store.budget.spend()
+            self.script.budget.spend()
             parts.append(Part(text, self.lines(start)))
             start += len(piece)
         return tuple(parts)
@@ -213,15 +196,15 @@ class Expander:
 
     def value(self, name: str, node: Node) -> Word:
         """The value of a variable, spaces between the elements of an array."""
-        self.store.asked.add(name)
-        variable = self.store.variables.get(name)
+        self.script.asked.add(name)
+        variable = self.script.variables.get(name)
         if variable is None:
             return self.open(node, _unset(name))
         whole = variable.array and self.source_of(node).endswith(("@]}", "*]}", "$@"))
         words = variable.words if whole else variable.words[:1]
         separator = " " if self.source_of(node).endswith("*]}") else BREAK
         # Variables of each other grow by doubling: each part that is copied counts, with its text.
-        self.store.budget.spend(sum(1 + len(part.text or "") // 64 for word in words for part in word))
+        self.script.budget.spend(sum(1 + len(part.text or "") // 64 for word in words for part in word))
         return tuple(_split(part) for part in joined(words, separator))
 
     def expansion(self, node: Node) -> Word:
@@ -232,19 +215,19 @@ class Expander:
             return self.value(name, node)
         if operator not in _DEFAULTS:
             return self.open(node, f"{written} is more than a variable, which is not followed")
-        self.store.asked.add(name)
-        variable = self.store.variables.get(name)
-        if variable is None and self.store.unresolved and not name.startswith("SLURM_"):
-            return self.open(node, f"{name} may be set by now: {self.store.unresolved}")
+        self.script.asked.add(name)
+        variable = self.script.variables.get(name)
+        if variable is None and self.script.unresolved and not name.startswith("SLURM_"):
+            return self.open(node, f"{name} may be set by now: {self.script.unresolved}")
         first = variable.words[:1] if variable is not None else ()
         if first and (text_of(first[0]) != "" or ":" not in operator):
             return self.value(name, node)
         place = self.start_of(node) + written.index(operator) + len(operator)
         default = tuple(replace(part, default=True) for part in self.default(node, place))
         line = self.lines(self.start_of(node))[0]
-        self.store.defaults[line] = f"{written} is read as its default; the environment may say otherwise"
+        self.script.defaults[line] = f"{written} is read as its default; the environment may say otherwise"
         if "=" in operator:
-            self.store.variables[name] = Variable((unbroken(quoted(default)),), False, self.lines(self.start_of(node)))
+            self.script.variables[name] = Variable((unbroken(quoted(default)),), False, self.lines(self.start_of(node)))
         return tuple(_split(part) for part in default)
 
     def default(self, node: Node, place: int) -> Word:

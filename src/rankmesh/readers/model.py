@@ -29,6 +29,7 @@ from rankmesh.readers.run import read_run
 __all__ = ["MODELS", "model_type", "read_model"]
 
 _LLAMA = {"gated": True, "tied": False, "kv_heads": 8, "vocabulary": 128256}
+_MIXTRAL = {"gated": True, "tied": False, "kv_heads": 8, "experts": 8, "top_k": 2}
 # Source: The Llama 3 Herd of Models (2024), table 3; Mixtral of Experts (2024), table 1; Mistral's config of 8x22B.
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama3-8b": {"layers": 32, "hidden": 4096, "heads": 32, "ffn_hidden_size": 14336, **_LLAMA},
@@ -39,24 +40,16 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "hidden": 4096,
         "heads": 32,
         "ffn_hidden_size": 14336,
-        "kv_heads": 8,
         "vocabulary": 32000,
-        "gated": True,
-        "tied": False,
-        "experts": 8,
-        "top_k": 2,
+        **_MIXTRAL,
     },
     "mixtral-8x22b": {
         "layers": 56,
         "hidden": 6144,
         "heads": 48,
         "ffn_hidden_size": 16384,
-        "kv_heads": 8,
         "vocabulary": 32768,
-        "gated": True,
-        "tied": False,
-        "experts": 8,
-        "top_k": 2,
+        **_MIXTRAL,
     },
 }
 

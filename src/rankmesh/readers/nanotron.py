@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankmesh.readers.reading import Entry, Read, Settled, Table, settle
+from rankmesh.readers.reading import Entry, Read, Table
 
-__all__ = ["TABLE", "from_document", "matches"]
+__all__ = ["TABLE", "matches"]
 
 _SECTION = "parallelism"
 _REST = "does not shape the layout"
@@ -44,8 +44,3 @@ TABLE = Table(
 def matches(entries: Iterable[Entry]) -> bool:
     """Whether the document has the three sizes that nanotron's section must have."""
     return {"tp", "pp", "dp"} <= {_key(entry) for entry in entries}
-
-
-def from_document(entries: list[Entry], path: str) -> Settled:
-    """The arguments of the section."""
-    return settle(TABLE, entries, path)

@@ -12,11 +12,10 @@ Source: ``examples/configs`` and ``nemo_rl.models.policy`` of NVIDIA NeMo-RL.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
 
 from rankmesh.errors import PlanError
 from rankmesh.readers import megatron
-from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, settle, whole
+from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, product, settle
 
 __all__ = ["from_document", "matches"]
 
@@ -58,10 +57,8 @@ def from_document(entries: list[Entry], path: str) -> Settled:
     counts = [entry for entry in entries if entry.path[0] == "cluster" and entry.path[1:] in _CLUSTER]
     shared = _value(entries, "policy", "generation", "colocated", "enabled") is not False
     if shared and len(counts) == len(_CLUSTER):
-        key = " x ".join(f"{entry.key} {entry.value}" for entry in counts)
-        ranks = prod(whole(entry, path) or 1 for entry in counts)
-        also = tuple(entry.line for entry in counts[1:] if entry.line != counts[0].line)
-        settled.add("world_size", ranks, Entry((key,), ranks, counts[0].line, also), path)
+        ranks = product(counts, path)
+        settled.add("world_size", ranks.value, ranks, path)
     return settled
 
 

@@ -21,9 +21,10 @@ read here; did you mean 'tp_degree'?
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from math import prod
 from typing import Any
 
 from rankmesh.core.documents import Budget
@@ -39,6 +40,7 @@ __all__ = [
     "Table",
     "flag",
     "place",
+    "product",
     "refused",
     "settle",
     "whole",
@@ -229,6 +231,13 @@ def whole(entry: Entry, path: str) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise refused(path, entry, "a parallel size is a whole number of at least 1", "write one")
     return value
+
+
+def product(counts: Sequence[Entry], path: str) -> Entry:
+    """Several counts as one setting: ``trainer.nnodes 2 x trainer.n_gpus_per_node 8``, which is 16."""
+    key = " x ".join(f"{entry.key} {entry.value}" for entry in counts)
+    also = tuple(entry.line for entry in counts[1:] if entry.line != counts[0].line)
+    return Entry((key,), prod(whole(entry, path) or 1 for entry in counts), counts[0].line, also)
 
 
 def flag(value: Any) -> Callable[[Entry, str], Any]:

@@ -247,12 +247,12 @@ def _recipe(name: str, text: str, world_size: int | None) -> Plan:
 
 
 def _value(recipe: str, key: str, text: str, annotation: str) -> Any:
-    convert = next(function for word, function in _CONVERTERS.items() if word in annotation)
+    convert, form = next(given for word, given in _CONVERTERS.items() if word in annotation)
     try:
         return convert(text)
     except (ValueError, KeyError):
         raise PlanError(
-            f"{key} is {quoted(text)} in recipe {recipe!r}; write {_WORDS[convert]}", recipe=recipe, received=text
+            f"{key} is {quoted(text)} in recipe {recipe!r}; write {form}", recipe=recipe, received=text
         ) from None
 
 
@@ -264,17 +264,11 @@ def _flag(text: str) -> bool:
     return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
 
 
-_CONVERTERS: Mapping[str, Callable[[str], Any]] = {
-    "Sequence[int]": _sizes,
-    "bool": _flag,
-    "float": float,
-    "int": int,
-    "str": str,
-}
-_WORDS: Mapping[Callable[[str], Any], str] = {
-    _sizes: "sizes joined by x, such as 2x4",
-    _flag: "true or false",
-    float: "a number of seconds",
-    int: "a whole number",
-    str: "a word",
+# By what an argument's type holds: how its text is read, and what to write.
+_CONVERTERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "Sequence[int]": (_sizes, "sizes joined by x, such as 2x4"),
+    "bool": (_flag, "true or false"),
+    "float": (float, "a number of seconds"),
+    "int": (int, "a whole number"),
+    "str": (str, "a word"),
 }

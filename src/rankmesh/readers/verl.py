@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from math import prod
 
-from rankmesh.readers.reading import Entry, Missing, Read, Refused, Settled, Table, settle, whole
+from rankmesh.readers.reading import Entry, Missing, Read, Refused, Settled, Table, product, settle, whole
 
 __all__ = ["SETTING", "from_document", "matches", "starts_verl"]
 
@@ -111,7 +110,5 @@ def _add_world(settled: Settled, entries: list[Entry], path: str) -> None:
     counts = [entry for key in _COUNTS for entry in entries if entry.path == key]
     if len(counts) != len(_COUNTS) or any(isinstance(entry.value, Missing) or not entry.value for entry in counts):
         return  # the world size is then asked for
-    key = " x ".join(f"{entry.key} {entry.value}" for entry in counts)
-    ranks = prod(whole(entry, path) or 1 for entry in counts)
-    also = tuple(line for entry in counts[1:] for line in (entry.line,) if line != counts[0].line)
-    settled.add("world_size", ranks, Entry((key,), ranks, counts[0].line, also), path)
+    ranks = product(counts, path)
+    settled.add("world_size", ranks.value, ranks, path)
