@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rankmesh.cli import check as check_command
+from rankmesh import PlanError
 from rankmesh.cli.app import app
 from rankmesh.readers.source import read
 
@@ -65,9 +65,9 @@ def test_check_reads_configs_too_and_one_rank_speaks(monkeypatch, rank, responds
 
     def verify(plan, **_):
         verified.append(plan)
-        raise check_command.PlanError("enough")
+        raise PlanError("enough")
 
-    monkeypatch.setattr(check_command, "_check", lambda: verify)
+    monkeypatch.setattr("rankmesh.debug.verification.check.check", verify)
     result = run("check", FILES / "nanotron.yaml")
     assert verified == [read(str(FILES / "nanotron.yaml")).plan]
     assert ("read as a nanotron config" in result.stderr) is responds

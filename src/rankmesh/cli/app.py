@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -75,31 +75,18 @@ def root(
     """Describe an N-D parallel layout once; see it, compare it, and prove it on real ranks."""
 
 
-def _register(name: str, command: Callable[..., None], examples: str, **settings: Any) -> None:
-    shown = examples.rstrip().replace("[", r"\[")
-    app.command(name, epilog=f"[bold]Examples[/]\n{shown}", **settings)(command)
+def _register(subcommand: ModuleType, **settings: Any) -> None:
+    """A module's ``command`` under the module's name, with its ``EXAMPLES``."""
+    shown = subcommand.EXAMPLES.rstrip().replace("[", r"\[")
+    name = subcommand.__name__.rpartition(".")[2]
+    app.command(name, epilog=f"[bold]Examples[/]\n{shown}", **settings)(subcommand.command)
 
 
-_register("show", show.command, show.EXAMPLES)
-_register("groups", groups.command, groups.EXAMPLES)
-_register("explain", explain.command, explain.EXAMPLES)
-_register("diff", diff.command, diff.EXAMPLES)
-_register("check", check.command, check.EXAMPLES)
-_register("compare", compare.command, compare.EXAMPLES)
-_register("transfer", transfer.command, transfer.EXAMPLES)
-_register("layout", layout.command, layout.EXAMPLES)
-_register("where", where.command, where.EXAMPLES)
-_register(
-    "bench",
-    bench.command,
-    bench.EXAMPLES,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    add_help_option=False,
-)
-_register("cluster", cluster.command, cluster.EXAMPLES)
-_register("place", place.command, place.EXAMPLES)
-_register("search", search.command, search.EXAMPLES)
-_register("measure", measure.command, measure.EXAMPLES)
-_register("doctor", doctor.command, doctor.EXAMPLES)
-_register("explore", explore.command, explore.EXAMPLES)
-_register("presets", presets.command, presets.EXAMPLES)
+# What follows is for python -m bench, which has help of its own.
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+for _module in (show, groups, explain, diff, check, compare, transfer, layout, where):
+    _register(_module)
+_register(bench, context_settings=_PASSED_ON, add_help_option=False)
+for _module in (cluster, place, search, measure, doctor, explore, presets):
+    _register(_module)

@@ -11,14 +11,25 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import error, note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, note_configs, source_of
+from rankmesh.cli.options import (
+    Backend,
+    Debug,
+    Json,
+    Spec,
+    Timeout,
+    Variables,
+    WorldSize,
+    config_of,
+    note_configs,
+    source_of,
+)
 from rankmesh.cli.shell import Failed
 from rankmesh.cli.started import STARTED
 from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, extra, in_words
@@ -42,14 +53,8 @@ _SHOWN = 8
 
 def command(
     spec: Spec,
-    backend: Annotated[
-        str | None,
-        typer.Option("--backend", "-b", metavar="NAME", help="gloo or nccl; default: nccl if each rank has a GPU."),
-    ] = None,
-    timeout: Annotated[
-        float,
-        typer.Option("--timeout", "-t", min=1.0, metavar="SECONDS", help="How long ranks wait for each other."),
-    ] = 60.0,
+    backend: Backend = None,
+    timeout: Timeout = 60.0,
     world_size: WorldSize = None,
     variables: Variables = None,
     json: Json = False,
@@ -70,7 +75,9 @@ def command(
             _show(result, config_of(source) if json else None)
 
         try:
-            result = _check()(plan, backend=backend, timeout=timeout, since=STARTED, progress=progress, show=show)
+            with extra("torch"):
+                from rankmesh.debug.verification.check import check
+            result = check(plan, backend=backend, timeout=timeout, since=STARTED, progress=progress, show=show)
         except (AgreementError, ConnectError) as problem:
             raise _failed(str(problem), ExitCode.LOST_RANKS) from problem
         except ProofError as problem:
@@ -91,12 +98,6 @@ def _failed(message: str, code: ExitCode) -> Failed:
         sys.stderr.flush()
         os._exit(code)
     return Failed(message, code)
-
-
-def _check() -> Callable[..., CheckResult]:
-    with extra("torch"):
-        from rankmesh.debug.verification.check import check
-    return check
 
 
 @contextmanager
@@ -148,15 +149,8 @@ def progress_bar(title: str, unit: str) -> Iterator[tuple[Callable[[int, int], N
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (
-        TextColumn(title),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeElapsedColumn(),
-    )
     bar = Progress(
-        *columns,
+        *(TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn()),
         console=Console(file=sys.stderr),
         disable=not sys.stderr.isatty(),
         # No thread of its own: ranks are forked from this process, and a fork must not meet a held lock.

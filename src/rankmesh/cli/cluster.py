@@ -11,7 +11,7 @@ import typer
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import Debug, Json, cluster_of
+from rankmesh.cli.options import Debug, DevicesPerHost, Hosts, Json, Timeout, cluster_of
 from rankmesh.cli.shell import Failed
 from rankmesh.errors import AgreementError, ClusterError, ConnectError, MissingExtra, extra
 from rankmesh.launch.started import Launch, started_by
@@ -62,15 +62,9 @@ def command(
             "kubectl, AWS's instance topology, {host: switch}. Without: the ranks of this job say where they are.",
         ),
     ] = None,
-    hosts: Annotated[
-        str | None, typer.Option(metavar="LIST", help="The job's hosts in its launcher's order: node[1-4,7].")
-    ] = None,
-    gpus_per_node: Annotated[
-        int | None, typer.Option("--gpus-per-node", "-g", min=1, metavar="N", help="Where a file does not say it.")
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", "-t", min=1.0, metavar="SECONDS", help="How long ranks wait for each other.")
-    ] = 60.0,
+    hosts: Hosts = None,
+    gpus_per_node: DevicesPerHost = None,
+    timeout: Timeout = 60.0,
     json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 
@@ -115,7 +115,7 @@ def answered(run: Callable[[], None]) -> str:
     os.environ.update(COMP_WORDS=shlex.join(words), COMP_CWORD=str(place))
     with redirect_stdout(StringIO()) as answer, suppress(SystemExit):
         run()
-    return "".join(f"{line}\n" for line in _completions(answer.getvalue(), keeps))
+    return "".join(f"{line.removeprefix(keeps)}\n" for line in answer.getvalue().splitlines())
 
 
 def _words(text: str) -> list[str]:
@@ -123,7 +123,3 @@ def _words(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError:  # a quote that is still open
         return text.split()
-
-
-def _completions(answer: str, keeps: str) -> Iterator[str]:
-    return (line.removeprefix(keeps) for line in answer.splitlines())

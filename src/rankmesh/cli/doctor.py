@@ -10,7 +10,7 @@ import typer
 from rankmesh.cli.console import note, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, note_configs, source_of
-from rankmesh.cli.shell import Failed
+from rankmesh.cli.shell import Failed, save
 from rankmesh.debug.doctor import Diagnosis
 from rankmesh.debug.doctor import doctor as diagnosed
 from rankmesh.debug.doctor.diagnosis import report
@@ -82,8 +82,4 @@ def _print_notes(notes: tuple[str, ...]) -> None:
 def _write_page(found: Diagnosis, path: Path) -> None:
     from rankmesh.viz.hang import page
 
-    try:
-        path.write_text(page(found), encoding="utf-8")
-    except OSError as error:
-        raise Failed(f"--html {str(path)!r} cannot be written: {error.strerror}", ExitCode.USAGE) from error
-    note(f"wrote {path}")
+    save(path, page(found))

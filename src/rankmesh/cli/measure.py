@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsons
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.complete import group_names
 from rankmesh.cli.console import out, write, write_json
 from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, note_configs
+from rankmesh.cli.options import CLUSTER_HELP, Backend, Debug, Json, Spec, Timeout, Variables, WorldSize, note_configs
 from rankmesh.cli.shell import Failed
 from rankmesh.cli.shell import save as write_file
 from rankmesh.core.plan import Plan
@@ -69,13 +69,8 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Write the cluster with its levels as measured: place takes it.")
     ] = None,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw bus bandwidth over size.")] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option("--backend", "-b", metavar="NAME", help="gloo or nccl; default: nccl if each rank has a GPU."),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", "-t", min=1.0, metavar="SECONDS", help="How long ranks wait for each other.")
-    ] = 120.0,
+    backend: Backend = None,
+    timeout: Timeout = 120.0,
     world_size: WorldSize = None,
     variables: Variables = None,
     json: Json = False,
@@ -90,7 +85,9 @@ def command(
     bar = progress_bar(f"measuring {source.plan.world_size} ranks", "cases")
     with without_name_server(launch), bar as (progress, stop):
         try:
-            found = _measure()(
+            with extra("torch"):
+                from rankmesh.debug.verification.measure import measure
+            found = measure(
                 source.plan, sizes=sizes_of(sizes), kinds=kinds, backend=backend, timeout=timeout, progress=progress
             )
         except (AgreementError, ConnectError) as problem:
@@ -109,12 +106,6 @@ def command(
         write_json(found.to_dict())
     else:
         _print(found)
-
-
-def _measure() -> Callable[..., Measurement]:
-    with extra("torch"):
-        from rankmesh.debug.verification.measure import measure
-    return measure
 
 
 def _machine(text: str | None, found: Measurement, plan: Plan) -> Cluster:

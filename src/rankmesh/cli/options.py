@@ -20,13 +20,17 @@ __all__ = [
     "CLUSTER_HELP",
     "LIMIT",
     "SPEC_HELP",
+    "Backend",
     "Cluster",
     "Debug",
+    "DevicesPerHost",
     "GpusPerNode",
     "GroupName",
+    "Hosts",
     "Json",
     "PresetName",
     "Spec",
+    "Timeout",
     "Variables",
     "WorldSize",
     "cluster_of",
@@ -79,6 +83,19 @@ GpusPerNode = Annotated[
         "--gpus-per-node", "-g", min=1, max=LIMIT, metavar="N", help="Ranks a node, without --cluster; presets know N."
     ),
 ]
+Hosts = Annotated[
+    str | None, typer.Option(metavar="LIST", help="The job's hosts in its launcher's order: node[1-4,7].")
+]
+DevicesPerHost = Annotated[
+    int | None, typer.Option("--gpus-per-node", "-g", min=1, metavar="N", help="Where a file does not say it.")
+]
+Backend = Annotated[
+    str | None,
+    typer.Option("--backend", "-b", metavar="NAME", help="gloo or nccl; default: nccl if each rank has a GPU."),
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", "-t", min=1.0, metavar="SECONDS", help="How long ranks wait for each other.")
+]
 Variables = Annotated[
     list[str] | None,
     typer.Option(
@@ -102,9 +119,8 @@ def source_of(spec: str | Source, world_size: int | None = None, variables: Iter
     >>> source_of("tp=2,dp=*", 8).plan.mesh
     Mesh(tp=2, dp=4)
     """
-    if not isinstance(spec, Source):
-        spec = read(spec, world_size=world_size, variables=variables_of(variables or ()))
-    source = spec
+    given = variables_of(variables or ())
+    source = spec if isinstance(spec, Source) else read(spec, world_size=world_size, variables=given)
     if source.plan.world_size > LIMIT:
         raise LayoutError(
             f"the world has {source.plan.world_size:,} ranks, but the command lists up to {LIMIT:,}; ask the library "
@@ -137,14 +153,13 @@ def cluster_of(
 
 def variables_of(words: Iterable[str]) -> dict[str, str]:
     """The variables of words NAME=VALUE."""
-    return dict(map(_variable, words))
-
-
-def _variable(word: str) -> tuple[str, str]:
-    name, equals, value = word.partition("=")
-    if not equals or not name.isidentifier():
-        raise typer.BadParameter(f"--set {quoted(word)} is no variable; write NAME=VALUE, such as TP=8")
-    return name, value
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise typer.BadParameter(f"--set {quoted(word)} is no variable; write NAME=VALUE, such as TP=8")
+        found[name] = value
+    return found
 
 
 def note_configs(*sources: Source) -> None:

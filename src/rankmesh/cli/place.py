@@ -10,7 +10,18 @@ import typer
 from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write, write_json
-from rankmesh.cli.options import CLUSTER_HELP, Debug, Json, Spec, Variables, WorldSize, note_configs, source_of
+from rankmesh.cli.options import (
+    CLUSTER_HELP,
+    Debug,
+    DevicesPerHost,
+    Hosts,
+    Json,
+    Spec,
+    Variables,
+    WorldSize,
+    note_configs,
+    source_of,
+)
 from rankmesh.cli.shell import save as write_file
 from rankmesh.errors import quoted
 from rankmesh.placement import Placed, Traffic, place
@@ -77,12 +88,8 @@ def command(
     traffic: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What a step sends: {kind: [{collective, bytes, times}]}.")
     ] = None,
-    hosts: Annotated[
-        str | None, typer.Option(metavar="LIST", help="The job's hosts in its launcher's order: node[1-4,7].")
-    ] = None,
-    gpus_per_node: Annotated[
-        int | None, typer.Option("--gpus-per-node", "-g", min=1, metavar="N", help="Where a file does not say it.")
-    ] = None,
+    hosts: Hosts = None,
+    gpus_per_node: DevicesPerHost = None,
     backend: Annotated[
         str, typer.Option("--backend", "-b", metavar="NAME", help="nccl or gloo: how collectives are done.")
     ] = "nccl",

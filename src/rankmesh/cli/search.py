@@ -72,8 +72,8 @@ def searched(
     return Searched(rows, assumed)
 
 
-def _count(name: str, text: str, *, metavar: str = "N", least: int = 1) -> Any:
-    return typer.Option(name, min=least, metavar=metavar, help=text)
+def _count(name: str, text: str) -> Any:
+    return typer.Option(name, min=1, metavar="N", help=text)
 
 
 def _known(name: str, words: tuple[str, ...], text: str) -> Any:

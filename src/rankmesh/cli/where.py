@@ -78,14 +78,12 @@ def _devices() -> tuple[str, ...] | None:
 
 
 def _missing(launch: Launch) -> str:
-    if launch.world_size == 1:
+    if launch.world_size == 1 or launch.address is not None:
         return ""
-    if launch.address is None:
-        if launch.launcher not in MPI:
-            return "the rendezvous address: MASTER_ADDR is not set; set it to the host of rank 0, on all ranks"
-        if importlib.util.find_spec("mpi4py") is None:
-            return "the rendezvous address: MASTER_ADDR is not set, and mpi4py, which could tell, is not installed"
-        return ""
+    if launch.launcher not in MPI:
+        return "the rendezvous address: MASTER_ADDR is not set; set it to the host of rank 0, on all ranks"
+    if importlib.util.find_spec("mpi4py") is None:
+        return "the rendezvous address: MASTER_ADDR is not set, and mpi4py, which could tell, is not installed"
     return ""
 
 
