@@ -2,7 +2,7 @@
 
 ```
 doctor ──"/dir/rank_3"──> reader    at most 1.5 GiB, 30 s a file
-       <──(length, answer)──          the columns of the recording, or why there are none
+       <──answer────────────          the recording, or why there is none
 ```
 
 The file that a reader had when it ended without an answer is skipped, with a note.
@@ -11,27 +11,20 @@ The file that a reader had when it ended without an answer is skipped, with a no
 from __future__ import annotations
 
 import gzip
-import marshal
 import os
+import pickle
 import signal
-import struct
 import subprocess
 import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, fields
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any
-
-import numpy as np
 
 from rankmesh.core.documents import Unreadable, open_regular
-from rankmesh.debug.doctor.calls import Signature
-from rankmesh.debug.doctor.columns import CALLS, EXCHANGES, GroupName
 from rankmesh.debug.doctor.formats import document
-from rankmesh.debug.doctor.recording import InCall, Recording, recording_of
+from rankmesh.debug.doctor.recording import Recording, recording_of
 from rankmesh.errors import RecordingError
 
 __all__ = ["read_files"]
@@ -41,7 +34,7 @@ _MEMORY, _SECONDS = 3 * 2**29, 30
 _EACH = 32
 # Bytes of plain JSON that are read without a process of their own.
 _SMALL = 2**20
-# Bytes of the columns of one recording: those of 2,000 calls take fifty thousand.
+# Bytes of one recording on its way: one of 2,000 calls takes about a hundred thousand.
 _LARGEST = 32 * 2**20
 
 
@@ -123,11 +116,10 @@ class _Reader:
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )
         try:
-            answer = _asked(self._process, path, rank)
-        except (BrokenPipeError, EOFError):
+            return _asked(self._process, path, rank)
+        except (BrokenPipeError, EOFError, pickle.UnpicklingError):
             self.end()
             return f"{path.name} takes more than {_MEMORY >> 20} MiB or {_SECONDS} s to read: skipped"
-        return answer if isinstance(answer, str) else _unpacked(answer)
 
     def end(self) -> None:
         """End the process and close its pipes."""
@@ -137,29 +129,14 @@ class _Reader:
             process.communicate()
 
 
-def _asked(process: subprocess.Popen[bytes], path: Path, rank: int | None) -> Any:
-    """What a reader says of a file; ``EOFError`` or ``BrokenPipeError`` when it ended without an answer."""
+def _asked(process: subprocess.Popen[bytes], path: Path, rank: int | None) -> Recording | str:
+    """What a reader says of a file; an error of the pipe or of the pickle when it ended without an answer."""
     if process.stdin is None or process.stdout is None:
         raise EOFError
-    _write(process.stdin, (str(path), rank))
-    return _read(process.stdout)
-
-
-def _write(stream: IO[bytes], value: Any) -> None:
-    data = marshal.dumps(value)
-    stream.write(struct.pack("<Q", len(data)) + data)
-    stream.flush()
-
-
-def _read(stream: IO[bytes]) -> Any:
-    head = stream.read(8)
-    if len(head) < 8:
-        raise EOFError
-    size = struct.unpack("<Q", head)[0]
-    data = stream.read(size)
-    if len(data) < size:
-        raise EOFError
-    return marshal.loads(data)  # noqa: S302  - written by the other end of this pipe, a process of ours
+    pickle.dump((path, rank), process.stdin)
+    process.stdin.flush()
+    answer: Recording | str = pickle.load(process.stdout)  # noqa: S301  - written by a process of ours
+    return answer
 
 
 def main(seconds: int) -> None:
@@ -170,16 +147,16 @@ def main(seconds: int) -> None:
     gc.disable()
     while True:
         try:
-            path, rank = _read(sys.stdin.buffer)
+            path, rank = pickle.load(sys.stdin.buffer)  # noqa: S301  - written by the process that started this one
         except EOFError:
             return
         _alarm(seconds)
-        answer = _here(Path(path), rank)
-        plain = answer if isinstance(answer, str) else _packed(answer)
-        if len(marshal.dumps(plain)) > _LARGEST:
-            plain = f"{Path(path).name} holds more than any rank records: skipped"
+        answer = pickle.dumps(_here(path, rank))
+        if len(answer) > _LARGEST:
+            answer = pickle.dumps(f"{path.name} holds more than any rank records: skipped")
         _alarm(0)
-        _write(sys.stdout.buffer, plain)
+        sys.stdout.buffer.write(answer)
+        sys.stdout.buffer.flush()
 
 
 def _limit_memory() -> None:
@@ -194,25 +171,3 @@ def _alarm(seconds: int) -> None:
     """End this process after so long, whatever it is in; 0 calls it off."""
     if hasattr(signal, "alarm"):
         signal.alarm(seconds)
-
-
-def _packed(recording: Recording) -> dict[str, Any]:
-    """A recording as plain values for the pipe."""
-    plain = {f.name: getattr(recording, f.name) for f in fields(recording)}
-    plain |= {name: plain[name].tobytes() for name in CALLS}
-    plain["exchanges"] = {name: column.tobytes() for name, column in recording.exchanges.items()}
-    plain["signatures"] = [(one.operation, one.facts, one.shown) for one in recording.signatures]
-    plain["groups"] = [tuple(vars(group).values()) for group in recording.groups]  # astuple copies every member
-    plain["in_call"] = None if recording.in_call is None else asdict(recording.in_call)
-    return plain
-
-
-def _unpacked(plain: dict[str, Any]) -> Recording:
-    changed = {
-        **{name: np.frombuffer(plain[name], dtype) for name, dtype in CALLS.items()},
-        "exchanges": {name: np.frombuffer(plain["exchanges"][name], dtype) for name, dtype in EXCHANGES.items()},
-        "signatures": [Signature(*values) for values in plain["signatures"]],
-        "groups": [GroupName(*values) for values in plain["groups"]],
-        "in_call": None if plain["in_call"] is None else InCall(**plain["in_call"]),
-    }
-    return Recording(**{**plain, **changed})
