@@ -21,6 +21,8 @@ from rankmesh.runtime.measure import SIZES
 __all__ = ["measure"]
 
 Progress = Callable[[int, int], None]
+# Measures as one rank of a world.
+Run = Callable[[Launch, "Progress | None"], Measurement]
 
 
 def measure(
@@ -42,37 +44,21 @@ def measure(
     chosen, named = tuple(sizes), None if kinds is None else tuple(kinds)
     for name in named or ():
         plan.groups(name)
+
+    def run(launch: Launch, progress: Progress | None) -> Measurement:
+        with enter(launch, backend, timedelta(seconds=timeout)), connect(plan, timeout=timeout) as groups:
+            return groups.measure(chosen, kinds=named, progress=progress, timeout=timeout)
+
     if is_single_process(launch):
-        return _here(plan, chosen, named, backend, timeout, progress)
-    return _in_world(plan, launch, chosen, named, backend, timeout, progress if launch.rank == 0 else None)
+        return _here(check_size(plan), run, progress)
+    return run(launch, progress if launch.rank == 0 else None)
 
 
-def _in_world(
-    plan: Plan,
-    launch: Launch,
-    sizes: tuple[int, ...],
-    kinds: tuple[str, ...] | None,
-    backend: str | None,
-    timeout: float,
-    progress: Progress | None,
-) -> Measurement:
-    with enter(launch, backend, timedelta(seconds=timeout)), connect(plan, timeout=timeout) as groups:
-        return groups.measure(sizes, kinds=kinds, progress=progress, timeout=timeout)
-
-
-def _here(
-    plan: Plan,
-    sizes: tuple[int, ...],
-    kinds: tuple[str, ...] | None,
-    backend: str | None,
-    timeout: float,
-    progress: Progress | None,
-) -> Measurement:
-    size = check_size(plan)
+def _here(size: int, run: Run, progress: Progress | None) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="rankmesh-measure-") as folder:
         place = Path(folder)
         ranks = Ranks(place, size, None if progress is None else _reading(place, progress))
-        stopped = ranks.run(lambda rank: _rank(plan, begin(place, rank, size), place, sizes, kinds, backend, timeout))
+        stopped = ranks.run(lambda rank: _rank(run, begin(place, rank, size), place))
         if stopped or not (place / "found").exists():
             failed = [path.read_text(encoding="utf-8") for path in sorted(place.glob("failed-*"))]
             why = failed[0] if failed else next(iter(stopped.values()), "ended without an error")
@@ -92,15 +78,7 @@ def _reading(place: Path, progress: Progress) -> Callable[[], None]:
     return update
 
 
-def _rank(
-    plan: Plan,
-    job: Launch,
-    place: Path,
-    sizes: tuple[int, ...],
-    kinds: tuple[str, ...] | None,
-    backend: str | None,
-    timeout: float,
-) -> None:
+def _rank(run: Run, job: Launch, place: Path) -> None:
     """What each started rank does."""
 
     def far(done: int, total: int) -> None:
@@ -108,7 +86,7 @@ def _rank(
             file.write(f"{done} {total}\n")
 
     try:
-        found = _in_world(plan, job, sizes, kinds, backend, timeout, far if job.rank == 0 else None)
+        found = run(job, far if job.rank == 0 else None)
     except (RankmeshError, RuntimeError) as error:
         (place / f"failed-{job.rank}").write_text(f"{job.rank} failed: {first_line(error)}", encoding="utf-8")
         raise SystemExit(1) from None
