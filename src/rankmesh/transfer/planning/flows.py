@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,15 +27,10 @@ from rankmesh.core.strided import IntArray
 from rankmesh.transfer.planning.balance import Sets, share
 from rankmesh.transfer.planning.classes import TensorClass
 
-__all__ = ["Flows", "Nearness", "flows_of"]
+if TYPE_CHECKING:
+    from rankmesh.placement import Cluster
 
-
-class Nearness(Protocol):
-    """What this needs of a cluster."""
-
-    @property
-    def units(self) -> IntArray:
-        """The unit of each rank at each level, (levels, ranks), innermost first."""
+__all__ = ["Flows", "flows_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +132,7 @@ def _blocks(sets: Sequence[Sequence[int]]) -> list[int]:
     return blocks
 
 
-def flows_of(classes: Sequence[TensorClass], cluster: Nearness | None, lost: Sequence[int]) -> Flows:
+def flows_of(classes: Sequence[TensorClass], cluster: Cluster | None, lost: Sequence[int]) -> Flows:
     """The flows of a transfer, in which ``lost`` ranks send nothing; the same on every rank."""
     copies = _Copies()
     asked = [_asked(number, one, copies.number(one)) for number, one in enumerate(classes)]

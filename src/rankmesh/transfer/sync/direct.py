@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -37,6 +38,7 @@ from rankmesh.transfer.live.run import Itinerary, itinerary, itinerary_of, longe
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.planning.transfer import Transfer
 from rankmesh.transfer.sync.delta import Delta, History, restricted
+from rankmesh.transfer.sync.layouts import ranks_of
 
 __all__ = ["Announced", "Connect", "GlooGroup", "Group", "Publisher", "Requester"]
 
@@ -106,16 +108,22 @@ class GlooGroup:
         del self._group
 
 
+@dataclass(eq=False)
 class _Member:
-    """What both sides do: messages over the group of one engine."""
+    """What both sides do: messages over the group of one engine, in which this one is ``rank``."""
 
-    def __init__(self, store: Any, moves: Transfer, rank: int, timeout: timedelta, budget: int, connect: Connect):
-        self._store, self._moves, self._rank, self._timeout = store, moves, rank, timeout
-        self._budget, self._connect = budget, connect
-        self._channel = BoundedChannel(StoreChannel(store, PREFIX))
-        self.memory = 0
-        self._members = (*range_of(moves, "source"), *range_of(moves, "target"))
-        longest_message(moves, budget)
+    store: Any
+    moves: Transfer
+    rank: int
+    timeout: timedelta
+    budget: int
+    connect: Connect
+    memory: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        longest_message(self.moves, self.budget)
+        self._channel = BoundedChannel(StoreChannel(self.store, PREFIX))
+        self._members = (*ranks_of(self.moves.source), *ranks_of(self.moves.target))
 
     def _ask(self, call: Callable[[Channel], _Result]) -> _Result:
         """What a call of the shared store gives. Raises ``StoreLost`` where it does not answer."""
@@ -129,14 +137,14 @@ class _Member:
 
     def _connected(self, key: str) -> Group:
         """The wire of this name, once all its members have come."""
-        make = partial(self._connect, self._store, key, self._members, self._rank, self._timeout)
-        return answered_within(submit(make, "rankmesh-sync"), self._timeout.total_seconds() + _MOMENT)
+        make = partial(self.connect, self.store, key, self._members, self.rank, self.timeout)
+        return answered_within(submit(make, "rankmesh-sync"), self.timeout.total_seconds() + _MOMENT)
 
     def _itinerary(self, delta: Delta | None, budget: int) -> Itinerary:
-        longest = longest_message(self._moves, budget)
+        longest = longest_message(self.moves, budget)
         if delta is None:
-            return itinerary_of(self._moves, self._rank, longest)
-        return itinerary(self._moves, restricted(self._moves.of(self._rank), delta), longest)
+            return itinerary_of(self.moves, self.rank, longest)
+        return itinerary(self.moves, restricted(self.moves.of(self.rank), delta), longest)
 
 
 def _write(key: str, text: str, channel: Channel) -> None:
@@ -148,29 +156,16 @@ def _all_requests(channel: Channel) -> dict[str, str | None]:
     return {engine: channel.read(f"request/{engine}") for engine in sorted(listed)}
 
 
-def range_of(moves: Transfer, side: str) -> list[int]:
-    """The ranks of one side, ascending."""
-    return sorted({r for s in getattr(moves, side).values() for r in s.mesh.rank_range.members})
-
-
+@dataclass(eq=False)
 class Publisher(_Member):
     """A trainer rank that sends; the first version waits for ``least`` engines."""
 
-    def __init__(
-        self,
-        store: Any,
-        moves: Transfer,
-        rank: int,
-        tensors: Mapping[str, Tensor],
-        run: str,
-        *,
-        timeout: timedelta,
-        budget: int,
-        connect: Connect,
-        least: int,
-    ) -> None:
-        super().__init__(store, moves, rank, timeout, budget, connect)
-        self._tensors, self._run, self._least = tensors, run, least
+    tensors: Mapping[str, Tensor]
+    run: str
+    least: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._groups: dict[str, tuple[str, Group]] = {}
         self._served: dict[str, int] = {}  # the last request of each engine that was served
         self._expected: set[str] = set()  # engines that took the last version
@@ -184,29 +179,29 @@ class Publisher(_Member):
         groups_of = [json.loads(text) for text in texts.values()]
         served: dict[str, Any] = {}
         found = self._requests()
-        budget = self._budget // max(1, len(found))
+        budget = self.budget // max(1, len(found))
         for engine, request in found.items():
             key = request["group"]
             if not key or any(groups.get(engine) != key for groups in groups_of):
                 key = f"{engine}-{request['number']}"
-            since = request["version"] if request["run"] == self._run else None
+            since = request["version"] if request["run"] == self.run else None
             served[engine] = {"group": key, "since": since, "number": request["number"], "budget": budget}
-            go = {**served[engine], "run": self._run, "history": history.to_data(), "version": history.newest}
+            go = {**served[engine], "run": self.run, "history": history.to_data(), "version": history.newest}
             self._ask(partial(_write, f"go/{engine}/{request['number']}", json.dumps(go)))
         return json.dumps(served)
 
     def _requests(self) -> dict[str, Any]:
         """The requests that are not served yet."""
-        end, found = time.monotonic() + self._timeout.total_seconds(), dict[str, Any]()
+        end, found = time.monotonic() + self.timeout.total_seconds(), dict[str, Any]()
         while True:
             texts = self._ask(_all_requests)
             there = {engine: json.loads(text) for engine, text in texts.items() if text}
-            for engine in [engine for engine, one in there.items() if one["digest"] != self._moves.digest]:
-                refused = {"refused": self._moves.digest}
+            for engine in [engine for engine, one in there.items() if one["digest"] != self.moves.digest]:
+                refused = {"refused": self.moves.digest}
                 self._ask(partial(_write, f"go/{engine}/{there.pop(engine)['number']}", json.dumps(refused)))
             found = {engine: one for engine, one in there.items() if one["number"] != self._served.get(engine)}
             awaited = [engine for engine in self._expected if engine in there and engine not in found]
-            if (not awaited and len(found) >= (0 if self._served else self._least)) or time.monotonic() >= end:
+            if (not awaited and len(found) >= (0 if self._served else self.least)) or time.monotonic() >= end:
                 return found
             time.sleep(_PAUSE)
 
@@ -234,9 +229,9 @@ class Publisher(_Member):
         if self._groups.get(engine, ("", None))[0] != one["group"]:
             self._drop(engine, failed=True)
             self._groups[engine] = one["group"], self._connected(one["group"])
-        tensors = {name: local(tensor) for name, tensor in self._tensors.items()}
+        tensors = {name: local(tensor) for name, tensor in self.tensors.items()}
         steps = self._itinerary(history.since(one["since"]), one["budget"])
-        exchange = Exchange(self._groups[engine][1], tensors, {}, self._timeout)
+        exchange = Exchange(self._groups[engine][1], tensors, {}, self.timeout)
         exchange.all(steps.sends, steps.receives, steps.copies)
         self.memory += exchange.memory
 
@@ -272,44 +267,36 @@ class Announced:
         self.delta = History.read(go["history"]).since(go["since"])
 
 
+@dataclass(eq=False)
 class Requester(_Member):
     """One rank of an engine that asks, and receives; ``engine`` is the engine's id."""
 
-    def __init__(
-        self,
-        store: Any,
-        moves: Transfer,
-        rank: int,
-        engine: str,
-        *,
-        timeout: timedelta,
-        budget: int,
-        connect: Connect,
-    ) -> None:
-        super().__init__(store, moves, rank, timeout, budget, connect)
-        self._engine, self._number = engine, 0
-        self._key = ""
+    engine: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._number, self._key = 0, ""
         self._group: Group | None = None
         self._in_use: tuple[str, int | None] = ("", None)
 
     def ask(self) -> str:
         """Ask the trainer for the next version, as one rank does for all."""
-        key = f"request/{self._engine}"
+        key = f"request/{self.engine}"
         request = {"number": self._number, "version": self._in_use[1], "run": self._in_use[0], "group": self._key}
-        text = json.dumps({**request, "digest": self._moves.digest})
+        text = json.dumps({**request, "digest": self.moves.digest})
 
         def ask(channel: Channel) -> None:
             listed = channel.read(key) is not None
             channel.write(key, text)
             if not listed:
-                channel.post("engines", 0, self._engine)
+                channel.post("engines", 0, self.engine)
 
         self._ask(ask)
         return ""
 
     def await_version(self, end: float) -> Announced | None:
         """What the trainer answers; None at ``end`` (``monotonic``): the request stands."""
-        key = f"go/{self._engine}/{self._number}"
+        key = f"go/{self.engine}/{self._number}"
         while True:
             left = max(0.0, end - time.monotonic())
             text = self._ask(lambda channel: channel.read(key) if channel.wait(key, min(left, _SLICE)) else None)  # noqa: B023
@@ -323,7 +310,7 @@ class Requester(_Member):
             self._group = self._connected(announced.group)
             self._key = announced.group
         steps = self._itinerary(announced.delta, announced.budget)
-        exchange = Exchange(self._group, {}, into, self._timeout)
+        exchange = Exchange(self._group, {}, into, self.timeout)
         exchange.all(steps.sends, steps.receives, steps.copies)
         self.memory = exchange.memory
         pieces = [piece for row in steps.receives for message in row for piece in message.pieces]
@@ -332,7 +319,7 @@ class Requester(_Member):
     def answered(self, announced: Announced, *, whole: bool, first: bool) -> None:
         """The request is over: the version is there on all ranks, or on none; the ``first`` rank deletes the answer."""
         if first:
-            key = f"go/{self._engine}/{self._number}"
+            key = f"go/{self.engine}/{self._number}"
             with suppress(RuntimeError):
                 self._ask(lambda channel: channel.delete([key]))
         self._number += 1
@@ -350,6 +337,6 @@ class Requester(_Member):
     def close(self) -> None:
         """Ask no more."""
         self.drop(failed=False)
-        keys = [f"request/{self._engine}", f"go/{self._engine}/{self._number}"]
+        keys = [f"request/{self.engine}", f"go/{self.engine}/{self._number}"]
         with suppress(RuntimeError):
             self._ask(lambda channel: channel.delete(keys))

@@ -17,7 +17,7 @@ from rankmesh.core.shard_map import at_of
 from rankmesh.core.sharding import Sharding
 from rankmesh.transfer.planning.transfer import Transfer
 
-__all__ = ["Layouts", "single"]
+__all__ = ["Layouts", "ranks_of", "single"]
 
 
 class Layouts:
@@ -26,7 +26,7 @@ class Layouts:
     def __init__(self, trainer: Mapping[str, Sharding], engine: Mapping[str, Sharding]) -> None:
         unmoved = Transfer(trainer, engine)  # checks names, shapes and dtypes
         self.trainer, self.engine = unmoved.source, unmoved.target
-        self.trainer_ranks, self.engine_ranks = _ranks(self.trainer), _ranks(self.engine)
+        self.trainer_ranks, self.engine_ranks = ranks_of(self.trainer), ranks_of(self.engine)
         self.shift = self.trainer_ranks[-1] + 1 if self.trainer_ranks else 0
         meshes: dict[Mesh, Mesh] = {}
         self.moved = {
@@ -46,7 +46,8 @@ class Layouts:
         return Transfer(unique, self.moved)
 
 
-def _ranks(shardings: Mapping[str, Sharding]) -> tuple[int, ...]:
+def ranks_of(shardings: Mapping[str, Sharding]) -> tuple[int, ...]:
+    """The ranks of all meshes, ascending."""
     meshes = {s.mesh for s in shardings.values()}
     return tuple(sorted({rank for mesh in meshes for rank in mesh.rank_range.members}))
 

@@ -183,12 +183,12 @@ class Sync:
             self._open(serves=rank == self._layouts.trainer_ranks[0]),
             self._layouts.direct,
             rank,
+            self._timeout,
+            self._budget,
+            self._connect,
             tensors,
             run,
-            timeout=self._timeout,
-            budget=self._budget,
-            connect=self._connect,
-            least=self._least,
+            self._least,
         )
 
     # -- an engine ----------------------------------------------------------------------------------------------------
@@ -216,15 +216,8 @@ class Sync:
         rank = self._rank + self._layouts.shift
         if isinstance(self._at, Path):
             return stored.Reader(self._at, self._layouts.stored, rank)
-        return direct.Requester(
-            self._open(serves=False),
-            self._layouts.direct,
-            rank,
-            name,
-            timeout=self._timeout,
-            budget=self._budget,
-            connect=self._connect,
-        )
+        store, moves = self._open(serves=False), self._layouts.direct
+        return direct.Requester(store, moves, rank, self._timeout, self._budget, self._connect, name)
 
     def _read(self, reader: stored.Reader, started: float, end: float) -> Received | None:
         """From files: all ranks lock the files of one version, and copy them."""

@@ -37,6 +37,7 @@ from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import Slices, located, where
 from rankmesh.transfer.planning.transfer import Transfer
 from rankmesh.transfer.sync.delta import Delta, History, merged, restricted
+from rankmesh.transfer.sync.layouts import ranks_of
 
 __all__ = ["Announced", "Publisher", "Reader"]
 
@@ -205,7 +206,7 @@ class Publisher:
 
     def close(self) -> None:
         """Delete the files of this rank; the last one to do so deletes the folder."""
-        if self._rank == min(rank for s in self._moves.source.values() for rank in s.mesh.rank_range.members):
+        if self._rank == ranks_of(self._moves.source)[0]:
             (self._folder / _INDEX).unlink(missing_ok=True)
         for file in (self._current, self._older, self._writing):
             if file is not None:
