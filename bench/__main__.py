@@ -16,9 +16,8 @@ import typer
 
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import json_text, note, out, write
-from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug
-from rankmesh.cli.shell import Failed, outcome
+from rankmesh.cli.shell import ExitCode, Failed, outcome
 from rankmesh.errors import PlanError
 
 if TYPE_CHECKING:
@@ -182,7 +181,7 @@ def _read(path: Path) -> Results:
 
 
 def run(message: Sequence[str]) -> int:
-    """The exit status of the benchmarks with these words: one of ``rankmesh.cli.exit_codes``."""
+    """The exit status of the benchmarks with these words: one of ``rankmesh.cli.shell``."""
     app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
     settings = {"help_option_names": ["-h", "--help"]}
     app.command(context_settings=settings, epilog=f"[bold]Examples[/]\n{EXAMPLES.rstrip()}")(command)

@@ -7,7 +7,7 @@ from tests.doctor.making import WORLD, call, document, write
 from typer.testing import CliRunner
 
 from rankmesh.cli.app import app
-from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.cli.shell import ExitCode
 
 
 def _run(*arguments):

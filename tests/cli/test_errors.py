@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rankmesh.cli import groups
-from rankmesh.cli.exit_codes import EXIT_CODES, ExitCode
+from rankmesh.cli.shell import EXIT_CODES, ExitCode
 
 
 def _arguments(value: object) -> str:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.cli.shell import ExitCode
 
 TENSORS = {
     "up": {

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rankmesh.cli.app import app
-from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.cli.shell import ExitCode
 
 PROGRAM = """
 import torch.distributed as dist

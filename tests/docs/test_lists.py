@@ -7,7 +7,7 @@ from tests.docs.pages import ROOT
 
 from rankmesh import errors, sim
 from rankmesh.cli.app import app
-from rankmesh.cli.exit_codes import ExitCode
+from rankmesh.cli.shell import ExitCode
 from rankmesh.core import presets
 from rankmesh.readers.source import RECIPES
 

@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command on ``sys.argv`` and exit with one of ``rankmesh.cli.exit_codes``."""
+    """Run the command on ``sys.argv`` and exit with one of ``rankmesh.cli.shell``."""
     from rankmesh.cli.app import app
 
     def run() -> None:

@@ -28,9 +28,8 @@ from rankmesh.cli import (
     where,
 )
 from rankmesh.cli.console import write
-from rankmesh.cli.exit_codes import EXIT_CODES
 from rankmesh.cli.options import Debug
-from rankmesh.cli.shell import Shell
+from rankmesh.cli.shell import EXIT_CODES, Shell
 
 __all__ = ["app"]
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import typer
 
 import rankmesh
-from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.shell import Failed
+from rankmesh.cli.shell import ExitCode, Failed
 
 __all__ = ["EXAMPLES", "command", "run"]
 

@@ -17,7 +17,6 @@ import typer
 
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import error, note, out, write, write_json
-from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import (
     Backend,
     Debug,
@@ -30,7 +29,7 @@ from rankmesh.cli.options import (
     note_configs,
     source_of,
 )
-from rankmesh.cli.shell import Failed
+from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.cli.started import STARTED
 from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, extra, in_words
 from rankmesh.launch.started import Launch, started_by

@@ -10,9 +10,8 @@ import typer
 
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write, write_json
-from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug, DevicesPerHost, Hosts, Json, Timeout, cluster_of
-from rankmesh.cli.shell import Failed
+from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.errors import AgreementError, ClusterError, ConnectError, MissingExtra, extra
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.placement import Cluster

@@ -13,9 +13,8 @@ import typer
 
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import out, write, write_json
-from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug, Json
-from rankmesh.cli.shell import Failed
+from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.errors import extra, first_line, quoted
 
 if TYPE_CHECKING:

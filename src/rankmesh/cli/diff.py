@@ -16,8 +16,8 @@ import typer
 from rankmesh.cli.columns import Column, print_columns, ranks_text
 from rankmesh.cli.complete import spec_names
 from rankmesh.cli.console import note, out, write_json
-from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import SPEC_HELP, Debug, Json, Variables, WorldSize, config_of, note_configs, source_of
+from rankmesh.cli.shell import ExitCode
 from rankmesh.core.difference import Difference, KindDiff, OnlyKind, difference
 from rankmesh.readers.source import Source
 

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh.cli.console import note, write, write_json
-from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, note_configs, source_of
-from rankmesh.cli.shell import Failed, save
+from rankmesh.cli.shell import ExitCode, Failed, save
 from rankmesh.debug.doctor import Diagnosis
 from rankmesh.debug.doctor import doctor as diagnosed
 from rankmesh.debug.doctor.diagnosis import report

@@ -15,9 +15,8 @@ from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.complete import group_names
 from rankmesh.cli.console import out, write, write_json
-from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import CLUSTER_HELP, Backend, Debug, Json, Spec, Timeout, Variables, WorldSize, note_configs
-from rankmesh.cli.shell import Failed
+from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.cli.shell import save as write_file
 from rankmesh.core.plan import Plan
 from rankmesh.errors import AgreementError, ConnectError, extra, quoted

@@ -15,8 +15,7 @@ from pathlib import Path
 import typer
 
 from rankmesh.cli.console import error, write
-from rankmesh.cli.exit_codes import ExitCode
-from rankmesh.cli.shell import Failed, save
+from rankmesh.cli.shell import ExitCode, Failed, save
 from rankmesh.errors import RankmeshError
 
 __all__ = ["Output", "check_stdout", "deliver"]

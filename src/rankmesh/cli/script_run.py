@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import typer
 
 from rankmesh.cli.console import note
-from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import variables_of
-from rankmesh.cli.shell import Failed
+from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.errors import quoted_path
 from rankmesh.readers.launched import STAND_INS, run_config, sandbox_kind
 from rankmesh.readers.source import Source

@@ -8,6 +8,9 @@ rankmesh ... | head                                                             
 ```
 
 A subcommand that ends in another way raises ``Failed`` with its exit code.
+
+>>> ExitCode(3).name, EXIT_CODES.splitlines()[0]
+('BAD_SPEC', '  0  ok')
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +28,9 @@ import typer
 from typer.core import TyperGroup
 
 from rankmesh.cli.console import error, note, plain
-from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.errors import ConnectError, MissingExtra, RankmeshError, quoted
 
-__all__ = ["DEBUG", "Failed", "Shell", "outcome", "save"]
+__all__ = ["DEBUG", "EXIT_CODES", "ExitCode", "Failed", "Shell", "outcome", "save"]
 
 DEBUG = "RANKMESH_DEBUG"
 
@@ -36,6 +39,34 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # typer re-exports one of its usage errors; their common base carries exit_code and format_message().
 _CommandError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+class ExitCode(IntEnum):
+    """Exit statuses of ``rankmesh``; ``meaning`` is the line in its help."""
+
+    meaning: str
+
+    def __new__(cls, value: int, meaning: str) -> ExitCode:
+        """An integer with its meaning."""
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    OK = 0, "ok"
+    DIFFERENT = 1, "diff: the layouts differ, or by `compare` the numbers under them"
+    USAGE = 2, "wrong usage, or a file that cannot be written"
+    BAD_SPEC = 3, "a spec, layout or plan that is refused"
+    UNPROVED = 4, "check: a group failed its proof"
+    LOST_RANKS = 5, "check: ranks died or never arrived, or by `compare` the program failed"
+    NO_JOB = 6, "what the launcher says contradicts itself, or lacks something"
+    HUNG = 7, "doctor: ranks hang"
+    INTERNAL = 70, "a defect of rankmesh itself; --debug shows where"
+    INTERRUPTED = 130, "interrupted from the keyboard"
+    BROKEN_PIPE = 141, "the reader of the output went away"
+
+
+EXIT_CODES = "\n".join(f"{code.value:>3}  {code.meaning}" for code in ExitCode)
 
 
 class Failed(Exception):

@@ -10,9 +10,8 @@ from typing import Any
 
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import out, write_json
-from rankmesh.cli.exit_codes import ExitCode
 from rankmesh.cli.options import Debug, Json
-from rankmesh.cli.shell import Failed
+from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.errors import ConnectError
 from rankmesh.launch.address import resolved
 from rankmesh.launch.started import Launch, started_by
