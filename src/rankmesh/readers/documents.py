@@ -1,7 +1,7 @@
 r"""JSON, TOML and YAML as entries: every value with the path of its keys and its line.
 
->>> [str(entry) for entry in entries("parallelism:\n  tp: 4\n", "run.yaml")], syntax("[a]\nb = 1\n", "x")
-(['parallelism.tp = 4'], 'toml')
+>>> [str(entry) for entry in entries("parallelism:\n  tp: 4\n", "run.yaml")]
+['parallelism.tp = 4']
 """
 
 from __future__ import annotations
@@ -18,49 +18,36 @@ from rankmesh.readers.reading import Entry
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-__all__ = ["entries", "syntax"]
+__all__ = ["entries"]
 
 _ENDINGS = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 
 
-def syntax(text: str, path: str) -> str | None:
-    """``json``, ``toml`` or ``yaml`` if the text is a mapping in it, None if in none of them.
+def entries(text: str, path: str) -> list[Entry]:
+    """The values of a document in the order of its lines, none where it is no mapping; a list is one value.
 
-    A file whose name ends as one of them, and whose text is broken, is refused with the reason.
+    A file whose name ends as one of these forms, and whose text is broken, is refused with the reason.
     """
     claimed = next((name for ending, name in _ENDINGS.items() if path.endswith(ending)), None)
-    return next((name for name in _PARSERS if _is_mapping(name, text, strict=name == claimed)), None)
-
-
-def _is_mapping(name: str, text: str, *, strict: bool) -> bool:
-    try:
-        return _PARSERS[name](text)
-    except Invalid:
-        if strict:
-            raise
-        return False
-
-
-def entries(text: str, path: str) -> list[Entry]:
-    """The values of a document in the order of its lines; a list is one value."""
     with refused_as(PlanError, path, "give a training config", path=path):
-        name = syntax(text, path)
-        return list(_WALKERS[name](text)) if name else []
+        for name, (parse, walk) in _FORMS.items():
+            try:
+                parsed = parse(text)
+            except Invalid:
+                if name == claimed:
+                    raise
+                continue
+            if parsed is not None:
+                return list(walk(text, parsed))
+        return []
 
 
-def _is_yaml(text: str) -> bool:
-    node = compose_yaml(text).node
-    return node is not None and node.id == "mapping"
+def _json_mapping(text: str) -> dict[str, Any] | None:
+    parsed = parse_json(text)
+    return parsed if isinstance(parsed, dict) else None
 
 
-_PARSERS: Mapping[str, Callable[[str], bool]] = {
-    "json": lambda text: isinstance(parse_json(text), dict),
-    "toml": lambda text: bool(parse_toml(text)),
-    "yaml": _is_yaml,
-}
-
-
-def _walk_json(text: str) -> Iterator[Entry]:
+def _walk_json(text: str, _: object) -> Iterator[Entry]:
     """Each value of a text that is known to be JSON; its line is that of its key."""
     waiting: list[tuple[tuple[str, ...], int, Node]] = [((), 1, _tree("json", text).named_children[0])]
     while waiting:
@@ -73,7 +60,7 @@ def _walk_json(text: str) -> Iterator[Entry]:
         waiting += reversed(inner)
 
 
-def _walk_toml(text: str) -> Iterator[Entry]:
+def _walk_toml(text: str, parsed: dict[str, Any]) -> Iterator[Entry]:
     """Each value with the line of its key, or of the first ``[[table]]`` of a list of tables."""
     lines: dict[tuple[str, ...], int] = {}
     for node in _tree("toml", text).named_children:
@@ -83,7 +70,7 @@ def _walk_toml(text: str) -> Iterator[Entry]:
             _place(rest, _names(key), lines)
         else:
             _place([node], (), lines)
-    found = (Entry(path, value, lines.get(path, 1)) for path, value in _leaves(parse_toml(text), ()))
+    found = (Entry(path, value, lines.get(path, 1)) for path, value in _leaves(parsed, ()))
     return iter(sorted(found, key=lambda entry: entry.line))
 
 
@@ -133,9 +120,9 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield path, value
 
 
-def _walk_yaml(text: str) -> Iterator[Entry]:
+def _yaml_mapping(text: str) -> YamlTree | None:
     tree = compose_yaml(text)
-    return _yaml_entries(tree, tree.node, (), 1)
+    return tree if tree.node is not None and tree.node.id == "mapping" else None
 
 
 def _yaml_entries(tree: YamlTree, node: Any, path: tuple[str, ...], line: int) -> Iterator[Entry]:
@@ -159,4 +146,9 @@ def _yaml_entries(tree: YamlTree, node: Any, path: tuple[str, ...], line: int) -
         names |= {entry.path[len(path)] for entry in inherited}
 
 
-_WALKERS = {"json": _walk_json, "toml": _walk_toml, "yaml": _walk_yaml}
+# What a text is if it is a mapping in a form, None otherwise, and the values of that; forms are tried in this order.
+_FORMS: Mapping[str, tuple[Callable[[str], Any], Callable[[str, Any], Iterator[Entry]]]] = {
+    "json": (_json_mapping, _walk_json),
+    "toml": (lambda text: parse_toml(text) or None, _walk_toml),
+    "yaml": (_yaml_mapping, lambda _, tree: _yaml_entries(tree, tree.node, (), 1)),
+}
