@@ -81,8 +81,7 @@ def _all_reduce(calls: Sequence[Call]) -> None:
 
 
 def _reduce(calls: Sequence[Call]) -> None:
-    for call in calls:
-        call.results = []
+    _nothing(calls)
     root = _root(calls)
     root.results = [_reduced([call.given[i] for call in calls], root.reduction) for i in range(len(root.given))]
 
@@ -105,8 +104,7 @@ def _all_gather_single(calls: Sequence[Call]) -> None:
 
 
 def _gather(calls: Sequence[Call]) -> None:
-    for call in calls:
-        call.results = []
+    _nothing(calls)
     _root(calls).results = [call.given[0] for call in calls]
 
 
@@ -123,12 +121,10 @@ def _reduce_scatter(calls: Sequence[Call]) -> None:
 def _reduce_scatter_single(calls: Sequence[Call]) -> None:
     members = len(calls)
     for call in calls:
-        pieces = [[other.given[i].reshape(members, -1)[call.position] for other in calls] for i in range(_many(call))]
-        call.results = [_reduced(piece, call.reduction) for piece in pieces]
-
-
-def _many(call: Call) -> int:
-    return len(call.given)
+        call.results = [
+            _reduced([other.given[i].reshape(members, -1)[call.position] for other in calls], call.reduction)
+            for i in range(len(call.given))
+        ]
 
 
 def _all_to_all(calls: Sequence[Call]) -> None:

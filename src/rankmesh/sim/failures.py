@@ -20,6 +20,7 @@ the members of a group make the same calls in the same order; ...
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from rankmesh.errors import RankmeshError, in_words, listed
 from rankmesh.sim.channel import Collective, Failure, PendingOperation
@@ -52,10 +53,10 @@ class DivergenceError(RankmeshError, RuntimeError):
     """
 
     kind: str
-    group: str
-    ranks: tuple[int, ...]
-    calls: Mapping[int, str]
-    sites: Mapping[int, str]
+    group: str = ""
+    ranks: tuple[int, ...] = ()
+    calls: Mapping[int, str] = MappingProxyType({})
+    sites: Mapping[int, str] = MappingProxyType({})
 
 
 class HungRank(RankmeshError, TimeoutError):

@@ -80,7 +80,7 @@ class Scheduler:
         self._ready: list[int] = list(range(size))
         self._tokens = [threading.Lock() for _ in range(size)]
         self._chooser, self._stuck, self._changed = chooser, stuck, changed
-        self._clock = 0.0
+        self.clock = 0.0  # simulated seconds since the start
         self._state = threading.Lock()  # between the rank that runs and the one that watches
         for token in self._tokens:
             token.acquire()
@@ -95,7 +95,7 @@ class Scheduler:
     def block(self, rank: int, what: object, *, limit: float | None = None) -> bool:
         """Wait until woken; whether that was before ``limit`` simulated seconds had passed."""
         self.check(rank)
-        deadline = None if limit is None else self._clock + limit
+        deadline = None if limit is None else self.clock + limit
         self.waiting[rank] = Waiting(what, deadline)
         self._hand_over(rank)
         return not self._resumed(rank).late
@@ -133,11 +133,6 @@ class Scheduler:
         self.lost.add(rank)
         self.wake(rank)
 
-    @property
-    def clock(self) -> float:
-        """Simulated seconds since the start."""
-        return self._clock
-
     def _resumed(self, rank: int) -> Waiting:
         self.check(rank)
         waiting = self._woken.pop(rank, None) or Waiting(None)
@@ -174,7 +169,7 @@ class Scheduler:
             self._stuck(dict(self.waiting))
             return
         first = min(deadlines, key=lambda rank: (deadlines[rank], rank))
-        self._clock = deadlines[first]
+        self.clock = deadlines[first]
         self.waiting[first].late = True
         self.wake(first)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 from rankmesh.backend import torch_threads
 from rankmesh.sim.calls import Call, Site, call_site
@@ -211,11 +210,7 @@ class Simulation:
         return DivergenceError(
             f"rank {rank} waits for {waiting.what}, and no rank can go on; look at what the others wait for",
             kind="deadlock",
-            group="",
-            ranks=(),
             rank=rank,
-            calls={},
-            sites={},
         )
 
     def doing(self, rank: int) -> str:
@@ -262,14 +257,7 @@ class Simulation:
             f"rank {context.rank} calls {operation} on a group that it is not in, at {site}, where torch.distributed "
             "only warns and leaves the tensors as they are; call it on members only",
             kind="outside",
-            group="",
-            ranks=(),
             rank=context.rank,
             calls={context.rank: operation},
             sites={context.rank: site.place},
         )
-
-    @property
-    def timeout(self) -> timedelta:
-        """The timeout of the simulated world, in simulated time."""
-        return timedelta(minutes=30)
