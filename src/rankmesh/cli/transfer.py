@@ -134,8 +134,9 @@ def _busiest(totals: Any) -> list[int]:
 
 def _print(console: Console, moves: Transfer, ranks: int) -> None:
     (sender, sent), (receiver, received) = _busiest(moves.outgoing), _busiest(moves.incoming)
+    whole = sum(sharding.bytes for sharding in moves.target.values())
     facts = [
-        ("tensors", f"{len(moves.target):,} of {len(moves.classes):,} classes, {_size(_whole(moves))}"),
+        ("tensors", f"{len(moves.target):,} of {len(moves.classes):,} classes, {_size(whole)}"),
         ("moved", f"{_size(moves.bytes)} between ranks; the least possible is {_size(moves.lower_bound)}"),
         ("busiest", f"rank {sender} sends {_size(sent)}; no plan does with less than {_size(moves.sender_bound)}"),
         ("", f"rank {receiver} receives {_size(received)}"),
@@ -156,10 +157,6 @@ def _print(console: Console, moves: Transfer, ranks: int) -> None:
         columns = [Column("rank", [str(rank) for rank in order], right=True)]
         columns += [Column(head, [_size(int(of[rank])) for rank in order], right=True) for head, of in sizes.items()]
         print_columns(console, columns)
-
-
-def _whole(moves: Transfer) -> int:
-    return sum(sharding.bytes for sharding in moves.target.values())
 
 
 def _size(count: int) -> str:

@@ -105,25 +105,20 @@ def read_script(
     return script
 
 
+@dataclass(eq=False)
 class _Reader:
     """Walks one text; a nested text (``eval``) has a reader of its own over the same variables."""
 
-    def __init__(
-        self,
-        script: Script,
-        source: bytes,
-        lines: Callable[[int], tuple[int, ...]],
-        depth: int,
-        prefix: tuple[Word, ...] = (),
-    ) -> None:
-        self.script = script
-        self.source = source
-        self.lines = lines
-        self.depth = depth
-        self.prefix = prefix
-        self.expander = Expander(source, lines, script)
+    script: Script
+    source: bytes
+    lines: Callable[[int], tuple[int, ...]]
+    depth: int
+    prefix: tuple[Word, ...] = ()
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.expander = Expander(self.source, self.lines, self.script)
         self.functions: dict[str, Node] = {}
-        self.ended = False
 
     def run(self) -> None:
         with extra("configs"):

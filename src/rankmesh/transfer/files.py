@@ -24,18 +24,9 @@ from typing import Any
 
 from torch import Tensor
 
+from rankmesh.core import documents
 from rankmesh.core.boxes import Box, meet, size, uncovered
-from rankmesh.core.documents import (
-    INDEX as LARGE,
-)
-from rankmesh.core.documents import (
-    Limits,
-    Unreadable,
-    open_regular,
-    parse_json,
-    read_text,
-    refused_as,
-)
+from rankmesh.core.documents import Limits, Unreadable, open_regular, parse_json, read_text, refused_as
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import TransferError, extra, first_line, quoted
 from rankmesh.transfer.live.shards import Shards, local
@@ -294,7 +285,7 @@ def _check_target(into: Mapping[str, Tensor], name: str, sharding: Sharding, ran
 
 
 def _rankmesh(place: Path) -> Checkpoint:
-    index = parse_json(read_text(place / INDEX, LARGE.size), LARGE)
+    index = parse_json(read_text(place / INDEX, documents.INDEX.size), documents.INDEX)
     if index.get("schema") != _SCHEMA:
         raise Unreadable(f"is of schema {quoted(index.get('schema'))}, and this version reads {_SCHEMA}")
     about = index["about"]
@@ -332,7 +323,7 @@ _NAMES |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
 # safetensors itself reads no longer header.
-_HEADER = Limits(size=100_000_000, values=LARGE.values, depth=8)
+_HEADER = Limits(size=100_000_000, values=documents.INDEX.values, depth=8)
 
 
 def _safetensors(place: Path, files: Sequence[Path]) -> Checkpoint:

@@ -57,12 +57,8 @@ def _files(folder: Path) -> list[tuple[Path, int | None]]:
             f"{str(folder)!r} is not a folder; give the one in which the ranks left their recordings",
             path=str(folder),
         )
-    inside = [folder, *sorted((f for f in folder.iterdir() if f.is_dir()), key=_age)]
+    inside = [folder, *sorted((f for f in folder.iterdir() if f.is_dir()), key=lambda f: -f.stat().st_mtime)]
     return next((files for files in map(_named, inside) if files), [])
-
-
-def _age(folder: Path) -> float:
-    return -folder.stat().st_mtime
 
 
 def _named(folder: Path) -> list[tuple[Path, int | None]]:

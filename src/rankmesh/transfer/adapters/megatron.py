@@ -14,7 +14,7 @@ Names are global where ``rename`` makes them so: layers counted through the stag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
@@ -38,6 +38,9 @@ class Described(TypedDict):
     vocabulary: int | None
 
 
+_Compared = Literal["shape", "dtype", "dim", "stride", "expert"]
+# What all ranks must agree on, of one parameter.
+_COMPARED: tuple[_Compared, ...] = get_args(_Compared)
 # The parameters of one rank by global name.
 RankParameters = dict[str, Described]
 
@@ -100,16 +103,6 @@ def shardings(every: Sequence[RankParameters], mesh: Mesh) -> dict[str, Sharding
             for axis, place in entry["at"].items():
                 places.setdefault(name, {}).setdefault(axis, set()).add(place)
     return {name: _sharding(entry, places.get(name, {}), mesh) for name, entry in found.items()}
-
-
-# What all ranks must agree on, of one parameter.
-_COMPARED: tuple[Literal["shape", "dtype", "dim", "stride", "expert"], ...] = (
-    "shape",
-    "dtype",
-    "dim",
-    "stride",
-    "expert",
-)
 
 
 def _check_same(name: str, known: Described, entry: Described) -> None:

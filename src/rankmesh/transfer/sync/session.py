@@ -325,7 +325,7 @@ class Sync:
         return outcome
 
     def _agreement(self, step: str, value: Callable[[dict[int, str]], object] | None = None) -> TransferAgreement:
-        where = str(self._at) if isinstance(self._at, Path | str) else ""
+        where = str(self._at) if isinstance(self._at, Path) else ""
         name = hashlib.sha256(f"{where} {self._layouts.direct.digest}".encode()).hexdigest()[:12]
         call = "publish()" if self._side == "trainer" else "receive()"
         return TransferAgreement(
