@@ -26,10 +26,10 @@ import numpy.typing as npt
 from rankmesh.debug.doctor.calls import Signature, merged, signature_of
 from rankmesh.debug.doctor.sites import Sites
 
-__all__ = ["CALLS", "EXCHANGES", "Bools", "Columns", "GroupName", "Ints", "columns_of"]
+__all__ = ["Bools", "Columns", "GroupName", "Ints", "columns_of"]
 
 # The columns of the collectives, and of what is sent from one member to another, by name.
-CALLS = {
+_CALLS = {
     "group": "int32",
     "number": "int32",
     "signature": "int32",
@@ -37,7 +37,7 @@ CALLS = {
     "site": "int32",
     "created": "int64",
 }
-EXCHANGES = {
+_EXCHANGES = {
     "group": "int32",
     "sends": "bool",
     "me": "int32",
@@ -79,12 +79,17 @@ class GroupName:
     number: str = ""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Columns:
-    """The columns of collectives and of exchanges by name; the groups, signatures and sites that they number."""
+    """The columns of collectives, and by name those of exchanges; the groups, signatures and sites that they number."""
 
-    calls: dict[str, Column]
-    exchanges: dict[str, Column]
+    group: Ints
+    number: Ints
+    signature: Ints
+    pending: Bools
+    site: Ints
+    created: Ints
+    exchanges: Mapping[str, Column]
     groups: list[GroupName]
     signatures: list[Signature]
     sites: list[str]
@@ -113,11 +118,11 @@ def columns_of(entries: Sequence[Entry], stacks: Sequence[object]) -> Columns:
     rows = _lives({name: column[~apart & entered] for name, column in every.items()})
     rows = _joined(rows, calls.signatures)
     return Columns(
-        {name: rows[name].astype(dtype) for name, dtype in CALLS.items()},
-        {name: exchanges[name].astype(dtype) for name, dtype in EXCHANGES.items()},
-        _groups(entries, names, every, calls.on_device, ~entered & ~apart),
-        list(calls.signatures),
-        sites.listed,
+        **{name: rows[name].astype(dtype) for name, dtype in _CALLS.items()},
+        exchanges={name: exchanges[name].astype(dtype) for name, dtype in _EXCHANGES.items()},
+        groups=_groups(entries, names, every, calls.on_device, ~entered & ~apart),
+        signatures=list(calls.signatures),
+        sites=sites.listed,
     )
 
 

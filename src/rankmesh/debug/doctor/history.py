@@ -186,12 +186,9 @@ def history_of(recordings: Mapping[int, Recording], plan: Plan | None = None) ->
     exchanging = frozenset(
         group_of[rank, index]
         for rank, recording in recordings.items()
-        for index in np.unique(recording.exchanges.get("group", _NONE)).tolist()
+        for index in np.unique(recording.exchanges["group"]).tolist()
     )
     return History(recordings, size, tracks, tuple(signatures), group_of, known_as, exchanging)
-
-
-_NONE = np.empty(0, dtype=np.int64)
 
 
 def _tracks(recording: Recording, numbers: Ints) -> list[tuple[int, Track]]:

@@ -16,24 +16,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from rankmesh.debug.doctor.calls import Signature
-from rankmesh.debug.doctor.columns import Bools, GroupName, Ints, columns_of
+from rankmesh.debug.doctor.columns import Columns, GroupName, columns_of
 from rankmesh.errors import RecordingError
 
 __all__ = ["GroupName", "InCall", "Recording", "recording_of"]
-
-
-def _no_ints() -> Ints:
-    return np.empty(0, dtype=np.int64)
-
-
-def _no_bools() -> Bools:
-    return np.empty(0, dtype=np.bool_)
 
 
 # No world is as large: what says so is no recording.
@@ -53,8 +42,8 @@ class InCall:
     running: bool = False
 
 
-@dataclass(eq=False)
-class Recording:
+@dataclass(eq=False, kw_only=True)
+class Recording(Columns):
     """The calls of one rank, oldest first; ``dropped`` where the ring buffer no longer holds the oldest.
 
     ``session`` is the watch that wrote it, "" for torch's own; ``request`` counts the dump requests to all ranks.
@@ -76,16 +65,6 @@ class Recording:
     alive: bool = False
     dropped: bool = False
     limit: float = 0.0
-    groups: list[GroupName] = field(default_factory=list)
-    signatures: list[Signature] = field(default_factory=list)
-    sites: list[str] = field(default_factory=list)
-    group: Ints = field(default_factory=_no_ints)
-    number: Ints = field(default_factory=_no_ints)
-    signature: Ints = field(default_factory=_no_ints)
-    pending: Bools = field(default_factory=_no_bools)
-    site: Ints = field(default_factory=_no_ints)
-    created: Ints = field(default_factory=_no_ints)
-    exchanges: Mapping[str, Ints | Bools] = field(default_factory=dict)
     in_call: InCall | None = None
 
     def __len__(self) -> int:
@@ -111,7 +90,16 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
     number = about.get("rank", rank)
     if not isinstance(number, int) or not 0 <= number < _RANKS:
         raise RecordingError(f"{path} does not say of which rank it is; let its name end with the rank")
-    result = Recording(
+    stacks = data.get("stacks")
+    try:
+        columns = columns_of(entries, stacks if isinstance(stacks, list) else [])
+        columns.groups = _counted(_named(columns.groups, data), data.get("pg_status"))
+        first = entries[0].get("record_id", 0) if entries else 0
+        limit = (_whole(entries[-1].get("timeout_ms")) or 0) / 1000 if entries else 0.0
+    except (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError) as error:
+        raise RecordingError(f"{path} has entries that are not those of a recording ({error!r:.80})") from error
+    return Recording(
+        **vars(columns),
         rank=number,
         path=path,
         world_size=_whole(about.get("world_size"), _RANKS),
@@ -124,13 +112,10 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
         ended=about.get("ended") is True,
         state=str(about.get("state", ""))[:80],
         alive=about.get("alive") is True,
+        dropped=isinstance(first, int) and first > 0,
+        limit=limit,
         in_call=_in_call(about.get("in_call")),
     )
-    try:
-        _fill(result, entries, data)
-    except (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError) as error:
-        raise RecordingError(f"{path} has entries that are not those of a recording ({error!r:.80})") from error
-    return result
 
 
 def _entries(data: Mapping[str, Any], path: str) -> list[Mapping[str, Any]]:
@@ -155,19 +140,6 @@ def _in_call(data: object) -> InCall | None:
     texts = {name: str(data.get(name, ""))[:400] for name in ("operation", "group", "reduction", "site")}
     numbers = {name: _whole(data.get(name)) for name in ("peer", "root")}
     return InCall(**texts, **numbers, running=data.get("running") is True)  # type: ignore[arg-type]
-
-
-def _fill(result: Recording, entries: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
-    stacks = data.get("stacks")
-    found = columns_of(entries, stacks if isinstance(stacks, list) else [])
-    for name, column in found.calls.items():
-        setattr(result, name, column)
-    result.exchanges = found.exchanges
-    result.signatures, result.sites = found.signatures, found.sites
-    first = entries[0].get("record_id", 0) if entries else 0
-    result.dropped = isinstance(first, int) and first > 0
-    result.limit = (_whole(entries[-1].get("timeout_ms")) or 0) / 1000 if entries else 0.0
-    result.groups = _counted(_named(found.groups, data), data.get("pg_status"))
 
 
 def _named(groups: Sequence[GroupName], data: Mapping[str, Any]) -> list[GroupName]:
