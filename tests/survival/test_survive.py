@@ -6,6 +6,9 @@ from tests.sockets import free_port
 from tests.survival.deaths import SEEDS, moments
 from tests.survival.program import BATCH, COLUMNS, ROWS, batch, member, started, text_of
 
+from rankmesh.survival import world
+from rankmesh.survival.members import Members
+
 STEPS = 8
 # Two halves of a run that shrinks are compared with sums in another order.
 CLOSE = 1e-12
@@ -134,6 +137,18 @@ def test_a_rank_that_hangs_is_evicted(job, expected):
     assert [(epoch, step) for epoch, _, step, *_ in ended[0]["history"]] == [(0, 0), (1, 3)]
     start = "ConnectError: member 5 was left out of the job, since the others waited for it (late: rank 5"
     assert ended[5]["error"].startswith(start)
+
+
+def test_a_spare_is_not_evicted(monkeypatch):
+    """3 ranks and a spare, which the program waits for in the default group: the watch may name it, and it stays."""
+    watched, evicted = {}, []
+    monkeypatch.setattr(world, "Watch", lambda *_, **how: watched.update(how))
+    one = object.__new__(world.EpochWorld)
+    one._members = Members.first("dp=3", world_size=4, spares=1)
+    one.watch(2.0, lambda _, members: evicted.append(members))
+    watched["diagnosed"]("late: rank 3", (3,))
+    watched["diagnosed"]("late: ranks 1, 3", (1, 3))
+    assert evicted == [(), (1,)]
 
 
 def test_a_rank_that_raises(job, expected):
