@@ -122,16 +122,17 @@ def measured(rounds: int, *, hidden: int = HIDDEN, limit: float = 540.0) -> dict
 
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.survive", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=8, help="steps of each kind for the cost of a commit")
-    parser.add_argument("--losses", type=int, default=2, help="rounds in which ranks are lost")
+    parser.add_argument("--rounds", type=int, default=8, help="steps of each kind for the cost of a commit; 0: keep it")
+    parser.add_argument("--losses", type=int, default=2, help="rounds in which ranks are lost; 0: keep them")
     parser.add_argument("--torchft", type=Path, help="a Python that has torchft, torch and numpy: for the same rounds")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("survive.json"))
     given = parser.parse_args()
-    found: dict[str, Any] = {
-        "commit": measured(given.rounds),
-        "losses": measured_losses(given.losses, torchft=given.torchft),
-    }
-    found |= {"load": round(os.getloadavg()[0], 1)}
+    found: dict[str, Any] = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
+    if given.rounds:
+        found["commit"] = measured(given.rounds)
+    if given.losses:
+        found["losses"] = measured_losses(given.losses, torchft=given.torchft)
+        found["load"] = round(os.getloadavg()[0], 1)
     given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     sys.stdout.write("\n".join(survive_section(found)) + "\n")
 

@@ -27,7 +27,7 @@ import rankmesh as rm
 from rankmesh.launch.table import torchrun_variables
 
 # Seconds: of rm.survive, and in which all that is over. A call is overdue after 2.5 timeouts, and fails after five.
-TIMEOUT, LIMIT = 3.0, 75.0
+TIMEOUT, LIMIT = 3.0, 240.0
 # These reduce over the default group, or make groups of all of its ranks.
 OF_THE_DEFAULT_GROUP = frozenset(
     {

@@ -138,7 +138,7 @@ def test_a_new_run(name, runs):
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
     """What came of the chosen programs in jobs that survive."""
-    return _run("tests.hangs.evicting", tmp_path_factory.mktemp("jobs"), 1500)
+    return _run("tests.hangs.evicting", tmp_path_factory.mktemp("jobs"), 3000)
 
 
 # Gloo ends the process that receives more than it asked for, whosever mistake it is.
@@ -147,7 +147,7 @@ ENDED_BY_GLOO = ("another_size", "another_dtype")
 
 @pytest.mark.long
 @pytest.mark.xdist_group("jobs")
-@pytest.mark.timeout(1600)
+@pytest.mark.timeout(3100)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_no_innocent_rank_is_evicted(name, jobs):
     """4 to 20 ranks, run now with evict=True: only ranks at fault are left out, and the others go on and return."""
@@ -167,7 +167,7 @@ def test_no_innocent_rank_is_evicted(name, jobs):
     assert not ended or name in ENDED_BY_GLOO, ended
     returned = {member: value["result"] for member, value in said.items() if value.get("result") is not None}
     assert set(returned.values()) == {3.0}
-    assert all(said[member]["epochs"][-1][0] == 1 for member in returned), said
+    assert all(said[member]["epochs"][-1][0] >= 1 for member in returned), said
     if hang.cause in ("dead", "late", "absent"):
         assert not returned.keys() & set(hang.ranks), said
         assert everyone - set(hang.ranks) == returned.keys(), said
