@@ -91,8 +91,15 @@ def test_any_moment(trained, expected, seed):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_any_moment_without_spares(trained, expected, seed):
-    """16 ranks that shrink: bit-equal to runs of the sizes that it had, each started from a checkpoint of that step."""
+    """16 ranks that shrink: as runs of the sizes that it had, each started from a checkpoint of that step.
+
+    Not in the last bit: the first stage and the last each update their copy of the table, sums of gradients are in
+    another order there, and a checkpoint keeps one copy.
+    """
     deaths = moments(seed, SURVIVES.steps, members=16)
     ended = trained(16, deaths, shrink=True)
     steps = _steps(ended)
-    assert steps == expected(_sizes(ended)) or (steps is None and None in ended), deaths
+    if steps is None:
+        assert None in ended, deaths
+        return
+    assert steps == [pytest.approx(step, rel=1e-12) for step in expected(_sizes(ended))], deaths
