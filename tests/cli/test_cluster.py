@@ -124,6 +124,24 @@ def test_search(rankmesh, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("speed", "status", "words"),
+    [
+        ("0", 2, "is no speed"),
+        ("140%", 2, "is no speed"),
+        ("nan", 2, "is no speed"),
+        ("missing.json", 3, "missing.json"),
+        ("old.json", 3, "has no speed of a device; write one with rankmesh measure SPEC --json"),
+    ],
+)
+def test_a_speed_that_is_none_is_refused(rankmesh, tmp_path, monkeypatch, speed, status, words) -> None:
+    """A share above all of the peak, no number, a file that is not there, and one without a speed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.json").write_text(json.dumps({"kinds": []}))
+    asked = ("search", "-w", 8, "-c", "host=8", "-m", "llama3-8b", "--batch", 64, "--sequence", 2048)
+    assert words in _refused(rankmesh, status, *asked, "--speed", speed)
+
+
+@pytest.mark.parametrize(
     ("flags", "name", "assumed"),
     [
         (("--no-sequence-parallel",), "sequence_parallel", "no"),
@@ -135,14 +153,18 @@ def test_search(rankmesh, tmp_path) -> None:
         (("--vocabulary", 50_000), "model", "a vocabulary of 50,000"),
         (("--precision", "fp8"), "device", "1979 TFLOP/s in fp8"),
         (("--device", "a100", "--memory", 40), "memory", "40 GB"),
-        (("--speed", 400), "device", "400 TFLOP/s of everything"),
+        (("--speed", 400), "device", "400 TFLOP/s of everything, as given"),
+        (("--speed", "40%"), "device", "395.6 TFLOP/s of everything, 40% of the peak, as given"),
+        (("--speed", "measured.json"), "device", "123 TFLOP/s of everything, the slowest rank's matrix products in"),
         (("--overlap", "dp,ep"), "overlap", "communication of dp, ep"),
         (("--zero", 1, "--replicate", 2), "replicate", "2 copies"),
         (("--context", "all-gather", "--attention", "unfused"), "attention", "unfused, causal; with cp by all-gather"),
     ],
 )
-def test_search_says_what_it_assumes(rankmesh, flags, name, assumed) -> None:
+def test_search_says_what_it_assumes(rankmesh, tmp_path, monkeypatch, flags, name, assumed) -> None:
     """Each flag is in the assumptions, and in every row where rows have it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "measured.json").write_text(json.dumps({"kinds": [], "speed": 123e12}))
     asked = ("search", "-w", 8, "-c", "host=8", "-m", "llama3-8b", "--batch", 64, "--sequence", 2048)
     data = json.loads(rankmesh(*asked, *flags, "--json").out)
     assert data["assumptions"][name].startswith(assumed) or assumed in data["assumptions"][name]

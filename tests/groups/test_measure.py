@@ -29,6 +29,7 @@ def test_every_rank_gets_one_measurement():
     assert result == {("pp", "send/recv"), *((name, what) for name in ("tp", "dp") for what in three)}
     assert all(group.isolated is not None for row in first.rows for group in row.groups)
     assert {row.name for row in first.hops} == {"tp", "dp", "pp"}
+    assert 1e6 < first.to_dict()["speed"] < 1e14  # of a matrix product on a CPU, FLOP/s
 
 
 def test_ranks_that_a_kind_leaves_out():

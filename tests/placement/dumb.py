@@ -16,7 +16,7 @@ def _units(cluster, rank):
 def _one(groups, message, cluster, backend):
     n, b = len(groups[0]), message.bytes
     if message.collective == "all-to-all":
-        return _all_to_all(groups, b, cluster)
+        return _all_to_all(groups, b, cluster, 2 if backend == "gloo" else 1)
     rings = [_ring(group, cluster) if backend == "nccl" else list(group) for group in groups]
     ring = 2 * (n - 1), 2 * b * (n - 1) / n
     if message.collective == "all-reduce":
@@ -52,20 +52,21 @@ def _hops(rings, steps, volume, cluster, closed=True):
     return steps * cluster.levels[slowest].latency + max(times)
 
 
-def _all_to_all(groups, size, cluster):
+def _all_to_all(groups, size, cluster, passes):
+    """``passes``: gloo's last member sends all before it receives, over the links of its device and its host."""
     slowest, leaving, times = 0, Counter(), []
     part = size / len(groups[0])
     for group in groups:
         for rank in group:
-            times.append(part * (len(group) - 1) / cluster.levels[0].bandwidth)
+            times.append(passes * part * (len(group) - 1) / cluster.levels[0].bandwidth)
             for level in range(len(cluster.levels) - 1):
                 here = _units(cluster, rank)[level]
                 away = sum(_units(cluster, peer)[level] != here for peer in group)
                 if away:
                     slowest = max(slowest, level + 1)
-                    times.append(part * away / cluster.levels[level + 1].bandwidth)
+                    times.append(passes * part * away / cluster.levels[level + 1].bandwidth)
                     leaving[level, here] += away
     for (level, _), pairs in leaving.items():
         if cluster.levels[level + 1].uplink is not None:
-            times.append(part * pairs / cluster.levels[level + 1].uplink)
+            times.append((passes if level == 0 else 1) * part * pairs / cluster.levels[level + 1].uplink)
     return cluster.levels[slowest].latency + max(times)

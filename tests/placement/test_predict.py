@@ -129,6 +129,17 @@ def test_a_uniform_cluster_costs_what_the_formulas_say():
     assert hidden.parts["dp"] < step.parts["dp"]
 
 
+def test_a_step_depends_on_the_order_of_the_ranks():
+    """tp inside hosts, and across them by a rank map: links are those of the devices that the ranks stand on."""
+    cluster, sizes = Cluster.parse("host=4,leaf=2"), Sizes(tp=2, dp=4)
+    training = Training(batch=8, sequence=2048, overlap=())
+    plan = search_plan(sizes, training)
+    apart = plan.replace(rank_map=(0, 4, 1, 5, 2, 6, 3, 7))
+    there, here = (predict(GPT, training, sizes, H100, Links(each, cluster)).parts for each in (apart, plan))
+    assert there["tp"] > 5 * here["tp"]
+    assert there["dp"] < here["dp"]
+
+
 def test_parts_make_the_step():
     """Seconds by part add up; computation, bubble and communication are all of them."""
     training = Training(batch=64, sequence=2048, virtual_stages=2, zero=2, replicate=2, overlap=("dp", "ep", "tp"))

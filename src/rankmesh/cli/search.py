@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import inf
 from textwrap import wrap
 from typing import Annotated, Any
 
@@ -14,6 +15,8 @@ from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write, write_json
 from rankmesh.cli.options import CLUSTER_HELP, Debug, Json
+from rankmesh.core.documents import parse, read_text, refused_as
+from rankmesh.errors import PlacementError, quoted, quoted_path
 from rankmesh.placement import Training
 from rankmesh.placement.assumptions import assumptions
 from rankmesh.placement.devices import DEVICES, device
@@ -22,12 +25,13 @@ from rankmesh.placement.report import duration
 from rankmesh.placement.search import FREE, Found, search
 from rankmesh.readers.model import read_model
 
-__all__ = ["EXAMPLES", "Searched", "command", "searched"]
+__all__ = ["EXAMPLES", "Searched", "command", "searched", "speed_of"]
 
 EXAMPLES = """\
 $ rankmesh search --world 64 --cluster host=8,leaf=8 --model config.json --batch 256 --sequence 4096
 $ rankmesh search --world 1024 --cluster cluster.json --model train.sh --json
 $ rankmesh search --world 512 --cluster host=8,leaf=64 --model llama3-70b --batch 512 --sequence 8192 --explain 2
+$ rankmesh search --world 64 --cluster host=8,leaf=8 --model llama3-8b --batch 256 --sequence 4096 --speed 40%
 """
 
 
@@ -49,12 +53,15 @@ def searched(
     *,
     top: int = 20,
     device_name: str = "h100",
-    speed: float | None = None,
+    speed: str | None = None,
     capacity: float | None = None,
     vocabulary: int | None = None,
     **training: Any,
 ) -> Searched:
-    """The best layouts; ``training`` are fields of ``Training``, which go before what the model's file says."""
+    """The best layouts; ``training`` are fields of ``Training``, which go before what the model's file says.
+
+    ``speed`` is what ``speed_of`` reads.
+    """
     transformer, stated = read_model(model, vocabulary=vocabulary)
     chosen = {**stated, **{name: value for name, value in training.items() if value is not None}}
     missing = [name for name in ("batch", "sequence") if name not in chosen]
@@ -65,11 +72,42 @@ def searched(
     how = Training(**{name: value for name, value in chosen.items() if name in known})
     free = tuple(name for name in FREE if name not in chosen)
     machine, of = described(cluster, world_size=world), device(device_name)
+    flops, speed_from = (None, "") if speed is None else speed_of(speed, of.peak(how.precision))
     with progress_bar("searching", "layouts") as (progress, _):
-        rows = search(world, machine, transformer, how, top=top, device=of, speed=speed, capacity=capacity, free=free,
+        rows = search(world, machine, transformer, how, top=top, device=of, speed=flops, capacity=capacity, free=free,
                       progress=progress)  # fmt: skip
-    assumed = assumptions(transformer, how, of, machine, speed=speed, capacity=capacity, free=free)
+    assumed = assumptions(
+        transformer, how, of, machine, speed=flops, speed_from=speed_from, capacity=capacity, free=free
+    )
     return Searched(rows, assumed)
+
+
+def speed_of(text: str, peak: float) -> tuple[float, str]:
+    """FLOP/s of TFLOP/s, of a utilisation of the peak, or of what ``measure --json`` wrote; and where it is from.
+
+    >>> speed_of("400", 989e12), speed_of("40%", 1000e12)
+    ((400000000000000.0, 'as given'), (400000000000000.0, '40% of the peak, as given'))
+    """
+    share = text.endswith("%")
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        return _measured_speed(text), f"the slowest rank's matrix products in {quoted_path(text)}"
+    if not 0 < number < inf or (share and number > 100):
+        raise typer.BadParameter(
+            f"--speed {quoted(text)} is no speed; give TFLOP/s as 400, or a share of the peak as 40%"
+        )
+    return (number / 100 * peak, f"{number:g}% of the peak, as given") if share else (number * 1e12, "as given")
+
+
+def _measured_speed(path: str) -> float:
+    form = "write one with rankmesh measure SPEC --json > measured.json, or give TFLOP/s as 400, or a share as 40%"
+    with refused_as(PlacementError, f"--speed {quoted_path(path)}", form, path=path):
+        data = parse(read_text(path))
+        speed = data.get("speed") if isinstance(data, dict) else None
+    if not isinstance(speed, int | float) or isinstance(speed, bool) or not 0 < speed < inf:
+        raise PlacementError(f"--speed {quoted_path(path)} has no speed of a device; {form}", path=path)
+    return float(speed)
 
 
 def _count(name: str, text: str) -> Any:
@@ -123,8 +161,10 @@ def command(
         float | None, typer.Option(min=0.1, metavar="GB", help="Of one device; without, the device's.")
     ] = None,
     speed: Annotated[
-        float | None,
-        typer.Option(min=0.001, metavar="TFLOPS", help="Of one device in training, as measured; without, modelled."),
+        str | None,
+        typer.Option(
+            metavar="TFLOPS|N%|FILE", help="Of one device: 400, 40% of its peak, or measure --json; without, modelled."
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="K", help="List the K best.")] = 10,
     explain: Annotated[int, typer.Option(min=1, metavar="N", help="Show seconds and memory of row N by part.")] = 1,
@@ -138,7 +178,7 @@ def command(
         model,
         top=max(top, explain),
         device_name=device_name,
-        speed=None if speed is None else speed * 1e12,
+        speed=speed,
         capacity=None if memory is None else memory * 1e9,
         vocabulary=vocabulary,
         batch=batch,

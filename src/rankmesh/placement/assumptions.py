@@ -28,10 +28,13 @@ def assumptions(
     cluster: Cluster,
     *,
     speed: float | None = None,
+    speed_from: str = "as given",
     capacity: float | None = None,
     free: Collection[str] = (),
 ) -> dict[str, str]:
     """Sentences by name; ``free`` are the fields of ``training`` that the search chose for each layout.
+
+    ``speed_from``  where ``speed`` comes from, for a reader
 
     >>> from rankmesh.placement.devices import DEVICES
     >>> model = Transformer(layers=2, hidden=8, heads=2, ffn_hidden_size=32, vocabulary=16)
@@ -42,7 +45,7 @@ def assumptions(
     available = device.memory if capacity is None else capacity
     peak = device.peak(training.precision) / 1e12
     computes = (
-        f"{speed / 1e12:g} TFLOP/s of everything, as given"
+        f"{speed / 1e12:g} TFLOP/s of everything, {speed_from}"
         if speed is not None
         else f"{device.name}: {peak:g} TFLOP/s in {training.precision}, of which large matrix products reach "
         f"{MATRIX:.0%}, and attention {ATTENTION:.0%} in bf16; {device.bandwidth / 1e12:g} TB/s, of which kernels "

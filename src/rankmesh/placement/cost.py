@@ -8,6 +8,7 @@ all-gather      ring                                              n − 1       
 reduce-scatter  ring   (gloo: an all-reduce)                      n − 1              b (n − 1) / n
 broadcast       ring   (gloo: a binomial tree, one after another) n − 1              b
 all-to-all      every member to every other at once               1                  b (n − 1) / n, by level
+                (gloo: the member that comes last sends all before it receives: twice that over its host's links)
 send/recv, ring member to next                                    1                  b
 
 seconds = steps · α(l) + max( V / bandwidth(l),  over all units u:  V · edges(u) / uplink(u) )
@@ -183,7 +184,7 @@ _HOPS = {"send/recv": "chain", "ring": "loop"}
 def _one(collective: str, size: float, lying: Lay, levels: Sequence[Level], backend: str) -> FloatArray:
     steps, volume = steps_and_volume(collective, lying.size, size, backend)
     if collective == "all-to-all":
-        return _all_to_all(volume, lying, levels)
+        return _all_to_all(volume, lying, levels, passes=2 if backend == "gloo" else 1)
     found = _over(lying, levels, steps, volume, _HOPS.get(collective, "ring"))
     if collective == "all-reduce" and backend == "nccl":
         return np.minimum(found, _over(lying, levels, 2 * ceil(log2(lying.size)), 2 * size, "ring"))
@@ -201,12 +202,17 @@ def _over(lying: Lay, levels: Sequence[Level], steps: float, volume: float, hops
     return whole
 
 
-def _all_to_all(part: float, lying: Lay, levels: Sequence[Level]) -> FloatArray:
-    """Each member sends a part to each other one: by its own links, and by the uplinks that all share."""
+def _all_to_all(part: float, lying: Lay, levels: Sequence[Level], passes: int) -> FloatArray:
+    """Each member sends a part to each other one: by its own links, and by the uplinks that all share.
+
+    ``passes``: 2 where the members of the host that comes last send first and then receive. gloo tells a peer on the
+    connection that it is ready to receive, behind what it sends there.
+    """
     latency = np.array([level.latency for level in levels])[lying.widest]
-    time: FloatArray = np.full(lying.many, part * (lying.size - 1) / levels[0].bandwidth)
+    time: FloatArray = np.full(lying.many, passes * part * (lying.size - 1) / levels[0].bandwidth)
     for number, level in enumerate(levels[1:]):
-        time = np.maximum(time, part * lying.beyond(number) / level.bandwidth)
+        time = np.maximum(time, passes * part * lying.beyond(number) / level.bandwidth)
         if level.uplink is not None:
-            time = np.maximum(time, part * lying.pairs(number) / level.uplink)
+            through = passes if number == 0 else 1
+            time = np.maximum(time, through * part * lying.pairs(number) / level.uplink)
     return latency + time

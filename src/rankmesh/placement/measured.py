@@ -87,12 +87,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class Measurement:
-    """All that was measured: the host of each rank, a row for each kind, collective and size, and the hops of rings."""
+    """All that was measured: the host of each rank, a row for each kind, collective and size, and the hops of rings.
+
+    ``speed``: FLOP/s of a large matrix product on the slowest rank, while all ranks compute one.
+    """
 
     hosts: tuple[str, ...]
     backend: str
     rows: tuple[Measured, ...]
     hops: tuple[Measured, ...] = ()
+    speed: float | None = None
 
     @property
     def largest(self) -> tuple[Measured, ...]:
@@ -134,6 +138,7 @@ class Measurement:
                 for row in self.rows
             ],
             "slow_hosts": list(self.slow_hosts),
+            "speed": self.speed,
         }
 
 

@@ -2,9 +2,11 @@
 
 ```
 t(i)   seconds of one microbatch on stage i: computation (compute.py), and what is not hidden of tp, cp, ep, pp
+u(i)   the same where no other stage is active: less than t(i) if groups of different stages share an uplink
 m      microbatches of a replica            v   virtual stages
 
-step = m · max t + (Σ t − max t) / v + what is not hidden of dp + optimizer          (1F1B; interleaved: Narayanan 2021)
+step = (m − 1) max t + max u + (Σ u − max u) / v + what is not hidden of dp + optimizer
+(1F1B; interleaved: Narayanan 2021; the first microbatch passes the stages alone, and each further one comes t later)
 
 dualpipe: a device holds stages i and p − 1 − i, t(i) is the mean of both, and the bubble is (p / 2 − 1) (F + B / 2)
 of a forward and a backward pass, half of which (gradients of weights) fills it (DeepSeek-AI 2024, table 2).
@@ -118,27 +120,42 @@ class Links:
     def __init__(self, plan: Plan, cluster: Cluster, backend: str = "nccl") -> None:
         self.roles, self._backend, self._levels = Roles.of(plan), backend, cluster.levels
         _, machine, given = devices_of(plan, cluster)
-        ranks = plan.mesh.rank_range
-        plain = plan.replace(rank_map=None)
+        self._plain = plain = plan.replace(rank_map=None)
+        self._machine, self._given = machine, given[None]
+        self._shared = any(level.uplink is not None for level in cluster.levels)
+        self._by_stage: dict[tuple[str, int], Lay] = {}
+        ranks = plain.mesh.rank_range  # groups of positions, whose devices the plan's rank map gives
         self._lying = {
             name: Lay(ranks.positions(groups.array), machine, given[None], backend=backend)
             for name, groups in plain.kinds.items()
             if groups.size > 1
         }
 
-    def seconds(self, name: str, messages: list[Message]) -> float:
-        """Seconds of a step that these messages of a kind take."""
+    def seconds(self, name: str, messages: list[Message], stage: int | None = None) -> float:
+        """Seconds of a step that these messages of a kind take, of all groups at once or of those of one stage."""
         if name not in self._lying:
             return 0.0
-        return float(seconds(messages, self._lying[name], self._levels, backend=self._backend)[0])
+        lying = self._lying[name] if stage is None or not self._shared else self._of_stage(name, stage)
+        return float(seconds(messages, lying, self._levels, backend=self._backend)[0])
+
+    def _of_stage(self, name: str, stage: int) -> Lay:
+        """The groups of a kind that lie on one pipeline stage; all where the kind joins stages."""
+        if (name, stage) not in self._by_stage:
+            mesh, positions = self._plain.mesh, self._plain.mesh.rank_range.positions(self._plain.groups(name).array)
+            stages = positions // mesh.strides["pp"] % mesh.axes["pp"]
+            here = positions[(stages == stage).all(axis=1)]
+            lay = Lay(here, self._machine, self._given, backend=self._backend) if len(here) else self._lying[name]
+            self._by_stage[name, stage] = lay
+        return self._by_stage[name, stage]
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """One kind of stage: a microbatch's work, what it waits for in each, and once a step."""
+    """One kind of stage: a microbatch's work, what it waits for in each (the first: ``alone``), and once a step."""
 
     work: Work
     waits: Mapping[str, float]
+    alone: Mapping[str, float]
     once: Mapping[str, float]
     hidden: Mapping[str, float]
     optimizer: float
@@ -146,6 +163,11 @@ class _Stage:
     @property
     def seconds(self) -> float:
         return self.work.seconds + sum(self.waits.values())
+
+    @property
+    def first(self) -> float:
+        """Seconds of a microbatch while no other stage is active."""
+        return self.work.seconds + sum(self.alone.values())
 
 
 def _kinds_of_stages(model: Transformer, training: Training, sizes: Sizes) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -169,8 +191,8 @@ def _joined(stages: Sequence[_Stage]) -> _Stage:
         return stages[0]
     work = Work(_mean([each.work.forward for each in stages]), _mean([each.work.backward for each in stages]))
     once = {name: len(stages) * value for name, value in _mean([each.once for each in stages]).items()}
-    waits, hidden = _mean([each.waits for each in stages]), _mean([each.hidden for each in stages])
-    return _Stage(work, waits, once, hidden, sum(each.optimizer for each in stages))
+    waits, alone, hidden = (_mean([getattr(each, of) for each in stages]) for of in ("waits", "alone", "hidden"))
+    return _Stage(work, waits, alone, once, hidden, sum(each.optimizer for each in stages))
 
 
 def bubble(stages: Sequence[tuple[float, int]], virtual_stages: int = 1) -> float:
@@ -205,12 +227,12 @@ def predict(
     busiest = max((stage for stage, _ in stages), key=lambda stage: stage.seconds)
     parts = {name: microbatches * value for name, value in busiest.work.parts.items()}
     parts["optimizer"] = max(stage.optimizer for stage, _ in stages)
-    parts["bubble"] = bubble([(stage.seconds, count) for stage, count in stages], training.virtual_stages)
+    parts["bubble"] = bubble([(stage.first, count) for stage, count in stages], training.virtual_stages)
     if training.schedule == "dualpipe":
         passes = sum(busiest.work.forward.values()) + sum(busiest.work.backward.values()) / 2
         parts["bubble"] = (sizes.pp / 2 - 1) * passes
     for name, value in busiest.waits.items():
-        parts[name] = parts.get(name, 0.0) + microbatches * value
+        parts[name] = parts.get(name, 0.0) + (microbatches - 1) * value + busiest.alone[name]
     for name in dict.fromkeys(name for stage, _ in stages for name in stage.once):
         parts[name] = parts.get(name, 0.0) + max(stage.once.get(name, 0.0) for stage, _ in stages)
     return Step(parts, dict(busiest.hidden))
@@ -230,10 +252,12 @@ def _stage(
     each = 1 / training.microbatches(sizes.dp)
     names, overlap = links.roles.names, training.overlap
 
-    def all_of(role: str) -> float:
-        return links.seconds(names[role], sent.get(names[role], [])) * each
+    def all_of(role: str, of: int | None = None) -> float:
+        return links.seconds(names[role], sent.get(names[role], []), of) * each
 
-    tp, cp, ep, pp = all_of("tp"), all_of("cp"), all_of("ep"), all_of("pp")
+    scalars = [message for message in sent.get(names["pp"], []) if message.collective == "all-reduce"]  # once a step
+    total = links.seconds(names["pp"], scalars)
+    tp, cp, ep, pp = all_of("tp"), all_of("cp"), all_of("ep"), all_of("pp") - total * each
     behind = {
         "tp": min(tp * (1 - 1 / sizes.tp), work.parts["matrices"]) if "tp" in overlap else 0.0,
         "cp": min(cp, work.parts["attention"]) if "cp" in overlap and training.context == "ring" else 0.0,
@@ -246,7 +270,12 @@ def _stage(
     repeated, once, hidden["dp"] = _replicas(training, links, sent, work, each)
     waits["dp"] = repeated
     waits["contention"] = CONTENTION * sum(hidden.values()) * each
-    return _Stage(work, waits, {"dp": once}, hidden, 0.0 if speed else optimizer(model, training, sizes, stage, device))
+    alone = dict(waits)
+    for name, roles in (("tp", ("tp",)), ("cp", ("cp",)), ("ep", ("ep", "etp"))):
+        shared = sum(all_of(role) - all_of(role, stage) for role in roles)
+        alone[name] = max(0.0, waits[name] - shared)
+    updates = 0.0 if speed else optimizer(model, training, sizes, stage, device)
+    return _Stage(work, waits, alone, {"dp": once, "pp": total}, hidden, updates)
 
 
 def _replicas(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
+from dataclasses import replace
 from datetime import timedelta
 from statistics import median
 from typing import TYPE_CHECKING
@@ -80,15 +81,17 @@ def measure(
     among = world.round(f"measure/{plan.digest[:16]}/{groups.epoch}", ranks)
     wait = _Barrier(world, f"{among.name}/barrier", ranks, limit)
     rows = _watched(among, lambda: list(_rows(groups, chosen, given, progress, wait)), limit.total_seconds())
-    data = {"rank": groups.rank, "host": host_name(), "rows": rows}
+    wait()
+    data = {"rank": groups.rank, "host": host_name(), "rows": rows, "speed": _speed(_device(world.default.backend))}
     rows_of_all = gather(among, data, list, limit.total_seconds(), "measure()")
     hosts = {each["rank"]: each["host"] for each in rows_of_all}
-    return measurement(
+    found = measurement(
         plan,
         [hosts.get(rank, "") for rank in range(ranks.stop)],
         world.default.backend,
         {each["rank"]: each["rows"] for each in rows_of_all},
     )
+    return replace(found, speed=min(each["speed"] for each in rows_of_all))
 
 
 def _watched(among: Round, work: Callable[[], Rows], seconds: float) -> Rows:
@@ -143,7 +146,7 @@ def _rows(
     plan, world = groups.plan, groups.world.default
     named = [name for name in kinds if plan.groups(name).size > 1]
     cases = [(name, what, size) for name in named for what in (*collectives_of(plan.spec(name)), HOP) for size in sizes]
-    device = f"cuda:{torch.cuda.current_device()}" if "nccl" in world.backend and torch.cuda.is_available() else "cpu"
+    device = _device(world.backend)
     for number, (name, what, size) in enumerate(cases):
         group = groups.get(name, None)
         run = None if group is None else _Call(group, what, size, device)
@@ -178,6 +181,25 @@ def _isolated(groups: LiveGroups, name: str, run: _Call | None, wait: Callable[[
                 times.append(run.seconds(_CALLS))
         found = median(times) if times else found
     return found
+
+
+def _device(backend: str) -> str:
+    return f"cuda:{torch.cuda.current_device()}" if "nccl" in backend and torch.cuda.is_available() else "cpu"
+
+
+def _speed(device: str) -> float:
+    """FLOP/s of a large matrix product on this rank: in bfloat16 on a GPU, in single precision on a CPU."""
+    cuda = device != "cpu"
+    size = 8192 if cuda else 512
+    matrix = torch.ones(size, size, dtype=torch.bfloat16 if cuda else torch.float32, device=device)
+    times = []
+    for _ in range(4):  # the first one warms up
+        started = time.perf_counter()
+        matrix @ matrix
+        if cuda:
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started)
+    return 2.0 * size**3 / min(times[1:])
 
 
 class _Barrier:
