@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cluster_text import cluster_section
+from bench.compare_text import compare_section
 from bench.gloo_text import gloo_section
 from bench.gpu_text import gpu_section
 from bench.published_text import published_section
@@ -29,6 +30,7 @@ _SECTIONS = {
     "scale": scale_section,
     "sync": sync_section,
     "survive": survive_section,
+    "compare": compare_section,
 }
 
 

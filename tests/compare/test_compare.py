@@ -217,6 +217,32 @@ def test_a_failing_program_names_its_layout():
         sim.compare(program, ["dp=2", "tp=2"])
 
 
+@pytest.mark.parametrize(
+    ("operation", "word"),
+    [
+        (lambda pg: dist.all_reduce(torch.eye(4).to_sparse(), group=pg), "all_reduce cannot move a tensor of layout"),
+        (lambda pg: dist.all_gather([torch.ones(2)], torch.ones(2, 2).T[0], group=pg), "moves one block of memory"),
+        (lambda pg: pg.split_group([0, 1]), "a simulation does not carry split_group"),
+    ],
+    ids=["sparse", "strided", "split_group"],
+)
+def test_what_the_simulator_does_not_carry_is_named(operation, word):
+    """The operation and the line that makes it, under the layout."""
+
+    def program(groups):
+        if groups["tp"].size > 1:
+            operation(groups["tp"].pg)
+        sim.see("x", 1.0)
+
+    with pytest.raises(sim.RanksFailed, match=rf"(?s)under tp=2: .*{word}.*test_compare\.py:{line_of(operation)}\b"):
+        sim.compare(program, ["tp=2"])
+
+
+def line_of(function):
+    """The line of a function."""
+    return function.__code__.co_firstlineno
+
+
 def test_distributed_tensors():
     """The placements of a DTensor are its cut; partial sums are refused."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard

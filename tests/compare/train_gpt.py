@@ -14,9 +14,22 @@ GPT = Path(__file__).parents[2] / "examples" / "train_gpt" / "gpt"
 SIZES = {"hidden": 8, "heads": 2, "experts": 4, "top": 2, "sequence": 8, "batch": 4, "microbatches": 1}
 
 
+# What a layer could take for its own group: a group that it has besides, or is given for its collective alone.
+PREPARED = (
+    ("tensor_parallel.py", "        self.tp = weights.groups.tp\n",
+     "        self.tp, self.wrong = weights.groups.tp, weights.groups.data\n"),
+    ("context_parallel.py", "values: Tensor, cp: ProcessGroup", "values: Tensor, cp: ProcessGroup, over: ProcessGroup"),
+    ("context_parallel.py", "torch.stack([keys, values]), cp)", "torch.stack([keys, values]), over)"),
+    ("model.py", "values, self.groups.cp)", "values, self.groups.cp, self.groups.cp)"),
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Break:
-    """One collective: its file, what it is made on, what instead, and the layouts that are compared."""
+    """One collective: its file, what it is made on, what instead, and the layouts that are compared.
+
+    ``named`` is the line that makes the collective, where another one chooses its group.
+    """
 
     file: str
     line: str
@@ -24,9 +37,10 @@ class Break:
     wrong: str
     layouts: tuple[str, ...]
     operation: str = "all-reduce"
+    named: str = ""
 
     def apply(self, folder):
-        """Change the copy of the example in a folder; the line that is wrong now."""
+        """Change the copy of the example in a folder; the line that should be named."""
         path = folder / self.file
         lines = path.read_text(encoding="utf-8").splitlines()
         found = [number for number, line in enumerate(lines) if self.line in line]
@@ -35,18 +49,17 @@ class Break:
         assert changed != lines[found[0]], self
         lines[found[0]] = changed
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return found[0] + 1
+        return 1 + next(number for number, line in enumerate(lines) if (self.named or lines[found[0]]) in line)
 
 
 def copy_of(folder, name):
     """A copy of the example's package, which can be imported under a name of its own."""
     shutil.copytree(GPT, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    layer = folder / name / "tensor_parallel.py"
-    text = layer.read_text(encoding="utf-8")
-    known = "        self.tp = weights.groups.tp\n"
-    assert text.count(known) == 1
-    # A group that a feed-forward layer could take for that of its shards.
-    layer.write_text(text.replace(known, "        self.tp, self.wrong = weights.groups.tp, weights.groups.data\n"))
+    for file, known, changed in PREPARED:
+        path = folder / name / file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(known) == 1
+        path.write_text(text.replace(known, changed), encoding="utf-8")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
@@ -78,6 +91,10 @@ def megatron(*layouts):
 
 TP = megatron("tp=2,dp=1", "tp=2,dp=2")
 EP = megatron("dp=2,ep=2", "tp=2,dp=2,ep=2")
+CP = megatron("tp=2,cp=2,dp=1")
+# Replicas of the experts, as many as ranks that hold different ones.
+REPLICAS = megatron("dp=4,ep=2")
+OTHERS, WORLD = ", self.groups.expert_shards)", ", torch.distributed.group.WORLD)"
 BREAKS = {
     "vocabulary, forward": Break("model.py", "x = embedded(", "self.groups.tp", "self.groups.data", TP),
     "cross-entropy": Break("model.py", "loss = cross_entropy(", "self.groups.tp", "self.groups.data", TP),
@@ -122,6 +139,30 @@ BREAKS = {
     ),
     "experts, in": Break("experts.py", "copied(rows", "self.groups.ep_tp", "self.groups.data", TP),
     "experts, out": Break("experts.py", "summed(torch.cat(done)", "self.groups.ep_tp", "self.groups.data", TP),
+    "cross-entropy, wanted": Break("tensor_parallel.py", "wanted = summed(", ", tp)", WORLD, TP),
+    "cross-entropy, normaliser": Break("tensor_parallel.py", "normaliser = summed(", ", tp)", WORLD, TP),
+    "keys and values": Break(
+        "model.py", "seen = causal_attention(", "cp, self.groups.cp", "cp, self.groups.tp", CP, "all-gather"
+    ),
+    "tokens, counts": Break("experts.py", "arriving = exchange(", ", ep)", OTHERS, REPLICAS, "all-to-all"),
+    "tokens, there": Break(
+        "experts.py",
+        "return exchanged(",
+        "rows, sent, received, ep)",
+        f"rows, sent, received{OTHERS}",
+        REPLICAS,
+        "all-to-all",
+    ),
+    "tokens, back": Break("experts.py", "return exchanged(", "sent, ep)", f"sent{OTHERS}", REPLICAS, "all-to-all"),
+    "tokens": Break(
+        "experts.py",
+        "ep = self.groups.ep",
+        "self.groups.ep",
+        "self.groups.expert_shards",
+        REPLICAS,
+        "all-to-all",
+        "arriving = exchange(",
+    ),
     "experts' norm": Break(
         "optimizer.py",
         "return (dense + total(",

@@ -138,6 +138,13 @@ class SimulatedGroup(PythonGroup):
         """Wait until all members have made the group, as gloo connects them."""
         self._post("new_group", [], [], None).wait()
 
+    def split_group(self, *_: Any, **__: Any) -> Any:
+        """Refuse, where torch would crash: there is no communicator to split."""
+        raise NotImplementedError(
+            f"a simulation does not carry split_group on {self.channel}; use torch.distributed.new_group, or a kind of "
+            "group of the plan"
+        )
+
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single

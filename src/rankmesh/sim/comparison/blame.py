@@ -31,7 +31,7 @@ from rankmesh.sim.comparison.session import SAME_SHAPE, Deviation, Key, Record, 
 from rankmesh.sim.comparison.stacks import Node, Stack, nodes_of
 from rankmesh.sim.failures import RanksFailed
 
-__all__ = ["Cause", "Failing", "find", "find_in_messages"]
+__all__ = ["Cause", "Failing", "find", "find_failure"]
 
 _OPERATIONS = {
     "all_reduce": "all-reduce",
@@ -90,18 +90,25 @@ class _Search:
     def worked(self, repairs: Iterable[Repair], cause: Callable[[Repair], Cause]) -> Cause | None:
         """The first of the repairs that settles everything; one that only makes the first value right is kept."""
         for repair in repairs:
-            if repair in self.tried or time.monotonic() > self.deadline:
-                continue
-            self.tried.add(repair)
-            tried = self._left(repair)
-            if tried is None:
-                continue
-            left, untried = tried
-            found = replace(cause(repair), repair=repair, settles=not left, untried=untried)
-            if found.settles:
+            found = self._cause(repair, cause)
+            if found is not None and not found.settles:
+                self.fallback = self.fallback or found
+                # The backward pass of these lines may be wrong in the same way.
+                found = self._cause(_widened(repair), cause)
+            if found is not None and found.settles:
                 return found
-            self.fallback = self.fallback or found
         return None
+
+    def _cause(self, repair: Repair, cause: Callable[[Repair], Cause]) -> Cause | None:
+        """The cause that a repair shows; None where it does not help, or was tried before."""
+        if repair in self.tried or time.monotonic() > self.deadline:
+            return None
+        self.tried.add(repair)
+        tried = self._left(repair)
+        if tried is None:
+            return None
+        left, untried = tried
+        return replace(cause(repair), repair=repair, settles=not left, untried=untried)
 
     def _left(self, repair: Repair) -> tuple[int, tuple[str, ...]] | None:
         """How many values still differ with a repair, and the layouts that say nothing; None where it does not help.
@@ -139,10 +146,8 @@ def find(layouts: Sequence[Layout], reference: Reference, failing: Failing, runn
     suspects = _suspects(layout, record, single, first.key, nodes)
     before = _before(record, first.key, nodes)
     search = _Search(layouts, reference, failing, runner, time.monotonic() + seconds)
-    phases = [*_phases(layouts, suspects, before, first)]
-    # Where some collective differs from the reference, its other groups are more likely.
-    phases.insert(1 if suspects else 0, (_in_messages(layouts, record, first.key), _at_node(first)))
-    for repairs, cause in phases:
+    messages = _in_messages(layouts, record, first.key)
+    for repairs, cause in _phases(layouts, suspects, before, messages, first):
         found = search.worked(repairs, cause)
         if found is not None:
             return found
@@ -153,16 +158,36 @@ def find(layouts: Sequence[Layout], reference: Reference, failing: Failing, runn
     return Cause(first.site)
 
 
-def find_in_messages(
+def find_failure(
     layouts: Sequence[Layout], reference: Reference, failing: Failing, runner: Runner, *, seconds: float
 ) -> Cause | None:
-    """Which change of a send or a receive lets a program end that fails under a layout, and makes it right."""
+    """Which change of a call lets a program end whose ranks diverge under a layout, and makes it right."""
     record = Session(failing.layout, reference, trace=True)
     with suppress(RanksFailed):
         runner.run(record)
+    first = failing.first
+    records = [one for ranks in record.records.values() for one in ranks]
+    nodes = nodes_of((one.stack, one.kind, one.call.operation) for one in records)
+    # What some rank waits for is most suspect.
+    waits = {node for one in records if one.call.results is None for node in nodes.get((one.stack, one.kind), ())}
+    before = sorted(_before(record, first.key, nodes), key=lambda found: waits.isdisjoint(found))
     search = _Search(layouts, reference, failing, runner, time.monotonic() + seconds)
-    repairs = _in_messages(layouts, record, failing.first.key)
-    return search.worked(repairs, _at_node(failing.first)) or search.fallback
+    cause = _at_node(first)
+    for repairs in (
+        _in_messages(layouts, record, first.key),
+        [
+            way
+            for found in before
+            for repair in regroupings(found[0], layouts)
+            # A program that fails has not made its backward pass yet.
+            for way in (repair, _widened(repair))
+        ],
+        _together(before, before, layouts),
+    ):
+        found = search.worked(repairs, cause)
+        if found is not None:
+            return found
+    return search.fallback
 
 
 def _in_messages(layouts: Sequence[Layout], record: Session, key: Key) -> Iterator[Repair]:
@@ -212,17 +237,30 @@ Phase = tuple[Iterable[Repair], Callable[[Repair], Cause]]
 
 
 def _phases(
-    layouts: Sequence[Layout], suspects: list[list[Node]], before: list[list[Node]], first: Deviation
+    layouts: Sequence[Layout],
+    suspects: list[list[Node]],
+    before: list[list[Node]],
+    messages: Iterator[Repair],
+    first: Deviation,
 ) -> Iterator[Phase]:
     """The repairs that are tried, in the order in which one that works is believed."""
     at_node = _at_node(first)
     every = [*suspects, *(nodes for nodes in before if nodes not in suspects)]
     plain = [nodes for nodes in every if _matters(nodes[0], layouts)]
     trivial = [nodes for nodes in every if not _matters(nodes[0], layouts)]
-    # A coarse node first, then finer ones.
-    for depth in range(max(map(len, every), default=0)):
+    likely = [nodes for nodes in plain if nodes in suspects]
+    # Where no collective differs from the reference, a message is more likely.
+    if not suspects:
+        yield messages, at_node
+    yield [repair for nodes in likely for repair in regroupings(nodes[0], layouts)], at_node
+    yield _together(likely, plain, layouts), at_node
+    yield [repair for nodes in plain for repair in regroupings(nodes[0], layouts)], at_node
+    yield messages, at_node
+    # Coarse nodes came first, then finer ones.
+    for depth in range(1, max(map(len, every), default=0)):
         at_depth = [nodes[depth] for nodes in plain if depth < len(nodes)]
         yield [repair for node in at_depth for repair in regroupings(node, layouts)], at_node
+    yield _together(plain, plain, layouts), at_node
     yield reductions(layouts), at_node
     for depth in range(max(map(len, every), default=0)):
         at_depth = [nodes[depth] for nodes in every if depth < len(nodes)]
@@ -230,6 +268,29 @@ def _phases(
     yield scalings(layouts), at_node
     yield [repair for nodes in plain for node in nodes for repair in regroupings(node, layouts, unions=True)], at_node
     yield [repair for nodes in trivial for node in nodes for repair in regroupings(node, layouts)], at_node
+
+
+def _together(likely: list[list[Node]], every: list[list[Node]], layouts: Sequence[Layout]) -> list[Repair]:
+    """All collectives of a function that are made on one kind, on another: it got, or chose, that group once."""
+    functions = {_function(nodes[0]): None for nodes in likely}
+    found = []
+    for function in functions:
+        nodes = sorted({one[0] for one in every if _function(one[0]) == function}, key=lambda node: node.site.line)
+        if len(nodes) > 1:
+            found += [Repair("group", one.what, nodes[0], tuple(nodes[1:])) for one in regroupings(nodes[0], layouts)]
+    return found
+
+
+def _widened(repair: Repair) -> Repair:
+    """Another group for all that a line makes, in the backward pass too; any other repair as it is."""
+    node = repair.node
+    if repair.form != "group" or node is None or node.is_message:
+        return repair
+    return Repair("group", repair.what, Node((node.site,), node.kind, node.operation, anywhere=True))
+
+
+def _function(node: Node) -> tuple[str, str, str]:
+    return node.site.file, node.site.function, node.kind
 
 
 def _at_node(first: Deviation) -> Callable[[Repair], Cause]:
@@ -243,8 +304,8 @@ def _at_node(first: Deviation) -> Callable[[Repair], Cause]:
 
 def _sized(repair: Repair) -> bool:
     """Whether tensors have the shape of the group, so that another group of another size cannot be tried."""
-    node = repair.node if repair.form == "group" else None
-    return node is not None and not node.is_message and node.operation not in SAME_SHAPE
+    nodes = (repair.node, *repair.others) if repair.form == "group" and repair.node is not None else ()
+    return any(not node.is_message and node.operation not in SAME_SHAPE for node in nodes)
 
 
 def _single(repair: Repair, layout: Layout) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from rankmesh.errors import LayoutError, first_line, quoted
 from rankmesh.sim.calls import Site
-from rankmesh.sim.comparison.blame import Cause, Failing, find, find_in_messages
+from rankmesh.sim.comparison.blame import Cause, Failing, find, find_failure
 from rankmesh.sim.comparison.layouts import Layout, LayoutLike, layouts_of, reference_of
 from rankmesh.sim.comparison.result import Comparison, Difference
 from rankmesh.sim.comparison.runner import Runner
@@ -21,7 +21,7 @@ from rankmesh.sim.failures import DivergenceError, RanksFailed
 
 __all__ = ["compare"]
 
-# Kinds of divergence that a message to, or from, another rank may repair.
+# Kinds of divergence that a call on another group, or to another rank, may repair.
 _DIVERGED = ("deadlock", "unmatched", "mismatch")
 
 
@@ -45,7 +45,7 @@ def compare(
 
     torch's default dtype is float64 in the program where it runs with that, else what it is outside. Raises
     ``LayoutError`` for layouts that do not go together and for a program that sees nothing, ``RanksFailed`` where the
-    program fails under a layout and no change of a send or a receive repairs that.
+    program fails under a layout, and no change of a call repairs that.
 
     >>> import torch, torch.distributed as dist
     >>> from rankmesh import sim
@@ -71,12 +71,12 @@ def compare(
 
 
 def _failure(runner: Runner, session: Session) -> RanksFailed | None:
-    """The error of a program whose ranks diverge and exchange messages, which a change of these may repair."""
+    """The error of a program whose ranks diverge, which a change of a call may repair."""
     try:
         runner.run(session)
     except RanksFailed as error:
         first = next(iter(error.failures.values()))
-        if not (session.has_messages and isinstance(first, DivergenceError) and first.kind in _DIVERGED):
+        if not isinstance(first, DivergenceError) or first.kind not in _DIVERGED:
             raise
         session.fail(error)
         return error
@@ -108,7 +108,7 @@ def _result(
         layout = min(failing, key=lambda one: (failing[one].failure is not failure, _place(reference, failing[one])))
         deviation = min(failing[layout].deviations.values(), key=lambda one: _order(reference, one.key))
         found = Failing(layout, deviation, {one.name: session.deviations for one, session in sessions.items()})
-        search = find if failure is None else find_in_messages
+        search = find if failure is None else find_failure
         cause = search(list(sessions), reference, found, runner, seconds=seconds)
         if cause is None and failure is not None:
             raise failure

@@ -131,7 +131,6 @@ class Session(Observer):
         self.records: dict[int, list[Record]] = defaultdict(list)
         self.messages: dict[int, list[Record]] = defaultdict(list)
         self.received: list[tuple[Call, Call]] = []
-        self.has_messages = False
         self.failure: RanksFailed | None = None
         self._rerouting = None if repair is None else Rerouting(layout, repair)
         self.seen_at: dict[Key, dict[int, int]] = defaultdict(dict)
@@ -299,7 +298,6 @@ class Session(Observer):
         self, pg: SimulatedGroup, call: Call, peer: int | None, tag: int
     ) -> tuple[SimulatedGroup, int | None, int]:
         """The group, the peer and the tag of a send or a receive, or those that the repair gives it."""
-        self.has_messages = True
         if not self.looks_at_lines:
             return pg, peer, tag
         kind, stack = self._kind(pg.channel), stack_here(pg)

@@ -51,11 +51,15 @@ class Stack:
 
 @dataclass(frozen=True)
 class Node:
-    """Calls that are reached through these lines, innermost first, on one kind of group."""
+    """Calls that are reached through these lines, innermost first, on one kind of group.
+
+    ``anywhere``: also those that have these lines further out, as a backward pass has what made it.
+    """
 
     sites: tuple[Site, ...]
     kind: str
     operation: str
+    anywhere: bool = False
 
     @property
     def site(self) -> Site:
@@ -70,7 +74,10 @@ class Node:
     def matches(self, stack: Sequence[Site], kind: str, operation: str) -> bool:
         """Whether a call is one of these; one line may make sends and receives."""
         same = operation == self.operation if operation in MESSAGES else not self.is_message
-        return same and kind == self.kind and tuple(stack[: len(self.sites)]) == self.sites
+        if not same or kind != self.kind:
+            return False
+        starts = range(len(stack) - len(self.sites) + 1) if self.anywhere else (0,)
+        return any(tuple(stack[start : start + len(self.sites)]) == self.sites for start in starts)
 
 
 def stack_here(pg: object) -> Stack:
