@@ -25,7 +25,7 @@ import numpy as np
 
 from rankmesh.core.axes import integer
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import LayoutError, quoted
+from rankmesh.errors import LayoutError, in_words, quoted
 
 __all__ = ["RankRange"]
 
@@ -166,5 +166,4 @@ class RankRange:
         """The ranks for a message: ``ranks 4 to 7``, or ``ranks 1, 3, 5, 7`` where they are apart."""
         if self.consecutive:
             return f"ranks {self.offset} to {self.stop - 1}"
-        shown = ", ".join(map(str, self.members[:8]))
-        return f"ranks {shown}" + (f" and {self.size - 8} more" if self.size > 8 else "")
+        return in_words(self.members)

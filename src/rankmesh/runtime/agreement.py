@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from rankmesh.core.rank_range import RankRange
-from rankmesh.errors import AgreementError, ConnectError, in_words
+from rankmesh.errors import AgreementError, ConnectError, cut, in_words
 from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel, lost
 from rankmesh.rendezvous.channel import LARGEST
 from rankmesh.runtime.deadlock import Waiting
@@ -280,5 +280,4 @@ def _mapping(value: object) -> dict[str, Any] | None:
 
 
 def _short(value: object) -> str:
-    text = "absent" if value is None else json.dumps(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return "absent" if value is None else cut(json.dumps(value))

@@ -18,7 +18,7 @@ from rankmesh.backend.protocol import NotJoined
 from rankmesh.core.local import ByKind, LocalGroup, LocalGroups
 from rankmesh.core.options import time_limit
 from rankmesh.core.plan import Plan
-from rankmesh.errors import ConnectError, RankmeshError, first_line
+from rankmesh.errors import ConnectError, RankmeshError, first_line, listed
 from rankmesh.placement.measured import Measurement
 from rankmesh.runtime.blocks import block, kind_along
 from rankmesh.runtime.handles import LiveGroup
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from rankmesh.runtime.world import World
 
 __all__ = ["LiveGroups"]
-
-_SHOWN = 16
 
 
 class LiveGroups(ByKind[LiveGroup]):
@@ -289,11 +287,9 @@ def _failure(rank: int, local: LocalGroup, error: Exception, others: int) -> Con
     """Which group could not be made, which of its members joined where the backend knows, and what else exists here."""
     seen = tuple(getattr(error, "seen", ()))
     unseen = tuple(member for member in local.ranks if member not in seen) if seen else ()
-    who = (
-        f"of its members {_listed(seen)} joined and {_listed(unseen)} did not"
-        if unseen
-        else (f"its members are {_listed(local.ranks)}")
-    )
+    who = f"its members are {listed(local.ranks)}"
+    if unseen:
+        who = f"of its members {listed(seen)} joined and {listed(unseen)} did not"
     existing = (
         f"; this process holds {others} groups that were connected before: rm.close_all() closes them" if others else ""
     )
@@ -307,7 +303,3 @@ def _failure(rank: int, local: LocalGroup, error: Exception, others: int) -> Con
         missing=unseen,
         in_vain=isinstance(error, NotJoined),
     )
-
-
-def _listed(ranks: tuple[int, ...]) -> str:
-    return f"{list(ranks[:_SHOWN])}" + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")
