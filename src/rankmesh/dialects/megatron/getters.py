@@ -67,13 +67,21 @@ def named(rule: Function, doc: str, **names: str) -> Function:
 
 def group(kind: str, what: str) -> Function:
     """The getter of a process group; an absent one is an error, or None where it is not checked."""
+    return _checked(kind, BY_KIND[kind].group, f"{what}; None if absent and not checked.")
 
+
+def ranks(kind: str) -> Function:
+    """The getter of a group's global ranks."""
+    return _checked(kind, str(BY_KIND[kind].ranks), f"The global ranks of the {BY_KIND[kind].what}.")
+
+
+def _checked(kind: str, name: str, doc: str) -> Function:
     def getter(check_initialized=True):
-        if _GROUP is None and check_initialized:
+        if _ANSWER is None and check_initialized:
             raise rankmesh_state.absent("_KIND")
-        return _GROUP
+        return _ANSWER
 
-    return named(getter, f"{what}; None if absent and not checked.", _GROUP=BY_KIND[kind].group, _KIND=kind)
+    return named(getter, doc, _ANSWER=name, _KIND=kind)
 
 
 def group_if_made(kind: str, what: str) -> Function:
@@ -85,17 +93,6 @@ def group_if_made(kind: str, what: str) -> Function:
         return _GROUP
 
     return named(getter, f"{what}.", _GROUP=BY_KIND[kind].group, _KIND=kind)
-
-
-def ranks(kind: str) -> Function:
-    """The getter of a group's global ranks."""
-
-    def getter(check_initialized=True):
-        if _RANKS is None and check_initialized:
-            raise rankmesh_state.absent("_KIND")
-        return _RANKS
-
-    return named(getter, f"The global ranks of the {BY_KIND[kind].what}.", _RANKS=str(BY_KIND[kind].ranks), _KIND=kind)
 
 
 def first_rank(kind: str) -> Function:
