@@ -99,12 +99,9 @@ class Topology:
         place = self.get_coord(rank)._asdict()
         return outer_sep.join(f"{axis}{inner_sep}{place[axis]:02d}" for axis in self.axes if axis not in omit_axes)
 
-    def _ranks(self) -> range:
-        return range(self._mesh.offset, self._mesh.offset + self._mesh.size)
-
     def get_axis_list(self, axis: str, idx: int) -> list[int]:
         """The ranks at one position of an axis, ascending."""
-        return sorted(rank for rank in self._ranks() if getattr(self.get_coord(rank), axis) == idx)
+        return sorted(rank for rank in self._mesh.rank_range.members if getattr(self.get_coord(rank), axis) == idx)
 
     def get_axis_comm_lists(self, axis: str) -> list[list[int]]:
         """The ranks of every group along an axis."""
@@ -113,7 +110,7 @@ class Topology:
     def filter_match(self, **positions: int) -> list[int]:
         """The ranks at these positions, ascending."""
         wanted = positions.items()
-        return [rank for rank in self._ranks() if wanted <= self.get_coord(rank)._asdict().items()]
+        return [rank for rank in self._mesh.rank_range.members if wanted <= self.get_coord(rank)._asdict().items()]
 
 
 def plan(
