@@ -103,8 +103,8 @@ def spec_of(source: Source) -> tuple[str | None, int | None]:
     ('tp=2,dp=*', 8)
     """
     if source.kind in ("axes", "recipe", "preset"):
-        says_all = source.kind == "preset" or _makes(source.text, source)
-        return source.text, None if says_all else source.plan.world_size
+        complete = source.kind == "preset" or _makes(source.text, source)
+        return source.text, None if complete else source.plan.world_size
     if source.config is None:
         return None, None
     recipe = f"{source.config.format}:{','.join(_arguments(source.config.arguments))}"
