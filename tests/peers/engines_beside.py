@@ -1,14 +1,16 @@
 """A program: every model under every side, against that side's own loader on random weights; rows of JSON.
 
-``python -m tests.peers.engines_beside transformers vllm``: one process, sides that are named. A row has ``model``,
-``side`` and ``result``: "exact", with the tensors that were compared, or "refused" and why.
+``python -m tests.peers.engines_beside all`` takes minutes, ``quick`` a slice of it. A row has ``model``, ``side`` and
+``result``: "exact", with the tensors that were compared, or "refused" and why; or ``from`` and ``to`` of a transfer.
 """
 
 import json
 import sys
 import warnings
+from importlib import import_module
 
 import torch
+from tests.peers import stand_ins
 
 from rankmesh import sim
 from rankmesh.backend.fake_world import fake_world
@@ -18,7 +20,7 @@ from rankmesh.transfer.layouts.layout import read
 from rankmesh.transfer.layouts.sides import side
 
 BASE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8,
-        "num_hidden_layers": 2, "vocab_size": 100, "max_position_embeddings": 128}  # fmt: skip
+        "num_hidden_layers": 4, "vocab_size": 100, "max_position_embeddings": 128}  # fmt: skip
 MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 MODELS = {
     "Llama 3": BASE | {"model_type": "llama"},
@@ -27,7 +29,7 @@ MODELS = {
                                     "mlp_only_layers": []},
     "Mixtral": BASE | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "DeepSeek-V3": BASE | MIXTURE | {
-        "model_type": "deepseek_v3", "num_hidden_layers": 5, "first_k_dense_replace": 3, "n_routed_experts": 8,
+        "model_type": "deepseek_v3", "first_k_dense_replace": 3, "n_routed_experts": 8,
         "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "q_lora_rank": 32, "kv_lora_rank": 16,
         "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 8,
         "topk_method": "noaux_tc", "scoring_func": "sigmoid", "num_nextn_predict_layers": 0},
@@ -39,7 +41,18 @@ SIDES = {
                      "transformers:tp=2,fsdp=2,ep=2", "transformers:dp_replicate=2,fsdp=2", "transformers:pp=2",
                      "transformers:tp=2,pp=2"],
     "vllm": ["vllm:tp=2", "vllm:tp=4", "vllm:tp=2,pp=2", "vllm:tp=2,dp=2", "vllm:tp=2,dp=2,ep=1"],
+    # The vocabulary of 100 is padded to 256, and to 104.
+    "megatron": ["megatron:tp=2", "megatron:tp=4,vocab=1", "megatron:tp=2,pp=2,first=1,vocab=4",
+                 "megatron:dp=2,pp=2,vpp=2,vocab=1", "megatron:tp=2,dp=2,ep=2,vocab=1",
+                 "megatron:tp=2,pp=2,ep=2,etp=1,vocab=1"],
 }  # fmt: skip
+# What each change is checked with: one of each kind of model and of parallelism.
+QUICK = {
+    "models": ["Llama 3", "Qwen 3 MoE"],
+    "sides": ["transformers:tp=2,fsdp=2", "vllm:tp=2,dp=2", "megatron:tp=2,pp=2,first=1,vocab=4",
+              "megatron:tp=2,pp=2,ep=2,etp=1,vocab=1"],
+}  # fmt: skip
+WHOLE = {"models": list(MODELS), "sides": [text for texts in SIDES.values() for text in texts]}
 
 
 def random_weights(shapes):
@@ -70,7 +83,7 @@ def wrong(layout, ranks, whole):
     """Tensors of which an element of a rank's parameters is not what the sharding says; and how many were compared."""
     bad, compared = [], 0
     for rank, parameters in enumerate(ranks):
-        for name, view in layout.views(parameters, rank).items():
+        for name, view in layout.shards(parameters, rank).items():
             shard, compared = layout.shardings[name].of(rank), compared + 1
             for box, place in zip(shard.boxes, shard.places, strict=True):
                 there = tuple(slice(at, at + high - low) for at, (low, high) in zip(place, box, strict=True))
@@ -87,14 +100,19 @@ def moved(source, target, source_ranks, target_ranks):
 
     def run():
         rank = torch.distributed.get_rank()
-        mine = source.views(source_ranks[rank], rank) if rank < len(source_ranks) else {}
-        into = target.views(empty[rank], rank) if rank < len(empty) else {}
+        mine = source.shards(source_ranks[rank], rank) if rank < len(source_ranks) else {}
+        into = target.shards(empty[rank], rank) if rank < len(empty) else {}
         moves.run({n: t for n, t in mine.items() if n in names}, {n: t for n, t in into.items() if n in names})
+        if rank < len(empty):
+            target.fill(empty[rank], rank, into)
 
     sim.run(run, max(len(source_ranks), len(target_ranks)))
     bad = []
     for rank, (got, expected) in enumerate(zip(empty, target_ranks, strict=True)):
         filled = {place.parameter for name, place in target.places.get(rank, {}).items() if name in names}
+        if target.refused:  # a parameter can hold a tensor that has no sharding beside others that have one
+            got, expected = target.shards(got, rank), target.shards(expected, rank)
+            filled = got.keys() & names
         # The whole parameters: what no tensor goes to is zero in both, as is padding.
         bad += [f"{name} on rank {rank}" for name in sorted(filled) if not torch.equal(got[name], expected[name])]
     return bad, len(names)
@@ -106,14 +124,24 @@ def write_row(row):
     sys.stdout.flush()
 
 
-def main(sides):
-    """One row for each model under each side, then one for each pair of layouts of two frameworks."""
-    for model, config in MODELS.items():
+def pairs(texts):
+    """Each layout as source and as target of each other framework, whose first layout stands for it."""
+    first = {text.partition(":")[0]: text for text in reversed(texts)}
+    for source in texts:
+        for target in texts:
+            kinds = source.partition(":")[0], target.partition(":")[0]
+            if kinds[0] != kinds[1] and (first[kinds[0]] == source or first[kinds[1]] == target):
+                yield source, target
+
+
+def main(models, sides):
+    """One row for each model under each side, then one for each transfer between layouts of two frameworks."""
+    for model in models:
         known = {}
-        for text in [text for name in sides for text in SIDES[name]]:
+        for text in sides:
             row = {"model": model, "side": text}
             try:
-                one = side(text, config)
+                one = side(text, MODELS[model])
                 layout = read(one)
             except LayoutError as error:
                 write_row(row | {"result": "refused", "why": str(error)})
@@ -125,14 +153,16 @@ def main(sides):
                       "tensors": len(layout.shardings), "refused": dict(layout.refused)}  # fmt: skip
             write_row(row | result)
             known[text] = layout, ranks
-        for source, (from_layout, from_ranks) in known.items():
-            for target, (to_layout, to_ranks) in known.items():
-                if source.partition(":")[0] != target.partition(":")[0]:
-                    bad, count = moved(from_layout, to_layout, from_ranks, to_ranks)
-                    row = {"model": model, "from": source, "to": target, "tensors": count, "wrong": bad[:5]}
-                    write_row(row)
+        for source, target in pairs(list(known)):
+            (from_layout, from_ranks), (to_layout, to_ranks) = known[source], known[target]
+            bad, count = moved(from_layout, to_layout, from_ranks, to_ranks)
+            write_row({"model": model, "from": source, "to": target, "tensors": count, "wrong": bad[:5]})
 
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
-    main(sys.argv[1:] or SIDES)
+    # Megatron-Core imports triton, and vLLM and transformers look whether there is one.
+    stand_ins.triton()
+    import_module("rankmesh.transfer.layouts.sides.megatron")
+    stand_ins.no_triton()
+    main(**{"quick": QUICK, "all": WHOLE}[sys.argv[1]])

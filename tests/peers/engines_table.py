@@ -1,6 +1,6 @@
-"""The table of the page on layouts, from what the program says: ``python -m tests.peers.engines_table FOLDER``.
+"""The table of the page on layouts, from what the program says: ``python -m tests.peers.engines_table ROWS``.
 
-FOLDER has transformers and vLLM, as ``tests.peers.fetch`` installs them.
+ROWS is a file with what ``tests.peers.engines_beside all`` printed.
 """
 
 import json
@@ -10,17 +10,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.peers import fetch
+
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "reference" / "layouts.md"
 BEGIN, END = "<!-- cells -->\n", "<!-- end of cells -->"
 
 
-def measured(folder):
-    """The rows of ``engines_beside``, run with the frameworks of a folder."""
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{REPOSITORY}", "PYTHONWARNINGS": "ignore"}
+def measured(which, limit):
+    """The rows of ``engines_beside``, ``quick`` or ``all``; the last lines of the program where it fails."""
+    environment = {**os.environ, "PYTHONPATH": f"{fetch.trainers()}:{REPOSITORY}", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.peers.engines_beside"],
-        capture_output=True, text=True, timeout=900, env=environment, check=False, cwd=REPOSITORY,
+        [sys.executable, "-m", "tests.peers.engines_beside", which],
+        capture_output=True, text=True, timeout=limit, env=environment, check=False, cwd=REPOSITORY,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return parsed(done.stdout)
@@ -62,6 +64,5 @@ def _short(why):
 
 if __name__ == "__main__":
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(
-        before + BEGIN + table(measured(Path(sys.argv[1]))) + END + rest.partition(END)[2], encoding="utf-8"
-    )
+    rows = parsed(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    PAGE.write_text(before + BEGIN + table(rows) + END + rest.partition(END)[2], encoding="utf-8")

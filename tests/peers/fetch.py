@@ -29,8 +29,10 @@ KEPT = {"vllm": "vllm/distributed", "sglang": "sglang/srt"}
 # What a release imports that the tests have not, in its folder.
 BESIDE = {"deepspeed": ("hjson==3.1.0", "msgpack==1.2.4", "psutil==7.2.2", "py-cpuinfo==9.0.0", "tqdm==4.70.1")}
 
-# What vLLM and transformers import to construct and load a model, without vLLM's kernels; and JAX. One folder.
+# What vLLM and transformers import to construct and load a model, without vLLM's kernels; mbridge, which loads into
+# Megatron-Core; and JAX. One folder.
 ENGINES = (
+    "mbridge==0.15.1",
     "transformers==5.23.0",
     "jax==0.10.2",
     "jaxlib==0.10.2",
@@ -66,8 +68,13 @@ def folder(name, version=None, root=None):
 
 
 def engines():
-    """The folder of vLLM and transformers."""
+    """The folder of vLLM, transformers and mbridge."""
     return Path(os.environ["RANKMESH_PEERS"]).resolve() / "engines"
+
+
+def trainers():
+    """A search path with Megatron-Core, its loader, and the engines."""
+    return f"{folder('megatron-core', MEGATRON[-1])}:{engines()}"
 
 
 def fetch(name, version, root):
@@ -93,8 +100,10 @@ def fetch(name, version, root):
 def fetch_engines(root):
     """Install vLLM, transformers and JAX with what they import, in one folder; kernels of vLLM are left out."""
     place = Path(root).resolve() / "engines"
-    if place.exists():
+    listed = place / "fetched.txt"
+    if listed.exists() and listed.read_text(encoding="utf-8").split() == list(ENGINES):
         return
+    shutil.rmtree(place, ignore_errors=True)
     unfinished = place.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
@@ -102,6 +111,7 @@ def fetch_engines(root):
     subprocess.run([*pip, *ENGINES], check=True, timeout=1200)
     for kernel in (unfinished / "vllm").rglob("*.so"):
         kernel.unlink()
+    (unfinished / "fetched.txt").write_text("\n".join(ENGINES), encoding="utf-8")
     unfinished.rename(place)
 
 

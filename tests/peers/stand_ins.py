@@ -6,6 +6,8 @@ from types import ModuleType
 
 import torch._inductor.runtime.triton_compat  # noqa: F401  - where torch looks for triton itself
 
+_NAMES = ("triton", "triton.language")
+
 
 class _Anything(ModuleType):
     """A module, decorator or value: whatever is asked of it while kernels are defined."""
@@ -26,5 +28,12 @@ class _Anything(ModuleType):
 def triton():
     """Let ``import triton`` succeed for Megatron's modules, after torch has found out that there is none."""
     if "triton" not in sys.modules and importlib.util.find_spec("triton") is None:
-        for name in ("triton", "triton.language"):
+        for name in _NAMES:
             sys.modules[name] = _Anything(name)
+
+
+def no_triton():
+    """End that, for whoever asks from now on whether triton is there."""
+    for name in _NAMES:
+        if isinstance(sys.modules.get(name), _Anything):
+            del sys.modules[name]

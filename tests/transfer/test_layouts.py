@@ -157,8 +157,64 @@ def test_views_of_parameters_are_the_shards():
             assert torch.equal(view[: high - low], whole[name][low:high])
         with pytest.raises(LayoutError, match="'qkv', which holds 'q', is not among the parameters"):
             layout.views({"table": parameters["table"]}, rank)
-        with pytest.raises(LayoutError, match=r"parameter 'qkv' has shape \(6, 10\)"):
+        with pytest.raises(LayoutError, match=r"'qkv', which holds 'q', has shape \(6, 10\)"):
             layout.views(parameters | {"qkv": parameters["qkv"].T}, rank)
+
+
+def _load_by_group(rank, tensors):
+    """Megatron's queries, keys and values: two groups a rank of tp=2, in each two query heads, a key, a value."""
+    qkv = torch.zeros(8, 6)
+    for group in range(2):
+        first = rank * 2 + group
+        for row, count, name in ((0, 2, "q"), (2, 1, "k"), (3, 1, "v")):
+            qkv.narrow(0, group * 4 + row, count).copy_(tensors[name].narrow(0, first * count, count))
+    return {"qkv": qkv}
+
+
+def test_a_shard_in_several_pieces_of_a_parameter():
+    """Groups one below the other: rows are one range of each tensor, a view only where a group has one row of it."""
+    shapes = {"q": (8, 6), "k": (4, 6), "v": (4, 6)}
+    layout = read(
+        Side("toy", rm.Mesh(tp=2), {name: (shape, "float32") for name, shape in shapes.items()}, _load_by_group)
+    )
+    assert {one.cut for one in layout.shardings.values()} == {("tp", None)}
+    whole = {name: torch.randn(shape) for name, shape in shapes.items()}
+    for rank in range(2):
+        parameters = _load_by_group(rank, whole)
+        shards = layout.shards(parameters, rank)
+        for name, tensor in shards.items():
+            assert torch.equal(tensor, whole[name].chunk(2)[rank])
+        empty = {"qkv": torch.zeros(8, 6)}
+        layout.fill(empty, rank, shards)
+        assert torch.equal(empty["qkv"], parameters["qkv"])
+        with pytest.raises(LayoutError, match=r"'q' is in 2 pieces of 'qkv', and no view of it; use shards\(\) before"):
+            layout.views(parameters, rank)
+        assert shards["k"].data_ptr() in range(parameters["qkv"].data_ptr(), parameters["qkv"].data_ptr() + 8 * 6 * 4)
+
+
+def test_ranks_whose_rows_are_all_padding_hold_nothing():
+    """A table of 3 rows padded to 8 over four ranks: the last two have no row, yet the parameter is a filled one."""
+
+    def load(rank, tensors):
+        table = torch.nn.Parameter(torch.zeros(2, 6))
+        rows = tensors["w"].narrow(0, min(rank * 2, 3), max(0, min(2, 3 - rank * 2)))
+        table.data[: len(rows)].copy_(rows)
+        return {"table": table}
+
+    layout = read(Side("toy", rm.Mesh(tp=4), {"w": ((3, 6), "float32")}, load))
+    assert [layout.shardings["w"].of(rank).boxes for rank in range(4)] == [
+        (((0, 2), (0, 6)),), (((2, 3), (0, 6)),), (), ()
+    ]  # fmt: skip
+    assert layout.unfilled == ()
+    views = [layout.views({"table": torch.zeros(2, 6)}, rank) for rank in range(4)]
+    assert [sorted(of) for of in views] == [["w"], ["w"], [], []]
+
+
+def test_parameters_of_another_size_are_refused():
+    """A table that is padded less: its shards would begin elsewhere."""
+    layout = read(Side("toy", rm.Mesh(tp=4), WEIGHTS, _load))
+    with pytest.raises(LayoutError, match=r"'table', which holds 'table', has shape \(6, 6\).* makes \(4, 6\)"):
+        layout.shards({"qkv": torch.zeros(10, 6), "table": torch.zeros(6, 6)}, 0)
 
 
 def test_a_tensor_in_two_parameters_is_refused():

@@ -9,19 +9,21 @@ checkpoint name              sharding                          where, on rank 1
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Shard, Sharding
 from rankmesh.errors import LayoutError, first_line, quoted
 from rankmesh.transfer.layouts.inference import infer
-from rankmesh.transfer.layouts.strided import Fragment, contiguous
+from rankmesh.transfer.layouts.strided import Fragment, contiguous, union
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Layout", "Place", "Side", "Weights", "read"]
+__all__ = ["Layout", "Piece", "Place", "Side", "Weights", "read"]
 
 # The tensors of a checkpoint: shape and dtype by name.
 Weights = Mapping[str, tuple[tuple[int, ...], str]]
@@ -42,13 +44,27 @@ class Side:
     load: Callable[[int, Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
+class Piece(NamedTuple):
+    """A part of a shard: where it begins in the shard, and where it is in the parameter, with which strides."""
+
+    begin: tuple[int, ...]
+    shape: tuple[int, ...]
+    offset: int
+    strides: tuple[int, ...]
+
+
 class Place(NamedTuple):
-    """Where a rank's shard is: in which parameter, from which element on, with which strides."""
+    """Where a rank's shard of this ``shape`` is: a parameter of shape ``whole``, and the pieces in it."""
 
     parameter: str
-    offset: int
+    whole: tuple[int, ...]
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def is_view(self) -> bool:
+        """Whether one strided view of the parameter is the whole shard."""
+        return len(self.pieces) == 1 and self.pieces[0].shape == self.shape
 
 
 @dataclass(frozen=True)
@@ -72,13 +88,48 @@ class Layout:
         """A rank's shards by checkpoint name, as views of the side's own parameters: what a transfer reads or writes.
 
         ``parameters`` are ``dict(model.named_parameters())`` of that rank, after loading and before any change of
-        their form. Raises ``LayoutError`` for a parameter that is missing or has another size.
+        their form. Raises ``LayoutError`` for a parameter that is missing or has another shape, and where a shard is
+        in several pieces of a parameter, as Megatron's queries are: those take `shards` and `fill`.
         """
         made = {}
-        for name, place in self.places.get(rank, {}).items():
-            if name in self.shardings:
-                made[name] = _view(parameters, name, place)
+        for name, place in self._places(rank):
+            if not place.is_view:
+                raise LayoutError(
+                    f"{name!r} is in {len(place.pieces)} pieces of {place.parameter!r}, and no view of it; use "
+                    "shards() before the transfer, and fill() after it",
+                    name=name,
+                )
+            made[name] = _view(parameters, name, place, place.pieces[0])
         return made
+
+    def shards(self, parameters: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+        """A rank's shards by checkpoint name: views of the parameters, or copies of those that are in several pieces.
+
+        Call `fill` after a transfer has written into them. Raises ``LayoutError`` as `views` does.
+        """
+        made: dict[str, Tensor] = {}
+        for name, place in self._places(rank):
+            pieces = [(piece, _view(parameters, name, place, piece)) for piece in place.pieces]
+            if place.is_view:
+                made[name] = pieces[0][1]
+                continue
+            made[name] = pieces[0][1].new_zeros(place.shape)
+            for piece, there in pieces:
+                _part(made[name], piece).copy_(there)
+        return made
+
+    def fill(self, parameters: Mapping[str, Tensor], rank: int, shards: Mapping[str, Tensor]) -> None:
+        """Write a rank's shards, by checkpoint name, into the side's own parameters; its views stay as they are."""
+        from rankmesh.transfer.live.shards import same_place
+
+        for name, place in self._places(rank):
+            for piece in place.pieces if name in shards else ():
+                there, given = _view(parameters, name, place, piece), _part(shards[name], piece)
+                if not same_place(there, given):
+                    there.copy_(given)
+
+    def _places(self, rank: int) -> list[tuple[str, Place]]:
+        return [(name, place) for name, place in self.places.get(rank, {}).items() if name in self.shardings]
 
     def to_dict(self) -> dict[str, object]:
         """The layout as plain data: mesh, shardings, refusals."""
@@ -94,7 +145,11 @@ class Layout:
         }
 
 
-def _view(parameters: Mapping[str, Tensor], name: str, place: Place) -> Tensor:
+def _part(shard: Tensor, piece: Piece) -> Tensor:
+    return shard[tuple(slice(low, low + length) for low, length in zip(piece.begin, piece.shape, strict=True))]
+
+
+def _view(parameters: Mapping[str, Tensor], name: str, place: Place, piece: Piece) -> Tensor:
     if place.parameter not in parameters:
         raise LayoutError(
             f"{place.parameter!r}, which holds {name!r}, is not among the parameters; give those of the side's model: "
@@ -104,14 +159,14 @@ def _view(parameters: Mapping[str, Tensor], name: str, place: Place) -> Tensor:
     from rankmesh.transfer.live.shards import local
 
     whole = local(parameters[place.parameter])
-    last = place.offset + sum((size - 1) * step for size, step in zip(place.shape, place.strides, strict=True))
-    if not 0 <= last < max(whole.numel(), 1) or not whole.is_contiguous():
+    if tuple(whole.shape) != place.whole or not whole.is_contiguous():
         raise LayoutError(
-            f"parameter {place.parameter!r} has shape {tuple(whole.shape)} and strides {tuple(whole.stride())}, and "
-            f"{name!r} goes to element {last} of it; give the parameters as the loader left them",
+            f"parameter {place.parameter!r}, which holds {name!r}, has shape {tuple(whole.shape)} and strides "
+            f"{tuple(whole.stride())}, but this side makes {place.whole}; give the parameters as the loader left them, "
+            "of a model of the same sizes",
             name=name,
         )
-    view: Tensor = whole.as_strided(place.shape, place.strides, whole.storage_offset() + place.offset)
+    view: Tensor = whole.as_strided(piece.shape, piece.strides, whole.storage_offset() + piece.offset)
     return view
 
 
@@ -138,7 +193,7 @@ def read(side: Side) -> Layout:
     mesh, weights = side.mesh, side.weights
     loaded: dict[str, dict[int, _Loaded]] = {name: {} for name in weights}
     refused: dict[str, str] = {}
-    unfilled: dict[str, None] = {}
+    empty: dict[str, None] = {}
     for rank in mesh.rank_range.ascending.tolist():
         with fake_world(rank, mesh.size), Trace() as trace:
             tensors = {name: trace.source(name, shape, getattr(torch, kind)) for name, (shape, kind) in weights.items()}
@@ -158,7 +213,7 @@ def read(side: Side) -> Layout:
                         refused.setdefault(name, f"{parameter}: {error}")
                     continue
                 if not found and isinstance(tensor, torch.nn.Parameter):
-                    unfilled[parameter] = None
+                    empty[parameter] = None
                 for name, fragments in found.items():
                     known = loaded[name].get(rank)
                     if known is not None:
@@ -179,7 +234,8 @@ def read(side: Side) -> Layout:
         shardings[name] = sharding
         for rank, place in found_places.items():
             places.setdefault(rank, {})[name] = place
-    return Layout(side.name, mesh, shardings, refused, tuple(unfilled), places)
+    filled = {place.parameter for found in places.values() for place in found.values()}
+    return Layout(side.name, mesh, shardings, refused, tuple(name for name in empty if name not in filled), places)
 
 
 def _sharding(
@@ -190,10 +246,14 @@ def _sharding(
     stored = {rank: of.shape for rank, of in loaded.items() if of.unshared and _plain(of, len(shape))}
     key = (shape, dtype, str(sorted(boxes.items())), str(sorted(stored.items())))
     if key not in known:
+        joined = {rank: union(found) for rank, found in boxes.items()}
         try:
             known[key] = infer(mesh, shape, dtype, boxes, stored)
         except LayoutError as error:
             known[key] = str(error)
+            if joined != boxes:  # pieces apart in the parameter can be neighbours in the tensor
+                with suppress(LayoutError):
+                    known[key] = infer(mesh, shape, dtype, joined, stored)
     found = known[key]
     if isinstance(found, str):
         raise LayoutError(found)
@@ -209,10 +269,26 @@ def _plain(loaded: _Loaded, dimensions: int) -> bool:
 
 
 def _place(shard: Shard, loaded: _Loaded) -> Place:
-    """The one strided view of a parameter that is the shard."""
+    """The one strided view of a parameter that is the shard, or the pieces that make it."""
     if not loaded.fragments:
         raise LayoutError(f"{loaded.parameter} holds none of it")
+    one = _regular(shard, loaded)
+    pieces = (one,) if one else tuple(_piece(shard, fragment) for fragment in loaded.fragments)
+    return Place(loaded.parameter, loaded.shape, shard.shape, pieces)
+
+
+def _piece(shard: Shard, fragment: Fragment) -> Piece:
+    for box, place in zip(shard.boxes, shard.places, strict=True):
+        if all(low <= begin and end <= high for (low, high), (begin, end) in zip(box, fragment.box, strict=True)):
+            begin = tuple(at + of[0] - low for at, of, (low, _) in zip(place, fragment.box, box, strict=True))
+            return Piece(begin, tuple(high - low for low, high in fragment.box), fragment.offset, fragment.strides)
+    raise LayoutError(f"the shard has no box around {quoted(fragment.box)}")
+
+
+def _regular(shard: Shard, loaded: _Loaded) -> Piece | None:
     by_box = {fragment.box: fragment for fragment in loaded.fragments}
+    if any(box not in by_box for box in shard.boxes):
+        return None
     strides = [max(fragment.strides[dim] for fragment in loaded.fragments) for dim in range(len(shard.shape))]
     first, begin = by_box[shard.boxes[0]], shard.places[0]
     for dim, length in enumerate(shard.shape):
@@ -226,7 +302,8 @@ def _place(shard: Shard, loaded: _Loaded) -> Place:
         there = offset + sum(a * step for a, step in zip(place, strides, strict=True))
         steps = zip(fragment.strides, strides, box, strict=True)
         if fragment.offset != there or any(a != b and high - low > 1 for a, b, (low, high) in steps):
-            raise LayoutError(
-                f"its pieces in {loaded.parameter} are no view of regular strides: {quoted(loaded.fragments[:2])}"
-            )
-    return Place(loaded.parameter, offset, shard.shape, tuple(strides))
+            return None
+    last = offset + sum((size - 1) * step for size, step in zip(shard.shape, strides, strict=True))
+    if not 0 <= last < max(prod(loaded.shape), 1):
+        return None
+    return Piece((0,) * len(shard.shape), shard.shape, offset, tuple(strides))

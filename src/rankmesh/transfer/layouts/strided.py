@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from rankmesh.errors import LayoutError
 
-__all__ = ["Copy", "Fragment", "compose", "contiguous", "fragments", "merged", "outside", "view"]
+__all__ = ["Copy", "Fragment", "compose", "contiguous", "fragments", "merged", "outside", "union", "view"]
 
 
 class Dim(NamedTuple):
@@ -256,6 +256,19 @@ def merged(found: Iterable[Fragment]) -> list[Fragment]:
             kept[-1:] = [joined] if joined else [kept[-1], one]
         boxes = kept
     return sorted(boxes)
+
+
+def union(boxes: Iterable[tuple[tuple[int, int], ...]]) -> list[tuple[tuple[int, int], ...]]:
+    """The same elements in fewer boxes, wherever they are in a parameter.
+
+    >>> union([((0, 2), (0, 4)), ((2, 4), (0, 4))])
+    [((0, 4), (0, 4))]
+    """
+    found = list(boxes)
+    steps = contiguous([max(box[dim][1] for box in found) for dim in range(len(found[0]))]) if found else ()
+    starts = [sum(low * step for (low, _), step in zip(box, steps, strict=True)) for box in found]
+    # As if each were where it is in the whole tensor.
+    return [one.box for one in merged(Fragment(box, at, steps) for box, at in zip(found, starts, strict=True))]
 
 
 def _join(one: Fragment, other: Fragment, dim: int) -> Fragment | None:

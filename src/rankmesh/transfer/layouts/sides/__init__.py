@@ -3,6 +3,7 @@
 ```
 transformers:tp=2,fsdp=4      DistributedConfig: tp, fsdp (FSDP2), dp_replicate, pp, ep
 vllm:tp=8                     tp, pp, dp; ep=1: --enable-expert-parallel
+megatron:tp=2,pp=2,ep=2       tp, cp, dp, pp, ep, etp; vpp, first, last: stages; vocab=128: multiple of the vocabulary
 ```
 """
 
@@ -12,12 +13,12 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from rankmesh.errors import LayoutError, MissingExtra, quoted
+from rankmesh.errors import LayoutError, MissingExtra, RankmeshError, quoted
 from rankmesh.transfer.layouts.layout import Layout, Side, read
 
 __all__ = ["SIDES", "layout", "side"]
 
-SIDES = ("transformers", "vllm")
+SIDES = ("megatron", "transformers", "vllm")
 
 
 def side(text: str, config: Mapping[str, Any]) -> Side:
@@ -34,7 +35,7 @@ def side(text: str, config: Mapping[str, Any]) -> Side:
     try:
         made = import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:
-        package = (error.name or name).partition(".")[0]
+        package = (error.name or name).partition(".")[0].replace("megatron", "megatron-core")
         raise MissingExtra(
             f"the package {package!r} is not installed, and side {name} runs its own loader; pip install {package}",
             name=package,
@@ -42,7 +43,7 @@ def side(text: str, config: Mapping[str, Any]) -> Side:
         ) from error
     try:
         found: Side = made.side(config, **given)
-    except LayoutError:
+    except RankmeshError:
         raise
     except (TypeError, ValueError) as error:
         # vLLM's configuration is checked by pydantic, which says what is wrong in its second line.

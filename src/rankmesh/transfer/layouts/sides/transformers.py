@@ -27,7 +27,7 @@ from rankmesh.core.mesh import Mesh
 from rankmesh.errors import LayoutError
 from rankmesh.transfer.layouts.layout import Side, Weights
 
-__all__ = ["architecture", "saved_tensors", "side", "weights"]
+__all__ = ["architecture", "configuration", "saved_tensors", "side", "weights"]
 
 _AXES = ("tp", "fsdp", "dp_replicate", "pp")
 
@@ -37,12 +37,12 @@ def weights(config: Mapping[str, Any]) -> Weights:
 
     ``config`` is the content of ``config.json``. Raises ``LayoutError`` for a quantised checkpoint.
     """
-    return _weights(_config(config))
+    return _weights(configuration(config))
 
 
 def architecture(config: Mapping[str, Any]) -> str:
     """The class of a model, as ``architectures`` of its ``config.json`` names it."""
-    return type(_empty(_config(config))).__name__
+    return type(_empty(configuration(config))).__name__
 
 
 def saved_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ def saved_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
 
 def side(config: Mapping[str, Any], *, ep: int = 1, **sizes: int) -> Side:
     """A model over ``tp``, ``fsdp``, ``dp_replicate``, ``pp`` and ``ep``, each 1 by default."""
-    made = _config(config)
+    made = configuration(config)
     axes = {axis: sizes.pop(axis, 1) for axis in _AXES}
     if sizes:
         raise LayoutError(f"transformers has no axis {next(iter(sizes))!r}; it has {', '.join(_AXES)} and ep")
@@ -83,7 +83,8 @@ def side(config: Mapping[str, Any], *, ep: int = 1, **sizes: int) -> Side:
     return Side("transformers", mesh, _weights(made), load)
 
 
-def _config(config: Mapping[str, Any]) -> Any:
+def configuration(config: Mapping[str, Any]) -> Any:
+    """Transformers' own configuration of a model. Raises ``LayoutError`` for a quantised checkpoint."""
     given = dict(config)
     kind = given.pop("model_type", None)
     if given.get("quantization_config"):
