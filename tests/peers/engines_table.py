@@ -59,7 +59,7 @@ def _short(why):
     """The reason without what differs from model to model."""
     why = re.sub(r"`\w+ForCausalLM`", "this model", why.partition(". Pass")[0].partition(" [type=")[0])
     why = re.sub(r"KeyError: '[\w.]+'", "KeyError: the name of a weight of another stage", why)
-    return re.sub(r" as rank \d+", "", why.partition("; change")[0])
+    return re.sub(r" as rank \d+", "", why.partition("; change")[0].partition("; it has")[0])
 
 
 if __name__ == "__main__":

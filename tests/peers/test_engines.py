@@ -11,7 +11,7 @@ from filelock import FileLock
 from tests.peers import engines_beside, engines_table, fetch
 
 REPOSITORY = Path(__file__).parents[2]
-WEIGHTS = ["Llama 3", "Llama 3, tied", "Qwen 3", "Qwen 3 MoE", "Mixtral"]
+WEIGHTS = ["Llama 3", "Qwen 3", "Qwen 3 MoE", "Mixtral"]
 
 
 @pytest.fixture(scope="session")
