@@ -227,6 +227,7 @@ def _without_gpu(device: torch.device) -> Iterator[None]:
     with (
         mock.patch.object(torch.cuda, "Stream"),  # of shared experts and dispatchers
         mock.patch.object(torch.cuda, "current_device", return_value=device),
+        mock.patch.object(Tensor, "cuda", lambda tensor, *_, **__: tensor),  # of embeddings that two stages share
         mock.patch.dict(os.environ),
     ):
         yield
