@@ -133,7 +133,16 @@ def command(
     communicator: own, shares pp (it uses those of pp, with the same members), or
     none needed (one rank). hops: changes of node along a group's ring, the most.
     """
-    source = source_of(_spec(spec, arguments, run, yes, launch, world_size, variables), world_size, variables)
+    given: str | Source = spec
+    if run:
+        from rankmesh.cli.script_run import recorded_source
+
+        given = recorded_source(
+            spec, arguments or (), world_size=world_size, variables=variables or (), launch=launch, yes=yes
+        )
+    elif unused := arguments[:1] if arguments else ["--launch"] if launch else ["--yes"] if yes else []:
+        raise typer.BadParameter(f"{quoted(unused[0])} is for a script that runs; add --run, or leave it out")
+    source = source_of(given, world_size, variables)
     note_configs(source)
     kinds = [name for names in groups or () for name in names.split(",")]
     machine = None if cluster is None else cluster_of(cluster, source.plan.world_size, gpus_per_node=gpus_per_node)
@@ -148,28 +157,6 @@ def command(
             print_overview(out(), source.plan.mesh, facts)
 
     deliver(outputs, printed)
-
-
-def _spec(
-    spec: str,
-    arguments: list[str] | None,
-    run: bool,
-    yes: bool,
-    launch: int | None,
-    world_size: int | None,
-    variables: list[str] | None,
-) -> str | Source:
-    """The SPEC, or what a script that runs has started."""
-    if run:
-        from rankmesh.cli.script_run import recorded_source
-
-        return recorded_source(
-            spec, arguments or (), world_size=world_size, variables=variables or (), launch=launch, yes=yes
-        )
-    unused = arguments[:1] if arguments else ["--launch"] if launch else ["--yes"] if yes else []
-    if unused:
-        raise typer.BadParameter(f"{quoted(unused[0])} is for a script that runs; add --run, or leave it out")
-    return spec
 
 
 def _outputs(source: Source, facts: Overview, kinds: list[str], paths: Mapping[str, str | None]) -> list[Output]:

@@ -23,17 +23,8 @@ from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, refus
 __all__ = ["TABLE", "from_document", "matches"]
 
 _SIZES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
-_REPLICAS = (
-    "NO",
-    "MULTI_GPU",
-    "MULTI_CPU",
-    "MULTI_XPU",
-    "MULTI_NPU",
-    "MULTI_MLU",
-    "MULTI_HPU",
-    "MULTI_MUSA",
-    "MULTI_SDAA",
-)
+_DEVICES = ("GPU", "CPU", "XPU", "NPU", "MLU", "HPU", "MUSA", "SDAA")
+_REPLICAS = ("NO", *(f"MULTI_{device}" for device in _DEVICES))
 # What a reading that is no argument of a recipe decides.
 _SETS = {"engine": "recipe", "strategy": "recipe", "machines": "dp_replicate", "megatron_tp": "tp", "megatron_pp": "pp"}
 _REPLICATED = ("NO_SHARD", 3, "3")

@@ -163,6 +163,17 @@ def _read(mark: pytest.Mark) -> tuple[Any, dict[str, Any]]:
     return mark.args[0], dict(mark.kwargs)
 
 
+def _per_rank(test: Callable[..., Any], args: tuple[Any, ...], funcargs: dict[str, Any]) -> Callable[..., None]:
+    """A test as a function of its rank's groups."""
+    wanted = [name for name, value in funcargs.items() if value is _PER_RANK]
+
+    def on_rank(groups: Any = None) -> None:
+        __tracebackhide__ = True
+        test(*args, **{**funcargs, **dict.fromkeys(wanted, groups)})
+
+    return on_rank
+
+
 def _on_ranks(
     item: pytest.Function, test: Callable[..., Any], spec: Any, options: dict[str, Any]
 ) -> Callable[..., None]:
@@ -171,15 +182,11 @@ def _on_ranks(
     @wraps(test)
     def run(*args: Any, **funcargs: Any) -> None:
         __tracebackhide__ = True
-        wanted = [name for name, value in funcargs.items() if value is _PER_RANK]
-
-        def on_rank(groups: Any = None) -> None:
-            __tracebackhide__ = True
-            test(*args, **{**funcargs, **dict.fromkeys(wanted, groups)})
-
+        wanted = any(value is _PER_RANK for value in funcargs.values())
+        on_rank = _per_rank(test, args, funcargs)
         this = _this_rank()
         if this is not None:
-            this.run(on_rank, spec, bool(wanted))
+            this.run(on_rank, spec, wanted)
         elif config.getoption("rankmesh") == "sim":
             _simulate(config, on_rank, spec if wanted else _size(spec), options)
         else:
@@ -207,14 +214,8 @@ def _compared(item: pytest.Function, mark: pytest.Mark) -> Iterator[Any]:
         __tracebackhide__ = True
         from rankmesh import sim
 
-        wanted = [name for name, value in funcargs.items() if value is _PER_RANK]
-
-        def program(groups: Any) -> None:
-            __tracebackhide__ = True
-            original(*args, **{**funcargs, **dict.fromkeys(wanted, groups)})
-
         with _short_report("deterministic", item.config.getoption("fulltrace")):
-            result = sim.compare(program, layouts, **options)
+            result = sim.compare(_per_rank(original, args, funcargs), layouts, **options)
         if not result.same:
             pytest.fail(result.report(), pytrace=False)
 
