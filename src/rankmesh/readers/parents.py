@@ -30,7 +30,8 @@ def with_parents(found: list[Entry], path: str) -> list[Entry]:
 
     Raises ``Unreadable`` for a parent that cannot be read, which is named, and for more than 64 files.
     """
-    return [_resolved(entry, whole) for whole in [_merged(found, Path(path), Budget(_FILES), ())] for entry in whole]
+    whole = _merged(found, Path(path), Budget(_FILES), ())
+    return [_resolved(entry, whole) for entry in whole]
 
 
 def _resolved(entry: Entry, whole: list[Entry]) -> Entry:
@@ -55,7 +56,7 @@ def _merged(found: list[Entry], path: Path, budget: Budget, below: tuple[Path, .
         return found
     values: dict[tuple[str, ...], list[Entry]] = {}
     settings = [entry for entry in found if entry is not listed]
-    layers = [(name, key) for name, key in _names(listed)]
+    layers = list(_names(listed))
     for name, key in layers if (_SELF, "") in layers else [*layers, (_SELF, "")]:
         layer = settings if name == _SELF else _parent(name, key, path, listed, budget, below)
         # A value over a mapping, or a mapping over a value, replaces all of it.
