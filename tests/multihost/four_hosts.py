@@ -42,13 +42,12 @@ def train(job, folder, rank):
         job.commit(step + 1)
         (folder / f"{job.epoch}-{step + 1}-{rank}").touch()
         if step + 1 == 3:  # whatever is lost is lost in a later one
-            await_all(folder, f"{job.epoch}-3-*", job.plan.mesh.size)
+            await_all(folder, f"{job.epoch}-3-*", job.plan.mesh.size, time.monotonic() + LIMIT)
     return {"epoch": job.epoch, "began": job.step, "count": count.tolist(), "dp": dp.size}
 
 
-def await_all(folder, pattern, number):
-    """Wait until so many ranks have left a mark."""
-    end = time.monotonic() + LIMIT
+def await_all(folder, pattern, number, end):
+    """Wait until so many ranks have left a mark, or time is up."""
     while len(list(folder.glob(pattern))) < number and time.monotonic() < end:
         time.sleep(0.02)
 
@@ -104,7 +103,7 @@ def main():
             running.update({rank: _fork(cluster, folder, rank) for rank in range(cluster.size)})
             lost = 0
             for epoch, loss in enumerate(losses):
-                await_all(folder, f"{epoch}-{4 + 3 * epoch}-*", cluster.size - lost)
+                await_all(folder, f"{epoch}-{4 + 3 * epoch}-*", cluster.size - lost, end)
                 lose(cluster, running, loss)
                 lost += RANKS
             while len(ended) < len(running) and time.monotonic() < end:
