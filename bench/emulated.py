@@ -70,12 +70,17 @@ def problem() -> str | None:
 
 @dataclass
 class Emulated:
-    """A cluster that is there: ``racks`` of host names, ``ranks`` on each host, link and trunk in Mbit/s."""
+    """A cluster that is there: ``racks`` of host names, ``ranks`` on each host, link and trunk in Mbit/s.
+
+    ``burst``: kB that a link carries at once after a pause; ``queue``: milliseconds of waiting from which it drops.
+    """
 
     racks: Sequence[Sequence[str]]
     ranks: int
     link: int
     trunk: int | None
+    burst: int = 64
+    queue: int = 50
     run: str = field(default_factory=lambda: f"rm{secrets.token_hex(2)}")
 
     @property
@@ -133,7 +138,7 @@ class Emulated:
         self._limit(switch, port, self.link)
 
     def _limit(self, space: str, link: str, rate: int) -> None:
-        limit = ("rate", f"{rate}mbit", "burst", "64kb", "latency", "50ms")
+        limit = ("rate", f"{rate}mbit", "burst", f"{self.burst}kb", "latency", f"{self.queue}ms")
         _do("tc", "-n", space, "qdisc", "replace", "dev", link, "root", "tbf", *limit)
 
     def set_link(self, host: str, rate: int) -> None:
@@ -223,10 +228,16 @@ def _enter(space: str, name: str) -> None:
 
 @contextmanager
 def emulated(
-    racks: Sequence[Sequence[str]], *, ranks: int = 2, link: int = 200, trunk: int | None = None
+    racks: Sequence[Sequence[str]],
+    *,
+    ranks: int = 2,
+    link: int = 200,
+    trunk: int | None = None,
+    burst: int = 64,
+    queue: int = 50,
 ) -> Iterator[Emulated]:
     """A cluster while this lasts."""
-    made = Emulated(racks, ranks, link, trunk)
+    made = Emulated(racks, ranks, link, trunk, burst, queue)
     try:
         made.build()
         yield made

@@ -1,0 +1,305 @@
+"""Steps of ``examples/train_gpt`` on random layouts, predicted, then measured: ``python -m bench.layouts``, as root.
+
+```
+drawn       sizes, order of the axes and microbatches from SEED, for four hosts of two ranks in two racks
+calibrated  latencies and the bandwidth inside of a host, from ``measure``; the rates of the links are known
+predicted   as ``rankmesh search`` predicts, with computation that takes no time; written to the file
+measured    each rank's calls of one step of the example, recorded, then made again without its computation
+```
+
+Links are slow, so that waiting for them is nearly all of what the calls take, whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+import rankmesh as rm
+from bench.emulated import emulated, problem
+from rankmesh.placement import Cluster, Training, Transformer
+from rankmesh.placement.devices import DEVICES
+from rankmesh.placement.measured import Measurement, calibrated
+from rankmesh.placement.model import Sizes
+from rankmesh.placement.predict import Links, predict
+
+__all__ = ["COUNT", "Layout", "drawn", "main", "predicted"]
+
+FIGURES = Path(__file__).with_name("layouts.json")
+RACKS = (("node1", "node2"), ("node3", "node4"))
+RANKS, LINK, TRUNK, BURST = 2, 50, 50, 16
+# Of what a link carries, this part is payload: 1,448 bytes of a frame of 1,514.
+PAYLOAD = 1448 / 1514
+SEED, COUNT = 30, 30
+# The example's model and batch: every size that eight ranks can have divides them.
+SHAPE = {"layers": 8, "hidden": 128, "heads": 8, "experts": 4, "top": 4, "sequence": 128, "batch": 16}
+# A layout is measured again until the quickest two of its steps differ by less than this part.
+SPREAD, LEAST, MOST = 0.03, 2, 3
+SIZES = (4 * 2**10, 256 * 2**10)
+_AXES = ("tp", "cp", "dp", "pp")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes, the order of the axes on the devices, innermost first, and microbatches of a replica."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+    ep: int
+    order: Sequence[str]
+    microbatches: int
+
+    @property
+    def sizes(self) -> Sizes:
+        """As the search has them: an expert is split over the ranks of tp."""
+        return Sizes(tp=self.tp, cp=self.cp, pp=self.pp, dp=self.dp, ep=self.ep, etp=self.tp)
+
+    @property
+    def rank_map(self) -> tuple[int, ...]:
+        """The rank at each position of the mesh."""
+        by_order = np.arange(self.sizes.world).reshape([getattr(self, axis) for axis in self.order], order="F")
+        return tuple(by_order.transpose([self.order.index(axis) for axis in _AXES]).reshape(-1, order="F").tolist())
+
+    @property
+    def plan(self) -> rm.Plan:
+        """The groups of the example."""
+        plan = rm.recipes.megatron(tp=self.tp, cp=self.cp, dp=self.dp, pp=self.pp, ep=self.ep)
+        return plan.replace(rank_map=self.rank_map)
+
+
+def drawn(count: int = COUNT, seed: int = SEED, world: int = 8) -> tuple[Layout, ...]:
+    """Layouts of the world, all different, each as likely as any other that the example can train.
+
+    >>> drawn(3) == drawn(3), len(set(drawn(30))), {each.sizes.world for each in drawn(30)}
+    (True, 30, {8})
+    """
+    every = sorted(set(_every(world)), key=str)
+    return tuple(random.Random(seed).sample(every, count))  # noqa: S311  - a draw that anyone can repeat
+
+
+def _every(world: int) -> Iterator[Layout]:
+    powers = [2**power for power in range(world.bit_length())]
+    for tp, cp, dp in ((tp, cp, dp) for tp in powers for cp in powers for dp in powers if world % (tp * cp * dp) == 0):
+        pp = world // (tp * cp * dp)
+        sizes = {"tp": tp, "cp": cp, "dp": dp, "pp": pp}
+        real = [axis for axis in _AXES if sizes[axis] > 1]
+        for order in permutations(real):
+            rest = tuple(axis for axis in _AXES if axis not in real)
+            for ep in (size for size in powers if dp * cp % size == 0 and SHAPE["experts"] % size == 0):
+                for microbatches in (size for size in (1, 2, 4) if SHAPE["batch"] % (dp * size) == 0):
+                    yield Layout(**sizes, ep=ep, order=(*order, *rest), microbatches=microbatches)
+
+
+def _described(layout: Layout) -> tuple[Transformer, Training]:
+    """The example's model, and how it is trained on a layout."""
+    from gpt.text import VOCABULARY
+
+    sizes: dict[str, Any] = {name: SHAPE[name] for name in ("layers", "hidden", "heads", "experts")}
+    model = Transformer(
+        **sizes, ffn_hidden_size=4 * SHAPE["hidden"], vocabulary=VOCABULARY, top_k=SHAPE["top"], expert_every=2
+    )
+    four: dict[str, Any] = dict.fromkeys(("activation", "gradient", "parameter", "scalar"), 4)
+    training = Training(
+        batch=SHAPE["batch"], microbatch=SHAPE["batch"] // layout.dp // layout.microbatches,
+        sequence=SHAPE["sequence"], context="all-gather", sequence_parallel=False, overlap=(), **four,
+    )  # fmt: skip
+    return model, training
+
+
+def predicted(layout: Layout, cluster: Cluster) -> float:
+    """Seconds of a step's communication, as the search predicts a step whose computation takes no time."""
+    model, training = _described(layout)
+    links = Links(layout.plan, cluster, "gloo")
+    return predict(model, training, layout.sizes, DEVICES["h100"], links, speed=float("inf")).seconds
+
+
+# -- on the ranks -------------------------------------------------------------------------------------------------
+
+
+def _calibration() -> rm.Plan:
+    """Groups inside a host, a rack, and between racks."""
+    return rm.Plan(rm.Mesh(tp=2, dp=2, pp=2), [rm.GroupSpec(name) for name in ("tp", "dp", "pp")])
+
+
+def _measured() -> Measurement:
+    """Latencies of all levels, and the bandwidth inside of a host."""
+    with rm.connect(_calibration()) as groups:
+        inside, between = groups.measure(SIZES, kinds=["tp"]), groups.measure(SIZES[:1], kinds=["dp", "pp"])
+    return replace(inside, rows=(*inside.rows, *between.rows))
+
+
+def _known(cluster: Cluster, found: Measurement) -> Cluster:
+    """The cluster with these latencies, and with the rates that its links were given."""
+    host, *outer = calibrated(cluster, _calibration(), found).levels
+    rates = (rate * 1e6 / 8 * PAYLOAD for rate in (LINK, TRUNK))
+    return cluster.with_levels(
+        [host, *(replace(level, bandwidth=rate, uplink=rate) for level, rate in zip(outer, rates, strict=True))]
+    )
+
+
+def _ahead() -> None:
+    """Run before whatever else the machine does, and the ranks that are forked from here with it: they mostly wait."""
+    os.setpriority(os.PRIO_PROCESS, 0, -15)
+
+
+@contextmanager
+def _recorded() -> Iterator[list[Callable[[], None]]]:
+    """The calls that are made meanwhile, each to be made again."""
+    import torch
+    import torch.distributed as dist
+
+    from gpt import collectives
+
+    calls: list[Callable[[], None]] = []
+
+    def recording(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            calls.append(lambda: _again(function, given, named))
+            return function(*given, **named)
+
+        return call
+
+    places = [(dist, name) for name in ("all_reduce", "all_to_all_single", "batch_isend_irecv")]
+    places += [(collectives, name) for name in ("_gather", "_scatter_sum")]
+    with ExitStack() as patched:
+        for module, name in places:
+            patched.enter_context(patch.object(module, name, recording(getattr(module, name))))
+        yield calls
+    torch.set_grad_enabled(False)
+
+
+def _again(function: Callable[..., Any], given: Sequence[Any], named: Mapping[str, Any]) -> None:
+    for work in function(*given, **named) or ():
+        work.wait()
+
+
+def _step(layout: Layout) -> tuple[float, list[float]]:
+    """Seconds of one step of the example with its computation, and of its calls alone, on this rank."""
+    import torch
+    import torch.distributed as dist
+
+    from gpt.layout import Sizes as Axes
+    from gpt.layout import rankmesh
+    from gpt.loop import Run, Trainer
+    from gpt.model import Shape
+
+    axes = Axes(layout.tp, layout.cp, layout.dp, layout.pp, layout.ep)
+    with rankmesh(axes, layout.rank_map) as groups:
+        trainer = Trainer(Run(Shape(**SHAPE, microbatches=layout.microbatches)), groups, torch.device("cpu"))
+        dist.barrier()
+        started = time.perf_counter()
+        with _recorded() as calls:
+            trainer.step(0)
+        whole = time.perf_counter() - started
+        times: list[float] = []
+        while not _settled(times):
+            dist.barrier()
+            started = time.perf_counter()
+            for call in calls:
+                call()
+            slowest = torch.tensor(time.perf_counter() - started)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            times.append(float(slowest))
+    return whole, times
+
+
+def _settled(times: Sequence[float]) -> bool:
+    """Whether the two quickest are near each other, or there are as many as are taken at most."""
+    if len(times) < LEAST:
+        return False
+    first, second = sorted(times)[:2]
+    return second <= (1 + SPREAD) * first or len(times) >= MOST
+
+
+# -- the program --------------------------------------------------------------------------------------------------
+
+
+def predictions(layouts: Sequence[Layout], cluster: Cluster) -> dict[str, Any]:
+    """What the file says before anything is measured."""
+    return {
+        "seed": SEED,
+        "link": LINK,
+        "trunk": TRUNK,
+        "shape": SHAPE,
+        "ranks": RANKS,
+        "racks": RACKS,
+        "levels": [level.to_dict() for level in cluster.levels],
+        "rows": [{**asdict(each), "predicted": predicted(each, cluster)} for each in layouts],
+    }
+
+
+def complete(
+    found: Mapping[str, Any],
+    measure: Callable[[Layout], tuple[float, list[float]]],
+    save: Callable[[Mapping[str, Any]], None],
+) -> None:
+    """Save the predictions; then measure what is not measured yet, one layout after the other, saving each."""
+    save(found)
+    for row in found["rows"]:
+        if "measured" in row:
+            continue
+        layout = Layout(**{field.name: row[field.name] for field in fields(Layout)})
+        load = os.getloadavg()[0]
+        row["step"], row["times"] = measure(layout)
+        row["measured"], row["load"] = min(row["times"]), [load, os.getloadavg()[0]]
+        save(found)
+
+
+def load_example() -> None:
+    """Import the example and its optimizer, once for all ranks that are forked from here."""
+    from bench.cluster import _load_example
+
+    _load_example()
+
+
+def main() -> None:
+    """Draw, predict, write, measure, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--count", type=int, default=COUNT)
+    parser.add_argument("--json", type=Path, default=FIGURES)
+    parser.add_argument("--resume", action="store_true", help="go on with the predictions of the file")
+    given = parser.parse_args()
+    why = problem()
+    if why is not None:
+        raise SystemExit(f"error: {why}")
+    # A launcher that ends this must not leave namespaces behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    _ahead()
+    load_example()
+    with emulated(RACKS, ranks=RANKS, link=LINK, trunk=TRUNK, burst=BURST) as there:
+
+        def calibrate() -> Cluster:
+            return _known(there.cluster, there.on_ranks(_measured)[0])
+
+        def measure(layout: Layout) -> tuple[float, list[float]]:
+            found = there.on_ranks(_step, layout)
+            return max(whole for whole, _ in found), found[0][1]
+
+        def save(found: Mapping[str, Any]) -> None:
+            given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            done = [row for row in found["rows"] if "measured" in row]
+            for row in done[-1:]:
+                sys.stderr.write(f"{len(done)}: {row['predicted'] / row['measured']:.3f} {json.dumps(row)}\n")
+
+        found = json.loads(given.json.read_text(encoding="utf-8")) if given.resume else None
+        complete(found or predictions(drawn(given.count), calibrate()), measure, save)
+
+
+if __name__ == "__main__":
+    main()
