@@ -113,3 +113,28 @@ def test_uninstall_ends_it():
         is parallel_state.rankmesh_state.functions["get_tensor_model_parallel_rank"]
     )
     assert megatron.global_reads() == ()
+
+
+def _live(me):
+    megatron.install(strict=True)
+    try:
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+        with rm.connect("dp=2,tp=2") as groups:
+            inside = me.error(OtherGrid, Layer(groups["tp"].pg).rank)
+        with rm.connect("tp=2,dp=2") as groups:
+            same = Layer(groups["tp"].pg).rank()
+        reads = [(read.getter, read.count) for read in megatron.global_reads()]
+        parallel_state.destroy_model_parallel()
+        return [inside["kind"], inside["message"], same, reads]
+    finally:
+        megatron.uninstall()
+
+
+def test_group_of_another_grid_is_an_error_on_live_ranks(ranks):
+    """4 gloo ranks: each names the line that has the group, and its ranks; a group of the state is answered."""
+    for rank, (kind, text, same, reads) in enumerate(ranks(4, _live)):
+        assert kind == "OtherGrid"
+        assert line_of(Layer.rank, "parallel_state") in text
+        assert f"a tp group of ranks {[rank % 2, rank % 2 + 2]}" in text
+        assert same == rank % 2
+        assert reads == [["get_tensor_model_parallel_rank", 2]]
