@@ -76,7 +76,7 @@ def test_an_error_of_the_program_is_raised_without_trials(monkeypatch):
         sim.compare(program, ["pp=2"])
 
 
-def test_no_change_is_said_that_was_not_tried():
+def test_no_change_is_named_that_was_not_tried():
     """Without time for trials an error stays an error, and a value has no cause."""
     program, layouts, _, _ = WRONG["sent_to_another_stage"]
     with pytest.raises(sim.RanksFailed, match="under pp=4"):

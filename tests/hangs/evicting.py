@@ -20,7 +20,7 @@ import torch._inductor.standalone_compile  # what names frames: loaded once, bef
 import torch.distributed as dist
 from tests.hangs import programs
 from tests.hangs.programs import ones
-from tests.hangs.running import LOADED, SEPARATE, in_a_network_of_its_own, reap
+from tests.hangs.running import LOADED, SEPARATE, in_a_separate_network, reap
 from tests.sockets import free_port
 
 import rankmesh as rm
@@ -110,7 +110,7 @@ def main():
     """Run the named programs, or all."""
     folder, *names = sys.argv[1:]
     for name in names or sorted(programs.HANGS):
-        if name in SEPARATE and not in_a_network_of_its_own("tests.hangs.evicting", folder, name):
+        if name in SEPARATE and not in_a_separate_network("tests.hangs.evicting", folder, name):
             continue
         evicted(name, Path(folder) / name)
         print(name, (Path(folder) / name / "job.json").read_text(), flush=True)  # noqa: T201

@@ -132,7 +132,7 @@ def reap(pid):
     os.waitpid(pid, 0)
 
 
-def in_a_network_of_its_own(module, folder, name):
+def in_a_separate_network(module, folder, name):
     """Whether this process has a network with nothing but the loopback; else another one runs the program in one."""
     if [interface for _, interface in socket.if_nameindex()] == ["lo"]:
         return True
@@ -147,7 +147,7 @@ def main():
 
     folder, *names = sys.argv[1:]
     for name in names or sorted(programs.HANGS):
-        if name in SEPARATE and not in_a_network_of_its_own("tests.hangs.running", folder, name):
+        if name in SEPARATE and not in_a_separate_network("tests.hangs.running", folder, name):
             continue
         started = time.monotonic()
         if name in timed_out.TIMED_OUT:

@@ -154,23 +154,23 @@ def test_no_innocent_rank_is_evicted(name, jobs):
     if not _can_run(name):
         pytest.skip("a network of its own needs root")
     hang, about = HANGS[name], json.loads((jobs / name / "job.json").read_text())
-    said = {int(path.stem): json.loads(path.read_text()) for path in (jobs / name).glob("[0-9]*.json")}
+    reports = {int(path.stem): json.loads(path.read_text()) for path in (jobs / name).glob("[0-9]*.json")}
     everyone = set(range(about["members"]))
     assert everyone - set(about["ended"]) <= set(hang.ranks), about
     if name in SEPARATE:  # there is nobody left to go on with
-        errors = {member: value.get("error", "") for member, value in said.items()}
+        errors = {member: value.get("error", "") for member, value in reports.items()}
         assert all(error.startswith("ConnectError: the job ends") for error in errors.values()), errors
         return
-    errors = {member: value["error"] for member, value in said.items() if "error" in value}
+    errors = {member: value["error"] for member, value in reports.items() if "error" in value}
     assert errors.keys() <= set(hang.ranks), errors
-    ended = everyone - said.keys() - set(hang.ranks)
+    ended = everyone - reports.keys() - set(hang.ranks)
     assert not ended or name in ENDED_BY_GLOO, ended
-    returned = {member: value["result"] for member, value in said.items() if value.get("result") is not None}
+    returned = {member: value["result"] for member, value in reports.items() if value.get("result") is not None}
     assert set(returned.values()) == {3.0}
-    assert all(said[member]["epochs"][-1][0] >= 1 for member in returned), said
+    assert all(reports[member]["epochs"][-1][0] >= 1 for member in returned), reports
     if hang.cause in ("dead", "late", "absent"):
-        assert not returned.keys() & set(hang.ranks), said
-        assert everyone - set(hang.ranks) == returned.keys(), said
+        assert not returned.keys() & set(hang.ranks), reports
+        assert everyone - set(hang.ranks) == returned.keys(), reports
     if hang.cause == "crosswise":  # nobody is at fault alone, and the same members take the step again
         assert not errors
-        assert everyone.intersection(range(hang.size)) == returned.keys(), said
+        assert everyone.intersection(range(hang.size)) == returned.keys(), reports

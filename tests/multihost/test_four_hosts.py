@@ -20,7 +20,7 @@ HOSTS = frozenset(range(4))
 
 @pytest.fixture
 def hosts(tmp_path):
-    """Run the job with its losses: what each rank of each host said of itself, None for one that was killed."""
+    """Run the job with its losses: what each rank of each host reported, None for one that was killed."""
     if reason := problem():
         pytest.skip(reason)
 
@@ -30,15 +30,15 @@ def hosts(tmp_path):
         subprocess.run(command, check=True, timeout=LIMIT + 60, env=environment, cwd=Path(__file__).parents[2])
         assert json.loads((tmp_path / "ended.json").read_text()) == list(range(16)), "a rank did not end by itself"
         paths = [tmp_path / f"rank-{rank}.json" for rank in range(16)]
-        said = [json.loads(path.read_text()) if path.exists() else None for path in paths]
-        return [said[RANKS * host : RANKS * (host + 1)] for host in HOSTS]
+        reports = [json.loads(path.read_text()) if path.exists() else None for path in paths]
+        return [reports[RANKS * host : RANKS * (host + 1)] for host in HOSTS]
 
     return run
 
 
-def _went_on(said, hosts, sizes):
+def _went_on(reports, hosts, sizes):
     """The ranks of these hosts ended in one job; ``sizes`` are those of dp in its epochs, one after the other."""
-    found = [value for host in hosts for value in said[host]]
+    found = [value for host in hosts for value in reports[host]]
     assert all(value and "error" not in value for value in found), found
     assert {value["dp"] for value in found} == {sizes[-1]}
     assert {value["epoch"] for value in found} == {len(sizes) - 1}
@@ -48,9 +48,9 @@ def _went_on(said, hosts, sizes):
     assert STEPS * steps[-1] < counts.pop() < STEPS * steps[0]
 
 
-def _ended(said, hosts):
+def _ended(reports, hosts):
     """The ranks of these hosts ended with an error, and did nothing more."""
-    found = [value for host in hosts for value in said[host]]
+    found = [value for host in hosts for value in reports[host]]
     assert all(value and value["error"].startswith("ConnectError: ") for value in found), found
 
 
@@ -58,29 +58,29 @@ def _ended(said, hosts):
 def test_a_host_dies(hosts, loss):
     """Its four processes are killed, also those of rank 0, which served the store; in some its link is gone, too."""
     lost = int(loss[-1])
-    said = hosts(loss)
-    assert said[lost] == [None] * 4
-    _went_on(said, HOSTS - {lost}, [4, 3])
+    reports = hosts(loss)
+    assert reports[lost] == [None] * 4
+    _went_on(reports, HOSTS - {lost}, [4, 3])
 
 
 @pytest.mark.parametrize("lost", [0, 2])
 def test_a_host_is_cut_off(hosts, lost):
     """Its processes live on: they end with an error, and the twelve others go on."""
-    said = hosts(f"cut {lost}")
-    _ended(said, {lost})
-    _went_on(said, HOSTS - {lost}, [4, 3])
+    reports = hosts(f"cut {lost}")
+    _ended(reports, {lost})
+    _went_on(reports, HOSTS - {lost}, [4, 3])
 
 
 def test_a_network_in_two_halves(hosts):
     """Eight ranks here and eight there: those with rank 0 go on, and the others do not."""
-    said = hosts("halves")
-    _ended(said, {2, 3})
-    _went_on(said, {0, 1}, [4, 2])
+    reports = hosts("halves")
+    _ended(reports, {2, 3})
+    _went_on(reports, {0, 1}, [4, 2])
 
 
 def test_two_halves_after_a_loss(hosts):
     """Once the first host is lost, four ranks here and eight there: the eight go on."""
-    said = hosts("kill 0", "halves")
-    assert said[0] == [None] * 4
-    _ended(said, {1})
-    _went_on(said, {2, 3}, [4, 3, 2])
+    reports = hosts("kill 0", "halves")
+    assert reports[0] == [None] * 4
+    _ended(reports, {1})
+    _went_on(reports, {2, 3}, [4, 3, 2])

@@ -47,7 +47,7 @@ def filled(config, whole, **sizes):
     plain = megatron._as_te
 
     def keep(chunk):
-        kept[-1].append((chunk, held(chunk)))
+        kept[-1].append((chunk, contents(chunk)))
         return plain(chunk)
 
     with mock.patch.object(megatron, "_as_te", keep):
@@ -68,7 +68,7 @@ def filled(config, whole, **sizes):
     return kept
 
 
-def held(chunk):
+def contents(chunk):
     """By key of a checkpoint, the tensors that a chunk holds and where each begins, as Megatron's own code says."""
     state = chunk.sharded_state_dict()
     apply_factories(state)

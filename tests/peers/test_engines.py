@@ -58,8 +58,8 @@ def test_a_slice_of_the_table():
 @pytest.mark.parametrize("model", ["Qwen 3 MoE"] if not os.environ.get("RANKMESH_ENGINES") else WEIGHTS)
 def test_megatron_filled_by_a_transfer_is_the_model(asked_beside, model):
     """The logits of one rank are transformers'; what each rank holds of it is what sharded_state_dict says, exactly."""
-    said = engines_table.parsed(asked_beside("tests.peers.megatron_weights", fetch.trainers(), model, limit=600))
-    logits, *layouts = said
+    answer = engines_table.parsed(asked_beside("tests.peers.megatron_weights", fetch.trainers(), model, limit=600))
+    logits, *layouts = answer
     assert logits["error"] < 1e-4 < 0.1 < logits["spread"]
     assert len(layouts) >= 3
     assert [row for row in layouts if row["wrong"] or not row["compared"]] == []

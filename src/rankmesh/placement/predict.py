@@ -151,11 +151,11 @@ class Links:
 
 @dataclass(frozen=True)
 class _Stage:
-    """One kind of stage: a microbatch's work, what it waits for in each (the first: ``alone``), and once a step."""
+    """One kind of stage: a microbatch's work, what it waits for in each (the first: ``unshared``), and once a step."""
 
     work: Work
     waits: Mapping[str, float]
-    alone: Mapping[str, float]
+    unshared: Mapping[str, float]
     once: Mapping[str, float]
     hidden: Mapping[str, float]
     optimizer: float
@@ -167,7 +167,7 @@ class _Stage:
     @property
     def first(self) -> float:
         """Seconds of a microbatch while no other stage is active."""
-        return self.work.seconds + sum(self.alone.values())
+        return self.work.seconds + sum(self.unshared.values())
 
 
 def _kinds_of_stages(model: Transformer, training: Training, sizes: Sizes) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -191,8 +191,8 @@ def _joined(stages: Sequence[_Stage]) -> _Stage:
         return stages[0]
     work = Work(_mean([each.work.forward for each in stages]), _mean([each.work.backward for each in stages]))
     once = {name: len(stages) * value for name, value in _mean([each.once for each in stages]).items()}
-    waits, alone, hidden = (_mean([getattr(each, of) for each in stages]) for of in ("waits", "alone", "hidden"))
-    return _Stage(work, waits, alone, once, hidden, sum(each.optimizer for each in stages))
+    waits, unshared, hidden = (_mean([getattr(each, of) for each in stages]) for of in ("waits", "unshared", "hidden"))
+    return _Stage(work, waits, unshared, once, hidden, sum(each.optimizer for each in stages))
 
 
 def bubble(stages: Sequence[tuple[float, int]], virtual_stages: int = 1) -> float:
@@ -232,7 +232,7 @@ def predict(
         passes = sum(busiest.work.forward.values()) + sum(busiest.work.backward.values()) / 2
         parts["bubble"] = (sizes.pp / 2 - 1) * passes
     for name, value in busiest.waits.items():
-        parts[name] = parts.get(name, 0.0) + (microbatches - 1) * value + busiest.alone[name]
+        parts[name] = parts.get(name, 0.0) + (microbatches - 1) * value + busiest.unshared[name]
     for name in dict.fromkeys(name for stage, _ in stages for name in stage.once):
         parts[name] = parts.get(name, 0.0) + max(stage.once.get(name, 0.0) for stage, _ in stages)
     return Step(parts, dict(busiest.hidden))
@@ -270,12 +270,12 @@ def _stage(
     repeated, once, hidden["dp"] = _replicas(training, links, sent, work, each)
     waits["dp"] = repeated
     waits["contention"] = CONTENTION * sum(hidden.values()) * each
-    alone = dict(waits)
+    unshared = dict(waits)
     for name, roles in (("tp", ("tp",)), ("cp", ("cp",)), ("ep", ("ep", "etp"))):
         shared = sum(all_of(role) - all_of(role, stage) for role in roles)
-        alone[name] = max(0.0, waits[name] - shared)
+        unshared[name] = max(0.0, waits[name] - shared)
     updates = 0.0 if speed else optimizer(model, training, sizes, stage, device)
-    return _Stage(work, waits, alone, {"dp": once, "pp": total}, hidden, updates)
+    return _Stage(work, waits, unshared, {"dp": once, "pp": total}, hidden, updates)
 
 
 def _replicas(

@@ -126,8 +126,8 @@ def side(
         made: dict[str, Tensor] = {}
         for number, chunk in enumerate(chunks):
             for name, tensor in _saved(chunk).items():
-                own = _te_name(name, chunk) if te else name
-                made[f"{number}.{own}" if vpp else own] = tensor
+                local = _te_name(name, chunk) if te else name
+                made[f"{number}.{local}" if vpp else local] = tensor
         return made
 
     return Side("megatron", mesh, weights, load)
@@ -193,8 +193,8 @@ def _te_name(name: str, chunk: Any) -> str:
     layer = chunk.decoder.layers[int(found[1])]
     fused = dict(_DENSE) if not hasattr(layer.mlp, "experts") else {}
     fused |= _LATENT if hasattr(layer.self_attention, "linear_kv_up_proj") else _ATTENTION
-    for own, theirs in fused.items():
-        name = name.replace(own, theirs)
+    for local, theirs in fused.items():
+        name = name.replace(local, theirs)
     return _EXPERT.sub(r".experts.\2.weight\1", name)
 
 
