@@ -62,12 +62,12 @@ test-gpu: $(VENV)/.installed-test  ## live groups, transfers and hangs on NCCL, 
 	@$(BIN)/python -m pytest -n 0 tests/gpu $(ARGS)
 
 test-sweeps: $(VENV)/.installed-test  ## kill a rank at every operation of connect, the dialects, a check, a round; hostile files (SWEEP=all)
-	@RANKMESH_TEST_SWEEP=$(SWEEP) $(BIN)/python -m pytest -n $(JOBS) --dist load --maxschedchunk 1 --timeout 3000 \
+	@RANKMESH_TEST_SWEEP=$(SWEEP) RANKMESH_CLUSTER=$(if $(filter all,$(SWEEP)),1) $(BIN)/python -m pytest -n $(JOBS) --dist load --maxschedchunk 1 --timeout 3000 \
 		tests/check/test_blame.py tests/groups/test_kill_sweep.py tests/readers/test_hostile.py \
 		tests/dialects/test_kill_sweep.py tests/rendezvous/test_schedules.py \
 		$(if $(filter all,$(SWEEP)),tests/rendezvous/test_contract.py::test_one_dies_at_each_operation \
 		tests/survival/test_survive.py::test_any_moment tests/examples/test_survives.py \
-		tests/transfer/test_sync_failures.py) $(ARGS)
+		tests/transfer/test_sync_failures.py tests/compare/test_train_gpt.py tests/multihost/test_four_hosts.py) $(ARGS)
 
 test-cluster: $(VENV)/.installed-test  ## emulate clusters, and predict, measure and move on them (root)
 	@RANKMESH_CLUSTER=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/bench/test_cluster.py tests/multihost $(ARGS)

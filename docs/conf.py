@@ -44,7 +44,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(typing|collections|contextlib|datetime|os|pathlib|types|dataclasses|enum|argparse)\..*"),
     (r"py:.*", r"(pytest|unittest)\..*"),
     (r"py:.*", r"(torch|numpy|np|npt|dist|st|hypothesis)\..*"),
-    (r"py:.*", r"(ProcessGroup|Tensor|DeviceMesh|Path|timedelta|ellipsis|ModuleType|IntArray)"),
+    (r"py:.*", r"(ProcessGroup|Tensor|DeviceMesh|Path|timedelta|ellipsis|ModuleType|IntArray|Ints|Bools)"),
     (r"py:class", r"Placement"),
     # Named by signatures whose hints cannot be resolved at run time: `Unpack` is in typing from Python 3.11 on.
     (r"py:class", r"(AxesLike|PickLike|GivenOptions|RankParameters|Cut)"),

@@ -157,6 +157,6 @@ def test_every_package_from_elsewhere_belongs_to_an_extra():
             names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             peers = PEERS if path.is_relative_to(ROOT / "dialects") else set()
-            peers |= {path.stem} if path.is_relative_to(ROOT / "transfer/layouts/sides") else set()
+            peers |= {path.stem, "mbridge"} if path.is_relative_to(ROOT / "transfer/layouts/sides") else set()
             for name in names:
                 assert name.partition(".")[0] in known | peers, f"{path.relative_to(ROOT)}:{node.lineno}: {name}"

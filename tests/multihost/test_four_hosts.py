@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.multihost.four_hosts import LIMIT, RANKS, STEPS
+from tests.sweeping import ALL, every
 
 from bench.emulated import problem
 
@@ -54,7 +55,7 @@ def _ended(reports, hosts):
     assert all(value and value["error"].startswith("ConnectError: ") for value in found), found
 
 
-@pytest.mark.parametrize("loss", ["kill 2", "kill 0", "off 0", "off 3"])
+@pytest.mark.parametrize("loss", every(4, ["kill 0", "kill 2", "off 0", "off 3"]))
 def test_a_host_dies(hosts, loss):
     """Its four processes are killed, also those of rank 0, which served the store; in some its link is gone, too."""
     lost = int(loss[-1])
@@ -63,7 +64,7 @@ def test_a_host_dies(hosts, loss):
     _went_on(reports, HOSTS - {lost}, [4, 3])
 
 
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("lost", every(2, [0, 2]))
 def test_a_host_is_cut_off(hosts, lost):
     """Its processes live on: they end with an error, and the twelve others go on."""
     reports = hosts(f"cut {lost}")
@@ -78,6 +79,7 @@ def test_a_network_in_two_halves(hosts):
     _went_on(reports, {0, 1}, [4, 2])
 
 
+@pytest.mark.skipif(not ALL, reason="make test-sweeps SWEEP=all runs it")
 def test_two_halves_after_a_loss(hosts):
     """Once the first host is lost, four ranks here and eight there: the eight go on."""
     reports = hosts("kill 0", "halves")

@@ -1,12 +1,12 @@
 """The contract of a round, over every transport: who arrives, who dies, what is left, what a retry sees."""
 
-import os
 import threading
 import time
 
 import pytest
 from tests import limits
 from tests.rendezvous.transports import TRANSPORTS, Died, LostChannel, Mortal, Place, mortal
+from tests.sweeping import ALL
 from torch.distributed import TCPStore
 
 from rankmesh.errors import AgreementError
@@ -154,7 +154,7 @@ def test_one_is_absent(place):
 def test_one_dies_at_each_operation(real, victim, monkeypatch):
     """3 participants, one dies at each of its operations: the others name it and nobody else, and a retry is clean."""
     some = ("tcp", "folder", "store and folder")
-    if real.transport not in some and os.environ.get("RANKMESH_TEST_SWEEP") != "all":
+    if real.transport not in some and not ALL:
         pytest.skip("three transports; RANKMESH_TEST_SWEEP=all (make test-sweeps SWEEP=all) takes all of them")
     monkeypatch.setattr(rounds, "_MOMENT", 1.5)
     size, at = 3, 0
