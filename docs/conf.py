@@ -44,7 +44,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(typing|collections|contextlib|datetime|os|pathlib|types|dataclasses|enum|argparse)\..*"),
     (r"py:.*", r"(pytest|unittest)\..*"),
     (r"py:.*", r"(torch|numpy|np|npt|dist|st|hypothesis)\..*"),
-    (r"py:.*", r"(ProcessGroup|Tensor|DeviceMesh|Path|timedelta|ellipsis|ModuleType|IntArray|Ints|Bools)"),
+    (r"py:.*", r"(ProcessGroup|Tensor|DeviceMesh|Path|timedelta|ellipsis|ModuleType|IntArray)"),
     (r"py:class", r"Placement"),
     # Named by signatures whose hints cannot be resolved at run time: `Unpack` is in typing from Python 3.11 on.
     (r"py:class", r"(AxesLike|PickLike|GivenOptions|RankParameters|Cut)"),
@@ -62,6 +62,7 @@ nitpick_ignore_regex = [
     # Values of the inside that a public one holds.
     (r"py:class", r"Weights|rankmesh\.transfer\.(layouts\.strided\.Fragment|sync\.direct\.Group)"),
     (r"py:class", r"rankmesh\.debug\.doctor\.(history\.History|waits\.Waits)"),
+    (r"py:class", r"Column|Ints|Bools|GroupName|Signature|InCall"),  # of a recording
     (r"py:class", r"rankmesh\.(core\.options\.GivenOptions|rendezvous\.round\.Round|runtime\.schedule\.\w+)"),
     (r"py:class", r"rankmesh\.sim\.observer\.Observer|Session"),
     (r"py:class", r"rankmesh\.sim\.channel\.(Collective|Failure|PendingOperation)"),
