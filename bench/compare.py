@@ -21,7 +21,7 @@ from typing import Any
 from bench.compare_text import compare_section
 from bench.memory import highest, resident
 
-__all__ = ["LAYOUTS", "compared", "measured"]
+__all__ = ["LAYOUTS", "compared", "measured", "program_of"]
 
 LAYOUTS = tuple(
     f"megatron:{sizes}"
@@ -35,15 +35,15 @@ CORES = 2
 _ROOT = Path(__file__).parent.parent
 
 
-def compared(layouts: Sequence[str] = LAYOUTS) -> dict[str, Any]:
-    """One comparison in this process: seconds, processor seconds, the most resident bytes, and what it saw."""
+def program_of(package: str, *, steps: int = 2) -> Callable[[Any], None]:
+    """What is compared: some steps of the example in ``package``, and every weight and moment after them."""
     import torch
 
     from rankmesh import sim
 
-    layout, loop, model = (import_module(f"examples.train_gpt.gpt.{name}") for name in ("layout", "loop", "model"))
+    layout, loop, model = (import_module(f"{package}.{name}") for name in ("layout", "loop", "model"))
     shape = model.Shape(layers=2, hidden=8, heads=2, experts=4, top=2, sequence=8, batch=4, microbatches=1)
-    run = loop.Run(shape, steps=2, rate=0.01, clip=0.25, dtype="float64")
+    run = loop.Run(shape, steps=steps, rate=0.01, clip=0.25, dtype="float64")
 
     def program(groups: Any) -> None:
         trainer = loop.Trainer(run, layout.of(groups), torch.device("cpu"))
@@ -55,6 +55,14 @@ def compared(layouts: Sequence[str] = LAYOUTS) -> dict[str, Any]:
             if name in state:
                 sim.see(name, state[name], sharding.cut, view=sharding.view, at=sharding.at)
 
+    return program
+
+
+def compared(layouts: Sequence[str] = LAYOUTS) -> dict[str, Any]:
+    """One comparison in this process: seconds, processor seconds, the most resident bytes, and what it saw."""
+    from rankmesh import sim
+
+    program = program_of("examples.train_gpt.gpt")
     before = resident()
     wall, processor = time.perf_counter(), time.process_time()
     result = sim.compare(program, layouts)

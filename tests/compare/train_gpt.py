@@ -6,12 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from rankmesh import sim
-
 GPT = Path(__file__).parents[2] / "examples" / "train_gpt" / "gpt"
-SIZES = {"hidden": 8, "heads": 2, "experts": 4, "top": 2, "sequence": 8, "batch": 4, "microbatches": 1}
 
 
 # What a layer could take for its own group: a group that it has besides, or is given for its collective alone.
@@ -64,24 +59,6 @@ def copy_of(folder, name):
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     return folder / name
-
-
-def program_of(package, *, layers=2, steps=2):
-    """The program: some steps of a training, and every weight and moment after them."""
-    loop, layout, model = (importlib.import_module(f"{package}.{name}") for name in ("loop", "layout", "model"))
-    run = loop.Run(model.Shape(layers=layers, **SIZES), steps=steps, rate=0.01, clip=0.25, dtype="float64")
-
-    def program(groups):
-        trainer = loop.Trainer(run, layout.of(groups), torch.device("cpu"))
-        for step in trainer.steps():
-            sim.see("loss", step.loss)
-            sim.see("norm", step.norm)
-        state = trainer.state()
-        for name, sharding in trainer.shardings.items():
-            if name in state:
-                sim.see(name, state[name], sharding.cut, view=sharding.view, at=sharding.at)
-
-    return program
 
 
 def megatron(*layouts):

@@ -20,7 +20,7 @@ import torch._inductor.standalone_compile  # what names frames: loaded once, bef
 import torch.distributed as dist
 from tests.hangs import programs
 from tests.hangs.programs import ones
-from tests.hangs.running import LOADED, SEPARATE, in_a_separate_network, reap
+from tests.hangs.running import LOADED, SEPARATE, fork, in_a_separate_network, reap
 from tests.sockets import free_port
 
 import rankmesh as rm
@@ -46,7 +46,9 @@ def evicted(name, folder):
     spares = 0 if name in OF_THE_DEFAULT_GROUP else len(hang.ranks)
     folder.mkdir(parents=True)
     port, began = free_port(), time.monotonic()
-    running = {member: _fork(name, folder, member, hang.size, spares, port) for member in range(hang.size + spares)}
+    running = {
+        member: fork(_member, name, folder, member, hang.size, spares, port) for member in range(hang.size + spares)
+    }
     members, ended = len(running), []
     busy = set(hang.ranks) if hang.cause in ("dead", "late") else set()
     while running.keys() - busy and time.monotonic() - began < LIMIT:
@@ -60,18 +62,6 @@ def evicted(name, folder):
         reap(pid)
     about = {"members": members, "ended": sorted(ended), "seconds": seconds}
     (folder / "job.json").write_text(json.dumps(about), encoding="utf-8")
-
-
-def _fork(name, folder, member, size, spares, port):
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        _member(name, folder, member, size, spares, port)
-        status = 0
-    finally:
-        os._exit(status)
 
 
 def _member(name, folder, member, size, spares, port):

@@ -51,7 +51,7 @@ def hang(name, folder, *, size, watched):
     if threads != 1:
         raise RuntimeError(f"this process has {threads} threads; children of a fork may find locks held for ever")
     port = free_port()
-    ranks = {rank: _fork(name, Path(folder), rank, size, port, watched) for rank in range(size)}
+    ranks = {rank: fork(_rank, name, Path(folder), rank, size, port, watched) for rank in range(size)}
     server = os.fork()
     if server == 0:
         _serve(port, size)
@@ -62,13 +62,14 @@ def hang(name, folder, *, size, watched):
             reap(pid)
 
 
-def _fork(name, folder, rank, size, port, watched):
+def fork(body, *args):
+    """The process that runs ``body``; it ends with status 1 where that raises."""
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        _rank(name, folder, rank, size, port, watched)
+        body(*args)
         status = 0
     finally:
         os._exit(status)

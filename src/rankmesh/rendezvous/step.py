@@ -79,7 +79,7 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """The outcome as JSON; what is left out has its default."""
+        """The outcome as JSON, without the fields that have their defaults."""
         default = vars(Outcome())
         return json.dumps(
             {name: value for name, value in vars(self).items() if name == "reason" or value != default[name]}

@@ -265,7 +265,7 @@ class SimulatedWorld(EpochWorld):
         return self._context.simulation.scheduler.clock - started
 
     def watch(self, limit: float | None, diagnosed: object) -> None:
-        """Not at all: simulated ranks that wait for each other in vain fail immediately."""
+        """Nothing: simulated ranks that deadlock fail immediately."""
 
     def abort(self) -> None:
         """Have every call of this world return with an error, now and until it is left; from any rank's thread."""
