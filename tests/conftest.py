@@ -140,7 +140,7 @@ def _server():
 def outcomes(_server):
     """Run a module-level function on ``size`` ranks; how each ended, whatever happened."""
 
-    def run(size, function, *args, world="gloo", limit=75.0, timeout=20.0):
+    def run(size, function, *args, world="gloo", limit=150.0, timeout=20.0):
         module = Path(function.__code__.co_filename).resolve().relative_to(REPOSITORY).with_suffix("")
         return _server.run(
             {

@@ -13,7 +13,7 @@ import pytest
 SABOTAGE = Path(__file__).with_name("sabotage.py")
 
 
-def _run(*arguments, limit=60, environment=None):
+def _run(*arguments, limit=150, environment=None):
     """One command in a process group of its own, ended from outside when it takes too long."""
     process = subprocess.Popen(
         [sys.executable, *map(str, arguments)],

@@ -15,8 +15,8 @@ TIMEOUT = 15
 pytestmark = pytest.mark.skipif(not os.environ.get("RANKMESH_CLUSTER"), reason="hosts are emulated: make test-cluster")
 
 
-def _end(process, limit=50):
-    """Status, output and errors of a command, which must end in time."""
+def _end(process, limit=150):
+    """Status, output and errors of a command, which must end; eight ranks that import torch at once take a minute."""
     try:
         out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -86,7 +86,7 @@ def test_ranks_that_never_arrive_are_named(hosts):
     rendezvous = {"MASTER_ADDR": hosts[0].name, "MASTER_PORT": "29500"}
     here = hosts[0].start(HERE / "two_ranks.py", "meet", 0, **rendezvous)
     hosts[1].start(HERE / "two_ranks.py", "sleep", 2, **rendezvous)
-    status, out, err = _end(here, limit=40)
+    status, out, err = _end(here)
     assert status == 0, err
     answer = [json.loads(line) for line in out.splitlines()]
     assert sorted(one["rank"] for one in answer) == [0, 1]
@@ -105,7 +105,7 @@ def test_nobody_waits_for_a_resolver(hosts):
     rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     here = host.start(HERE / "two_ranks.py", "meet", 0, **rendezvous)
     host.start(HERE / "two_ranks.py", "sleep", 2, **rendezvous)
-    status, out, err = _end(here, limit=60)
+    status, out, err = _end(here)
     assert status == 0, err
     answer = [json.loads(line) for line in out.splitlines()]
     assert [one["missing"] for one in answer] == [[2, 3]] * 2
@@ -122,7 +122,7 @@ def test_a_check_asks_no_name_server(hosts):
     (host.files / "resolv.conf").write_text(f"nameserver {ADDRESS}\n", encoding="utf-8")
     resolver = host.start(HERE / "resolver.py")
     assert resolver.stdout.readline() == "listens\n"
-    status, out, err = _end(host.start("-m", "rankmesh", "check", "tp=2,dp=2"), limit=60)
+    status, out, err = _end(host.start("-m", "rankmesh", "check", "tp=2,dp=2"))
     assert status == 0, err
     assert "every group was proved" in out
     assert "hostname" not in err
@@ -137,7 +137,7 @@ def test_gloo_takes_the_interface_that_is_named(hosts):
         host.start(HERE / "two_ranks.py", "prove", first, name="elsewhere", **rendezvous)
         for host, first in zip(hosts, (0, 2), strict=True)
     ]
-    answer = [json.loads(line) for command in commands for line in _end(command, limit=40)[1].splitlines()]
+    answer = [json.loads(line) for command in commands for line in _end(command)[1].splitlines()]
     assert sorted(one["rank"] for one in answer) == [0, 1, 2, 3]
     assert all(one["proved"] == ["dp", "pp"] for one in answer)
 
@@ -154,7 +154,7 @@ def _join(hosts, timeout, **environment):
     """What came of `rm.init` on one rank of each host."""
     rendezvous = {"MASTER_ADDR": hosts[0].name, "MASTER_PORT": "29500", "WORLD_SIZE": "2", **environment}
     commands = [host.start(HERE / "joins.py", timeout, RANK=str(rank), **rendezvous) for rank, host in enumerate(hosts)]
-    return [json.loads(_end(command, limit=timeout + 40)[1]) for command in commands]
+    return [json.loads(_end(command, limit=timeout + 150)[1]) for command in commands]
 
 
 def test_hosts_whose_names_are_loopback_addresses(hosts):
@@ -193,7 +193,7 @@ def test_a_cut_network_leaves_one_job(hosts, cut):
     subprocess.run(["ip", "-n", one.space, "link", "set", "eth0", "down"], check=True, timeout=10)
     found = []
     for process in processes:
-        status, out, err = _end(process, 90)
+        status, out, err = _end(process)
         assert status == 0, err
         found.append(json.loads(out))
     left_out = found.pop(placed.index(one))

@@ -18,7 +18,7 @@ CLOSE = 1e-12
 def job(outcomes, tmp_path):
     """Run a job of ``size`` members of which some die; how each of the others ended."""
 
-    def run(size, deaths, layout="tp=2,pp=2,dp=*", limit=60.0, *, may_fail=False, **how):
+    def run(size, deaths, layout="tp=2,pp=2,dp=*", limit=120.0, *, may_fail=False, **how):
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         ended = outcomes(size, member, free_port(), str(folder), deaths, STEPS, layout, how, world=None, limit=limit)
