@@ -178,6 +178,37 @@ def _aborted(me):
     return took < 1 and bool(output)
 
 
+def _aborted_midway(me):
+    """Calls whose messages are under way when both members abort: how long the longest took to return after that."""
+    longest = 0.0
+    for number in range(24):
+        groups = rm.connect(rm.Plan(rm.Mesh(dp=2), [rm.GroupSpec("dp")]), timeout=20)
+        tensor, began = torch.ones(1 << 22), []
+        dist.all_reduce(torch.ones(1), group=groups["dp"].pg)
+        me.meet(f"connected {number}")
+
+        def cut(groups=groups, began=began, after=0.002 * (number % 8)):
+            time.sleep(after)
+            began.append(time.monotonic())
+            groups.abort()
+
+        cutting = threading.Thread(target=cut)
+        cutting.start()
+        with suppress(RuntimeError):
+            while not began or time.monotonic() < began[0] + 1:
+                dist.all_reduce(tensor, group=groups["dp"].pg)
+        longest = max(longest, time.monotonic() - began[0])
+        cutting.join()
+        groups.close()
+        me.meet(f"closed {number}")
+    return longest
+
+
+def test_abort_ends_what_is_under_way(ranks):
+    """2 gloo ranks that send each other 16 MiB when both abort: neither waits for gloo's timeout."""
+    assert max(ranks(2, _aborted_midway, limit=150)) < 2
+
+
 class _Stopped(dist.Store):
     """The store of a member that has published its address, and stops at its first read."""
 

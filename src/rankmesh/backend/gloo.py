@@ -12,7 +12,9 @@ connections of all groups on the device, which is how an abort finds them.
 from __future__ import annotations
 
 import os
+import select
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -25,6 +27,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
+from rankmesh.backend.drain import ARRIVAL, LOOK, Drain
 from rankmesh.backend.protocol import NotJoined
 from rankmesh.rendezvous.channel import ChannelLost
 from rankmesh.rendezvous.waiting import answered_within, submit, wait_for
@@ -50,7 +53,7 @@ class GlooDevices:
     number that counts inside one group, so two groups on one device would answer each other's calls.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, drain: Drain | None = None) -> None:
         # Before any thread of ours looks up a name: a variable that is added or removed moves all others in memory,
         # under whoever reads one. One that is there changes its value in place.
         os.environ.setdefault(_TOGETHER, "0")
@@ -59,6 +62,8 @@ class GlooDevices:
         self._polls: dict[int, frozenset[str]] = {}
         # The descriptors that were open when a call began that is observed.
         self._observed: list[dict[int, str]] = []
+        # What reads on when connections are cut: until the devices are released, or as long as its owner says.
+        self.drain, self._drain = drain, Drain()
 
     def of(self, *, lazily: bool) -> list[Any]:
         """The devices for one more group."""
@@ -107,17 +112,48 @@ class GlooDevices:
         return observed
 
     def cut(self) -> None:
-        """Shut down every connection of these devices: both ends see an error at once, whatever they wait for."""
+        """Have every call on these devices return, with an error where it waits for a member.
+
+        A connection on which gloo sends is cut when that is done: gloo forgets a message that is under way, or that it
+        cannot write, when its connection ends, and whoever sends it waits for the timeout. So only what comes is ended
+        here, and what others still send is read for a while.
+        """
         for before in list(self._observed):  # a call that waits for its members
             self._keep(_polls_since(before))
+        end = time.monotonic() + ARRIVAL
+        while self._end_receives(all_of_them=time.monotonic() > end):
+            time.sleep(LOOK)
+
+    def _end_receives(self, *, all_of_them: bool) -> bool:
+        """End what comes on every connection, but for those on which gloo sends; whether there are such."""
+        sends, ended = False, {}
         for descriptor, listening in list(self._polls.items()):
             polled = _polled(descriptor)
-            if listening & set(map(_target, polled)):  # else the device is gone, and its number is another's
-                for connection in polled:
-                    _shut_down(connection)
+            if listening.isdisjoint(map(_target, polled)):  # the device is gone, and its number is another's
+                continue
+            for connection, waits_to_write in polled.items():
+                one = _connection(connection)
+                if one is None:
+                    continue
+                if waits_to_write and not all_of_them and _peer_port(connection) is not None:
+                    sends = True
+                    one.close()
+                    continue
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RD)
+                ended[_target(one.fileno())] = one
+        (self.drain or self._drain).take(ended, self._gloos)
+        return sends
+
+    def _gloos(self) -> set[str]:
+        """The connections that gloo still reads."""
+        return {_target(one) for descriptor in list(self._polls) for one in _polled(descriptor)}
 
     def release(self) -> None:
         """Keep no device; each ends with the last group on it."""
+        if self.drain is None:
+            self._drain.close()
+            self._drain = Drain()
         self._shared = []
         self._polls.clear()
 
@@ -184,20 +220,30 @@ def _target(descriptor: int) -> str:
         return ""
 
 
-def _polled(poll: int) -> list[int]:
-    """The descriptors that an epoll descriptor waits for."""
+def _polled(poll: int) -> dict[int, bool]:
+    """The descriptors that an epoll descriptor waits for, and whether it waits to write there."""
     try:
         lines = Path(f"/proc/self/fdinfo/{poll}").read_bytes().splitlines()
     except OSError:
-        return []
-    return [int(line.split()[1]) for line in lines if line.startswith(b"tfd:")]
+        return {}
+    found = [line.split() for line in lines if line.startswith(b"tfd:")]  # tfd: 12 events: 1d data: ...
+    return {int(words[1]): bool(int(words[3], 16) & select.EPOLLOUT) for words in found}
+
+
+def _connection(descriptor: int) -> socket.socket | None:
+    """A descriptor of our own of a connection, to be closed; None for what listens, or is no socket."""
+    with suppress(OSError):
+        one = socket.socket(fileno=os.dup(descriptor))
+        if one.type == socket.SOCK_STREAM and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return one
+        one.close()
+    return None
 
 
 def _shut_down(descriptor: int) -> None:
-    """End both directions of a connection, which stays gloo's to close; what listens, or is no socket, is left."""
+    """End both directions of a connection, which stays its owner's to close."""
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
-        if one.type == socket.SOCK_STREAM and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            one.shutdown(socket.SHUT_RDWR)
+        one.shutdown(socket.SHUT_RDWR)
 
 
 def put_gloo_under(

@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend import registries
 from rankmesh.backend.default import DefaultGroup
+from rankmesh.backend.drain import Drain
 from rankmesh.backend.gloo import GlooDevices, delete_address, put_gloo_under
 from rankmesh.backend.options import check_backend, config, kinds_of, nccl_options
 from rankmesh.backend.protocol import GroupRequest, Kind
@@ -38,6 +39,7 @@ class MemberBackend:
     store_lost = False
     # Up to how many members a group of gloo connects when it is made; None: as many as is fastest.
     eager_size: int | None = None
+    drain: Drain | None = None
 
     def __init__(self, default: DefaultGroup) -> None:
         self._default = default
@@ -135,6 +137,7 @@ class MemberBackend:
 
         gloo's own ``abort`` does nothing, and an error does not spread by itself: every surviving rank aborts.
         """
+        self._devices.drain = self.drain
         self._devices.cut()
         known = [(pg, registries.place_of(pg)) for pg in groups if pg.size() > 1]
         others = [pg for pg, place in known if place is not None and not kinds_of(place[0]) <= {"gloo", "fake"}]

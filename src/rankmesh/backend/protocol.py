@@ -26,6 +26,8 @@ from rankmesh.core.options import Options
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from rankmesh.backend.drain import Drain
+
 __all__ = ["Backend", "GroupRequest", "Kind", "NotJoined"]
 
 
@@ -73,6 +75,8 @@ class Backend(Protocol):
     store_lost: bool
     # Up to how many members a group of gloo connects when it is made; None: as many as is fastest.
     eager_size: int | None
+    # What reads on connections that an abort cut; None: one that ends when the groups are released.
+    drain: Drain | None
 
     def create(self, request: GroupRequest, deadline: float) -> ProcessGroup:
         """The group, made by its members; ``NotJoined`` where one does not join by ``deadline`` (of ``monotonic``)."""

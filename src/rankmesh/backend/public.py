@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 import torch.distributed as dist
 
 from rankmesh.backend.default import DefaultGroup
+from rankmesh.backend.drain import Drain
 from rankmesh.backend.options import check_backend, kinds_of, nccl_options
 from rankmesh.backend.protocol import GroupRequest, Kind
 from rankmesh.errors import ConnectError
@@ -30,6 +31,7 @@ class PublicBackend:
     shares = True
     store_lost = False
     eager_size: int | None = None
+    drain: Drain | None = None
 
     def __init__(self, default: DefaultGroup) -> None:
         self._default = default

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend import registries
+from rankmesh.backend.drain import Drain
 from rankmesh.backend.gloo import GlooDevices, put_gloo_under
 from rankmesh.backend.options import config, kinds_of
 
@@ -25,13 +26,24 @@ _NAME = "0"
 class WorldGroup:
     """The default group of one world, of ``size`` members over a store of its own.
 
-    Over gloo up to ``eager_size`` members connect when it is made, and a call may take as long as ``timeout``.
+    Over gloo up to ``eager_size`` members connect when it is made, and a call may take as long as ``timeout``; what is
+    cut goes to ``drain``.
     """
 
-    def __init__(self, backend: str, store: Any, rank: int, size: int, *, timeout: timedelta, eager_size: int) -> None:
+    def __init__(
+        self,
+        backend: str,
+        store: Any,
+        rank: int,
+        size: int,
+        *,
+        timeout: timedelta,
+        eager_size: int,
+        drain: Drain | None,
+    ) -> None:
         self._backend, self._store, self._timeout, self._eager_size = backend, store, timeout, eager_size
         self._rank, self._size = rank, size
-        self._devices = GlooDevices()
+        self._devices = GlooDevices(drain)
         self._made: dist.ProcessGroup | None = None
         self._make_group: Any = None
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
+from rankmesh.backend.drain import Drain
 from rankmesh.backend.gloo import CutStore
 from rankmesh.errors import ConnectError, first_line, quoted
 from rankmesh.launch.started import started_by
@@ -73,6 +74,7 @@ class Peers:
             self.backend, self.member = "nccl" if local.index is not None else "gloo", -1
         self.device = device_of(self.backend, local)
         several_hosts = self.joined is not None or launch.local_world_size != launch.world_size
+        self._drain = Drain()
         self._heartbeat = Heartbeat("" if several_hosts else "127.0.0.1", reply)
         self._server: TCPStore | None
         self._server = served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -181,7 +183,11 @@ class Peers:
     def world(self, connection: Connection, epoch: str, members: Members, seconds: float) -> EpochWorld:
         """This member's world of an epoch, not entered yet."""
         return EpochWorld(
-            connection, epoch, members, self.member, backend=self.backend, device=self.device, seconds=seconds
+            *(connection, epoch, members, self.member),
+            backend=self.backend,
+            device=self.device,
+            seconds=seconds,
+            drain=self._drain,
         )
 
     # -- waiting ------------------------------------------------------------------------------------------------
@@ -199,6 +205,7 @@ class Peers:
 
     def close(self) -> None:
         """Reply no more, watch nobody, and serve no store."""
+        self._drain.close()
         self._heartbeat.close()
         self._server = None
 

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
 
+from rankmesh.backend.drain import Drain
 from rankmesh.backend.world_group import WorldGroup
 from rankmesh.debug.watch.watch import Watch
 from rankmesh.errors import ConnectError
@@ -51,7 +52,7 @@ _LONG = 30 * 86400.0
 
 
 class EpochWorld:
-    """The world of one epoch, for one member; ``seconds`` bounds each wait of connecting."""
+    """The world of one epoch, for one member; ``seconds`` bounds each wait of connecting, ``drain`` is the job's."""
 
     def __init__(
         self,
@@ -63,14 +64,17 @@ class EpochWorld:
         backend: str,
         device: torch.device,
         seconds: float,
+        drain: Drain | None = None,
     ) -> None:
         self.rank, self.size = members.all.index(member), len(members.all)
         self.store = PrefixStore(f"epoch/{epoch}", client.store)
         self.groups: LiveGroups | None = None
         self._client, self._members, self._device = client, members, device
-        self._seconds = seconds
+        self._seconds, self._drain = seconds, drain
         call = timedelta(seconds=_CALL * seconds)
-        self._group = WorldGroup(backend, self.store, self.rank, self.size, timeout=call, eager_size=_EAGER_SIZE)
+        self._group = WorldGroup(
+            backend, self.store, self.rank, self.size, timeout=call, eager_size=_EAGER_SIZE, drain=drain
+        )
         self._world: World | None = None
         self._left = threading.Event()
         self._lock = threading.Lock()
@@ -115,7 +119,7 @@ class EpochWorld:
                 raise ConnectError("the members changed while they connected")
             self._group.install()
             self._world = World.current()
-            self._world.backend.eager_size = _EAGER_SIZE
+            self._world.backend.eager_size, self._world.backend.drain = _EAGER_SIZE, self._drain
             self._world.serves = False  # it is served for as long as its process lives, whatever happens to the world
         if self.has_rank:
             plan = self._members.plan

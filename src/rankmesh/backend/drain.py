@@ -1,0 +1,62 @@
+"""Connections that an abort cut: kept open for a while, and read, so that whoever still sends there is through."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+
+__all__ = ["ARRIVAL", "LOOK", "Drain"]
+
+# Seconds that messages under way have to arrive, and seconds between two looks at them.
+ARRIVAL, LOOK = 0.5, 0.002
+_BYTES = 1 << 20
+
+
+class Drain:
+    """Reads what members send on connections of which their peer has cut its end."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._kept: set[str] = set()
+        self._readers: list[threading.Thread] = []
+
+    def take(self, ended: Mapping[str, socket.socket], polled: Callable[[], Collection[str]]) -> None:
+        """Own these connections, by what they are, and close them in the end; ``polled`` are those that gloo reads."""
+        new = {what: one for what, one in ended.items() if what not in self._kept and not self._over.is_set()}
+        for what, one in ended.items():
+            if what not in new:
+                one.close()
+        if new:
+            self._kept |= new.keys()
+            reader = threading.Thread(target=self._read, args=(new, polled), daemon=True, name="rankmesh-drain")
+            self._readers = [other for other in self._readers if other.is_alive()] + [reader]
+            reader.start()
+
+    def _read(self, ended: Mapping[str, socket.socket], polled: Callable[[], Collection[str]]) -> None:
+        end, waste, came = time.monotonic() + ARRIVAL, bytearray(_BYTES), 0
+        gloos = set(ended)
+        while time.monotonic() < end and not self._over.wait(LOOK if came else 10 * LOOK):
+            if gloos:
+                gloos.intersection_update(polled())
+            came = sum(_bytes(one, waste) for what, one in ended.items() if what not in gloos)
+        for what, one in ended.items():
+            one.close()
+            self._kept.discard(what)
+
+    def close(self) -> None:
+        """Close all of them, now and from now on; no thread is left."""
+        self._over.set()
+        for reader in self._readers:
+            reader.join()
+
+
+def _bytes(one: socket.socket, into: bytearray) -> int:
+    """Read what a connection has now; how many bytes."""
+    read = 0
+    with suppress(OSError):
+        while came := one.recv_into(into, flags=socket.MSG_DONTWAIT):
+            read += came
+    return read
