@@ -11,6 +11,7 @@ from bench.cluster_text import cluster_section
 from bench.compare_text import compare_section
 from bench.gloo_text import gloo_section
 from bench.gpu_text import gpu_section
+from bench.layouts_text import layouts_section
 from bench.published_text import published_section
 from bench.results import Results
 from bench.scale_text import scale_section
@@ -24,6 +25,7 @@ __all__ = ["METHODS", "markdown", "recorded_transfers"]
 # What has a program of its own, and a file of this name.
 _SECTIONS = {
     "published": published_section,
+    "layouts": layouts_section,
     "cluster": cluster_section,
     "gpu": gpu_section,
     "gloo": gloo_section,

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -174,3 +175,9 @@ def ranks(outcomes):
         return [outcome.value for outcome in ended]
 
     return run
+
+
+def pytest_collection_modifyitems(items):
+    """The files with the most long tests come first: one that comes last keeps the other workers waiting."""
+    long = Counter(item.path for item in items if item.get_closest_marker("long"))
+    items.sort(key=lambda item: -long[item.path])

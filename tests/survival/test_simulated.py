@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.survival.program import Model
+from tests.sweeping import ALL
 
 import rankmesh as rm
 from rankmesh import sim
@@ -363,7 +364,7 @@ def test_the_server_is_lost_in_the_round(size, monkeypatch):
     assert sum(costs.messages.values()) <= 20 * size
 
 
-@pytest.mark.long
+@pytest.mark.skipif(not ALL, reason="make test-sweeps SWEEP=all runs it")
 def test_a_thousand_members(monkeypatch):
     """1,024 members lose three, and have agreed within a minute."""
     costs = regrouped(1024, monkeypatch, {1: 2, 512: 2, 1018: 2})

@@ -44,8 +44,8 @@ _GRACE = 0.2
 # Members that gloo connects before ``train``: one that waits there for a member that is lost can be left behind, one
 # that waits for its first word to it in ``train`` cannot.
 _EAGER_SIZE = 64
-# Of the seconds of connecting: how long a call of gloo's may take. Gloo does not end a large message that is under way
-# when its connection ends, and whoever sends it has to be in time for the round.
+# Of the seconds of connecting: how long a call of gloo's may take. Gloo does not end a message that is under way to a
+# member that dies, and whoever sends it has to be in time for the round.
 _CALL = 2.5
 # Seconds that a member waits for what another does in ``train``: how long that takes is the program's affair.
 _LONG = 30 * 86400.0
