@@ -2,6 +2,8 @@
 
 ``python -m tests.peers.engines_beside all`` takes minutes, ``quick`` a slice of it. A row has ``model``, ``side`` and
 ``result``: "exact", with the tensors that were compared, or "refused" and why; or ``from`` and ``to`` of a transfer.
+
+``kernels`` gives a row for each model, side and format of quantisation: what has a sharding, what is refused and why.
 """
 
 import json
@@ -53,6 +55,17 @@ QUICK = {
               "megatron:tp=2,pp=2,ep=2,etp=1,vocab=1"],
 }  # fmt: skip
 WHOLE = {"models": list(MODELS), "sides": [text for texts in SIDES.values() for text in texts]}
+
+# A quantization_config of each family: blocks of fp8 but for one layer's qkv, packed integers, experts alone.
+FORMATS = {
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32],
+            "modules_to_not_convert": ["lm_head", *(f"model.layers.0.self_attn.{name}_proj" for name in "qkv")]},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True},
+    "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]},
+}  # fmt: skip
+KERNELS = [("Llama 3", "fp8"), ("Llama 3", "awq"), ("Qwen 3 MoE", "gptq"), ("GPT-OSS", "mxfp4")]
 
 
 def random_weights(shapes):
@@ -159,10 +172,24 @@ def main(models, sides):
             write_row({"model": model, "from": source, "to": target, "tensors": count, "wrong": bad[:5]})
 
 
+def kernels():
+    """Quantised models under each side: the names that have a sharding, and those that are refused."""
+    for model, kind in KERNELS:
+        for text in ("transformers:tp=2", "vllm:tp=2", "megatron:tp=2"):
+            if model == "GPT-OSS" and text.startswith("megatron"):
+                continue  # mbridge does not have it
+            found = read(side(text, MODELS[model] | {"quantization_config": FORMATS[kind]}))
+            write_row({"model": model, "side": text, "format": kind, "kept": sorted(found.shardings),
+                       "refused": dict(found.refused)})  # fmt: skip
+
+
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
     # Megatron-Core imports triton, and vLLM and transformers look whether there is one.
     stand_ins.triton()
     import_module("rankmesh.transfer.layouts.sides.megatron")
     stand_ins.no_triton()
-    main(**{"quick": QUICK, "all": WHOLE}[sys.argv[1]])
+    if sys.argv[1] == "kernels":
+        kernels()
+    else:
+        main(**{"quick": QUICK, "all": WHOLE}[sys.argv[1]])

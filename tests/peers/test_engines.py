@@ -84,6 +84,40 @@ def test_the_table_of_the_page_is_the_measured_one(whole):
     assert engines_table.table(whole) in page
 
 
+HOOKS = {"transformers": "then quantise it: from_pretrained(None, config=config, state_dict=model.state_dict()",
+         "vllm": "fill it before vLLM's process_weights_after_loading(model, model_config, device), then"}  # fmt: skip
+# What a format leaves as it is.
+PLAIN = {"fp8": ("norm", "embed_tokens", "lm_head"), "awq": ("norm", "embed_tokens", "lm_head"),
+         "gptq": ("norm", "embed_tokens", "lm_head"),
+         "mxfp4": ("norm", "embed_tokens", "lm_head", "self_attn", "router")}  # fmt: skip
+
+
+@pytest.mark.timeout(700)
+def test_parameters_of_a_quantised_model_are_refused_by_name():
+    """fp8, AWQ, GPTQ, MXFP4: each quantised parameter with format and hook, as the engines' own quantisers say."""
+    rows = engines_table.measured("kernels", limit=600)
+    assert [(row["model"], row["format"]) for row in rows[::3]] == engines_beside.KERNELS
+    for row in rows:
+        kind, engine = row["format"], row["side"].partition(":")[0]
+        if engine == "megatron":  # it trains the weights as they were before quantisation
+            assert row["refused"] == {}, row
+            continue
+        left_out = {f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv" if kind == "fp8"}
+        # A router is a linear layer to vLLM, and none to transformers, which leaves biases of experts too.
+        others = ("gate.weight", "experts.gate_up_proj_bias", "experts.down_proj_bias")
+        left_out |= {f"model.layers.{i}.mlp.{name}" for i in range(4) for name in others if engine == "transformers"}
+        for name in row["kept"]:
+            assert any(part in name for part in PLAIN[kind]) or name in left_out, (name, row["side"], kind)
+        for name, why in row["refused"].items():
+            assert not any(part in name for part in PLAIN[kind]), (name, row["side"], kind)
+            assert kind in why
+            assert "a form made after loading" in why
+            assert HOOKS[engine] in why
+        assert len(row["refused"]) >= 8
+    names = {row["side"]: row["refused"] for row in rows if row["format"] == "fp8"}
+    assert "gate_up_proj.weight is fp8 (Fp8LinearMethod)" in names["vllm:tp=2"]["model.layers.1.mlp.gate_proj.weight"]
+
+
 JAX = """
 import os
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -93,6 +127,7 @@ for cut, shape in ((("dp-tp", None), (16, 6)), ((None, "dp"), (3, 8)), (("tp", "
     one = rm.Sharding(rm.Mesh(tp=2, dp=4), cut, shape)
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("dp", "tp"))
     theirs = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*one.to_partition_spec()))
+    assert rm.Sharding.from_partition_spec(one.mesh, theirs.spec, shape) == one, theirs.spec
     for device, index in theirs.devices_indices_map(shape).items():
         box = tuple((s.start or 0, n if s.stop is None else s.stop) for s, n in zip(index, shape))
         assert one.of(device.id).boxes == (box,), (cut, device.id, box)
@@ -100,6 +135,13 @@ for cut, shape in ((("dp-tp", None), (16, 6)), ((None, "dp"), (3, 8)), (("tp", "
     mine = one.to_shardy().splitlines()
     assert mine[0] in text, (mine[0], text)
     assert mine[1].removeprefix("#sdy.sharding") in text, (mine[1], text)
+P = jax.sharding.PartitionSpec
+for spec in (P(None, unreduced={"tp"}), P(P.UNCONSTRAINED)):
+    try:
+        rm.Sharding.from_partition_spec(rm.Mesh(tp=2, dp=4), spec, (8, 8))
+    except rm.errors.LayoutError:
+        continue
+    raise SystemExit(str(spec))
 print("same")
 """
 

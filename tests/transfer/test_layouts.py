@@ -161,6 +161,57 @@ def test_views_of_parameters_are_the_shards():
             layout.views(parameters | {"qkv": parameters["qkv"].T}, rank)
 
 
+class _Wrapped(torch.Tensor):
+    """A tensor that stands for others, as Transformer Engine's and torchao's quantised ones do."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        assert func is torch.ops.aten.detach.default
+        return args[0]
+
+
+def test_a_parameter_in_a_form_made_after_loading_is_refused_by_name():
+    """A side that knows of one refuses what it holds; so do parameters that are fp8, packed, wrapped, transposed."""
+    one = Side(
+        "toy", rm.Mesh(tp=4), WEIGHTS, _load, {"qkv": "fp8 (BlockedMethod)"}, "fill it before repack(), then call that"
+    )
+    layout = read(one)
+    assert layout.refused["k"] == (
+        "qkv is fp8 (BlockedMethod), a form made after loading; fill it before repack(), then call that"
+    )
+    assert list(layout.shardings) == ["table"]
+    assert not {"q", "k", "v"} & layout.places[0].keys()
+    for made, named in (
+        (torch.zeros(4, 6).to(torch.float8_e4m3fn), "is float8_e4m3fn"),
+        (torch.zeros(4, 6, dtype=torch.int32), "is int32"),
+        (torch.Tensor._make_subclass(_Wrapped, torch.zeros(4, 6)), "is a _Wrapped"),
+        (torch.zeros(6, 4).T, r"has shape \(4, 6\) and strides \(1, 4\)"),
+    ):
+        for use in (
+            layout.views,
+            layout.shards,
+            lambda given, rank: layout.fill(given, rank, {"table": torch.ones(4, 6)}),
+        ):
+            with pytest.raises(LayoutError, match=f"'table', which holds 'table',.*{named}.*fill it before repack"):
+                use({"table": made}, 0)
+    with pytest.raises(LayoutError, match="'table', which holds 'table', is not among the parameters; give those"):
+        layout.views({"other.qweight": torch.zeros(1)}, 0)
+
+
+def test_a_module_whose_weight_was_replaced_is_named_with_what_it_has():
+    """AWQ's packed weights and scales in the place of ``weight``."""
+
+    def load(rank, tensors):
+        weight = torch.empty(4, 6)
+        weight.copy_(tensors["w"])
+        return {"layer.weight": weight}
+
+    layout = read(Side("toy", rm.Mesh(dp=1), {"w": ((4, 6), "float32")}, load, hook="fill it before repack()"))
+    packed = {"layer.qweight": torch.zeros(1), "layer.scales": torch.zeros(1), "other.weight": torch.zeros(4, 6)}
+    with pytest.raises(LayoutError, match=r"\(layer has qweight, scales instead\); fill it before repack\(\)"):
+        layout.views(packed, 0)
+
+
 def _load_by_group(rank, tensors):
     """Megatron's queries, keys and values: two groups a rank of tp=2, in each two query heads, a key, a value."""
     qkv = torch.zeros(8, 6)

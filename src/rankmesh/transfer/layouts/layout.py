@@ -15,7 +15,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankmesh.core.mesh import Mesh
-from rankmesh.core.sharding import Shard, Sharding
+from rankmesh.core.sharding import DTYPES, Shard, Sharding
 from rankmesh.errors import LayoutError, first_line, quoted
 from rankmesh.transfer.layouts.inference import infer
 from rankmesh.transfer.layouts.strided import Fragment, contiguous, union
@@ -36,12 +36,17 @@ class Side:
     ``load(rank, tensors)`` constructs the model of one rank, loads these tensors of a checkpoint into it, and returns
     its parameters by name. It is called in a world of ``mesh.size`` ranks of torch's fake backend, and gives parameters
     without storage where the tensors have none.
+
+    ``kernels`` names parameters whose form is made after loading, with the format: quantised ones, as
+    ``quantization_config`` asks; `load` may add to it. ``hook`` says how such a parameter is filled.
     """
 
     name: str
     mesh: Mesh
     weights: Weights
     load: Callable[[int, Mapping[str, Tensor]], Mapping[str, Tensor]]
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    hook: str = "fill the parameters as the loader left them"
 
 
 class Piece(NamedTuple):
@@ -75,6 +80,7 @@ class Layout:
     ``refused``     checkpoint names that have no sharding, with the reason
     ``unfilled``    parameters that the loader fills from no tensor of the checkpoint
     ``places``      by rank and checkpoint name, where the shard is in the side's own parameters
+    ``hook``        how parameters are filled whose form the side changes after loading
     """
 
     side: str
@@ -83,6 +89,7 @@ class Layout:
     refused: Mapping[str, str] = field(default_factory=dict)
     unfilled: tuple[str, ...] = ()
     places: Mapping[int, Mapping[str, Place]] = field(default_factory=dict, repr=False)
+    hook: str = Side.hook
 
     def views(self, parameters: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
         """A rank's shards by checkpoint name, as views of the side's own parameters: what a transfer reads or writes.
@@ -99,7 +106,7 @@ class Layout:
                     "shards() before the transfer, and fill() after it",
                     name=name,
                 )
-            made[name] = _view(parameters, name, place, place.pieces[0])
+            made[name] = self._view(parameters, name, place, place.pieces[0])
         return made
 
     def shards(self, parameters: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
@@ -109,7 +116,7 @@ class Layout:
         """
         made: dict[str, Tensor] = {}
         for name, place in self._places(rank):
-            pieces = [(piece, _view(parameters, name, place, piece)) for piece in place.pieces]
+            pieces = [(piece, self._view(parameters, name, place, piece)) for piece in place.pieces]
             if place.is_view:
                 made[name] = pieces[0][1]
                 continue
@@ -124,12 +131,34 @@ class Layout:
 
         for name, place in self._places(rank):
             for piece in place.pieces if name in shards else ():
-                there, given = _view(parameters, name, place, piece), _part(shards[name], piece)
+                there, given = self._view(parameters, name, place, piece), _part(shards[name], piece)
                 if not same_place(there, given):
                     there.copy_(given)
 
     def _places(self, rank: int) -> list[tuple[str, Place]]:
         return [(name, place) for name, place in self.places.get(rank, {}).items() if name in self.shardings]
+
+    def _view(self, parameters: Mapping[str, Tensor], name: str, place: Place, piece: Piece) -> Tensor:
+        from rankmesh.transfer.live.shards import local
+
+        holder = f"{place.parameter!r}, which holds {name!r},"
+        if place.parameter not in parameters:
+            module = place.parameter.rpartition(".")[0] + "."
+            beside = [one.removeprefix(module) for one in parameters if one.rpartition(".")[0] + "." == module]
+            remade = f" ({module[:-1]} has {', '.join(beside[:4])} instead)" if beside and module != "." else ""
+            fix = self.hook if remade else "give those of the side's model: dict(model.named_parameters())"
+            raise LayoutError(f"{holder} is not among the parameters{remade}; {fix}", name=name)
+        whole = local(parameters[place.parameter])
+        if kernel := _kernel(whole, self.shardings[name]):
+            raise LayoutError(f"parameter {holder} is {kernel}, a form made after loading; {self.hook}", name=name)
+        if tuple(whole.shape) != place.whole or not whole.is_contiguous():
+            raise LayoutError(
+                f"parameter {holder} has shape {tuple(whole.shape)} and strides {tuple(whole.stride())}, but this side "
+                f"makes {place.whole}; {self.hook}, in a model of the same sizes",
+                name=name,
+            )
+        view: Tensor = whole.as_strided(piece.shape, piece.strides, whole.storage_offset() + piece.offset)
+        return view
 
     def to_dict(self) -> dict[str, object]:
         """The layout as plain data: mesh, shardings, refusals."""
@@ -149,25 +178,16 @@ def _part(shard: Tensor, piece: Piece) -> Tensor:
     return shard[tuple(slice(low, low + length) for low, length in zip(piece.begin, piece.shape, strict=True))]
 
 
-def _view(parameters: Mapping[str, Tensor], name: str, place: Place, piece: Piece) -> Tensor:
-    if place.parameter not in parameters:
-        raise LayoutError(
-            f"{place.parameter!r}, which holds {name!r}, is not among the parameters; give those of the side's model: "
-            "dict(model.named_parameters())",
-            name=name,
-        )
-    from rankmesh.transfer.live.shards import local
+def _kernel(parameter: Tensor, sharding: Sharding) -> str | None:
+    """The format of a parameter that stands for other numbers than its elements: quantised, or a tensor of its own."""
+    import torch
 
-    whole = local(parameters[place.parameter])
-    if tuple(whole.shape) != place.whole or not whole.is_contiguous():
-        raise LayoutError(
-            f"parameter {place.parameter!r}, which holds {name!r}, has shape {tuple(whole.shape)} and strides "
-            f"{tuple(whole.stride())}, but this side makes {place.whole}; give the parameters as the loader left them, "
-            "of a model of the same sizes",
-            name=name,
-        )
-    view: Tensor = whole.as_strided(piece.shape, piece.strides, whole.storage_offset() + piece.offset)
-    return view
+    if type(parameter).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"a {type(parameter).__name__}"
+    quantised = parameter.element_size() == 1 or not (parameter.is_floating_point() or parameter.is_complex())
+    other = str(parameter.dtype).removeprefix("torch.")
+    plain = DTYPES[sharding.dtype] == 1 or not getattr(torch, sharding.dtype).is_floating_point
+    return None if plain or not quantised else other
 
 
 class _Loaded(NamedTuple):
@@ -215,6 +235,9 @@ def read(side: Side) -> Layout:
                 if not found and isinstance(tensor, torch.nn.Parameter):
                     empty[parameter] = None
                 for name, fragments in found.items():
+                    if kernel := side.kernels.get(parameter):
+                        refused[name] = f"{parameter} is {kernel}, a form made after loading; {side.hook}"
+                        continue
                     known = loaded[name].get(rank)
                     if known is not None:
                         refused[name] = f"rank {rank} has it in {known.parameter} and in {parameter}"
@@ -235,7 +258,8 @@ def read(side: Side) -> Layout:
         for rank, place in found_places.items():
             places.setdefault(rank, {})[name] = place
     filled = {place.parameter for found in places.values() for place in found.values()}
-    return Layout(side.name, mesh, shardings, refused, tuple(name for name in empty if name not in filled), places)
+    return Layout(side.name, mesh, shardings, refused, tuple(name for name in empty if name not in filled), places,
+                  side.hook)  # fmt: skip
 
 
 def _sharding(

@@ -43,6 +43,7 @@ from rankmesh.transfer.layouts.sides import transformers
 
 __all__ = ["side"]
 
+_HOOK = "fill a model made without fp8 parameters (--fp8-param-gather); Transformer Engine quantises in its forward"
 # Of a configuration: no Transformer Engine, no GPU, no random numbers.
 _PLAIN = {
     "use_cpu_initialization": True,
@@ -130,7 +131,7 @@ def side(
                 made[f"{number}.{local}" if vpp else local] = tensor
         return made
 
-    return Side("megatron", mesh, weights, load)
+    return Side("megatron", mesh, weights, load, hook=_HOOK)
 
 
 def _saved(chunk: torch.nn.Module) -> dict[str, Tensor]:

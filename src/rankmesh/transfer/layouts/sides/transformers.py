@@ -22,6 +22,9 @@ import transformers
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.distributed import DistributedConfig
+from transformers.quantizers.auto import AutoHfQuantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.errors import LayoutError
@@ -29,13 +32,18 @@ from rankmesh.transfer.layouts.layout import Side, Weights
 
 __all__ = ["architecture", "configuration", "saved_tensors", "side", "weights"]
 
+_HOOK = (
+    "fill a model that has no quantization_config, then quantise it: from_pretrained(None, config=config, "
+    "state_dict=model.state_dict(), quantization_config=...)"
+)
 _AXES = ("tp", "fsdp", "dp_replicate", "pp")
 
 
 def weights(config: Mapping[str, Any]) -> Weights:
     """Shape and dtype of every tensor of a checkpoint, by the names under which transformers saves it.
 
-    ``config`` is the content of ``config.json``. Raises ``LayoutError`` for a quantised checkpoint.
+    ``config`` is the content of ``config.json``; of a quantised checkpoint these are the tensors before quantisation,
+    which a trainer has.
     """
     return _weights(configuration(config))
 
@@ -80,22 +88,45 @@ def side(config: Mapping[str, Any], *, ep: int = 1, **sizes: int) -> Side:
             )
         return saved_tensors(model)
 
-    return Side("transformers", mesh, _weights(made), load)
+    return Side("transformers", mesh, _weights(made), load, _kernels(made, config.get("quantization_config")), _HOOK)
 
 
 def configuration(config: Mapping[str, Any]) -> Any:
-    """Transformers' own configuration of a model. Raises ``LayoutError`` for a quantised checkpoint."""
+    """Transformers' own configuration of a model, without ``quantization_config``."""
     given = dict(config)
     kind = given.pop("model_type", None)
-    if given.get("quantization_config"):
-        raise LayoutError(
-            "the checkpoint is quantised, and its kernels' forms are made after loading; give the configuration "
-            "without quantization_config, for the weights that a trainer has"
-        )
+    given.pop("quantization_config", None)
     made = transformers.AutoConfig.for_model(kind, **given)
     made = getattr(made, "text_config", made) if hasattr(made, "vision_config") else made
     made.dtype = made.dtype or torch.float32
     return made
+
+
+def _kernels(config: Any, quantization: Mapping[str, Any] | None) -> dict[str, str]:
+    """Parameters that the quantiser of a ``quantization_config`` replaces on a machine that can, with its format."""
+    if not quantization:
+        return {}
+    plain = dict(_empty(config).named_parameters())
+    kind = str(quantization.get("quant_method", "quantised"))
+    found: set[str] = set()
+    for kernels in (False, True):  # a quantiser that finds no device for one of them leaves the model as it is
+        model = _empty(config)
+        try:
+            quantizer = AutoHfQuantizer.from_config(dict(quantization), pre_quantized=True)
+            quantizer._process_model_before_weight_loading(model, use_kernels=kernels)
+        except (ImportError, RuntimeError):  # its package is not here: what it could replace
+            kept = HfQuantizer.get_modules_to_not_convert(model, quantization.get("modules_to_not_convert"))
+            layers = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+            found |= {
+                name
+                for name, one in plain.items()
+                if (name.rpartition(".")[0] in layers or one.dim() > 2)
+                and should_convert_module(name.rpartition(".")[0], kept)
+            }
+            continue
+        made = {name: (tuple(one.shape), one.dtype) for name, one in model.named_parameters()}
+        found |= {name for name, one in plain.items() if made.get(name) != (tuple(one.shape), one.dtype)}
+    return dict.fromkeys(sorted(found), kind)
 
 
 def _weights(config: Any) -> Weights:

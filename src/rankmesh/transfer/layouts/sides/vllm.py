@@ -1,7 +1,8 @@
 """vLLM as a side: its own model classes and their ``load_weights``, under tensor, pipeline, data, expert parallelism.
 
 The parameters are those after loading. What vLLM does to them next, in ``process_weights_after_loading`` (kernels that
-transpose, block or quantise), comes after a transfer: fill the views, then call that hook.
+transpose, block or quantise), comes after a transfer: fill the views, then call that hook. Of a configuration with a
+``quantization_config`` the parameters of each layer that vLLM's own configuration quantises are refused by name.
 
 The mesh is that of `rankmesh.recipes.vllm`. Source: vLLM 0.33.0, run without a GPU: its kernels are not needed to load.
 """
@@ -32,14 +33,23 @@ if not platforms.current_platform.device_type:  # no device here: the modules be
 from vllm.config import set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import get_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 __all__ = ["side"]
+
+_HOOK = "fill it before vLLM's process_weights_after_loading(model, model_config, device), then call that"
 
 
 def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 0) -> Side:
     """A model in vLLM; ``ep=1`` is ``--enable-expert-parallel``, over all ranks of a stage."""
     mesh = recipe(tp=tp, pp=pp, dp=dp).mesh
     weights = transformers.weights(config)
+    quantization = config.get("quantization_config")
+    config = {name: value for name, value in config.items() if name != "quantization_config"}
     with tempfile.TemporaryDirectory() as folder, _quiet():
         _write(config, Path(folder))
         asked = EngineArgs(
@@ -55,6 +65,9 @@ def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep
             dtype=next(iter(weights.values()))[1],
         ).create_engine_config()
     kept: list[Any] = []  # vLLM knows which layers a stage lacks by the id of a model, which another may have later
+    kernels: dict[str, str] = {}
+    quantised = _Quantised(_quantization(quantization, str(config.get("model_type")))) if quantization else None
+    asked.quant_config = quantised
     asked.parallel_config.distributed_executor_backend = "external_launcher"  # the world that exists is taken
 
     def load(rank: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -64,15 +77,17 @@ def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep
             parallel_state.init_distributed_environment(mesh.size, rank, "env://", 0, "fake")
             parallel_state.initialize_model_parallel(tp, pp, backend="fake")
             try:
-                return _parameters(asked, tensors, kept)
+                parameters, model = _parameters(asked, tensors, kept)
+                kernels.update(quantised.kernels(model) if quantised else {})
+                return parameters
             finally:
                 parallel_state.destroy_model_parallel()
                 parallel_state.destroy_distributed_environment()
 
-    return Side("vllm", mesh, weights, load)
+    return Side("vllm", mesh, weights, load, kernels, _HOOK)
 
 
-def _parameters(asked: Any, tensors: Mapping[str, Tensor], kept: list[Any]) -> Mapping[str, Tensor]:
+def _parameters(asked: Any, tensors: Mapping[str, Tensor], kept: list[Any]) -> tuple[Mapping[str, Tensor], Any]:
     from vllm.model_executor.model_loader.utils import initialize_model
 
     asked.compilation_config.static_forward_context.clear()
@@ -80,7 +95,71 @@ def _parameters(asked: Any, tensors: Mapping[str, Tensor], kept: list[Any]) -> M
         model = initialize_model(asked)
     kept.append(model)
     model.load_weights(iter(tensors.items()))
-    return transformers.saved_tensors(model)
+    return transformers.saved_tensors(model), model
+
+
+class _Quantised(QuantizationConfig):  # type: ignore[misc]
+    """Asks a configuration which layers it quantises, and leaves all as they are, so that a plain checkpoint loads."""
+
+    def __init__(self, config: QuantizationConfig) -> None:
+        super().__init__()
+        self._config = config
+        self._found: list[tuple[torch.nn.Module, str]] = []
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        self._config.packed_modules_mapping = self.packed_modules_mapping
+        plain = None
+        if isinstance(layer, LinearBase):
+            plain = UnquantizedLinearMethod()
+        elif isinstance(layer, RoutedExperts):
+            plain = UnquantizedFusedMoEMethod(layer.moe_config)
+        try:
+            method = self._config.get_quant_method(layer, prefix)
+        except Exception:  # noqa: BLE001  - no kernel for this machine, so it quantises the layer
+            self._found.append((layer, self._config.get_name()))
+            return plain
+        if method is not None and not isinstance(method, UnquantizedLinearMethod | UnquantizedFusedMoEMethod):
+            self._found.append((layer, f"{self._config.get_name()} ({type(method).__name__})"))
+        return plain
+
+    def kernels(self, model: torch.nn.Module) -> dict[str, str]:
+        """The parameters of the layers that it quantises in a model, with their format."""
+        names = {id(module): name for name, module in model.named_modules()}
+        return {
+            f"{names[id(layer)]}.{parameter}": kind
+            for layer, kind in self._found
+            if id(layer) in names
+            for parameter, _ in layer.named_parameters()
+        }
+
+    def apply_vllm_mapper(self, mapper: Any) -> None:
+        self._config.apply_vllm_mapper(mapper)
+
+    def get_name(self) -> Any:
+        return "unquantised"
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        return cls(_quantization(config, ""))
+
+
+def _quantization(given: Mapping[str, Any], model_type: str) -> Any:
+    """vLLM's own configuration of a ``quantization_config``. Raises ``ValueError`` for a method that it lacks."""
+    kind = str(given.get("quant_method", "")).lower()
+    if kind == "mxfp4" and model_type == "gpt_oss":
+        kind = "gpt_oss_mxfp4"
+    return get_quantization_config(kind).from_config(dict(given))
 
 
 def _write(config: Mapping[str, Any], folder: Path) -> None:
