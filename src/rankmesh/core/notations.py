@@ -14,7 +14,7 @@ Each says which device has which part of an array that all devices have: what a 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankmesh.core.mesh import Mesh
@@ -23,7 +23,17 @@ from rankmesh.errors import LayoutError, quoted
 if TYPE_CHECKING:
     from rankmesh.core.sharding import Sharding
 
-__all__ = ["M2N", "from_shardy", "m2n", "partition_spec", "refuse", "shardy"]
+__all__ = [
+    "M2N",
+    "check_even",
+    "from_m2n",
+    "from_partition_spec",
+    "from_shardy",
+    "m2n",
+    "partition_spec",
+    "refuse",
+    "shardy",
+]
 
 
 class M2N(NamedTuple):
@@ -67,6 +77,45 @@ def partition_spec(sharding: Sharding) -> tuple[str | tuple[str, ...] | None, ..
     """What ``jax.sharding.PartitionSpec`` takes."""
     refuse(sharding, "a PartitionSpec")
     return tuple(axes[0] if len(axes) == 1 else axes or None for axes in _axes(sharding))
+
+
+def from_partition_spec(spec: Iterable[object], dimensions: int) -> tuple[str | None, ...]:
+    """The cut that a ``PartitionSpec`` states of a tensor of so many dimensions; those that it leaves out are whole."""
+    if isinstance(spec, str) or not isinstance(spec, Iterable):
+        raise LayoutError(f"{quoted(spec)} is no PartitionSpec; give axes or None for each dimension: ('tp', None)")
+    for partial in ("unreduced", "reduced"):  # sets of axes, of JAX's newer PartitionSpec
+        if axes := getattr(spec, partial, None):
+            raise LayoutError(
+                f"the PartitionSpec is {partial} along {', '.join(sorted(axes))}, which a sharding cannot say; reduce "
+                "the array first"
+            )
+    entries: list[tuple[str, ...]] = []
+    for given in spec:
+        one = () if given is None else (given,) if isinstance(given, str) else given
+        if not isinstance(one, tuple | list) or not all(isinstance(axis, str) for axis in one):
+            raise LayoutError(
+                f"{quoted(one)} of a PartitionSpec names no axes: the compiler chooses; give an axis, a tuple of axes, "
+                "or None"
+            )
+        entries.append(tuple(one))
+    if len(entries) > dimensions:
+        raise LayoutError(
+            f"a PartitionSpec of {len(entries)} entries is given for a tensor of {dimensions} dimensions; give one for "
+            "each dimension"
+        )
+    return tuple("-".join(one) or None for one in entries) + (None,) * (dimensions - len(entries))
+
+
+def check_even(sharding: Sharding, notation: str) -> Sharding:
+    """The sharding, whose cuts are even: others mean something else by an uneven one, or refuse it."""
+    for dim, length in enumerate(sharding.shape):
+        ways = sharding.shard_map.shards[dim]
+        if length % ways:
+            raise LayoutError(
+                f"{notation} cuts evenly, and {ways} does not divide dimension {dim} of length {length}; give the "
+                "padded shape, or construct the Sharding with that cut"
+            )
+    return sharding
 
 
 def shardy(sharding: Sharding, name: str = "mesh") -> str:
@@ -131,6 +180,30 @@ def m2n(sharding: Sharding) -> M2N:
         raise LayoutError(f"M2N takes two axes, of which one cuts the tensor; this has {shown}, outermost first")
     merged = merged or [(1, None)]
     return M2N(tuple(size for size, _ in merged), start, tuple(dim for _, dim in merged))
+
+
+def from_m2n(m2n: M2N, shape: Sequence[int], names: Sequence[str] | None) -> tuple[Mesh, tuple[str | None, ...]]:
+    """Mesh and cut of M2N's mesh and placements; ``names`` are those of its axes, outermost first."""
+    dims, start, placements = m2n
+    axes = tuple(names) if names is not None else tuple(f"axis{number}" for number in range(len(dims)))
+    if not len(dims) == len(placements) == len(axes):
+        raise LayoutError(
+            f"M2N's mesh of {len(dims)} axes has {len(placements)} placements and {len(axes)} names; give one for each "
+            "axis"
+        )
+    cutting = [dim for dim in placements if dim is not None]
+    if len(dims) > 2 or len(cutting) > 1:
+        raise LayoutError(
+            f"M2N takes two axes, of which one cuts the tensor, and {len(dims)} axes with placements "
+            f"{quoted(placements)} are given; write such a sharding with its axes"
+        )
+    if any(type(dim) is not int or not 0 <= dim < len(shape) for dim in cutting):
+        raise LayoutError(
+            f"placements {quoted(placements)} cut a tensor of {len(shape)} dimensions; give a dimension from 0, or None"
+        )
+    mesh = Mesh.of(dict(zip(axes[::-1], dims[::-1], strict=True)), offset=start)
+    by_dim = {dim: axis for axis, dim in zip(axes, placements, strict=True)}
+    return mesh, tuple(by_dim.get(dim) for dim in range(len(shape)))
 
 
 def _check_order(sharding: Sharding, axes: Mapping[str, int]) -> None:

@@ -199,6 +199,21 @@ class Sharding:
         """
         return notations.partition_spec(self)
 
+    @classmethod
+    def from_partition_spec(
+        cls, mesh: Mesh, spec: Iterable[object], shape: Sequence[int], dtype: str = "float32", view: str | None = None
+    ) -> Sharding:
+        """The sharding that JAX's ``PartitionSpec``, or a tuple like it, states on a mesh of the same axes.
+
+        Raises ``LayoutError`` for what is unconstrained or not reduced, and where JAX refuses: uneven cuts.
+
+        >>> one = Sharding(Mesh(tp=2, dp=4), ("dp-tp", None), (16, 6))
+        >>> Sharding.from_partition_spec(one.mesh, (("dp", "tp"),), (16, 6)) == one
+        True
+        """
+        cut = notations.from_partition_spec(spec, len(shape))
+        return notations.check_even(cls(mesh, cut, tuple(shape), dtype, view=view), "JAX")
+
     def to_m2n(self) -> notations.M2N:
         """Mesh and placements of NCCL's M2N, which takes two axes, of which one cuts, over consecutive ranks.
 
@@ -206,6 +221,20 @@ class Sharding:
         M2N(dims=(2, 2), start_rank=4, placements=(None, 0))
         """
         return notations.m2n(self)
+
+    @classmethod
+    def from_m2n(
+        cls, m2n: notations.M2N, shape: Sequence[int], dtype: str = "float32", names: Sequence[str] | None = None
+    ) -> Sharding:
+        """The sharding of M2N's ``(dims, start_rank, placements)``; ``names`` are its axes', outermost first.
+
+        Raises ``LayoutError`` for more than two axes or cuts, for dimensions that the tensor lacks, and uneven cuts.
+
+        >>> Sharding.from_m2n(((2, 2), 4, (None, 0)), (16, 6), names=("dp", "tp")).of(5).boxes
+        (((8, 16), (0, 6)),)
+        """
+        mesh, cut = notations.from_m2n(m2n, shape, names)
+        return notations.check_even(cls(mesh, cut, tuple(shape), dtype), "M2N")
 
     @classmethod
     def from_dtensor(cls, tensor: object) -> Sharding:
