@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,6 +30,18 @@ def test_a_model_is_a_folder_or_its_config(tmp_path):
     (tmp_path / "other.json").write_text("[]", encoding="utf-8")
     with pytest.raises(LayoutError, match="has no model_type"):
         config_of(tmp_path / "other.json")
+
+
+def test_a_model_by_its_name(tmp_path, monkeypatch):
+    """The published sizes; a folder of that name goes first; a name that is nearly one is offered the right one."""
+    assert config_of(Path("deepseek-v3"))["n_routed_experts"] == 256
+    with pytest.raises(LayoutError, match="there is no 'llama-3-8b'; did you mean 'llama3-8b'"):
+        config_of(Path("llama-3-8b"))
+    with pytest.raises(LayoutError, match=r"or one of llama3-8b, llama3-70b, .*gemma3-27b"):
+        config_of(Path("nowhere"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deepseek-v3").mkdir()
+    assert config_of(_llama(Path("deepseek-v3"))) == {"model_type": "llama"}
 
 
 def test_unknown_sides_and_sizes_are_refused(monkeypatch):

@@ -3,8 +3,9 @@ import json
 import pytest
 
 from rankmesh.errors import PlacementError
-from rankmesh.placement import Training, Transformer
-from rankmesh.readers.model import MODELS, read_model
+from rankmesh.placement import Training
+from rankmesh.readers.model import read_model
+from rankmesh.readers.models import CONFIGS
 
 SCRIPT = """\
 #!/bin/bash
@@ -102,10 +103,27 @@ def test_published_sizes():
         "llama3-405b": 405.9,
         "mixtral-8x7b": 46.7,
         "mixtral-8x22b": 140.6,
+        "qwen3-8b": 8.19,
+        "qwen3-32b": 32.8,
+        "qwen3-30b-a3b": 30.5,
+        "qwen3-235b-a22b": 235.1,
+        "deepseek-v3": 671.0,
+        "gpt-oss-20b": 20.9,
+        "gpt-oss-120b": 116.8,
     }
-    for name, values in MODELS.items():
-        assert Transformer(**values).parameters / 1e9 == pytest.approx(billions[name], rel=0.005)
-    assert Transformer(**MODELS["mixtral-8x7b"]).active / 1e9 == pytest.approx(12.9, rel=0.01)
+    for name, size in billions.items():
+        assert read_model(name)[0].parameters / 1e9 == pytest.approx(size, rel=0.005), name
+    assert read_model("mixtral-8x7b")[0].active / 1e9 == pytest.approx(12.9, rel=0.01)
+    assert set(CONFIGS) - set(billions) == {"gemma3-1b", "gemma3-27b"}
+
+
+def test_a_named_model_of_another_form_is_refused():
+    """Gemma's layers are none of Transformer's: search says so, as of its config.json, and does not offer it."""
+    with pytest.raises(PlacementError, match="the model type 'gemma3_text' is not known"):
+        read_model("gemma3-1b")
+    with pytest.raises(PlacementError, match="did you mean 'llama3-8b'") as caught:
+        read_model("llama-3-8b")
+    assert "gemma3" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from rankmesh.cli.console import out, write_json
 from rankmesh.cli.options import Debug, Json
 from rankmesh.core.documents import parse_json, read_text, refused_as
 from rankmesh.errors import LayoutError, quoted
+from rankmesh.readers.models import CONFIGS
 
 if TYPE_CHECKING:
     from rankmesh.transfer.layouts.layout import Layout
@@ -22,20 +24,23 @@ __all__ = ["EXAMPLES", "command", "config_of"]
 EXAMPLES = """\
 $ rankmesh layout ./Llama-3.1-8B --side vllm:tp=8
 $ rankmesh layout config.json --side transformers:tp=2,fsdp=4 --json
+$ rankmesh layout qwen3-30b-a3b --side megatron:tp=4,ep=8
 """
 
 
 def config_of(model: Path) -> Mapping[str, Any]:
-    """The ``config.json`` of a model: the file, or that of a folder.
+    """The ``config.json`` of a model: the file, that of a folder, or that of a model by its name, ``llama3-8b``.
 
     Raises ``LayoutError`` for a file that is missing, or is no configuration.
     """
+    if not model.exists() and str(model) in CONFIGS:
+        return CONFIGS[str(model)]
     file = model / "config.json" if model.is_dir() else model
     if not file.is_file():
-        raise LayoutError(
-            f"there is no {quoted(str(file))}; give a folder with a model's config.json, or the file itself",
-            path=str(file),
-        )
+        near = get_close_matches(str(model), CONFIGS, n=1)
+        forms = f"give a folder with a model's config.json, the file itself, or one of {', '.join(CONFIGS)}"
+        fix = f"did you mean {near[0]!r}?" if near else forms
+        raise LayoutError(f"there is no {quoted(str(file))}; {fix}", path=str(file))
     with refused_as(LayoutError, quoted(str(file)), "fix the file", path=str(file)):
         found = parse_json(read_text(file))
     if not isinstance(found, dict) or "model_type" not in found:
@@ -46,7 +51,10 @@ def config_of(model: Path) -> Mapping[str, Any]:
 
 
 def command(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A folder with a model's config.json, or that file.")],
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="A model's config.json, its folder, or a name: llama3-8b."),
+    ],
     side: Annotated[
         str,
         typer.Option(

@@ -5,7 +5,7 @@ config.json                     hidden_size, num_hidden_layers, num_key_value_he
 train.sh                        --hidden-size, --num-layers, --group-query-attention, --ffn-hidden-size, --swiglu, ...
                                 and the batch: --global-batch-size, --micro-batch-size, --seq-length
 model.yaml, model.json          the fields of rankmesh.placement.Transformer and Training by their names
-llama3-405b                     the model of a preset whose numbers were published
+llama3-405b                     a model by its name, see ``rankmesh.readers.models``
 ```
 
 >>> model, training = read_model("llama3-8b")
@@ -24,34 +24,10 @@ from rankmesh.core.documents import Unreadable, parse, read_text, refused_as
 from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.model import RECOMPUTE, Training, Transformer
 from rankmesh.readers.megatron import FLAGS
+from rankmesh.readers.models import CONFIGS
 from rankmesh.readers.run import read_run
 
-__all__ = ["MODELS", "model_type", "read_model"]
-
-_LLAMA = {"gated": True, "tied": False, "kv_heads": 8, "vocabulary": 128256}
-_MIXTRAL = {"gated": True, "tied": False, "kv_heads": 8, "experts": 8, "top_k": 2}
-# Source: The Llama 3 Herd of Models (2024), table 3; Mixtral of Experts (2024), table 1; Mistral's config of 8x22B.
-MODELS: Mapping[str, Mapping[str, Any]] = {
-    "llama3-8b": {"layers": 32, "hidden": 4096, "heads": 32, "ffn_hidden_size": 14336, **_LLAMA},
-    "llama3-70b": {"layers": 80, "hidden": 8192, "heads": 64, "ffn_hidden_size": 28672, **_LLAMA},
-    "llama3-405b": {"layers": 126, "hidden": 16384, "heads": 128, "ffn_hidden_size": 53248, **_LLAMA},
-    "mixtral-8x7b": {
-        "layers": 32,
-        "hidden": 4096,
-        "heads": 32,
-        "ffn_hidden_size": 14336,
-        "vocabulary": 32000,
-        **_MIXTRAL,
-    },
-    "mixtral-8x22b": {
-        "layers": 56,
-        "hidden": 6144,
-        "heads": 48,
-        "ffn_hidden_size": 16384,
-        "vocabulary": 32768,
-        **_MIXTRAL,
-    },
-}
+__all__ = ["model_type", "read_model"]
 
 # A field, and the names that config.json has for it; the first that is there counts.
 _HUGGING_FACE: Mapping[str, tuple[str, ...]] = {
@@ -113,10 +89,11 @@ def read_model(text: str, *, vocabulary: int | None = None) -> tuple[Transformer
     Raises ``PlacementError`` for a file that is none, and for one that lacks a number.
     """
     given = {} if vocabulary is None else {"vocabulary": vocabulary}
-    if text in MODELS:
-        return Transformer(**{**MODELS[text], **given}), {}
-    forms = f"give a Megatron script, config.json, a file of Transformer's fields, or one of {', '.join(MODELS)}"
-    near = get_close_matches(text, MODELS, n=1)
+    if text in CONFIGS:
+        return _model({**_hugging_face(CONFIGS[text]), **given}, text)
+    named = [name for name, config in CONFIGS.items() if config["model_type"] in _TYPES.values()]
+    forms = f"give a Megatron script, config.json, a file of Transformer's fields, or one of {', '.join(named)}"
+    near = get_close_matches(text, named, n=1)
     fix = f"did you mean {near[0]!r}?" if near else forms
     with refused_as(PlacementError, f"model {quoted(text)}", fix, received=text):
         content = read_text(text)

@@ -1,0 +1,69 @@
+"""Models by name: what their published ``config.json`` says of their shapes, without weights and without network.
+
+Weights are those before quantisation, as they are trained. Of Gemma 3 these are the texts' layers.
+
+>>> CONFIGS["llama3-8b"]["hidden_size"], CONFIGS["qwen3-30b-a3b"]["num_experts"]
+(4096, 128)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["CONFIGS"]
+
+_COMMON = {"hidden_act": "silu", "tie_word_embeddings": False, "dtype": "bfloat16"}
+# fmt: off
+_LLAMA = {**_COMMON, "model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128256,
+          "max_position_embeddings": 8192, "rope_theta": 500000.0, "rms_norm_eps": 1e-5}
+_MIXTRAL = {**_COMMON, "model_type": "mixtral", "num_key_value_heads": 8, "num_local_experts": 8,
+            "num_experts_per_tok": 2, "max_position_embeddings": 32768, "rope_theta": 1e6}
+_QWEN = {**_COMMON, "model_type": "qwen3", "head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151936,
+         "max_position_embeddings": 40960, "rope_theta": 1e6}
+_QWEN_MOE = {**_QWEN, "model_type": "qwen3_moe", "num_key_value_heads": 4, "num_experts": 128,
+             "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+_GPT_OSS = {**_COMMON, "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "head_dim": 64,
+            "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 201088, "sliding_window": 128,
+            "num_experts_per_tok": 4, "max_position_embeddings": 131072, "attention_bias": True}
+_GEMMA = {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+          "dtype": "bfloat16", "max_position_embeddings": 131072}
+# fmt: on
+
+
+def _sizes(layers: int, hidden: int, heads: int, ffn: int, **others: Any) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
+        **others,
+    }
+
+
+# Source: The Llama 3 Herd of Models (2024), table 3; Mixtral of Experts (2024), table 1; the config.json of the others
+# as their authors published them: Mistral's of 8x22B, Qwen's, DeepSeek's, OpenAI's, Google's.
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "llama3-8b": _LLAMA | _sizes(32, 4096, 32, 14336),
+    "llama3-70b": _LLAMA | _sizes(80, 8192, 64, 28672),
+    "llama3-405b": _LLAMA | _sizes(126, 16384, 128, 53248),
+    "mixtral-8x7b": _MIXTRAL | _sizes(32, 4096, 32, 14336, vocab_size=32000),
+    "mixtral-8x22b": _MIXTRAL | _sizes(56, 6144, 48, 16384, vocab_size=32768),
+    "qwen3-8b": _QWEN | _sizes(36, 4096, 32, 12288),
+    "qwen3-32b": _QWEN | _sizes(64, 5120, 64, 25600),
+    "qwen3-30b-a3b": _QWEN_MOE | _sizes(48, 2048, 32, 6144, moe_intermediate_size=768),
+    "qwen3-235b-a22b": _QWEN_MOE | _sizes(94, 4096, 64, 12288, moe_intermediate_size=1536),
+    "deepseek-v3": _COMMON
+    | _sizes(61, 7168, 128, 18432, moe_intermediate_size=2048, num_key_value_heads=128, vocab_size=129280)
+    | {"model_type": "deepseek_v3", "first_k_dense_replace": 3, "moe_layer_freq": 1, "n_routed_experts": 256,
+       "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "topk_method": "noaux_tc",
+       "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 2.5, "q_lora_rank": 1536,
+       "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+       "max_position_embeddings": 4096},
+    "gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
+    "gpt-oss-120b": _GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
+    "gemma3-1b": _GEMMA | _sizes(26, 1152, 4, 6912, num_key_value_heads=1, head_dim=256, vocab_size=262144,
+                                 sliding_window=512, max_position_embeddings=32768),
+    "gemma3-27b": _GEMMA | _sizes(62, 5376, 32, 21504, num_key_value_heads=16, head_dim=128, vocab_size=262208,
+                                  sliding_window=1024, query_pre_attn_scalar=168),
+}  # fmt: skip
