@@ -24,7 +24,7 @@ __all__ = ["EXAMPLES", "command", "config_of"]
 EXAMPLES = """\
 $ rankmesh layout ./Llama-3.1-8B --side vllm:tp=8
 $ rankmesh layout config.json --side transformers:tp=2,fsdp=4 --json
-$ rankmesh layout qwen3-30b-a3b --side megatron:tp=4,ep=8
+$ rankmesh layout qwen3-8b --side megatron:tp=4,pp=2
 """
 
 
