@@ -241,7 +241,7 @@ def test_a_slow_coordinator_is_not_two(real, monkeypatch, probes):
     def program(rank, channel):
         found = Round(channel, "meet", THREE, rank)
         time.sleep(0.2 * (rank == 2))
-        outcome = found.step("agree", Proposal("same"), slow if rank == 2 else equal, Patience(0.4))
+        outcome = found.step("agree", Proposal("same"), slow if rank == 2 else equal, Patience(1.5))
         found.leave(outcome)
         return outcome, _again(channel, "meet", rank)
 

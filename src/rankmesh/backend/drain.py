@@ -12,6 +12,8 @@ __all__ = ["ARRIVAL", "LOOK", "Drain"]
 
 # Seconds that messages under way have to arrive, and seconds between two looks at them.
 ARRIVAL, LOOK = 0.5, 0.002
+# Seconds that a connection is kept: others may hear later of the abort.
+_KEPT = 2.0
 _BYTES = 1 << 20
 
 
@@ -36,7 +38,7 @@ class Drain:
             reader.start()
 
     def _read(self, ended: Mapping[str, socket.socket], polled: Callable[[], Collection[str]]) -> None:
-        end, waste, came = time.monotonic() + ARRIVAL, bytearray(_BYTES), 0
+        end, waste, came = time.monotonic() + _KEPT, bytearray(_BYTES), 0
         gloos = set(ended)
         while time.monotonic() < end and not self._over.wait(LOOK if came else 10 * LOOK):
             if gloos:

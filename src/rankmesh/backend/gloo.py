@@ -32,7 +32,7 @@ from rankmesh.backend.protocol import NotJoined
 from rankmesh.rendezvous.channel import ChannelLost
 from rankmesh.rendezvous.waiting import answered_within, submit, wait_for
 
-__all__ = ["EAGER_SIZE", "PAIR_TIMEOUTS", "CutStore", "GlooDevices", "delete_address", "put_gloo_under"]
+__all__ = ["EAGER_SIZE", "PAIR_TIMEOUTS", "SNDBUFFORCE", "CutStore", "GlooDevices", "delete_address", "put_gloo_under"]
 
 _Made = TypeVar("_Made")
 
@@ -40,6 +40,9 @@ _Made = TypeVar("_Made")
 EAGER_SIZE = 16
 # Gloo waits so many times as long for a pair to connect as a call of its group may take.
 PAIR_TIMEOUTS = 5
+
+# SOSNDBUFFORCE, which the socket module has no name for: beyond net.core.wmem_max, for who may administer the network.
+SNDBUFFORCE, _ROOM = 32, 2**30
 
 _DESCRIPTORS = "/proc/self/fd"
 # Gloo asks for it whenever it connects a group.
@@ -62,8 +65,8 @@ class GlooDevices:
         self._polls: dict[int, frozenset[str]] = {}
         # The descriptors that were open when a call began that is observed.
         self._observed: list[dict[int, str]] = []
-        # What reads on when connections are cut: until the devices are released, or as long as its owner says.
-        self.drain, self._drain = drain, Drain()
+        # What reads on when connections are cut.
+        self.drain = drain or Drain()
 
     def of(self, *, lazily: bool) -> list[Any]:
         """The devices for one more group."""
@@ -135,6 +138,7 @@ class GlooDevices:
                 one = _connection(connection)
                 if one is None:
                     continue
+                _enlarge(one)
                 if waits_to_write and not all_of_them and _peer_port(connection) is not None:
                     sends = True
                     one.close()
@@ -142,7 +146,7 @@ class GlooDevices:
                 with suppress(OSError):
                     one.shutdown(socket.SHUT_RD)
                 ended[_target(one.fileno())] = one
-        (self.drain or self._drain).take(ended, self._gloos)
+        self.drain.take(ended, self._gloos)
         return sends
 
     def _gloos(self) -> set[str]:
@@ -151,9 +155,6 @@ class GlooDevices:
 
     def release(self) -> None:
         """Keep no device; each ends with the last group on it."""
-        if self.drain is None:
-            self._drain.close()
-            self._drain = Drain()
         self._shared = []
         self._polls.clear()
 
@@ -238,6 +239,13 @@ def _connection(descriptor: int) -> socket.socket | None:
             return one
         one.close()
     return None
+
+
+def _enlarge(one: socket.socket) -> None:
+    """Let the kernel take whatever is written, as far as it allows that: so a message is not under way for long."""
+    with suppress(OSError):
+        if one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _ROOM:
+            one.setsockopt(socket.SOL_SOCKET, SNDBUFFORCE, _ROOM)
 
 
 def _shut_down(descriptor: int) -> None:

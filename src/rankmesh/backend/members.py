@@ -137,7 +137,7 @@ class MemberBackend:
 
         gloo's own ``abort`` does nothing, and an error does not spread by itself: every surviving rank aborts.
         """
-        self._devices.drain = self.drain
+        self._devices.drain = self.drain or self._devices.drain
         self._devices.cut()
         known = [(pg, registries.place_of(pg)) for pg in groups if pg.size() > 1]
         others = [pg for pg, place in known if place is not None and not kinds_of(place[0]) <= {"gloo", "fake"}]

@@ -75,7 +75,7 @@ class Backend(Protocol):
     store_lost: bool
     # Up to how many members a group of gloo connects when it is made; None: as many as is fastest.
     eager_size: int | None
-    # What reads on connections that an abort cut; None: one that ends when the groups are released.
+    # What reads on connections that an abort cut; None: one of its own.
     drain: Drain | None
 
     def create(self, request: GroupRequest, deadline: float) -> ProcessGroup:

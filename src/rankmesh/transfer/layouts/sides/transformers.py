@@ -113,7 +113,7 @@ def _kernels(config: Any, quantization: Mapping[str, Any] | None) -> dict[str, s
         model = _empty(config)
         try:
             quantizer = AutoHfQuantizer.from_config(dict(quantization), pre_quantized=True)
-            quantizer._process_model_before_weight_loading(model, use_kernels=kernels)
+            quantizer.preprocess_model(model, use_kernels=kernels)
         except (ImportError, RuntimeError):  # its package is not here: what it could replace
             kept = HfQuantizer.get_modules_to_not_convert(model, quantization.get("modules_to_not_convert"))
             layers = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
