@@ -42,7 +42,7 @@ EAGER_SIZE = 16
 PAIR_TIMEOUTS = 5
 
 # SOSNDBUFFORCE, which the socket module has no name for: beyond net.core.wmem_max, for who may administer the network.
-SNDBUFFORCE, _ROOM = 32, 2**30
+SNDBUFFORCE, _BUFFER = 32, 2**30
 
 _DESCRIPTORS = "/proc/self/fd"
 # Gloo asks for it whenever it connects a group.
@@ -244,8 +244,8 @@ def _connection(descriptor: int) -> socket.socket | None:
 def _enlarge(one: socket.socket) -> None:
     """Let the kernel take whatever is written, as far as it allows that: so a message is not under way for long."""
     with suppress(OSError):
-        if one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _ROOM:
-            one.setsockopt(socket.SOL_SOCKET, SNDBUFFORCE, _ROOM)
+        if one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _BUFFER:
+            one.setsockopt(socket.SOL_SOCKET, SNDBUFFORCE, _BUFFER)
 
 
 def _shut_down(descriptor: int) -> None:
