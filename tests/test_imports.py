@@ -49,9 +49,9 @@ def test_going_live_loads_torch():
     assert "torch is loaded" in done.stderr
 
 
-def loaded_by(code):
-    """The modules of rankmesh that a fresh interpreter has loaded after running ``code``."""
-    code += "; import sys; print(*(name for name in sys.modules if name.partition('.')[0] == 'rankmesh'))"
+def loaded_by(code, package="rankmesh"):
+    """The modules of a package that a fresh interpreter has loaded after running ``code``."""
+    code += f"; import sys; print(*(name for name in sys.modules if name.partition('.')[0] == {package!r}))"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -61,6 +61,14 @@ def test_import_loads_what_a_plan_needs():
     assert len(loaded) <= 30
     assert {".".join(name.split(".")[1:2]) for name in loaded} == {"", "core", "errors"}
     assert "rankmesh.placement.place" in loaded_by("import rankmesh; rankmesh.place")
+
+
+def test_going_live_loads_no_sharded_tensors():
+    """One rank: connecting, surviving and simulating load neither DTensor nor the compiler, a third of torch's time."""
+    code = "import rankmesh as rm, rankmesh.sim, rankmesh.survival, rankmesh.debug.watch; rm.init(); rm.connect('dp=*')"
+    loaded = set(loaded_by(code, "torch"))
+    assert "torch.distributed" in loaded
+    assert not loaded & {"torch.distributed.tensor", "torch._dynamo"}
 
 
 def test_type_checkers_see_what_is_loaded_later():

@@ -124,6 +124,7 @@ def test_other_failures_are_one_line(rankmesh, monkeypatch, problem, code, argum
 def test_debug_shows_the_traceback(rankmesh, monkeypatch: pytest.MonkeyPatch, arguments) -> None:
     """--debug, before or after the subcommand, adds the traceback and keeps line and exit code."""
     monkeypatch.setenv("RANKMESH_DEBUG", "")  # so that what --debug sets is undone
+    monkeypatch.setattr("sys.excepthook", None)  # which may be anybody's, such as torch's
     ran = rankmesh(*arguments)
     assert ran.code == 3
     assert "Traceback (most recent call last)" in ran.err

@@ -21,6 +21,9 @@ def program(groups):
 def right(groups):
     sim.see("one", 1.0)
 
+def unnamed(groups):
+    sim.see("one", float(groups["ep"].size))
+
 def fails(groups):
     sim.see("one", 1.0)
     assert groups["tp"].size == 1, "too many"
@@ -62,6 +65,8 @@ def test_data(run):
         "name": "total", "layout": "tp=2", "ranks": [0, 1], "site": "train.py:8", "operation": "all-reduce",
         "group": "tp", "repair": ["group", "dp"],
     }  # fmt: skip
+    assert data["first"]["element"] == []  # a number has no indices
+    assert data["first"]["got"] == pytest.approx(2 * data["first"]["expected"])
     same = run("right", "--layouts", "tp=2", "--json")
     assert same.exit_code == 0
     assert json.loads(same.stdout)["first"] is None
@@ -76,6 +81,9 @@ def test_data(run):
         ("", ["train", "--layouts", "tp=2"], ExitCode.USAGE, "does not name a function"),
         ("", ["no_such_module:f", "--layouts", "tp=2"], ExitCode.USAGE, "no module"),
         ("program", ["--layouts", "tp=2;dp=2"], ExitCode.BAD_SPEC, "did you mean"),
+        ("unnamed", ["--layouts", "tp=2"], ExitCode.LOST_RANKS, "has to be in one of them: ep=1"),
+        ("unnamed", ["--layouts", "cp=2", "dp=2"], ExitCode.LOST_RANKS, "has to be in one of them: ep=1"),
+        ("unnamed", ["--layouts", "tp=2"], ExitCode.LOST_RANKS, "train.py:15 in unnamed"),
         ("fails", ["--layouts", "tp=2"], ExitCode.LOST_RANKS, "under tp=2: ranks 0, 1 of 2 failed: AssertionError"),
     ],
 )

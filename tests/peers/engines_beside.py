@@ -123,7 +123,7 @@ def moved(source, target, source_ranks, target_ranks):
     bad = []
     for rank, (got, expected) in enumerate(zip(empty, target_ranks, strict=True)):
         filled = {place.parameter for name, place in target.places.get(rank, {}).items() if name in names}
-        if target.refused:  # a parameter can hold a tensor that has no sharding beside others that have one
+        if target.shardings.keys() - names or target.refused:  # a parameter can hold a tensor beside others that moved
             got, expected = target.shards(got, rank), target.shards(expected, rank)
             filled = got.keys() & names
         # The whole parameters: what no tensor goes to is zero in both, as is padding.

@@ -70,6 +70,12 @@ FOLLOWED = [
     (TP + "2\npython tools/convert.py --load a", [], recipes.megatron(8, tp=2)),
     (TP + "2\ntorchrun --nproc_per_node 1 eval.py", [], recipes.megatron(8, tp=2)),
     ("WORLD_SIZE=16 python pretrain_gpt.py --tensor-model-parallel-size 2", [], recipes.megatron(16, tp=2)),
+    (TP + '2 "$@"', ["--tensor-model-parallel-size", "4"], recipes.megatron(8, tp=4)),
+    ("torchrun --nproc_per_node 4 " + TP.removeprefix("torchrun ") + "2 --nnodes 4", [], recipes.megatron(8, tp=2)),
+    ("PET_NNODES=2 " + TP + "4", [], recipes.megatron(16, tp=4)),
+    ("python3.12 -m torch.distributed.run --nproc_per_node 8 train.py --context-parallel-size=2", [], recipes.megatron(8, cp=2)),
+    ("#SBATCH -N2\n#SBATCH -n64\nsrun -N2 -n16 python pretrain_gpt.py -n 4 --tensor-model-parallel-size 2", [], recipes.megatron(16, tp=2)),
+    ("ray job submit -- python3 train.py --actor-num-nodes 2 --actor-num-gpus-per-node 8 --tensor-model-parallel-size 2", [], recipes.megatron(16, tp=2)),
 ]  # fmt: skip
 
 
@@ -97,6 +103,13 @@ def test_variables_and_a_world_size(script):
         run_config(script("torchrun --nproc_per_node $NONE --nnodes 1 pretrain_gpt.py --tensor-model-parallel-size 2"))
 
 
+def test_a_size_that_is_given_again(script):
+    """The last counts, as for the program, and a note says so."""
+    config = run_config(script(TP + "2 --tensor-model-parallel-size 4"))
+    text = "--tensor-model-parallel-size = 2 is given again; --tensor-model-parallel-size = 4 counts"
+    assert config.notes == ((0, text),)
+
+
 def test_several_launches(script):
     """Launches of different layouts are listed, and --launch chooses one; of one layout they are one."""
     text = TP + "2\ntorchrun --nproc_per_node 1 eval.py\n" + TP + "4"
@@ -118,7 +131,16 @@ REFUSED = [
     ("python tools/convert.py", "started python tools/convert.py, which is no training"),
     (TP + "$NONE", "--tensor-model-parallel-size = true; .*whole number"),
     ("for i in $(seq 300); do " + TP + "2; done", "starts 200 launchers or more"),
-    ("torchrun --nproc_per_node 8 --nproc_per_node 4 pretrain_gpt.py --context-parallel-size 2", "run.sh: .*keep one"),
+    (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model 2",
+        "is the beginning of --tensor-model-parallel-size",
+    ),
+    (
+        "#SBATCH -N 4 --ntasks-per-node 8\nsrun -N 2 python pretrain_gpt.py --context-parallel-size 2",
+        "give --world-size",
+    ),
+    ("axolotl train a.yaml", "if a.yaml states the layout, give that file, with --world-size"),
+    ("torchrun train.py a.yaml", "it names a.yaml"),
 ]
 
 
@@ -201,13 +223,14 @@ def test_the_sandbox_that_is_chosen():
 
 @pytest.mark.skipif("namespaces" not in SANDBOXES, reason="this machine allows no namespaces")
 def test_the_sandbox(script, tmp_path, tmp_path_factory):
-    """No file outside changes, what is written in the folder is thrown away, and no address is reached."""
+    """No file changes, what is written is thrown away, and no address is reached."""
     outside = tmp_path_factory.mktemp("outside") / "file"
     outside.write_text("as it was", encoding="utf-8")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         text = (
             f"echo x > {outside}; rm -f {outside}; echo here > here\n[ -f here ] && A=2\n"
+            "echo x > /usr/rankmesh-test && A=8\n"
             f"if (echo > /dev/tcp/127.0.0.1/{port}); then A=8; fi\nmount -o remount,rw / && A=8\n" + TP + "$A"
         )
         assert run_config(script(text), sandbox="namespaces").plan == recipes.megatron(8, tp=2)
@@ -215,6 +238,25 @@ def test_the_sandbox(script, tmp_path, tmp_path_factory):
     assert script_outside.plan == recipes.megatron(8, tp=8)
     assert not outside.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "run.sh"]
+
+
+@pytest.mark.skipif("namespaces" not in SANDBOXES, reason="this machine allows no namespaces")
+def test_a_script_writes_where_it_likes(script, tmp_path_factory):
+    """A script that ends at its first error may write anywhere that it could; what is mounted below stays visible."""
+    outside = tmp_path_factory.mktemp("outside")
+    places = [outside / "logs", Path.home() / "rankmesh-test-outputs", Path("/tmp/rankmesh-test-outputs")]  # noqa: S108
+    text = "set -e\n" + "".join(f"mkdir -p {place}/a; echo 2 > {place}/a/size\n" for place in places)
+    text += f"ls -d {' '.join(_mounts())} > mounts\n"
+    config = run_config(script(text + TP + f"$(cat {outside}/logs/a/size)"), sandbox="namespaces")
+    assert config.plan == recipes.megatron(8, tp=2)
+    assert config.notes == ()
+    assert not any(place.exists() for place in places)
+
+
+def _mounts():
+    """What is mounted on this machine, without what belongs to the kernel."""
+    lines = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    return [path for _, path, *_ in lines if not path.startswith(("/proc", "/sys", "/dev", "/run"))]
 
 
 def show(*arguments):

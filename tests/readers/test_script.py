@@ -81,6 +81,13 @@ STYLES = [
         recipes.megatron(8, tp=2),
         {"tp": (1,), "world_size": (1,)},
     ),
+    (
+        "#SBATCH -n64\nsrun -N2 -n16 python pretrain_gpt.py -n 4 --tensor-model-parallel-size 2",
+        recipes.megatron(16, tp=2),
+        None,
+    ),
+    (TP + "2 --nnodes 4", recipes.megatron(8, tp=2), None),
+    ("PET_NNODES=2\n" + TP + "2", recipes.megatron(16, tp=2), None),
     ("go() {\n" + TP + "$1\n}\n" + TP + "2", recipes.megatron(8, tp=2), {"tp": (4,), "world_size": (4,)}),
     ('if [ -z "$1" ]; then TP=8; exit 1; fi\nTP=2\n' + TP + "$TP", recipes.megatron(8, tp=2), None),
     (
@@ -202,6 +209,11 @@ REFUSED = [
     ),
     ("torchrun --nproc_per_node 8 --nproc_per_node 4 pretrain_gpt.py", ":1: .*line 1 says --nproc_per_node = 8"),
     ("python pretrain_gpt.py --tensor-model-parallel-size 2", ":1: .*give --world-size"),
+    (RUN + "--tensor-model 2", ":1: .*this is the beginning of --tensor-model-parallel-size; write the whole name"),
+    (
+        "#SBATCH -N 4 --ntasks-per-node 8\nsrun -N 2 python pretrain_gpt.py --context-parallel-size 2",
+        ":2: .*give --world-size",
+    ),
     (
         "torchrun --nproc_per_node 8 train.py --config a.toml",
         ":1: .*the run has no argument of Megatron .it names --config = a",

@@ -18,6 +18,7 @@ from rankmesh.sim.members import SimulatedMembers, SimulatedPeers
 from rankmesh.sim.simulation import current_context
 from rankmesh.sim.store import SimulatedStore
 from rankmesh.survival import session, world
+from rankmesh.survival.probe import Probe
 
 STEPS = 6
 LAYOUT = "tp=2,pp=2,dp=*"
@@ -349,7 +350,7 @@ def test_what_a_change_asks_of_the_store(monkeypatch):
 @pytest.mark.parametrize("size", [16, 64, 256])
 def test_the_server_is_lost_in_the_round(size, monkeypatch):
     """Member 0 dies when it has asked for those that are absent: messages grow with the members, not their square."""
-    ask, asked = session.Probe.ask, []
+    ask, asked = Probe.ask, []
 
     def dies(probe, members):
         replies = ask(probe, members)
@@ -358,7 +359,7 @@ def test_the_server_is_lost_in_the_round(size, monkeypatch):
             current_context().simulation.members.lost([probe.peers.member])
         return replies
 
-    monkeypatch.setattr(session.Probe, "ask", dies)
+    monkeypatch.setattr(Probe, "ask", dies)
     costs = regrouped(size, monkeypatch, {1: 2, size - 6: 2})
     assert asked == [0]
     assert sum(costs.messages.values()) <= 20 * size

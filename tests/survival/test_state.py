@@ -262,6 +262,11 @@ def member(me, port, deaths, layout, loads, coupled, how):
             if ["late", step] in deaths.get(str(me.rank), ()):
                 time.sleep(2)
                 os.kill(os.getpid(), signal.SIGKILL)
+            if ["together", step] in deaths.get(str(me.rank), ()):
+                try:  # neither is lost while the other one may still take part in a change
+                    dist.barrier(group=job.groups["tp"].pg)
+                finally:
+                    os.kill(os.getpid(), signal.SIGKILL)
             one = torch.ones(())
             for group in job.groups.values() if coupled else ():
                 dist.all_reduce(one, group=group.pg)
@@ -312,7 +317,7 @@ def job(outcomes):
 
     def run(size, deaths, layout, *, loads=False, coupled=True, **how):
         named = {str(rank): moments for rank, moments in deaths.items()}
-        ended = outcomes(size, member, free_port(), named, layout, loads, coupled, how, world=None, limit=60.0)
+        ended = outcomes(size, member, free_port(), named, layout, loads, coupled, how, world=None, limit=150.0)
         for outcome in ended:
             assert (outcome.code == -signal.SIGKILL) == (outcome.rank in deaths), "\n".join(map(str, ended))
             assert outcome.rank in deaths or outcome.ok, "\n".join(map(str, ended))
@@ -411,7 +416,7 @@ def test_restore_loads_exactly_what_nobody_holds(job):
 
 def test_several_ranks_load_a_box_that_each_of_them_needs(job):
     """Both replicas of a stage are lost: each spare loads the box for itself."""
-    deaths = {2: [["step", 3]], 3: [["step", 3]]}
+    deaths = {2: [["together", 3]], 3: [["together", 3]]}
     ended = job(6, deaths, "tp=2,pp=2", spares=2, loads=True)
     sent, loaded = _restored(ended, 3, (3,))
     assert sent == 2 * 8

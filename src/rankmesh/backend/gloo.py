@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -43,6 +44,11 @@ PAIR_TIMEOUTS = 5
 
 # SOSNDBUFFORCE, which the socket module has no name for: beyond net.core.wmem_max, for who may administer the network.
 SNDBUFFORCE, _BUFFER = 32, 2**30
+
+# A connection on which nothing came for this share of the time that is left to wait has no message under way.
+_STILL = 0.04
+# Where struct tcp_info has the milliseconds since data came, tcpi_last_data_recv.
+_LAST_RECEIVED = 52
 
 _DESCRIPTORS = "/proc/self/fd"
 # Gloo asks for it whenever it connects a group.
@@ -117,19 +123,19 @@ class GlooDevices:
     def cut(self) -> None:
         """Have every call on these devices return, with an error where it waits for a member.
 
-        A connection on which gloo sends is cut when that is done: gloo forgets a message that is under way, or that it
-        cannot write, when its connection ends, and whoever sends it waits for the timeout. So only what comes is ended
-        here, and what others still send is read for a while.
+        A connection is cut when nothing is under way on it: gloo forgets a message of which it has sent or received a
+        part, or that it cannot write, when its connection ends, and whoever waits for it waits for the timeout. So
+        only what comes is ended here, and what others still send is read for a while.
         """
         for before in list(self._observed):  # a call that waits for its members
             self._keep(_polls_since(before))
         end = time.monotonic() + ARRIVAL
-        while self._end_receives(all_of_them=time.monotonic() > end):
+        while self._end_receives(end - time.monotonic()):
             time.sleep(LOOK)
 
-    def _end_receives(self, *, all_of_them: bool) -> bool:
-        """End what comes on every connection, but for those on which gloo sends; whether there are such."""
-        sends, ended = False, {}
+    def _end_receives(self, left: float) -> bool:
+        """End what comes on connections, but for those in use while seconds are left; whether there are such."""
+        in_use, ended = False, {}
         for descriptor, listening in list(self._polls.items()):
             polled = _polled(descriptor)
             if listening.isdisjoint(map(_target, polled)):  # the device is gone, and its number is another's
@@ -139,15 +145,15 @@ class GlooDevices:
                 if one is None:
                     continue
                 _enlarge(one)
-                if waits_to_write and not all_of_them and _peer_port(connection) is not None:
-                    sends = True
+                if left > 0 and (waits_to_write or _comes(one, _STILL * left)) and _peer_port(connection) is not None:
+                    in_use = True
                     one.close()
                     continue
                 with suppress(OSError):
                     one.shutdown(socket.SHUT_RD)
                 ended[_target(one.fileno())] = one
         self.drain.take(ended, self._gloos)
-        return sends
+        return in_use
 
     def _gloos(self) -> set[str]:
         """The connections that gloo still reads."""
@@ -246,6 +252,17 @@ def _enlarge(one: socket.socket) -> None:
     with suppress(OSError):
         if one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _BUFFER:
             one.setsockopt(socket.SOL_SOCKET, SNDBUFFORCE, _BUFFER)
+
+
+def _comes(one: socket.socket, within: float) -> bool:
+    """Whether a connection has something to read, or had within the last seconds."""
+    with suppress(OSError):  # nothing to read
+        if one.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            return True
+    with suppress(OSError):  # what is not TCP
+        (ago,) = struct.unpack_from("I", one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), _LAST_RECEIVED)
+        return bool(ago < 1000 * within)
+    return False
 
 
 def _shut_down(descriptor: int) -> None:

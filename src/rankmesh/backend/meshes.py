@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from rankmesh.errors import ConnectError, first_line
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import Placement
 
 __all__ = ["device_mesh", "flatten", "strided_shard", "symmetric_memory", "unfold"]
 
@@ -28,6 +30,9 @@ def device_mesh(
 
 def strided_shard(dim: int, split_factor: int) -> Placement:
     """The placement of a mesh dimension that cuts after ones behind it, as FSDP2 cuts over tensor parallelism."""
+    # Loading torch's sharded tensors takes a third of the time of loading torch: each process would pay for it.
+    from torch.distributed.tensor.placement_types import _StridedShard
+
     return _StridedShard(dim, split_factor=split_factor)
 
 

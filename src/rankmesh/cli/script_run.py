@@ -17,7 +17,7 @@ from rankmesh.readers.source import Source
 __all__ = ["recorded_source"]
 
 _WHERE = {
-    "namespaces": "without network; files are read-only, and what it writes in its folder is thrown away",
+    "namespaces": "without network; what it writes is thrown away, and system folders are read-only",
     "bubblewrap": "in bubblewrap without network; files are read-only but for a temporary folder",
     "none": "WITHOUT a sandbox: this machine allows none, so the script can change files and use the network",
 }

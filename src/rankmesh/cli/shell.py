@@ -19,6 +19,7 @@ import errno
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -139,7 +140,7 @@ def outcome(command: Callable[[], Any]) -> int:
 
 def _reported(problem: Exception) -> int:
     if os.environ.get(DEBUG, "") not in ("", "0"):
-        sys.excepthook(type(problem), problem, problem.__traceback__)
+        traceback.print_exception(problem)
     message, code = _message_and_code(problem)
     if isinstance(problem, OSError):
         _silence(sys.stdout)

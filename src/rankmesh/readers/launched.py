@@ -19,6 +19,7 @@ from rankmesh.readers.run import Run, recorded_run
 __all__ = ["STAND_INS", "run_config", "sandbox_kind"]
 
 _LISTED = 8
+_CONFIGS = (".yaml", ".yml", ".toml", ".json")
 
 
 def run_config(
@@ -94,10 +95,13 @@ def _nothing(found: Recording, seconds: float) -> str:
         return f"the script was stopped after {seconds:g} s, and started no training by then; give a shorter one"
     last = f", and its last words are: {found.error}" if found.error else ""
     did = f"started {others}, which is no training" if others else "started no launcher"
-    return (
-        f"the script {did} (exit status {found.status}{last}); give it the arguments that it needs, and call launchers "
-        "by name, not by an absolute path"
+    file = next((word for each in found.launches for word in each.words if word.endswith(_CONFIGS)), None)
+    remedy = (
+        "give it the arguments that it needs, and call launchers by name, not by an absolute path"
+        if file is None
+        else f"if {cut(file)} states the layout, give that file, with --world-size"
     )
+    return f"the script {did} (exit status {found.status}{last}); {remedy}"
 
 
 def _notes(found: Recording, runs: Sequence[tuple[Launch, Run]], seconds: float) -> list[tuple[int, str]]:

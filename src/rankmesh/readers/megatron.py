@@ -94,6 +94,8 @@ _NAMES = [name for name in (*_READS, *_REFUSED) if name != "world_size"]
 # As Megatron spells them, and as ms-swift does.
 FLAGS = frozenset(["--" + name.replace("_", "-") for name in _NAMES] + ["--" + name for name in _NAMES])
 _OPTION = re.compile(r"--[\w-]+")
+_CONFIG = re.compile(r"[^=]+\.(ya?ml|toml|json)")
+_LONG = ["--" + name.replace("_", "-") for name in list(_READS)[:5]]
 _SWITCHES = {
     "use_tp_pp_dp_mapping",
     "hybrid_context_parallel",
@@ -127,6 +129,7 @@ def from_run(run: Run, path: str) -> Settled:
         for part in word:
             _check_branch(part, path)
     arguments = [_switched(entry) for entry in run.arguments if entry.key.startswith("--")]
+    _check_short(arguments, path)
     if not any(entry.key in FLAGS for entry in arguments):
         _check_sizes(run, arguments, path)
     settled = _deepspeed(settle(TABLE, arguments, path), path)
@@ -168,8 +171,8 @@ def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
     line = run.command.line
     if "pretrain_" not in str(run.command):
         raise PlanError(
-            f"{place(path, line)}: the run has no argument of Megatron ({_config(arguments)}); a launch script is read "
-            "for Megatron's arguments; give the config file of the run, with --world-size",
+            f"{place(path, line)}: the run has no argument of Megatron ({_config(run, arguments)}); a launch script is "
+            "read for Megatron's arguments; give the config file of the run, with --world-size",
             path=path,
             line=line,
         )
@@ -195,9 +198,19 @@ def _written(word: tuple[Part, ...]) -> str:
     return cut("".join(part.shown or part.text or "" for part in word))
 
 
-def _config(arguments: list[Entry]) -> str:
-    named = [str(entry) for entry in arguments if "config" in entry.key]
-    return f"it names {named[0]}" if named else "it names no config file"
+def _config(run: Run, arguments: list[Entry]) -> str:
+    options = [entry for entry in arguments if "config" in entry.key]
+    named = [f"{entry.key} = {entry.value[0] if isinstance(entry.value, list) else entry.value}" for entry in options]
+    files = [word for word in map(shown, run.command.words) if _CONFIG.fullmatch(word)]
+    return f"it names {cut((named or files)[0])}" if named or files else "it names no config file"
+
+
+def _check_short(arguments: list[Entry], path: str) -> None:
+    """Python's parser takes ``--tensor-model 2`` for the option that begins so."""
+    for entry in arguments:
+        meant = next((name for name in _LONG if name.startswith(entry.key) and name != entry.key), "")
+        if meant and entry.key.count("-") > len("--"):
+            raise refused(path, entry, f"this is the beginning of {meant}", "write the whole name")
 
 
 def _check_branch(part: Part, path: str) -> None:

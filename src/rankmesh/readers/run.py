@@ -43,7 +43,7 @@ _Counts = tuple[tuple[tuple[str, ...], int | None], ...]
 _LAUNCHERS: Mapping[str, tuple[str, tuple[_Counts, ...]]] = {
     "torchrun": (
         r"(^|[\s/])torchrun\s|-m\s+torch\.distributed\.(run|launch)\s",
-        (((("--nproc_per_node", "--nproc-per-node"), 1), (("--nnodes",), 1)),),
+        (((("--nproc_per_node", "--nproc-per-node", "PET_NPROC_PER_NODE"), 1), (("--nnodes", "PET_NNODES"), 1)),),
     ),
     "accelerate": (r"(^|[\s/])accelerate\s+launch\s", (((("--num_processes", "--num-processes"), None),),)),
     "deepspeed": (r"(^|[\s/])deepspeed\s", (((("--num_gpus",), None), (("--num_nodes",), None)),)),
@@ -54,6 +54,14 @@ _LAUNCHERS: Mapping[str, tuple[str, tuple[_Counts, ...]]] = {
     "msrun": (r"(^|[\s/])msrun\s", (((("--worker_num",), None),),)),
     "mpirun": (r"(^|[\s/])mpi(run|exec)\s", (((("-n", "-np", "--np"), None),),)),
 }
+# Where a launcher's own options end: the program that it starts, as a file or a command, or what follows these.
+_STARTED = re.compile(r".*\.(py|sh)|(.*/)?(python[\d.]*|bash|sh|torchrun|deepspeed|accelerate)")
+_MODULE = ("-m", "--module")
+_OF_LAUNCHER = re.compile(r"torch\.distributed\.(run|launch)")
+# What torchrun takes from its environment where it is not given the option.
+_OF_ENVIRONMENT = ("PET_NPROC_PER_NODE", "PET_NNODES")
+# slime's training ranks, which Ray starts.
+_ACTORS: _Counts = ((("--actor-num-nodes",), None), (("--actor-num-gpus-per-node",), None))
 # Commands that start as many ranks as the environment says.
 _SWIFT = ("megatron", "swift")
 _STARTS_RANKS = ("torchrun", "accelerate", "deepspeed", "msrun")
@@ -94,12 +102,25 @@ def recorded_run(launch: Launch, path: str, marks: frozenset[str] = frozenset())
     if not _is_run(command, marks):
         return None
     arguments, _ = _arguments(command)
+    arguments, notes = _last_of_each(arguments), _given_again(arguments, marks)
     known = {name: Variable(((Part(value, ()),),), False, ()) for name, value in launch.environment.items()}
     world = _world_size(command, arguments, Script(variables=known), path)
     # A count may be what this machine answers (nproc), which --world-size overrules.
     if world is not None:
         world = replace(world, line=0, default=not isinstance(world.value, Missing))
-    return Run(command, arguments, world, (), (), {})
+    return Run(command, arguments, world, (), notes, {})
+
+
+def _last_of_each(arguments: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """Of an option that is given twice the last, as programs take it."""
+    return tuple({entry.key.replace("_", "-"): entry for entry in arguments}.values())
+
+
+def _given_again(arguments: tuple[Entry, ...], marks: frozenset[str]) -> tuple[tuple[int, str], ...]:
+    """A note for each size that a later one overrules."""
+    last = {entry.key.replace("_", "-"): entry for entry in arguments if entry.key in marks}
+    pairs = [(entry, last[entry.key.replace("_", "-")]) for entry in arguments if entry.key in marks]
+    return tuple((0, f"{entry} is given again; {after} counts") for entry, after in pairs if entry.value != after.value)
 
 
 def read_run(
@@ -248,10 +269,16 @@ def _entry(option: Word, values: list[Word]) -> Entry:
 def _world_size(command: Command, arguments: tuple[Entry, ...], script: Script, path: str) -> Entry | None:
     line = f"{command} "
     launcher = next((name for name, (pattern, _) in _LAUNCHERS.items() if re.search(pattern, line)), "")
+    options = _of_launcher(command, launcher, script) if launcher else ()
     for counts in _LAUNCHERS[launcher][1] if launcher else ():
-        found = _product(counts, arguments, path)
+        found = _product(counts, options, path)
         if found is not None:
             return found
+    if launcher == "srun" and not _all_nodes(options, script):
+        return None
+    actors = _product(_ACTORS, arguments, path)
+    if actors is not None:
+        return actors
     if text_of(command.words[0]) in _SWIFT if command.words else False:
         return _swift_counts(command, script)
     for name in ("SLURM_NTASKS", "WORLD_SIZE") if launcher == "srun" else ("WORLD_SIZE",):
@@ -264,6 +291,43 @@ def _world_size(command: Command, arguments: tuple[Entry, ...], script: Script, 
             also = tuple(line for line in lines_of(word) if line != first)
             return Entry((name,), int(text), first, also, any(part.default for part in word))
     return None
+
+
+def _of_launcher(command: Command, launcher: str, script: Script) -> tuple[Entry, ...]:
+    """The options of a launcher, which end where its program begins: what follows is the program's."""
+    pattern, words = _LAUNCHERS[launcher][0], [shown(word) for word in command.words]
+    start = next(
+        (end for end in range(1, len(words) + 1) if re.search(pattern, f"{' '.join(words[:end])} ")), len(words)
+    )
+    stop = start
+    while stop < len(words) and not _STARTED.fullmatch(words[stop]):
+        if words[stop] in _MODULE and not _OF_LAUNCHER.fullmatch("".join(words[stop + 1 : stop + 2])):
+            break
+        stop += 1
+    options = tuple(_glued(entry) for entry in _arguments(replace(command, words=command.words[start:stop]))[0])
+    if not command.line:  # recorded
+        options = _last_of_each(options)
+    if launcher != "torchrun":
+        return options
+    given = {entry.key.lstrip("-").replace("-", "_") for entry in options}
+    for name in _OF_ENVIRONMENT:
+        variable = command.variables.get(name, script.variables.get(name))
+        if variable is not None and variable.words and name.removeprefix("PET_").lower() not in given:
+            options += (_entry(((Part(name, variable.lines)),), [variable.words[0]]),)
+    return options
+
+
+def _glued(entry: Entry) -> Entry:
+    """``-N2`` as ``-N 2``."""
+    short = re.fullmatch(r"(-[nN])(\d+)", entry.key)
+    return entry if short is None else replace(entry, path=(short[1],), value=short[2])
+
+
+def _all_nodes(options: tuple[Entry, ...], script: Script) -> bool:
+    """Whether a step of a job is on all of its nodes, as far as its options say, so that it has the job's tasks."""
+    nodes = script.variables.get("SLURM_NNODES")
+    text = text_of(nodes.words[0]) if nodes is not None and nodes.words else None
+    return all(entry.value == text for entry in options if entry.key in ("-N", "--nodes"))
 
 
 def _swift_counts(command: Command, script: Script) -> Entry | None:

@@ -13,7 +13,7 @@ from rankmesh.launch.table import SBATCH
 
 __all__ = ["counts", "job_variables"]
 
-_OPTION = re.compile(r"\s(-\w|--[\w-]+)[=\s]\s*([^\s-]\S*)")
+_OPTION = re.compile(r"\s(-\w(?=[\s=\d])|--[\w-]+(?=[\s=]))[=\s]?\s*([^\s-]\S*)")
 _COUNT = re.compile(r"(?:.*:)?(\d+)")
 _SHORT = {"-N": "--nodes", "-n": "--ntasks"}
 # Of the batch script itself, which is on the first node.

@@ -23,6 +23,8 @@ import rankmesh
 __all__ = ["Call", "Site", "call_site", "is_users_file", "raise_site", "shapes", "users_trace"]
 
 _OURS = tuple(f"{Path(module.__file__).parent}/" for module in (torch, rankmesh) if module.__file__)
+# The file of code that was made from a string.
+_GENERATED = "<string>"
 _PLUMBING = ("/contextlib.py", "/threading.py", "/functools.py")
 
 
@@ -83,7 +85,10 @@ def users_trace(error: BaseException) -> TracebackType | None:
 
 
 def _is_users(frame: FrameType) -> bool:
-    return is_users_file(frame.f_code.co_filename)
+    file = frame.f_code.co_filename
+    if file == _GENERATED:  # of our own dataclasses, or what the user gives to python -c
+        return frame.f_globals.get("__name__", "").partition(".")[0] not in (torch.__name__, rankmesh.__name__)
+    return is_users_file(file)
 
 
 def is_users_file(name: str) -> bool:

@@ -9,12 +9,11 @@ start ── epoch 0 ── train ── a member is lost, or fails ── abort
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -24,17 +23,19 @@ from torch import Tensor
 from rankmesh.backend import torch_threads
 from rankmesh.core.sharding import Sharding
 from rankmesh.debug.watch.recorder import prepare
-from rankmesh.errors import AgreementError, ConnectError, LostState, PlanError, RankmeshError, first_line, in_words
-from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
-from rankmesh.survival.agreement import Report, conclude
+from rankmesh.errors import ConnectError, LostState, PlanError, RankmeshError, first_line, in_words
+from rankmesh.rendezvous import Outcome
+from rankmesh.survival.agreement import Report
 from rankmesh.survival.heartbeat import PING, Message, Presence
 from rankmesh.survival.job import Job
+from rankmesh.survival.joining import Newcomers, addresses, history_of
 from rankmesh.survival.members import Members, PlanLike
-from rankmesh.survival.peers import Contact, Peers
-from rankmesh.survival.probe import KEPT, REPLY, Probe
+from rankmesh.survival.peers import Peers
+from rankmesh.survival.probe import REPLY
 from rankmesh.survival.redundancy import checked
+from rankmesh.survival.rounds import Ending, Rounds
 from rankmesh.survival.state import EpochState, Load, load_all, restore
-from rankmesh.survival.transport import Connection, Event, Transport
+from rankmesh.survival.transport import Event, Transport
 from rankmesh.survival.world import EpochWorld
 
 __all__ = ["Session"]
@@ -45,10 +46,6 @@ _Result = TypeVar("_Result")
 _LIMIT, _MOVING = 300.0, 3600.0
 # Seconds after which an error counts as this member's own, where no change has been announced.
 _SETTLE = 0.05
-# Members of which a process that joins learns the addresses.
-_ASKED = 8
-# How many timeouts a member that lives may take to come back from ``train``.
-_PATIENCE = 6
 
 
 class _Interrupted(BaseException):
@@ -100,11 +97,8 @@ class Session:
         self._epoch, self._agreed = 0, ""
         self._ends: dict[tuple[int, str], _End] = {}
         self._lock = threading.Lock()
-        self._outcomes: dict[int, str] = {}
         self._world: EpochWorld | None = None
-        # Processes that asked to become members, and where those enter that have.
-        self._joining: dict[str, Mapping[str, Any]] = {}
-        self._welcomes: dict[str, Message] = {}
+        self._newcomers, self._rounds = Newcomers(), Rounds(timeout)
         self._history: dict[int, Members] = {}
         self._states: list[EpochState] = []
         self._exists = False
@@ -115,7 +109,6 @@ class Session:
         # The errors that ended the last epoch, by coordinate.
         self._raised: Mapping[str, str] = {}
         self._seconds: dict[str, float] = {}
-        self._client: tuple[int, Connection] | None = None
         simulated = torch_threads.answering()
         self._peers: Transport
         processes = None
@@ -139,8 +132,6 @@ class Session:
         self._history[0] = first
         if welcome is not None:
             self._enter_as_new(first, welcome)
-        # Whether the last outcome is of a round to which this member reported.
-        self._took_part = True
 
     @property
     def _members(self) -> Members:
@@ -191,7 +182,7 @@ class Session:
         """End the session: no socket, thread or store is left of it."""
         self._leave_world()
         self._peers.close()
-        self._client = None
+        self._rounds.close()
 
     # -- one epoch ----------------------------------------------------------------------------------------------
 
@@ -304,7 +295,7 @@ class Session:
         state.commit(step)
         job.step = step
         self._peers.committed(step)
-        if self._joining and self._may_grow():
+        if self._newcomers.let_grow(self._members):
             self._announce()
             self._check(job)
 
@@ -394,7 +385,7 @@ class Session:
             if message["what"] == "join":
                 return self._asked_to_join(message["contact"])
             if message["what"] == "outcome":
-                return {**self._place, "outcome": self._outcomes.get(message["epoch"])}
+                return {**self._place, "outcome": self._rounds.outcome_of(message["epoch"])}
         return self._place
 
     @property
@@ -412,62 +403,19 @@ class Session:
 
     def _asked_to_join(self, contact: Mapping[str, Any]) -> Message:
         """The reply to a process that asks to be a member: whom else it may ask, and in the end where it enters."""
-        contact = vars(Contact.read(contact))
-        key = json.dumps(contact, sort_keys=True)
+        welcome = self._newcomers.ask(contact)
         with self._lock:
-            welcome = self._welcomes.get(key)
-            if welcome is None:
-                self._joining[key] = contact
             world = self._world
-        if welcome is None and world is not None and not world.has_rank and self._may_grow():
+        if welcome is None and world is not None and not world.has_rank and self._newcomers.let_grow(self._members):
             self._announce()  # a spare commits nothing
-        return {"welcome": welcome, "members": self._addresses(self._members)}
-
-    def _addresses(self, members: Members) -> list[tuple[str, int]]:
-        """Where the members with a rank reply to a process that joins."""
-        known = self._peers.reached_at
-        return [(known[one]["address"], known[one]["heartbeat"]) for one in members.ranks[:_ASKED] if one in known]
-
-    def _may_grow(self) -> bool:
-        """Whether the plan may grow by those that joined."""
-        with self._lock:
-            number = len(self._joining)
-        members = self._members
-        new = range(members.started, members.started + number)
-        return number > 0 and members.joined(new).grown().plan != members.plan
+        return {"welcome": welcome, "members": addresses(self._members.ranks, self._peers.reached_at)}
 
     def _enter_as_new(self, first: Members, welcome: Message) -> None:
         """Become a member in the epoch that the others have agreed on."""
         self._peers.admit({int(member): contact for member, contact in welcome["contacts"].items()})
-        for epoch, (replicas, ranks, spares, started) in welcome["history"].items():
-            plan = first.sizes.plan(replicas)
-            self._history[int(epoch)] = Members(
-                first.sizes, plan, tuple(ranks), tuple(spares), started, self._peers.hosts
-            )
+        self._history |= history_of(welcome, replace(first, hosts=self._peers.hosts))
         self._epoch = welcome["epoch"]
         self._adopt(Outcome.read(welcome["outcome"], "welcome"), None)
-
-    def _welcome(self, outcome: Outcome) -> None:
-        """Prepare the replies to those that this outcome makes members."""
-        joined = outcome.value.get("joined", {})
-        if not joined:
-            return
-        history = {
-            str(epoch): (of.sizes.replicas(of.plan), of.ranks, of.spares, of.started)
-            for epoch, of in self._history.items()
-        }
-        shared = {
-            "epoch": self._epoch,
-            "outcome": outcome.text,
-            "history": history,
-            "world_size": self._world_size,
-            "contacts": {str(member): contact for member, contact in self._peers.reached_at.items()},
-        }
-        with self._lock:
-            for member, contact in joined.items():
-                key = json.dumps(contact, sort_keys=True)
-                self._welcomes[key] = {**shared, "member": int(member)}
-                self._joining.pop(key, None)
 
     # -- the end of an epoch ------------------------------------------------------------------------------------
 
@@ -491,7 +439,7 @@ class Session:
             raise ConnectError(message, rank=self.member, ranks=outcome.ranks) from error
         if outcome.value.get("over"):
             return True
-        if error is not None and self.member in outcome.ranks and (self._took_part or _is_certain(error)):
+        if error is not None and self.member in outcome.ranks and (self._rounds.took_part or _is_certain(error)):
             raise error
         self._adopt(outcome, error)
         return False
@@ -521,7 +469,7 @@ class Session:
             steps={state.epoch: tuple(state.steps) for state in self._states},
             committed=self._exists,
             loads=self._restore is not None,
-            joining=list(self._joining.values()),
+            joining=self._newcomers.contacts,
             evicted=sorted(self._end.evicted),
             unclear=self._end.unclear,
             began=self._step,
@@ -532,83 +480,9 @@ class Session:
         )
 
     def _agree(self, report: Report) -> Outcome:
-        """One round of all members; again through another store, where the one that serves it is lost meanwhile."""
-        started = self._peers.now()
-        limit = started + 2 * _PATIENCE * self._timeout
-        while True:
-            outcome = self._round(report, started)
-            if outcome is not None and (outcome.agreed or outcome.reason == "failed"):
-                kept = sorted(self._outcomes)[-KEPT:]
-                self._outcomes = {**{epoch: self._outcomes[epoch] for epoch in kept}, self._epoch: outcome.text}
-                return outcome
-            if self._peers.now() > limit:
-                return outcome or Outcome("lost", message="the members reached no agreement")
-
-    def _round(self, report: Report, started: float) -> Outcome | None:
-        everyone = sorted(self._members.all)
         end = self._end
-        probe = Probe(self._peers, self._epoch, self._agreed, end.suspects, end.evicted, self._timeout, started)
-        server = self._server(everyone, probe)
-        if server is None:
-            return None
-
-        def concluded(arrivals: Arrivals) -> Outcome:
-            absent = arrivals.absent
-            probe.ask(absent)
-            if (others := probe.outcome()) is not None:
-                self._took_part = False
-                return others
-            reports = {
-                member: Report.read(texts[-1]) for member, texts in arrivals.texts.items() if member not in absent
-            }
-            # Whoever stood still does not know whether the others were lost, or have ended without it.
-            gone = [member for member in absent if probe.gone(member)]
-            if (seconds := self._peers.stood_still()) >= self._timeout:
-                if len(gone) == len(everyone) - 1:
-                    message = f"member {self.member} stood still for {seconds:.0f} s, and the others ended without it"
-                    return Outcome("failed", (self.member,), message=message)
-                gone = []
-            return conclude(self._history, self._epoch, reports, gone, self._raised)
-
-        if probe.went_on(server):
-            self._took_part = False
-            return probe.outcome()
-        try:
-            client = self._connected(server)
-            found = Round(
-                StoreChannel(client.store, "survive"),
-                f"epoch/{self._epoch}",
-                everyone,
-                self.member,
-                server == self.member,
-                patience=1.0,
-            )
-            # Whoever serves the round asks for all: so what the others ask of it does not grow with their number.
-            patience = Patience(
-                _PATIENCE * self._timeout,
-                enough=lambda arrivals: server == self.member and not probe.any_may_arrive(arrivals.absent),
-            )
-            self._took_part = True
-            outcome = found.step("members", Proposal(text=report.text), concluded, patience)
-            found.leave(outcome, stay=bool(outcome.value and outcome.value.get("over")))
-        except (ConnectError, AgreementError):
-            self._client = None
-            return None
-        return outcome
-
-    def _server(self, everyone: Sequence[int], probe: Probe) -> int | None:
-        """The lowest member that lives serves the round; None where that is not known yet."""
-        for member in everyone:
-            if member == self.member or probe.alive(member):
-                return member
-            if probe.may_arrive(member):
-                return None
-        return None
-
-    def _connected(self, server: int) -> Connection:
-        if self._client is None or self._client[0] != server:
-            self._client = (server, self._peers.client(server, self._timeout))
-        return self._client[1]
+        ending = Ending(self._epoch, self._agreed, self._history, self._raised, end.suspects, end.evicted)
+        return self._rounds.agree(self._peers, ending, report)
 
     def _adopt(self, outcome: Outcome, error: Exception | None) -> None:
         """The members, and what they hold, of the next epoch."""
@@ -629,7 +503,7 @@ class Session:
             ) from error
         self._peers.start_over()
         self._peers.admit({int(member): contact for member, contact in value["joined"].items()})
-        self._welcome(outcome)
+        self._newcomers.welcome(outcome, self._epoch, self._history, self._world_size, self._peers.reached_at)
         self._source, self._step, self._load = value["source"], value["step"], value["load"]
         self._raised = value["raised"]
         self._history = {

@@ -195,7 +195,7 @@ class EpochWorld:
         if self._watch is not None:
             self._watch.close()
         if self._aborting is not None:
-            self._aborting.join()
+            self._aborting.join(self._seconds)  # a daemon: one that a backend does not let go is left behind
         if self.groups is not None:
             with suppress(ConnectError):
                 self.groups.close()

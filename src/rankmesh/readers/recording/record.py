@@ -3,7 +3,7 @@
 ```
 STAND_INS   are first in PATH, and exported as bash functions for scripts that set PATH; they note their words and end
 the rest    runs: commands of the script are real, and the answers of this machine (nproc, hostname) are this machine's
-sandbox     namespaces of our own, or bubblewrap: no network, read-only files, writes below the folder go to memory
+sandbox     namespaces of our own, or bubblewrap: no network; what is written goes to memory, or is refused
 the end     a limit of seconds and of bytes written; every process that the script started is killed
 ```
 
@@ -45,6 +45,7 @@ STAND_INS = (
     "accelerate",
     "python",
     "python3",
+    *(f"python3.{minor}" for minor in range(8, 16)),
     "msrun",
     "ray",
     "uv",

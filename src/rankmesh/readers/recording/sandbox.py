@@ -4,7 +4,7 @@
 sandbox.py own|given FOLDER GRACE LIMIT WRITABLE... -- COMMAND...
 
 own      user, mount, network, pid and ipc namespaces are made here: no network, every file system read-only but FOLDER;
-         what is written below WRITABLE goes to an overlay in memory
+         what is written below WRITABLE, and outside of the system's own folders, goes to overlays in memory
 given    the namespaces are those of the caller: bubblewrap's, or none
 ```
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import struct
@@ -25,7 +26,9 @@ from pathlib import Path
 
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _BIND, _REC, _PRIVATE, _NOSUID, _NODEV = 0x1000, 0x4000, 0x40000, 2, 4
-_RDONLY, _RECURSIVE, _HERE, _MOUNT_SETATTR = 1, 0x8000, -100, 442
+_RDONLY, _RECURSIVE, _HERE, _MOUNT_SETATTR, _DETACH = 1, 0x8000, -100, 442, 2
+# Folders of the root that no overlay is laid over.
+_SYSTEM = {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr", "var"}
 _DEATH_SIGNAL, _NAME, _DROP, _NO_NEW, _SUBREAPER, _LAST_CAPABILITY = 1, 15, 24, 38, 36, 63
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -64,18 +67,37 @@ def enter(folder: str, writable: list[str]) -> None:
     _read_only("/", True, _RECURSIVE)
     for path in (folder, memory):
         _read_only(path, False)
-    kept = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    for number, path in enumerate(writable):
-        upper, work = f"{memory}/upper{number}", f"{memory}/work{number}"
-        Path(upper).mkdir()
-        Path(work).mkdir()
+    others = [str(path) for path in Path("/").iterdir() if path.name not in _SYSTEM and not path.is_symlink()]
+    done: list[str] = []
+    for number, path in enumerate(sorted({*writable, *others}, key=len)):
+        if not any(f"{path}/".startswith(f"{outer}/") for outer in done):
+            with suppress(OSError):  # the folder stays read-only
+                _overlay(path, f"{memory}/{number}")
+                done.append(path)
+
+
+def _overlay(path: str, memory: str) -> None:
+    """Let what is written below a folder go to memory; what is mounted below it stays as it is."""
+    for name in ("upper", "work"):
+        Path(memory, name).mkdir(parents=True)
+    below: list[str] = []
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        mounted = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), line.split()[4])
+        if mounted.startswith(f"{path.rstrip('/')}/") and not any(mounted.startswith(f"{one}/") for one in below):
+            below.append(mounted)
+    kept = {mounted: os.open(mounted, os.O_PATH) for mounted in dict.fromkeys(below)}
+    try:
+        options = f"lowerdir={path},upperdir={memory}/upper,workdir={memory}/work,userxattr"
+        _mount("overlay", path, "overlay", _NOSUID, options)
         try:
-            _mount("overlay", path, "overlay", _NOSUID, f"lowerdir={path},upperdir={upper},workdir={work},userxattr")
+            for mounted, descriptor in kept.items():
+                _mount(f"/proc/self/fd/{descriptor}", mounted, flags=_BIND | _REC)
         except OSError:
-            continue  # the folder stays read-only
-        if folder.startswith(f"{path.rstrip('/')}/"):  # our own folder is below, and the overlay hides it
-            _mount(f"/proc/self/fd/{kept}", folder, flags=_BIND | _REC)
-    os.close(kept)
+            _call(_LIBC.umount2(path.encode(), _DETACH))
+            raise
+    finally:
+        for descriptor in kept.values():
+            os.close(descriptor)
 
 
 def _run(command: list[str], grace: float, limit: int) -> int:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 MOST = 200
 _SHELLS = ("bash", "sh", "zsh", "dash")
-_PYTHONS = ("python", "python3")
 _ENDS = ("-", "-c", "-m", "-V", "--version")
 # Launchers that start any command, and what tells the first task that it is the first.
 _STARTS_ANY = {
@@ -33,7 +32,7 @@ _STARTS_ANY = {
 def main() -> int:
     """Note the call; the exit status of a launcher that did its work."""
     name, *words = sys.argv[1:]
-    if name in _PYTHONS and _computes(words):
+    if name.startswith("python") and _computes(words):
         return _python(name, words)
     job = _job(words) if name == "sbatch" else None
     number = _noted([name, *words], job)

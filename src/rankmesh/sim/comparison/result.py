@@ -93,27 +93,40 @@ class Difference:
             return f"shape {_shape(self.got)} where its cut gives {_shape(self.expected)}"
         if isinstance(self.expected, float) and isinstance(self.got, float):
             return f"{self.got:.6g} where one process has {self.expected:.6g}"
-        return f"by up to {self.error:.2g}{_most(self.expected, self.got)}"
+        worst = self.worst
+        if worst is None:
+            return f"by up to {self.error:.2g}"
+        where, expected, got = worst
+        return f"by up to {self.error:.2g}, element {where} is {got:.6g} where one process has {expected:.6g}"
+
+    @property
+    def worst(self) -> tuple[list[int], float, float] | None:
+        """The element that differs most: where it is, what one process has there, what the rank got.
+
+        None where there is no such number: the shapes differ, a side is missing, or the values are complex.
+        """
+        expected, got = (torch.as_tensor(one) if isinstance(one, float) else one for one in (self.expected, self.got))
+        if expected is None or got is None or expected.shape != got.shape:
+            return None
+        if not expected.numel() or expected.is_complex():
+            return None
+        left, right = expected.double().flatten(), got.double().flatten()
+        index = int((left - right).abs().argmax())
+        where = list(map(int, torch.unravel_index(torch.tensor(index), expected.shape))) if expected.dim() else []
+        return where, float(left[index]), float(right[index])
 
 
 def _values(count: int) -> str:
     return f"{count} values differ" if count > 1 else "1 value differs"
 
 
+def _finite(value: float | None) -> float | None:
+    """JSON has no other numbers."""
+    return value if value is not None and isfinite(value) else None
+
+
 def _shape(value: object) -> list[int]:
     return list(value.shape) if isinstance(value, torch.Tensor) else []
-
-
-def _most(expected: object, got: object) -> str:
-    """The element that differs most."""
-    if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor) or expected.shape != got.shape:
-        return ""
-    if not expected.numel() or expected.is_complex():
-        return ""
-    left, right = expected.double().flatten(), got.double().flatten()
-    index = int((left - right).abs().argmax())
-    where = list(map(int, torch.unravel_index(torch.tensor(index), expected.shape)))
-    return f", element {where} is {float(right[index]):.6g} where one process has {float(left[index]):.6g}"
 
 
 @dataclass(frozen=True)
@@ -187,6 +200,8 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``rankmesh compare --json`` prints it."""
         first = self.first
+        worst = first.worst if first is not None else None
+        element, expected, got = worst or (None, None, None)
         return {
             "same": self.same,
             "layouts": list(self.layouts),
@@ -194,6 +209,9 @@ class Comparison:
                 "name": first.name,
                 "layout": first.layout,
                 "ranks": list(first.ranks),
+                "element": element,
+                "expected": _finite(expected),
+                "got": _finite(got),
                 "site": first.site,
                 "operation": first.operation,
                 "group": first.group,
@@ -204,7 +222,7 @@ class Comparison:
                 "lines": list(first.lines),
             },
             "errors": {
-                layout: {name: error if isfinite(error) else None for name, error in errors.items()}
+                layout: {name: _finite(error) for name, error in errors.items()}
                 for layout, errors in self.errors.items()
             },
             "differing": {layout: list(names) for layout, names in self.differing.items()},

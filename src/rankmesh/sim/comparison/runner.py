@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rankmesh.errors import UnknownAxis, UnknownGroup
 from rankmesh.sim.comparison.layouts import Layout
 from rankmesh.sim.comparison.noise import PermutedReductions
 from rankmesh.sim.comparison.session import Reference, Session, Stopped
@@ -42,7 +43,7 @@ class Runner:
                 run(program, session.layout.plan, observer=session, **self.options)
         except RanksFailed as failed:
             if not any(isinstance(error, Stopped) for error in failed.failures.values()):
-                failed.message = f"under {session.layout.name}: {failed.message}"
+                failed.message = f"under {session.layout.name}: {failed.message}{_unnamed(failed, session.layout)}"
             raise
         session.finish()
 
@@ -71,3 +72,12 @@ class Runner:
                 yield
         finally:
             torch.set_default_dtype(before)
+
+
+def _unnamed(failed: RanksFailed, layout: Layout) -> str:
+    """What to write for an axis that the program uses and no layout has."""
+    bare = all(set(kind.split("_")) <= set(layout.mesh.axes) for kind in layout.plan.kinds)  # no recipe's
+    for error in failed.failures.values():
+        if isinstance(error, UnknownAxis | UnknownGroup) and bare and str(error.name).isalnum():
+            return f"\n  an axis that no layout of the comparison names has to be in one of them: {error.name}=1"
+    return ""

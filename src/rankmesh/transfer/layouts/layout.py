@@ -234,6 +234,7 @@ def read(side: Side) -> Layout:
                     continue
                 if not found and isinstance(tensor, torch.nn.Parameter):
                     empty[parameter] = None
+                stored = tuple(local(tensor).shape) if found else ()
                 for name, fragments in found.items():
                     if kernel := side.kernels.get(parameter):
                         refused[name] = f"{parameter} is {kernel}, a form made after loading; {side.hook}"
@@ -241,7 +242,7 @@ def read(side: Side) -> Layout:
                     known = loaded[name].get(rank)
                     if known is not None:
                         refused[name] = f"rank {rank} has it in {known.parameter} and in {parameter}"
-                    loaded[name][rank] = _Loaded(parameter, fragments, tuple(local(tensor).shape), len(found) == 1)
+                    loaded[name][rank] = _Loaded(parameter, fragments, stored, len(found) == 1)
     shardings: dict[str, Sharding] = {}
     places: dict[int, dict[str, Place]] = {}
     known_layouts: dict[object, Sharding | str] = {}

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
@@ -52,6 +53,22 @@ class Copy:
         """How many elements it maps."""
         return prod(size for size, _, _ in self.dims)
 
+    @cached_property
+    def last(self) -> int:
+        """The last element that it writes."""
+        return self.to + sum((size - 1) * to for size, to, _ in self.dims)
+
+    @cached_property
+    def run(self) -> int:
+        """How many elements it maps, if adjacent ones to adjacent ones in order; otherwise 0."""
+        length = 1
+        for size, to, start in reversed(self.dims):
+            if size != 1:
+                if to != length or start != length:
+                    return 0
+                length *= size
+        return length
+
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of a tensor whose last dimension is adjacent.
@@ -78,6 +95,12 @@ def turned(copy: Copy) -> Copy:
 
 def compose(first: Copy, then: Copy) -> list[Copy]:
     """From where ``first`` reads to where ``then`` writes, over the memory that the one writes and the other reads."""
+    if first.run and then.size:  # most are: whole tensors, and rows of them
+        low, high = then.start, then.start + sum((size - 1) * start for size, _, start in then.dims)
+        if first.to <= low and high <= first.last:
+            return [_joined(Copy(then.to, then.start - first.to + first.start, then.dims))]
+    if then.run and then.start <= first.to and first.last < then.start + then.run:
+        return [_joined(Copy(first.to - then.start + then.to, first.start, first.dims))]
     units = _units([dim[1] for dim in first.dims], [dim[2] for dim in then.dims])
     spread = tuple(dim for dim in then.dims if dim[2] == 0 and dim[0] > 1)
     moved = Copy(then.to, then.start, tuple(dim for dim in then.dims if dim[2] != 0))
@@ -102,10 +125,7 @@ def outside(copy: Copy, written: Copy) -> list[Copy]:
 
 
 def _apart(one: Copy, other: Copy) -> bool:
-    def last(copy: Copy) -> int:
-        return copy.to + sum((size - 1) * to for size, to, _ in copy.dims)
-
-    return one.to > last(other) or other.to > last(one)
+    return one.to > other.last or other.to > one.last
 
 
 def _units(*strides: Iterable[int]) -> list[int]:

@@ -37,13 +37,14 @@ _COPIES = {"clone", "_to_copy", "contiguous", "lift_fresh", "lift_fresh_copy"}
 
 @dataclass
 class _Memory:
-    """One storage: the tensor that keeps it alive, and the copies that were written to it, by where they read.
+    """One storage, kept alive, and the copies that were written to it, by where they read.
 
     A copy of a source reads ``name``; one of a computed value has no dimensions of a source, only ``name`` for why.
     """
 
-    tensor: Tensor
+    storage: torch.UntypedStorage
     pieces: list[tuple[str, Copy]] = field(default_factory=list)
+    end: int = 0  # where nothing has been written yet
 
 
 class Trace(TorchDispatchMode):
@@ -59,7 +60,8 @@ class Trace(TorchDispatchMode):
         tensor = torch.empty(tuple(shape), dtype=dtype, device="meta")
         self._shapes[name] = tuple(shape)
         whole = view(0, shape, contiguous(shape))
-        self._memory(tensor).pieces = [(name, Copy(0, 0, ((whole.size, 1, 1),)))]
+        memory = self._memory(tensor)
+        memory.pieces, memory.end = [(name, Copy(0, 0, ((whole.size, 1, 1),)))], whole.size
         return tensor
 
     def fragments(self, tensor: Tensor) -> dict[str, list[Fragment]]:
@@ -100,9 +102,10 @@ class Trace(TorchDispatchMode):
             return func(*args, **kwargs)
         if name in _COPIES:
             dtype, form = kwargs.get("dtype") or args[0].dtype, args[0]
-            made = torch.empty_like(form, dtype=dtype, device="meta", memory_format=torch.preserve_format)
-            if kwargs.get("memory_format") is torch.contiguous_format or name == "contiguous":
+            if form.is_contiguous() or kwargs.get("memory_format") is torch.contiguous_format or name == "contiguous":
                 made = torch.empty(form.shape, dtype=dtype, device="meta")
+            else:
+                made = torch.empty_like(form, dtype=dtype, device="meta", memory_format=torch.preserve_format)
             self._write(made, self._read(form))
             return made
         joined = _JOINS.get(name)
@@ -114,14 +117,15 @@ class Trace(TorchDispatchMode):
 
     def _mark(self, name: str, known: list[Tensor], inputs: list[Tensor], func: Any, result: Any) -> None:
         """Views need nothing; what else came out of known tensors was computed."""
-        memories = {storage_key(tensor) for tensor in inputs}
+        memories, in_place = {storage_key(tensor) for tensor in inputs}, name.endswith("_")
+        computed = [tensor for tensor in _tensors(result) if in_place or storage_key(tensor) not in memories]
+        if not computed:
+            return
         origins = {origin for tensor in known for source, _ in self._pieces(tensor) for origin in self._origins(source)}
         why = f"{name} of {', '.join(sorted(origins))}"
-        for tensor in _tensors(result):
-            in_place = name.endswith("_")
-            if storage_key(tensor) not in memories or in_place:
-                whole = view(0, tensor.shape, contiguous(tensor.shape))
-                self._write(tensor, [(why, Copy(0, 0, whole.dims))])
+        for tensor in computed:
+            whole = view(0, tensor.shape, contiguous(tensor.shape))
+            self._write(tensor, [(why, Copy(0, 0, whole.dims))])
 
     def _origins(self, source: str) -> list[str]:
         return [source] if source in self._shapes else source.partition(" of ")[2].split(", ")
@@ -129,7 +133,7 @@ class Trace(TorchDispatchMode):
     def _memory(self, tensor: Tensor) -> _Memory:
         key = storage_key(tensor)
         if key not in self._memories:
-            self._memories[key] = _Memory(tensor.detach())
+            self._memories[key] = _Memory(tensor.untyped_storage())
         return self._memories[key]
 
     def _pieces(self, tensor: Tensor) -> list[tuple[str, Copy]]:
@@ -141,15 +145,17 @@ class Trace(TorchDispatchMode):
         where = view(int(tensor.storage_offset()), tensor.shape, tensor.stride())
         return [(name, met) for name, piece in self._pieces(tensor) for met in compose(piece, where)]
 
-    def _write(self, into: Tensor, pieces: list[tuple[str, Copy]]) -> None:
-        """Write elements, counted row by row, over what a view holds."""
+    def _write(self, into: Tensor, pieces: list[tuple[str, Copy]], *, over: bool = True) -> None:
+        """Write elements, counted row by row, over what a view holds, if it holds something."""
         memory, numbers = self._memory(into), contiguous(into.shape)
         there = Copy(
             int(into.storage_offset()),
             0,
             tuple((size, to, number) for size, to, number in zip(into.shape, into.stride(), numbers, strict=True)),
         )
-        memory.pieces = [(name, rest) for name, piece in memory.pieces for rest in outside(piece, there)]
+        if over and there.to < memory.end:
+            memory.pieces = [(name, rest) for name, piece in memory.pieces for rest in outside(piece, there)]
+        memory.end = max(memory.end, there.last + 1)
         memory.pieces += [(name, met) for name, piece in pieces for met in compose(piece, there)]
 
     def _cat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -159,7 +165,7 @@ class Trace(TorchDispatchMode):
         shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
         made, start = torch.empty(shape, dtype=tensors[0].dtype, device="meta"), 0
         for tensor in tensors:
-            self._write(made.narrow(dim, start, tensor.shape[dim]), self._read(tensor))
+            self._write(made.narrow(dim, start, tensor.shape[dim]), self._read(tensor), over=False)
             start += tensor.shape[dim]
         return made
 
@@ -195,10 +201,14 @@ _JOINS: dict[str, Callable[[Trace, tuple[Any, ...], dict[str, Any]], Tensor]] = 
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
+    """Those in arguments or results, which are tensors, lists of them, or other values."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, list | tuple):
         for value in values:
-            yield from _tensors(value)
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, list | tuple | dict):
+                yield from _tensors(value)
     elif isinstance(values, dict):
         yield from _tensors(list(values.values()))

@@ -12,16 +12,18 @@ Source: transformers 5.23, ``transformers.distributed`` and ``core_model_loading
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.distributed import DistributedConfig
+from transformers.distributed import DistributedConfig, sharding_utils
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
@@ -78,7 +80,7 @@ def side(config: Mapping[str, Any], *, ep: int = 1, **sizes: int) -> Side:
     asked = {names[axis]: size for axis, size in axes.items()} | {"ep_size": ep}
 
     def load(_rank: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        with _one_thread():
+        with _one_thread(), _once():
             model = kind.from_pretrained(
                 None,
                 config=made,
@@ -146,6 +148,14 @@ def _weights(config: Any) -> Weights:
 def _empty(config: Any) -> Any:
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(config, dtype=config.dtype)
+
+
+@contextmanager
+def _once() -> Iterator[None]:
+    """Where a rank's shards of one shape begin is computed once, and not for each expert of each layer."""
+    computed = functools.cache(sharding_utils.compute_local_shape_and_global_offset)
+    with mock.patch.object(sharding_utils, "compute_local_shape_and_global_offset", computed):
+        yield
 
 
 @contextmanager

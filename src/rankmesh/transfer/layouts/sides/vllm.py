@@ -64,7 +64,6 @@ def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep
             distributed_executor_backend="mp",
             dtype=next(iter(weights.values()))[1],
         ).create_engine_config()
-    kept: list[Any] = []  # vLLM knows which layers a stage lacks by the id of a model, which another may have later
     kernels: dict[str, str] = {}
     quantised = _Quantised(_quantization(quantization, str(config.get("model_type")))) if quantization else None
     asked.quant_config = quantised
@@ -77,7 +76,7 @@ def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep
             parallel_state.init_distributed_environment(mesh.size, rank, "env://", 0, "fake")
             parallel_state.initialize_model_parallel(tp, pp, backend="fake")
             try:
-                parameters, model = _parameters(asked, tensors, kept)
+                parameters, model = _parameters(asked, tensors)
                 kernels.update(quantised.kernels(model) if quantised else {})
                 return parameters
             finally:
@@ -87,13 +86,15 @@ def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep
     return Side("vllm", mesh, weights, load, kernels, _HOOK)
 
 
-def _parameters(asked: Any, tensors: Mapping[str, Tensor], kept: list[Any]) -> tuple[Mapping[str, Tensor], Any]:
+def _parameters(asked: Any, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Any]:
     from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.model_executor.models import utils
 
+    # vLLM knows which layers a stage lacks by the id of its model, which a later model may have.
+    vars(utils).get("_model_to_pp_missing_layer_names", {}).clear()  # of vLLM, absent from some releases
     asked.compilation_config.static_forward_context.clear()
     with next(iter(tensors.values())).device:
         model = initialize_model(asked)
-    kept.append(model)
     model.load_weights(iter(tensors.items()))
     return transformers.saved_tensors(model), model
 

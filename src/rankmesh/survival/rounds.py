@@ -1,0 +1,129 @@
+"""The rounds in which the members agree how to go on after an epoch, through the store of the lowest that lives."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from rankmesh.errors import AgreementError, ConnectError
+from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
+from rankmesh.survival.agreement import Report, conclude
+from rankmesh.survival.members import Members
+from rankmesh.survival.probe import KEPT, Probe
+from rankmesh.survival.transport import Connection, Transport
+
+__all__ = ["Ending", "Rounds"]
+
+# How many timeouts a member that lives may take to come back from ``train``.
+_PATIENCE = 6
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The epoch that ends, the last of ``history``; ``suspects`` and ``evicted`` may grow meanwhile.
+
+    ``raised`` are the errors that ended the epoch before, by coordinate.
+    """
+
+    epoch: int
+    agreed: str
+    history: Mapping[int, Members]
+    raised: Mapping[str, str]
+    suspects: Collection[int]
+    evicted: Collection[int]
+
+
+class Rounds:
+    """One member's part in the rounds; ``took_part`` says whether it reported to that of the last outcome."""
+
+    def __init__(self, timeout: float) -> None:
+        self.took_part = True
+        self._timeout = timeout
+        self._outcomes: dict[int, str] = {}
+        self._client: tuple[int, Connection] | None = None
+
+    def outcome_of(self, epoch: int) -> str | None:
+        """The outcome of an epoch that ended not long ago, for a member that has not read it."""
+        return self._outcomes.get(epoch)
+
+    def agree(self, peers: Transport, ending: Ending, report: Report) -> Outcome:
+        """One round of all members; again through another store, where the one that serves it is lost meanwhile."""
+        started = peers.now()
+        limit = started + 2 * _PATIENCE * self._timeout
+        while True:
+            outcome = self._round(peers, ending, report, started)
+            if outcome is not None and (outcome.agreed or outcome.reason == "failed"):
+                kept = sorted(self._outcomes)[-KEPT:]
+                self._outcomes = {**{epoch: self._outcomes[epoch] for epoch in kept}, ending.epoch: outcome.text}
+                return outcome
+            if peers.now() > limit:
+                return outcome or Outcome("lost", message="the members reached no agreement")
+
+    def close(self) -> None:
+        """Leave the store of the last round."""
+        self._client = None
+
+    def _round(self, peers: Transport, ending: Ending, report: Report, started: float) -> Outcome | None:
+        me, everyone = peers.member, sorted(ending.history[ending.epoch].all)
+        probe = Probe(peers, ending.epoch, ending.agreed, ending.suspects, ending.evicted, self._timeout, started)
+        server = self._server(peers.member, everyone, probe)
+        if server is None:
+            return None
+
+        def concluded(arrivals: Arrivals) -> Outcome:
+            absent = arrivals.absent
+            probe.ask(absent)
+            if (others := probe.outcome()) is not None:
+                self.took_part = False
+                return others
+            reports = {
+                member: Report.read(texts[-1]) for member, texts in arrivals.texts.items() if member not in absent
+            }
+            # Whoever stood still does not know whether the others were lost, or have ended without it.
+            gone = [member for member in absent if probe.gone(member)]
+            if (seconds := peers.stood_still()) >= self._timeout:
+                if len(gone) == len(everyone) - 1:
+                    message = f"member {me} stood still for {seconds:.0f} s, and the others ended without it"
+                    return Outcome("failed", (me,), message=message)
+                gone = []
+            return conclude(ending.history, ending.epoch, reports, gone, ending.raised)
+
+        if probe.went_on(server):
+            self.took_part = False
+            return probe.outcome()
+        try:
+            client = self._connected(peers, server)
+            found = Round(
+                StoreChannel(client.store, "survive"),
+                f"epoch/{ending.epoch}",
+                everyone,
+                me,
+                server == me,
+                patience=1.0,
+            )
+            # Whoever serves the round asks for all: so what the others ask of it does not grow with their number.
+            patience = Patience(
+                _PATIENCE * self._timeout,
+                enough=lambda arrivals: server == me and not probe.any_may_arrive(arrivals.absent),
+            )
+            self.took_part = True
+            outcome = found.step("members", Proposal(text=report.text), concluded, patience)
+            found.leave(outcome, stay=bool(outcome.value and outcome.value.get("over")))
+        except (ConnectError, AgreementError):
+            self._client = None
+            return None
+        return outcome
+
+    def _server(self, me: int, everyone: Sequence[int], probe: Probe) -> int | None:
+        """The lowest member that lives serves the round; None where that is not known yet."""
+        for member in everyone:
+            if member == me or probe.alive(member):
+                return member
+            if probe.may_arrive(member):
+                return None
+        return None
+
+    def _connected(self, peers: Transport, server: int) -> Connection:
+        if self._client is None or self._client[0] != server:
+            self._client = (server, peers.client(server, self._timeout))
+        return self._client[1]
