@@ -24,7 +24,7 @@ from rankmesh.runtime.connect import connect
 
 pytestmark = pytest.mark.long  # a sweep
 
-TIMEOUT, SIZE, VICTIM = 1.0, 4, 1
+TIMEOUT, SIZE, VICTIM, ATTEMPTS = 1.0, 4, 1, 5
 SWEEP = os.environ.get("RANKMESH_TEST_SWEEP")
 
 
@@ -132,6 +132,15 @@ def _wrong(ended):
             yield result
 
 
+def _killed_or_through(outcomes, dialect, where, nth):
+    """How each rank ended; again where a busy machine kept them from that moment for longer than they wait."""
+    for _ in range(ATTEMPTS):
+        ended = outcomes(SIZE, _survive, dialect, where, nth)
+        if ended[VICTIM].value in (None, "nothing to kill at"):
+            return ended
+    pytest.fail(f"the rank was {ATTEMPTS} times not killed, and its groups not made: {ended[VICTIM].value}")
+
+
 POINTS = {
     (name, where): range(1, 60, 4 if where == "store" and (name, SWEEP) != ("megatron", "all") else 1)
     for name in DIALECTS
@@ -148,7 +157,7 @@ def test_the_rank_that_was_killed_is_named(outcomes, dialect, where):
     """4 ranks, one ends there: whoever has not succeeded by then names it alone, and soon."""
     bad = {}
     for nth in POINTS[dialect, where]:
-        ended = outcomes(SIZE, _survive, dialect, where, nth)
+        ended = _killed_or_through(outcomes, dialect, where, nth)
         if ended[VICTIM].value == "nothing to kill at":
             assert nth > 1
             break
