@@ -19,12 +19,13 @@ BEGIN, END = "<!-- cells -->\n", "<!-- end of cells -->"
 
 def measured(which, limit):
     """The rows of ``engines_beside``, ``quick`` or ``all``; the last lines of the program where it fails."""
-    environment = {**os.environ, "PYTHONPATH": f"{fetch.trainers()}:{REPOSITORY}", "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "PYTHONPATH": f"{fetch.trainers()}:{REPOSITORY}", "PYTHONWARNINGS": "ignore",
+                   "PYTHONFAULTHANDLER": "1"}  # fmt: skip  # the engines' compiled code has crashed without a word
     done = subprocess.run(
         [sys.executable, "-m", "tests.peers.engines_beside", which],
         capture_output=True, text=True, timeout=limit, env=environment, check=False, cwd=REPOSITORY,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-4000:]}"
     return parsed(done.stdout)
 
 
