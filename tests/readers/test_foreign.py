@@ -229,3 +229,50 @@ def test_experts_of_automodel():
     assert read_config(text % "", "run.yaml").plan == recipes.torchtitan(8, ep=4)
     with pytest.raises(PlanError, match="expert_parallel_size beside tensor or context parallelism"):
         read_config(text % ", tensor_parallel_size: 2", "run.yaml")
+
+
+NEMO = """\
+trainer: {devices: 8, num_nodes: %s}
+model: {tensor_model_parallel_size: 4, pipeline_model_parallel_size: %s, width: 64}
+"""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "stages", "variables", "plan"),
+    [
+        ("2", "2", {}, recipes.megatron(16, tp=4, pp=2)),
+        ("${oc.env:NODES,2}", "2", {}, recipes.megatron(16, tp=4, pp=2)),
+        ("${oc.env:NODES,2}", "2", {"NODES": "4"}, recipes.megatron(32, tp=4, pp=2)),
+        ("${trainer.devices}", "${oc.select:model.stages,null}", {}, recipes.megatron(64, tp=4)),
+        ("2", "${mul:1,${oc.env:PP}}", {"PP": "2"}, recipes.megatron(16, tp=4, pp=2)),
+        ("'${multiply:${model.pipeline_model_parallel_size},2}'", "2", {}, recipes.megatron(32, tp=4, pp=2)),
+    ],
+)
+def test_the_trainer_of_nemo_and_interpolations(nodes, stages, variables, plan):
+    """Nodes times devices are the world; values in terms of others, of the environment, and products of them."""
+    text = NEMO % (nodes if "'" in nodes else f"'{nodes}'", f"'{stages}'")
+    assert read_config(text, "gpt.yaml", variables=variables).plan == plan
+
+
+@pytest.mark.parametrize(
+    ("nodes", "stages", "variables", "output"),
+    [
+        ("-1", "2", {}, "does not state the world size"),
+        ("${oc.env:NODES}", "2", {}, "does not state the world size"),
+        ("2", "${oc.env:PP}", {}, r"the environment of the job gives it; give the variable a value: --set PP=2$"),
+        ("2", "${model.pipeline_model_parallel_size}", {}, "a parallel size is a whole number"),
+        ("2", "${eval:1+1}", {}, "a parallel size is a whole number"),
+        ("2", "2", {"PP": "4"}, r"variables \(PP\) are set for a file that is no script and does not name them"),
+    ],
+)
+def test_interpolations_that_lead_nowhere(nodes, stages, variables, output):
+    """What nobody knows is asked for or refused, never guessed."""
+    with pytest.raises(PlanError, match=output):
+        read_config(NEMO % (f"'{nodes}'", f"'{stages}'"), "gpt.yaml", variables=variables)
+
+
+def test_interpolations_that_grow_end():
+    """Each of 30 values is twice the one before."""
+    lines = "".join(f"a{i}: '${{a{i + 1}}}${{a{i + 1}}}'\n" for i in range(30))
+    with pytest.raises(PlanError, match="a parallel size is a whole number"):
+        read_config(f"{lines}a30: 1\ntensor_model_parallel_size: '${{a0}}'\n", "gpt.yaml", world_size=8)

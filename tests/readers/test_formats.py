@@ -216,7 +216,7 @@ REFUSED = [
         r":1: .*did you mean 'tensor_model_parallel",
     ),
     ("tensor_model_parallel_size: 2\nencoder_tensor_model_parallel_size: 2\n", 8, r":2: .*a second mesh"),
-    ("tensor_model_parallel_size: ${oc.env:TP}\n", 8, r":1: tensor_model_parallel_size = .*whole number"),
+    ("tensor_model_parallel_size: ${oc.env:TP}\n", 8, r":1: .*the environment of the job gives it; .*--set TP=2"),
     ('{"train_batch_size": 8, "sequence_parallel_size": 4}', 8, "add data_parallel_size"),
     ('{"train_batch_size": 8,\n "autotuning": {"enabled": true, "mp_size": 2}}', 8, ":2: .*an axis of its own"),
     ('{"tensor_parallel": {"autotp_siz": 4}}', 8, "did you mean 'autotp_size'"),

@@ -101,7 +101,7 @@ Variables = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A variable of the environment in which a launch script runs; may be repeated.",
+        help="A variable of the environment in which a launch script runs, or that a YAML names; may be repeated.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys, and nothing else, to stdout.")]

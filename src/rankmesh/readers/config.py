@@ -15,6 +15,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.readers import accelerate, axolotl, deepspeed, gpt_neox, megatron, nanotron, nemo_rl, torchtitan, verl
 from rankmesh.readers.documents import entries
+from rankmesh.readers.interpolations import Interpolations
 from rankmesh.readers.parents import with_parents
 from rankmesh.readers.reading import Entry, Missing, Reading, Settled, place, settle
 from rankmesh.readers.run import Run, read_arguments, read_run
@@ -135,7 +136,7 @@ def read_config(
     """The plan of a config's text; ``path`` is for messages. Raises ``PlanError`` with file and line.
 
     ``world_size`` is for files that do not state it, or as a default; one that differs from the file's is refused.
-    ``variables`` are those of the environment that a launch script runs in.
+    ``variables`` are those of the environment that a launch script runs in, or that a YAML names (``${oc.env:TP}``).
     """
     with refused_as(PlanError, path, f"{_FORMS}; give one of them", path=path):
         return _read(text, path, world_size, variables or {})
@@ -155,12 +156,14 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
             raise PlanError(f"{path}: {problem}; {_FORMS}; give one of them", path=path)
         given = " ".join(f"{name}={value}" for name, value in variables.items())
         return read_launch(run, path, "a Megatron launch script" + (f" with {given}" if given else ""), world_size)
-    if variables:
+    known = Interpolations(with_parents(found, path), variables)
+    found = known.resolved()
+    if unused := [name for name in variables if name not in known.used]:
         raise PlanError(
-            f"{path}: variables ({', '.join(variables)}) are set for a file that is no script; leave --set out",
+            f"{path}: variables ({', '.join(unused)}) are set for a file that is no script and does not name them; "
+            "leave --set out",
             path=path,
         )
-    found = with_parents(found, path)
     names = [name for name, form in _FORMATS.items() if form.matches(found)]
     # A file that has these holds keys of the other beside its own.
     for name, other in (("gpt_neox", "deepspeed"), ("nemo_rl", "megatron"), ("verl", "megatron")):

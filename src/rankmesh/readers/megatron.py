@@ -10,7 +10,20 @@ import re
 from collections.abc import Iterable
 
 from rankmesh.errors import PlanError, cut
-from rankmesh.readers.reading import Entry, Missing, Read, Refused, Settled, Table, flag, place, refused, settle, whole
+from rankmesh.readers.reading import (
+    Entry,
+    Missing,
+    Read,
+    Refused,
+    Settled,
+    Table,
+    add_world,
+    flag,
+    place,
+    refused,
+    settle,
+    whole,
+)
 from rankmesh.readers.run import Run
 from rankmesh.readers.tokens import Part, gap_of, shown
 
@@ -76,6 +89,8 @@ _MENTIONED = {
 }
 
 
+# The counts of ranks in a YAML of NeMo.
+_TRAINER = (("trainer", "num_nodes"), ("trainer", "devices"))
 # Arguments of the engine that serves rollouts, beside those of training.
 _ENGINES = ("sglang_", "vllm_", "rollout_", "infer_")
 
@@ -119,8 +134,11 @@ def _training(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def from_document(entries: list[Entry], path: str) -> Settled:
-    """The arguments of a YAML."""
-    return settle(TABLE, _training(entries), path)
+    """The arguments of a YAML; NeMo's has the ranks of its trainer, which is Lightning's."""
+    settled = settle(TABLE, _training(entries), path)
+    if "world_size" not in settled.arguments:
+        add_world(settled, entries, _TRAINER, path)
+    return settled
 
 
 def from_run(run: Run, path: str) -> Settled:

@@ -8,7 +8,6 @@ defaults: [base, _self_, {model: llama}]   Hydra: base.yaml, this file, model/ll
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -20,8 +19,7 @@ from rankmesh.readers.reading import Entry
 
 __all__ = ["with_parents"]
 
-_FILES, _REFERENCES = 64, 8
-_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,\s*(\w+))?\}")
+_FILES = 64
 _KEY, _SELF = "defaults", "_self_"
 
 
@@ -30,24 +28,7 @@ def with_parents(found: list[Entry], path: str) -> list[Entry]:
 
     Raises ``Unreadable`` for a parent that cannot be read, which is named, and for more than 64 files.
     """
-    whole = _merged(found, Path(path), Budget(_FILES), ())
-    return [_resolved(entry, whole) for entry in whole]
-
-
-def _resolved(entry: Entry, whole: list[Entry]) -> Entry:
-    """An entry that is a reference to another, ``${a.b}`` or ``${oc.select:a.b,1}``, with that one's value."""
-    for _ in range(_REFERENCES):
-        reference = _REFERENCE.fullmatch(entry.value) if isinstance(entry.value, str) else None
-        if reference is None:
-            return entry
-        target = tuple(reference[1].split("."))
-        named = next((other for other in whole if other.path == target), None)
-        if named is None and reference[2] is None:
-            return entry
-        line = () if named is None or named.line == entry.line else (named.line,)
-        value = named.value if named is not None else None if reference[2] == "null" else reference[2]
-        entry = replace(entry, value=value, also=line)
-    return entry
+    return _merged(found, Path(path), Budget(_FILES), ())
 
 
 def _merged(found: list[Entry], path: Path, budget: Budget, below: tuple[Path, ...]) -> list[Entry]:

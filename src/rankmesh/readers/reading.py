@@ -38,6 +38,7 @@ __all__ = [
     "Refused",
     "Settled",
     "Table",
+    "add_world",
     "flag",
     "place",
     "product",
@@ -50,7 +51,7 @@ _SIZE = re.compile(r"parallel\w*_(sizes?|degrees?|shards)$|_(degree|tp_size|pp_s
 _NEAR = 0.75
 # Numbers under unknown keys that are compared with the known ones, which takes half a millisecond each.
 _SUSPECTS = 2_000
-_NAME = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_NAME = re.compile(r"\$\{?(oc\.env:)?([A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True)
@@ -223,8 +224,9 @@ def whole(entry: Entry, path: str) -> int | None:
         return None
     if isinstance(value, Missing):
         name = _NAME.search(value.text)
-        given = f"give the variable a value: --set {name[1]}=2; or " if name else ""
-        remedy = f"{given}run the script: rankmesh show --run {path}"
+        given = [f"give the variable a value: --set {name[2]}=2"] if name else []
+        run = [] if name and name[1] else [f"run the script: rankmesh show --run {path}"]
+        remedy = "; or ".join([*given, *run])
         raise refused(path, entry, value.why, remedy)
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
@@ -238,6 +240,17 @@ def product(counts: Sequence[Entry], path: str) -> Entry:
     key = " x ".join(f"{entry.key} {entry.value}" for entry in counts)
     also = tuple(entry.line for entry in counts[1:] if entry.line != counts[0].line)
     return Entry((key,), prod(whole(entry, path) or 1 for entry in counts), counts[0].line, also)
+
+
+def add_world(settled: Settled, entries: Sequence[Entry], keys: Sequence[tuple[str, ...]], path: str) -> None:
+    """Set the world size where the document has all of these counts; otherwise it is asked for."""
+    counts = [entry for key in keys for entry in entries if entry.path == key]
+    unknown = (None, "", 0, -1, "-1", "auto")
+    if len(counts) == len(keys) and not any(
+        isinstance(entry.value, Missing | list) or entry.value in unknown for entry in counts
+    ):
+        ranks = product(counts, path)
+        settled.add("world_size", ranks.value, ranks, path)
 
 
 def flag(value: Any) -> Callable[[Entry, str], Any]:

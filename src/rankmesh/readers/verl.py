@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rankmesh.readers.reading import Entry, Missing, Read, Refused, Settled, Table, product, settle, whole
+from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, add_world, settle, whole
 
 __all__ = ["SETTING", "from_document", "matches", "starts_verl"]
 
@@ -74,7 +74,7 @@ def from_document(entries: list[Entry], path: str, program: str = "") -> Settled
         shards = [entry for entry in below if len(entry.path) == 1 or entry.path[-2] in inner]
         settled = settle(_SHARDS, _last_of(shards), path)
         settled.arguments["recipe"] = "verl"
-    _add_world(settled, entries, path)
+    add_world(settled, entries, _COUNTS, path)
     return settled
 
 
@@ -104,11 +104,3 @@ def _last_of(entries: list[Entry]) -> list[Entry]:
         if entry.path[-1] not in found or str(found[entry.path[-1]].value) in ("1", "-1"):
             found[entry.path[-1]] = entry
     return list(found.values())
-
-
-def _add_world(settled: Settled, entries: list[Entry], path: str) -> None:
-    counts = [entry for key in _COUNTS for entry in entries if entry.path == key]
-    if len(counts) != len(_COUNTS) or any(isinstance(entry.value, Missing) or not entry.value for entry in counts):
-        return  # the world size is then asked for
-    ranks = product(counts, path)
-    settled.add("world_size", ranks.value, ranks, path)
