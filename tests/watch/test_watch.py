@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.sockets import descriptors
 
 import rankmesh as rm
 from rankmesh.backend import recorder
@@ -383,8 +384,7 @@ SAME = ("keys", "places", "threads", "handler")
 
 def _handles():
     """What this process has open, without the numbers of sockets."""
-    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    return sorted(re.sub(r"\d+", "", str(link.readlink())) for link in links)
+    return sorted(re.sub(r"\d+", "", name) for name in descriptors())
 
 
 def _leaves_nothing(me, folder, host):
