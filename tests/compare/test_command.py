@@ -37,7 +37,7 @@ def run(tmp_path):
     (tmp_path / "beside.py").write_text("kind = 'tp'\n")
 
     def command(function, *arguments):
-        place = [f"{tmp_path}/train.py:{function}"] if function else []
+        place = [f"{tmp_path}/train.py:{function}".rstrip(":")] if function else []
         return CliRunner().invoke(app, ["compare", *place, *arguments], prog_name="rankmesh")
 
     return command
@@ -78,7 +78,8 @@ def test_data(run):
         ("program", [], ExitCode.USAGE, "no layouts are given"),
         ("nothing", ["--layouts", "tp=2"], ExitCode.USAGE, "no function 'nothing'"),
         ("", ["nowhere.py:program", "--layouts", "tp=2"], ExitCode.USAGE, "no file"),
-        ("", ["train", "--layouts", "tp=2"], ExitCode.USAGE, "does not name a function"),
+        (":", ["--layouts", "tp=2"], ExitCode.USAGE, "train.py: and one of program, right, unnamed, fails"),
+        ("", [":program", "--layouts", "tp=2"], ExitCode.USAGE, "does not name a function"),
         ("", ["no_such_module:f", "--layouts", "tp=2"], ExitCode.USAGE, "no module"),
         ("program", ["--layouts", "tp=2;dp=2"], ExitCode.BAD_SPEC, "did you mean"),
         ("unnamed", ["--layouts", "tp=2"], ExitCode.LOST_RANKS, "has to be in one of them: ep=1"),

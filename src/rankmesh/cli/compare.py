@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,17 +70,28 @@ def command(
 
 def program_of(text: str) -> Callable[[Any], object]:
     """The function that FILE:FUNCTION, or MODULE:FUNCTION, names; its file is run as a module of its own name."""
-    place, colon, name = text.rpartition(":")
-    if not colon or not place or not name.isidentifier():
+    place, colon, name = text.rpartition(":") if ":" in text else (text, ":", "")
+    if not place or not (name.isidentifier() or not name):
         raise typer.BadParameter(f"{quoted(text)} does not name a function; {_FORM}")
     module = _file(Path(place)) if place.endswith(".py") else _module(place)
     function = getattr(module, name, None)
     if not callable(function):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        listed = ", ".join(known[:8]) or "none"
-        raise typer.BadParameter(f"{place} has no function {name!r}; its functions are {listed}")
+        what = f"has no function {name!r}" if name else "names no function"
+        raise typer.BadParameter(f"{place} {what}; {_choice(place, module)}")
     found: Callable[[Any], object] = function
     return found
+
+
+def _choice(place: str, module: Any) -> str:
+    """Which functions a module defines, as the user may write them."""
+    known = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    ]
+    if not known:
+        return "it defines no function; write one that takes the groups of its rank"
+    return f"write {place}:{known[0]}" if len(known) == 1 else f"write {place}: and one of {', '.join(known[:8])}"
 
 
 def _file(path: Path) -> Any:
