@@ -143,11 +143,31 @@ class UnknownArgument(PlanError, TypeError):
 
 
 class AgreementError(RankmeshError, RuntimeError):
-    """The ranks of a job do not hold the same plan, or some of them never arrived."""
+    """The ranks of a job do not hold the same plan, or some of them never arrived.
+
+    ``rank`` raised it; ``ranks`` differ or are missing, of which ``missing`` did not arrive; ``fields`` differ. Each is
+    empty where it does not apply.
+
+    >>> AgreementError("rank 3 did not arrive", missing=(3,)).missing, AgreementError("another plan").missing
+    ((3,), ())
+    """
+
+    rank: int | None = None
+    ranks: Sequence[int] = ()
+    missing: Sequence[int] = ()
+    fields: Sequence[str] = ()
 
 
 class ConnectError(RankmeshError, RuntimeError):
-    """The live world cannot serve the plan: absent, of another size, already closed."""
+    """The live world cannot serve the plan: absent, of another size, already closed.
+
+    ``rank`` raised it; ``ranks`` are the cause or the members of the group, of which ``missing`` did not respond. Each
+    is empty where it does not apply.
+    """
+
+    rank: int | None = None
+    ranks: Sequence[int] = ()
+    missing: Sequence[int] = ()
 
 
 class StoreLost(ConnectError, ConnectionError):
@@ -179,6 +199,9 @@ class TransferError(RankmeshError, RuntimeError):
 
     ``incomplete`` are the names of this rank's target tensors that are not wholly written.
     """
+
+    ranks: Sequence[int] = ()
+    incomplete: Sequence[str] = ()
 
 
 class LostState(RankmeshError, RuntimeError):

@@ -70,7 +70,7 @@ def command(
 
 def program_of(text: str) -> Callable[[Any], object]:
     """The function that FILE:FUNCTION, or MODULE:FUNCTION, names; its file is run as a module of its own name."""
-    place, colon, name = text.rpartition(":") if ":" in text else (text, ":", "")
+    place, _, name = text.rpartition(":") if ":" in text else (text, "", "")
     if not place or not (name.isidentifier() or not name):
         raise typer.BadParameter(f"{quoted(text)} does not name a function; {_FORM}")
     module = _file(Path(place)) if place.endswith(".py") else _module(place)

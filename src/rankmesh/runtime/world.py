@@ -221,7 +221,7 @@ class World:
         try:
             yield
         except (AgreementError, ConnectError) as error:
-            if not self.diagnosing or not (error.values.get("missing") or error.values.get("late")):
+            if not self.diagnosing or not (error.missing or error.values.get("late")):
                 raise
             diagnosis = self.diagnosing[-1](f"{what} waited too long")
             if diagnosis is None:

@@ -233,7 +233,7 @@ class Sync:
             except (AgreementError, TransferError) as error:
                 if announced is not None:
                     announced.release()
-                if look == _LOOKS - 1 or "version" not in error.values.get("fields", ()):  # type: ignore[operator]
+                if look == _LOOKS - 1 or not isinstance(error, AgreementError) or "version" not in error.fields:
                     raise
                 continue
             if announced is None:
