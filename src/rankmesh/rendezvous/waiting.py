@@ -4,7 +4,7 @@
 0 ───────────── the store wakes this rank ───────────── 30 s before the end ── this rank asks ── end
 ```
 
-When a wait of torch's ``TCPStore`` ends in vain, it asks DNS for the names of both ends of its connection, to write
+When a wait of torch's ``TCPStore`` times out, it asks DNS for the names of both ends of its connection, to write
 them in the log. Where DNS does not answer this takes longer than many a limit, and a rank that stands there answers no
 probe. So the end of a wait is never left to it. A ``FileStore`` looks once a second, so a rank asks it all the time.
 

@@ -28,7 +28,7 @@ from rankmesh.runtime.deadlock import Waiting
 
 __all__ = ["Agreement", "PlanProposal", "agree", "differences"]
 
-# Seconds after which a rank that is the last of its world to wait looks whether anybody waits in vain.
+# Seconds after which the last rank of the world that begins to wait looks for a deadlock.
 _EARLY = 0.2
 _SHOWN = 8
 
@@ -112,7 +112,7 @@ class Agreement:
         proposal, rank = self._proposal, self._proposal.rank
         proposed = Proposal(proposal.digest, lambda: proposal.document)
         last_of_the_world = self._waiting.begin()
-        patience = Patience(seconds, meanwhile=(_EARLY, self._waiting.end_those_in_vain) if last_of_the_world else None)
+        patience = Patience(seconds, meanwhile=(_EARLY, self._waiting.end_deadlocked) if last_of_the_world else None)
         try:
             outcome = self._round.step("agree", proposed, conclude, patience)
         except BaseException:
@@ -175,14 +175,14 @@ class Agreement:
         """Tell the others that this rank could not make its groups; as far as the store answers.
 
         ``seconds`` are left for ranks that are still making theirs. Raises ``ConnectError`` where others are the cause:
-        this rank waited for members in vain, and the others know which rank was lost, or gave up before it.
+        members did not join in time, and the others know which rank was lost, or gave up before it.
         """
         if self._failed:  # every rank has that outcome already
             return
-        rank, in_vain = self._proposal.rank, bool(getattr(error, "in_vain", False))
+        rank, not_joined = self._proposal.rank, bool(getattr(error, "not_joined", False))
 
         def conclude(arrivals: Arrivals) -> Outcome:
-            if in_vain:
+            if not_joined:
                 return self._not_through(arrivals, within, max(seconds, 0.0), error)
             message = f"{in_words([rank])} could not make its own groups: {str(error) or type(error).__name__}"
             return Outcome("failed", (rank,), message=message)
@@ -192,7 +192,7 @@ class Agreement:
         except ConnectError:
             return
         self._round.leave(outcome)
-        if in_vain and outcome.ranks != (rank,):
+        if not_joined and outcome.ranks != (rank,):
             self._raise_unless_agreed(outcome, error)
 
     def _not_through(self, arrivals: Arrivals, within: float, seconds: float, error: BaseException | None) -> Outcome:

@@ -76,7 +76,7 @@ def connect(
 ) -> LiveGroups | LiveJob:
     """The live groups of this rank: a mapping by name and a context manager.
 
-    ``plan`` is a ``Plan``; a SPEC or a ``Mesh``, which get a group for each axis (``*`` is what is left of the world);
+    ``plan`` is a ``Plan``; a SPEC or a ``Mesh``, which get a group for each axis (``*`` is inferred from the world);
     or, for a job, a mapping of those, whose result has the live groups of each plan under its key.
 
     Called in a world that ``init_process_group`` made, by every rank of it: ranks outside a mesh agree too, and have

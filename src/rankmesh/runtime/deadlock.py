@@ -22,7 +22,7 @@ __all__ = ["Waiting"]
 
 _WAITING, _KNOWN = "waiting", "rounds"
 _STEP = "agree"
-# Times the moment in which a rank answers: nobody is in a hurry where all wait in vain.
+# Times the moment in which a rank answers: in a deadlock there is time.
 _PATIENT = 2
 _POLL = 0.05
 
@@ -71,11 +71,11 @@ class Waiting:
         ranks = found[min(found)].participants
         return f"; rank {min(found)} waits to connect a plan of the ranks {ranks[0]} to {ranks[-1]}"
 
-    # -- rounds in vain -----------------------------------------------------------------------------------------
+    # -- the deadlock -------------------------------------------------------------------------------------------
 
-    def end_those_in_vain(self) -> None:
-        """End the rounds of which none can become complete any more, those that no other rank ends."""
-        mine = [arrivals for arrivals in _in_vain(self._all_arrived()) if arrivals.coordinated_here()]
+    def end_deadlocked(self) -> None:
+        """End the deadlocked rounds that no other rank ends."""
+        mine = [arrivals for arrivals in _deadlocked(self._all_arrived()) if arrivals.coordinated_here()]
         # First all of them get a next epoch: a rank that has an outcome joins no round that is still without one.
         for arrivals in mine:
             arrivals.supersede()
@@ -131,16 +131,16 @@ def _here(arrivals: Arrivals) -> list[int]:
     return [rank for rank in arrivals.round.participants if rank not in away]
 
 
-def _in_vain(rounds: Iterable[Arrivals]) -> list[Arrivals]:
+def _deadlocked(rounds: Iterable[Arrivals]) -> list[Arrivals]:
     """The rounds that cannot become complete: each waits for a rank that waits in another one of them.
 
     A rank that waits nowhere may still arrive; one that waits in a round that can become complete may arrive then.
     """
-    vain = {arrivals.round.name: arrivals for arrivals in rounds}
-    place = {rank: name for name, arrivals in vain.items() for rank in _here(arrivals)}
+    blocked = {arrivals.round.name: arrivals for arrivals in rounds}
+    place = {rank: name for name, arrivals in blocked.items() for rank in _here(arrivals)}
     while True:
-        hopeful = [name for name, arrivals in vain.items() if not any(place.get(r) in vain for r in arrivals.absent)]
-        if not hopeful:
-            return list(vain.values())
-        for name in hopeful:
-            del vain[name]
+        free = [name for name, arrivals in blocked.items() if not any(place.get(r) in blocked for r in arrivals.absent)]
+        if not free:
+            return list(blocked.values())
+        for name in free:
+            del blocked[name]

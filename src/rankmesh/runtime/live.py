@@ -301,5 +301,5 @@ def _failure(rank: int, local: LocalGroup, error: Exception, others: int) -> Con
         ranks=local.ranks,
         seen=seen,
         missing=unseen,
-        in_vain=isinstance(error, NotJoined),
+        not_joined=isinstance(error, NotJoined),
     )
