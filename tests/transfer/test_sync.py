@@ -183,6 +183,8 @@ def _join_and_leave(me, wire, folder):
             made.append(len(connected) - before)
         elif version in ((1, 2), (2, 3))[engine]:
             received = sync.receive()
+            while received.version < version:  # a folder has the version before until this one is announced
+                received = sync.receive()
             found.append([received.version, syncing.wrong(sync.tensors, layouts, rank, version)])
         me.meet(f"version {version}")
         if engine == 0 and version == 2:
