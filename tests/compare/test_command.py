@@ -1,6 +1,7 @@
 """``rankmesh compare``: table, report, data, and exit statuses."""
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -40,7 +41,12 @@ def run(tmp_path):
         place = [f"{tmp_path}/train.py:{function}".rstrip(":")] if function else []
         return CliRunner().invoke(app, ["compare", *place, *arguments], prog_name="rankmesh")
 
-    return command
+    before = list(sys.path)
+    yield command
+    # The command imports the files, as a process of its own would that then ends.
+    sys.path[:] = before
+    for name in ("train", "beside"):
+        sys.modules.pop(name, None)
 
 
 def test_table_and_report(run):
@@ -95,11 +101,8 @@ def test_what_goes_wrong_is_one_line(run, function, arguments, code, word):
 
 
 def test_a_file_that_cannot_be_imported(run, tmp_path):
-    """Its error is told."""
+    """Its error is shown."""
     (tmp_path / "beside.py").write_text("1 / 0\n")
-    import sys
-
-    sys.modules.pop("beside", None)
     done = run("program", "--layouts", "tp=2")
     assert done.exit_code == ExitCode.USAGE
     assert "cannot be imported: ZeroDivisionError" in done.output

@@ -334,12 +334,13 @@ def test_steps_without_losses_ask_nothing(monkeypatch):
     assert found[0].messages == found[1].messages
 
 
-def test_what_a_change_asks_of_the_store(monkeypatch):
-    """16, 64 and 256 members lose three: each of the others asks as much of the stores, and sends as many messages."""
-    found = [regrouped(size, monkeypatch, {1: 2, size // 2: 2, size - 6: 2}) for size in (16, 64, 256)]
+@pytest.mark.parametrize("sizes", [(16, 64), pytest.param((16, 256), marks=pytest.mark.long)])
+def test_what_a_change_asks_of_the_store(sizes, monkeypatch):
+    """Few and many members lose three: each of the others asks as much of the stores, and sends as many messages."""
+    found = [regrouped(size, monkeypatch, {1: 2, size // 2: 2, size - 6: 2}) for size in sizes]
     assert len({statistics.median(costs.calls.values()) for costs in found}) == 1
     # All but a few: who serves the round reads the arrivals, by 62 ranks, and asks for those that are absent.
-    for size, costs in zip((16, 64, 256), found, strict=True):
+    for size, costs in zip(sizes, found, strict=True):
         *others, _, _, busiest = sorted(costs.calls.values())
         assert others[-1] <= 80
         assert busiest <= 80 + size // 4
@@ -347,7 +348,7 @@ def test_what_a_change_asks_of_the_store(monkeypatch):
         assert sum(costs.messages.values()) <= 12 * size
 
 
-@pytest.mark.parametrize("size", [16, 64, 256])
+@pytest.mark.parametrize("size", [16, 64, pytest.param(256, marks=pytest.mark.long)])
 def test_the_server_is_lost_in_the_round(size, monkeypatch):
     """Member 0 dies when it has asked for those that are absent: messages grow with the members, not their square."""
     ask, asked = Probe.ask, []

@@ -95,7 +95,7 @@ DEATHS = {
 
 
 # The others die in simulated ranks, too; make test-all lets them die in processes.
-SHORT = ("rank 0", "a second one in the transfer", "a spare that takes over")
+SHORT = ("rank 0", "a spare that takes over")
 
 
 @pytest.mark.parametrize(
@@ -245,6 +245,7 @@ def test_a_rank_joins(job):
     assert ended[8]["history"][0][0] == 2
 
 
+@pytest.mark.long
 def test_a_rank_that_joined_takes_over(job, expected):
     """8 ranks, and one that starts later and waits: it takes the place of one that is lost."""
     ended = job(9, [{"member": 2, "at": "step", "n": 6}], joins="before", slow=0.4, timeout=5)
