@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from rankmesh.cli.diff import compared
 from rankmesh.cli.groups import kind_groups
 from rankmesh.cli.presets import preset_row, preset_rows
 from rankmesh.core import presets
+from rankmesh.core.difference import difference
 from rankmesh.errors import NotAMember
 from rankmesh.readers.source import read
 
@@ -97,7 +97,7 @@ def test_diff_json_has_stable_keys(rankmesh) -> None:
 
 def test_diff_names_kinds_of_one_side() -> None:
     """A kind that one side lacks is named, with its twin of another name on the other side."""
-    found = compared("nanotron:world=8,tp=2", "three_d:world=8,tp=2")
+    found = difference(read("nanotron:world=8,tp=2").plan, read("three_d:world=8,tp=2").plan)
     only = {kind.name: kind.same_as for kind in found.only_left}
     assert only["dp_cp"] == ("dp",)
     assert found.only_right == ()

@@ -7,24 +7,25 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from rankmesh.cli.show import shown
-from rankmesh.errors import LayoutError, UnknownGroup
+from rankmesh.readers.source import read
+from rankmesh.viz import overview
 
 SPEC = "megatron:world=16,tp=2,cp=2,pp=2,ep=2"
 
 
 def test_shown_states_each_kind_once_in_plan_order() -> None:
-    """The typed function gives plain facts: name, axes, count, size, pattern and first groups."""
-    tp, cp, dp, pp, dp_cp, embd = shown("tp=2,cp=2,dp=2,pp=2").kinds
+    """The overview gives plain facts: name, axes, count, size, pattern and first groups."""
+    tp, cp, dp, pp, dp_cp, embd = overview(read("tp=2,cp=2,dp=2,pp=2")).kinds
     assert (tp.count, tp.size, tp.stride, tp.examples[:2]) == (8, 2, "2x1", ((0, 1), (2, 3)))
     assert (dp_cp.axes, dp_cp.count, dp_cp.size, dp_cp.stride) == (("dp", "cp"), 4, 4, "4x2")
     assert (embd.part, str(embd.communicator), embd.examples[0]) == ("ends", "shares pp", (0, 8))
     assert [cp.name, dp.name, pp.name] == ["cp", "dp", "pp"]
 
 
-def test_members_limits_the_ranks_listed() -> None:
+def test_members_limits_the_ranks_listed(rankmesh) -> None:
     """--members K lists K ranks of a group."""
-    assert shown("dp=16", members=3).kinds[0].examples == ((0, 1, 2),)
+    data = json.loads(rankmesh("show", "dp=16", "--members", 3, "--json").out)
+    assert data["kinds"][0]["examples"] == [[0, 1, 2]]
 
 
 def test_text_names_every_group_kind_and_both_layouts(rankmesh) -> None:
@@ -34,7 +35,7 @@ def test_text_names_every_group_kind_and_both_layouts(rankmesh) -> None:
     assert re.search(r"^mesh +tp +2 +1$", ran.out, re.M)
     assert re.search(r"^expert +etp +2 +1$", ran.out, re.M)
     assert re.search(r"^ +pp +2 +8 +shared with the mesh$", ran.out, re.M)
-    for kind in shown(SPEC).kinds:
+    for kind in overview(read(SPEC)).kinds:
         assert re.search(rf"^{kind.name} ", ran.out, re.M)
     assert "communicators per rank: 11; in the job: 53" in ran.out
 
@@ -69,8 +70,8 @@ def test_groups_keeps_these_kinds(rankmesh) -> None:
     data = json.loads(rankmesh("show", SPEC, "--groups", "tp,pp", "--groups", "ep", "--json").out)
     assert [kind["name"] for kind in data["kinds"]] == ["tp", "pp", "ep"]
     assert data["communicators_total"] == 53
-    with pytest.raises(UnknownGroup):
-        shown(SPEC, kinds=["nope"])
+    ran = rankmesh("show", SPEC, "--groups", "nope")
+    assert (ran.code, ran.err[:20]) == (3, "error: unknown group")
 
 
 def test_json_keys_are_stable(rankmesh) -> None:
@@ -129,7 +130,8 @@ def test_a_large_world_is_drawn_in_part(rankmesh, tmp_path: Path) -> None:
         assert "2048 ranks, of which 64 are drawn (dp=0 to 1 of 64)" in (tmp_path / name).read_text(encoding="utf-8")
 
 
-def test_worlds_beyond_the_limit_are_refused() -> None:
+def test_worlds_beyond_the_limit_are_refused(rankmesh) -> None:
     """A world that would not fit in memory is refused before anything is listed."""
-    with pytest.raises(LayoutError, match="up to 4,194,304"):
-        shown("dp=99999999999")
+    ran = rankmesh("show", "dp=99999999999")
+    assert ran.code == 3
+    assert "up to 4,194,304" in ran.err

@@ -1,8 +1,4 @@
-"""``rankmesh diff``: what differs between two layouts, rank by rank.
-
->>> compared("tp=2,dp=4", "tp=2,dp=4").different
-False
-"""
+"""``rankmesh diff``: what differs between two layouts, rank by rank."""
 
 from __future__ import annotations
 
@@ -19,12 +15,11 @@ from rankmesh.cli.console import note, out, write_json
 from rankmesh.cli.options import SPEC_HELP, Debug, Json, Variables, WorldSize, config_of, note_configs, source_of
 from rankmesh.cli.shell import ExitCode
 from rankmesh.core.difference import Difference, KindDiff, OnlyKind, difference
-from rankmesh.readers.source import Source
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["EXAMPLES", "command", "compared", "print_difference"]
+__all__ = ["EXAMPLES", "command", "print_difference"]
 
 EXAMPLES = """\
 $ rankmesh diff tp=2,dp=4 dp=4,tp=2
@@ -44,14 +39,6 @@ dp      all     0  [0, 2, 4, 6]  [0, 1, 2, 3]
 
 order: the kinds that both have come in another order
 """
-
-
-def compared(
-    left: str | Source, right: str | Source, *, world_size: int | None = None, examples: int = 3, members: int = 8
-) -> Difference:
-    """The difference of two specs."""
-    ours, theirs = source_of(left, world_size), source_of(right, world_size)
-    return difference(ours.plan, theirs.plan, examples=examples, members=members)
 
 
 def command(
@@ -81,7 +68,7 @@ def command(
         source_of(right, world_size, [*both, *(variables_right or [])]),
     )
     note_configs(*sources)
-    found = compared(*sources, examples=examples)
+    found = difference(sources[0].plan, sources[1].plan, examples=examples, members=8)
     if json:
         configs = {**config_of(sources[0], "left_config"), **config_of(sources[1], "right_config")}
         write_json({"different": found.different, "left": left, "right": right, **asdict(found), **configs})

@@ -10,12 +10,10 @@ import typer
 from rankmesh.cli.console import note, write, write_json
 from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, note_configs, source_of
 from rankmesh.cli.shell import ExitCode, Failed, save
-from rankmesh.debug.doctor import Diagnosis
-from rankmesh.debug.doctor import doctor as diagnosed
+from rankmesh.debug.doctor import Diagnosis, doctor
 from rankmesh.debug.doctor.diagnosis import report
-from rankmesh.readers.source import Source
 
-__all__ = ["EXAMPLES", "command", "doctor"]
+__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = """\
 $ rankmesh doctor recordings
@@ -41,11 +39,6 @@ _Html = Annotated[
 ]
 
 
-def doctor(folder: str | Path, spec: str | Source | None = None, *, world_size: int | None = None) -> Diagnosis:
-    """What hangs, by the recordings in a folder; a SPEC tells the groups by kind and coordinate."""
-    return diagnosed(folder, None if spec is None else source_of(spec, world_size).plan)
-
-
 def command(
     folder: _Folder,
     spec: _Spec = None,
@@ -58,7 +51,7 @@ def command(
     source = None if spec is None else source_of(spec, world_size)
     if source is not None:
         note_configs(source)
-    found = doctor(folder, source)
+    found = doctor(folder, None if source is None else source.plan)
     _print_notes(found.notes)
     if html is not None:
         _write_page(found, html)

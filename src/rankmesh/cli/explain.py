@@ -1,8 +1,4 @@
-"""``rankmesh explain``: one rank, its coordinate, its groups, its neighbours, and why.
-
->>> explained("tp=2,dp=2", 3).splitlines()[0]
-'rank 3 of 4: tp=1, dp=1'
-"""
+"""``rankmesh explain``: one rank, its coordinate, its groups, its neighbours, and why."""
 
 from __future__ import annotations
 
@@ -12,10 +8,8 @@ import typer
 
 from rankmesh.cli.console import write, write_json
 from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, note_configs, source_of
-from rankmesh.core.explain import RankFacts
-from rankmesh.readers.source import Source
 
-__all__ = ["EXAMPLES", "command", "described", "explained"]
+__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = """\
 $ rankmesh explain tp=2,dp=2 3
@@ -24,16 +18,6 @@ rank 3 of 4: tp=1, dp=1
   tp  [2, 3]  position 1 of 2, prev 2, next 2   varies tp by 1; fixed dp=1
   dp  [1, 3]  position 1 of 2, prev 1, next 1   varies dp by 2; fixed tp=1
 """
-
-
-def explained(spec: str | Source, rank: int, *, world_size: int | None = None) -> str:
-    """One rank in words."""
-    return source_of(spec, world_size).plan.explain(rank)
-
-
-def described(spec: str | Source, rank: int, *, world_size: int | None = None) -> RankFacts:
-    """What ``explained`` says, as plain data."""
-    return source_of(spec, world_size).plan.describe(rank)
 
 
 def command(
@@ -48,6 +32,6 @@ def command(
     source = source_of(spec, world_size, variables)
     note_configs(source)
     if json:
-        write_json({**described(source, rank), **config_of(source)})
+        write_json({**source.plan.describe(rank), **config_of(source)})
     else:
-        write(explained(source, rank))
+        write(source.plan.explain(rank))

@@ -26,37 +26,14 @@ from rankmesh.cli.shell import save as write_file
 from rankmesh.errors import quoted
 from rankmesh.placement import Placed, Traffic, place
 from rankmesh.placement.report import HOSTS, by_host, duration, saving, searched
-from rankmesh.readers.source import Source
 
-__all__ = ["EXAMPLES", "command", "placed", "within_of"]
+__all__ = ["EXAMPLES", "command", "within_of"]
 
 EXAMPLES = """\
 $ rankmesh place dp=4,tp=8 --cluster host=8,leaf=4 --within tp=host
 $ rankmesh place megatron:world=288,tp=8,ep=9 --cluster host=8,nvlink=9,leaf=4 --within tp=host,ep=nvlink --json
 $ rankmesh place plan.json --cluster cluster.json --traffic traffic.json --save placed.json
 """
-
-
-def placed(
-    spec: str | Source,
-    cluster: str,
-    *,
-    within: str = "",
-    traffic: str | Path | None = None,
-    hosts: str | None = None,
-    gpus_per_node: int | None = None,
-    world_size: int | None = None,
-    backend: str = "nccl",
-) -> Placed:
-    """The placement of a SPEC on a cluster that is a string or a file.
-
-    >>> placed("dp=2,tp=2", "host=2,leaf=2", within="tp=host").order
-    'tp-dp'
-    """
-    plan = source_of(spec, world_size).plan
-    machine = described(cluster, hosts=hosts, gpus_per_node=gpus_per_node, world_size=plan.world_size)
-    sent = None if traffic is None else Traffic.read(traffic)
-    return place(plan, machine, within=within_of(within), traffic=sent, backend=backend)
 
 
 def within_of(text: str) -> dict[str, str]:
@@ -104,16 +81,9 @@ def command(
     """Find the rank order of a layout that costs least on a cluster; show before, after, and why."""
     source = source_of(spec, world_size, variables)
     note_configs(source)
-    found = placed(
-        source,
-        cluster,
-        within=",".join(within or ()),
-        traffic=traffic,
-        hosts=hosts,
-        gpus_per_node=gpus_per_node,
-        world_size=world_size,
-        backend=backend,
-    )
+    machine = described(cluster, hosts=hosts, gpus_per_node=gpus_per_node, world_size=source.plan.world_size)
+    sent = None if traffic is None else Traffic.read(traffic)
+    found = place(source.plan, machine, within=within_of(",".join(within or ())), traffic=sent, backend=backend)
     if save is not None:
         write_file(save, found.plan.to_json() + "\n")
     if json:

@@ -1,12 +1,8 @@
-"""``rankmesh show``: a layout before its launch.
-
->>> shown("tp=2,dp=*", world_size=4).kinds[1].examples
-((0, 2), (1, 3))
-"""
+"""``rankmesh show``: a layout before its launch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,7 +34,7 @@ from rankmesh.viz.overview import KindRow, Overview, nodes_text, overview
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["EXAMPLES", "command", "members_text", "print_overview", "shown"]
+__all__ = ["EXAMPLES", "command", "members_text", "print_overview"]
 
 EXAMPLES = """\
 $ rankmesh show tp=2,cp=2,dp=2,pp=2 --gpus-per-node 8
@@ -79,21 +75,6 @@ embd      2  [0, 8] [1, 9] [2, 10] [3, 11] [4, 12] [5, 13] [6, 14] [7, 15]
 communicators per rank: 5; in the job: 36
 sharing another kind's: 1 of 6 kinds (embd)
 """
-
-
-def shown(
-    spec: str,
-    *,
-    world_size: int | None = None,
-    gpus_per_node: int | None = None,
-    cluster: str | None = None,
-    members: int = 8,
-    kinds: Sequence[str] | None = None,
-) -> Overview:
-    """The overview of a spec; ``kinds`` keeps the rows of these kinds of group."""
-    source = source_of(spec, world_size)
-    machine = None if cluster is None else cluster_of(cluster, source.plan.world_size, gpus_per_node=gpus_per_node)
-    return overview(source, cluster=machine, gpus_per_node=gpus_per_node, members=members, kinds=kinds)
 
 
 def command(
@@ -273,8 +254,8 @@ def _crossings(kinds: tuple[KindRow, ...]) -> list[Column]:
 def members_text(kind: KindRow, width: int) -> str:
     """The first groups of a kind in at most ``width`` characters: two groups if three members of each fit.
 
-    >>> from rankmesh.cli.show import shown
-    >>> dp = shown("tp=2,dp=8").kinds[1]
+    >>> from rankmesh.readers.source import read
+    >>> dp = overview(read("tp=2,dp=8")).kinds[1]
     >>> members_text(dp, 38), members_text(dp, 20)
     ('[0, 2, 4, 6, 8, …] [1, 3, 5, 7, 9, …]', '[0, 2, 4, 6, 8, …]')
     """
