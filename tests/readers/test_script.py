@@ -91,7 +91,7 @@ STYLES = [
     ("go() {\n" + TP + "$1\n}\n" + TP + "2", recipes.megatron(8, tp=2), {"tp": (4,), "world_size": (4,)}),
     ('if [ -z "$1" ]; then TP=8; exit 1; fi\nTP=2\n' + TP + "$TP", recipes.megatron(8, tp=2), None),
     (
-        "M=a\nif [ $M = b ]; then TP=8; elif [[ $M == a ]] && [ 2 -gt 1 ]; then TP=2; fi\n" + TP + "$TP",
+        "M=a\nif [ $M = b ]; then TP=8; elif [[ $M == a ]]; then if [ 2 -gt 1 ]; then TP=2; fi; fi\n" + TP + "$TP",
         recipes.megatron(8, tp=2),
         None,
     ),

@@ -1,9 +1,10 @@
 """Which branches of a script may run: conditions over words that the script itself states are decided.
 
 ```
-if [ $A = b ]; then ... elif [[ -z $C ]] && ((0)) ...     by text and by whole numbers, with !, && and ||
-case $MODEL in 7b*|8b) ...                                 by patterns
-[ -n "$X" ] && ...        [ -d data ] || ...               the second may run or not
+if [ $A = b ]; then ... elif [[ -z $C ]]; then ...     by text and by whole numbers
+case $MODEL in 7b*|8b) ...                             by patterns
+[ -n "$X" ] && ...        [ -d data ] || ...           the second may run or not
+if [ $A = b ] && [ $C = d ]; then ...                  any branch may run
 ```
 """
 
@@ -58,13 +59,6 @@ def chosen(node: Node, expander: Expander, run: Callable[[Iterable[Node]], None]
     return bodies, certain, decider.notes
 
 
-def _tests(node: Node) -> bool:
-    """Whether a condition only tests: then it may be decided before or after it is read."""
-    if node.type in ("list", "negated_command"):
-        return all(map(_tests, node.named_children))
-    return node.type == "test_command" or (node.type == "command" and node.named_child_count == 1)
-
-
 class _Decider:
     """Decides conditions with the variables of a script."""
 
@@ -117,18 +111,11 @@ class _Decider:
 
     def decide(self, node: Node) -> bool | None:
         """Whether a condition is true; None where that is not known, or where a part of it sets a variable."""
-        if any(sign in self.expander.source_of(node) for sign in (":=", "((")) or not _tests(node):
-            return None
-        if node.type == "negated_command":
-            inner = self.decide(node.named_children[-1])
-            return None if inner is None else not inner
-        if node.type == "list" and len(node.named_children) == 2:
-            either = any(child.type == "||" for child in node.children)
-            both = [self.decide(child) for child in node.named_children]
-            return either if either in both else None if None in both else not either
-        if node.type == "test_command" and len(node.named_children) == 1 and node.children[0].type in ("[", "[["):
-            return self.test(node.named_children[0], patterns=node.children[0].type == "[[")
-        return {"true": True, ":": True, "false": False}.get(self.expander.source_of(node))
+        written, sign = self.expander.source_of(node), node.children[0].type if node.children else ""
+        if node.type == "test_command" and len(node.named_children) == 1 and sign in ("[", "[["):
+            sets = ":=" in written or "((" in written
+            return None if sets else self.test(node.named_children[0], patterns=sign == "[[")
+        return {"true": True, "false": False}.get(written)
 
     def test(self, node: Node, *, patterns: bool) -> bool | None:
         sign = next((child.type for child in node.children if not child.is_named), "")

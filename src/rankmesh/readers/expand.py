@@ -116,25 +116,9 @@ class Expander:
         for node in nodes:
             if node.type == "comment":
                 continue
-            elements = self.elements(node)
-            for word in fields(self.text(node)) if elements is None else map(quoted, elements):
+            for word in fields(self.text(node)):
                 self.script.budget.spend(1 + len(word))
                 yield word
-
-    def elements(self, string: Node) -> tuple[Word, ...] | None:
-        """The elements of an array that is written ``"${NAME[@]}"``, quotes and all; None for anything else."""
-        if string.type != "string" or string.named_child_count != 1:
-            return None
-        node = string.named_children[0]
-        if node.byte_range != (string.start_byte + 1, string.end_byte - 1):
-            return None
-        if node.type == "expansion" and "[@]}" in self.source_of(node):
-            variable = self.script.variables.get(self.name_in(node))
-        elif self.source_of(node) == "$@":
-            variable = self.script.variables.get("@")
-        else:
-            return None
-        return variable.words if variable is not None and variable.array else None
 
     def name_in(self, node: Node) -> str:
         """The name of the variable that an expansion expands."""
@@ -149,7 +133,7 @@ class Expander:
         if kind == "concatenation":
             return tuple(part for child in node.children for part in self.text(child))
         if kind == "string":
-            return quoted(self.inside(node)) or (() if self.elements(node) == () else self.empty(node))
+            return quoted(self.inside(node)) or (() if "[@]}" in self.source_of(node) else self.empty(node))
         if kind == "raw_string":
             return self.literal(self.start_of(node) + 1, node.end_byte - 1, None) or self.empty(node)
         if kind == "simple_expansion":
