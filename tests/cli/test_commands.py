@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rankmesh.cli.groups import kind_groups
-from rankmesh.cli.presets import preset_row, preset_rows
+from rankmesh.cli.presets import preset_row
 from rankmesh.core import presets
 from rankmesh.core.difference import difference
 from rankmesh.errors import NotAMember
@@ -107,7 +107,7 @@ def test_presets_lists_every_preset(rankmesh) -> None:
     """The table and the JSON have a row for each preset, with its world."""
     data = json.loads(rankmesh("presets", "--json").out)
     assert [row["name"] for row in data] == list(presets.names())
-    assert [row["world_size"] for row in data] == [row.world_size for row in preset_rows()]
+    assert [row["world_size"] for row in data] == [preset_row(name).world_size for name in presets.names()]
     ran = rankmesh("presets")
     assert all(f"\n{name} " in f"\n{ran.out}" for name in presets.names())
 

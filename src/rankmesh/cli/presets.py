@@ -15,7 +15,7 @@ from rankmesh.cli.options import Debug, Json, PresetName
 from rankmesh.core import presets
 from rankmesh.readers.source import read
 
-__all__ = ["EXAMPLES", "PresetRow", "command", "preset_row", "preset_rows"]
+__all__ = ["EXAMPLES", "PresetRow", "command", "preset_row"]
 
 EXAMPLES = """\
 $ rankmesh presets llama3-405b
@@ -51,14 +51,9 @@ def preset_row(name: str) -> PresetRow:
     )
 
 
-def preset_rows() -> tuple[PresetRow, ...]:
-    """Every preset, in the order of the gallery."""
-    return tuple(map(preset_row, presets.names()))
-
-
 def command(name: PresetName = None, json: Json = False, debug: Debug = False) -> None:
     """List the published layouts, or one of them in detail; any SPEC may be a preset's name."""
-    rows = preset_rows() if name is None else (preset_row(name),)
+    rows = tuple(map(preset_row, presets.names() if name is None else [name]))
     if json:
         write_json([asdict(row) for row in rows] if name is None else asdict(rows[0]))
     elif name is None:

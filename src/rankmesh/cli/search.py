@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from math import inf
 from textwrap import wrap
 from typing import Annotated, Any
@@ -25,7 +24,7 @@ from rankmesh.placement.report import duration
 from rankmesh.placement.search import FREE, Found, search
 from rankmesh.readers.model import read_model
 
-__all__ = ["EXAMPLES", "Searched", "command", "searched", "speed_of"]
+__all__ = ["EXAMPLES", "command", "speed_of"]
 
 EXAMPLES = """\
 $ rankmesh search --world 64 --cluster host=8,leaf=8 --model config.json --batch 256 --sequence 4096
@@ -38,48 +37,14 @@ $ rankmesh search --world 64 --cluster host=8,leaf=8 --model llama3-8b --batch 2
 _SUCH_AS = {"batch": 256, "sequence": 4096}
 
 
-@dataclass(frozen=True)
-class Searched:
-    """The best layouts, and what they assume."""
-
-    rows: tuple[Found, ...]
-    assumptions: Mapping[str, str]
-
-
-def searched(
-    world: int,
-    cluster: str,
-    model: str,
-    *,
-    top: int = 20,
-    device_name: str = "h100",
-    speed: str | None = None,
-    capacity: float | None = None,
-    vocabulary: int | None = None,
-    **training: Any,
-) -> Searched:
-    """The best layouts; ``training`` are fields of ``Training``, which go before what the model's file says.
-
-    ``speed`` is what ``speed_of`` reads.
-    """
-    transformer, stated = read_model(model, vocabulary=vocabulary)
-    chosen = {**stated, **{name: value for name, value in training.items() if value is not None}}
+def _training(stated: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Training, tuple[str, ...]]:
+    """How the model is trained, options before what its file says; and what the search is free to choose."""
+    chosen = {**stated, **{name: value for name, value in given.items() if value is not None}}
     missing = [name for name in ("batch", "sequence") if name not in chosen]
     if missing:
         such_as = " ".join(f"--{name} {_SUCH_AS[name]}" for name in missing)
         raise typer.BadParameter(f"no {' and no '.join(missing)} is given; add {such_as}, or yours")
-    known = {field.name for field in fields(Training)}
-    how = Training(**{name: value for name, value in chosen.items() if name in known})
-    free = tuple(name for name in FREE if name not in chosen)
-    machine, of = described(cluster, world_size=world), device(device_name)
-    flops, speed_from = (None, "") if speed is None else speed_of(speed, of.peak(how.precision))
-    with progress_bar("searching", "layouts") as (progress, _):
-        rows = search(world, machine, transformer, how, top=top, device=of, speed=flops, capacity=capacity, free=free,
-                      progress=progress)  # fmt: skip
-    assumed = assumptions(
-        transformer, how, of, machine, speed=flops, speed_from=speed_from, capacity=capacity, free=free
-    )
-    return Searched(rows, assumed)
+    return Training(**chosen), tuple(name for name in FREE if name not in chosen)
 
 
 def speed_of(text: str, peak: float) -> tuple[float, str]:
@@ -172,37 +137,40 @@ def command(
     debug: Debug = False,
 ) -> None:
     """Rank sizes and orders of a layout by the predicted time of a step: predicted, not measured."""
-    found = searched(
-        world,
-        cluster,
-        model,
-        top=max(top, explain),
-        device_name=device_name,
-        speed=speed,
-        capacity=None if memory is None else memory * 1e9,
-        vocabulary=vocabulary,
-        batch=batch,
-        sequence=sequence,
-        microbatch=microbatch,
-        virtual_stages=virtual_stages,
-        schedule=schedule,
-        recompute=recompute,
-        sequence_parallel=sequence_parallel,
-        zero=zero,
-        replicate=replicate,
-        precision=precision,
-        attention=attention,
-        context=context,
-        overlap=None if overlap is None else tuple(name for name in overlap.split(",") if name),
+    given = {
+        "batch": batch,
+        "sequence": sequence,
+        "microbatch": microbatch,
+        "virtual_stages": virtual_stages,
+        "schedule": schedule,
+        "recompute": recompute,
+        "sequence_parallel": sequence_parallel,
+        "zero": zero,
+        "replicate": replicate,
+        "precision": precision,
+        "attention": attention,
+        "context": context,
+        "overlap": None if overlap is None else tuple(name for name in overlap.split(",") if name),
+    }
+    transformer, stated = read_model(model, vocabulary=vocabulary)
+    how, free = _training(stated, given)
+    machine, of = described(cluster, world_size=world), device(device_name)
+    flops, speed_from = (None, "") if speed is None else speed_of(speed, of.peak(how.precision))
+    capacity = None if memory is None else memory * 1e9
+    with progress_bar("searching", "layouts") as (progress, _):
+        rows = search(world, machine, transformer, how, top=max(top, explain), device=of, speed=flops,
+                      capacity=capacity, free=free, progress=progress)  # fmt: skip
+    assumed = assumptions(
+        transformer, how, of, machine, speed=flops, speed_from=speed_from, capacity=capacity, free=free
     )
-    if explain > len(found.rows):
-        raise typer.BadParameter(f"--explain {explain} is beyond the {len(found.rows)} layouts that fit")
+    if explain > len(rows):
+        raise typer.BadParameter(f"--explain {explain} is beyond the {len(rows)} layouts that fit")
     if json:
-        write_json({"rows": [each.to_dict() for each in found.rows], "assumptions": dict(found.assumptions)})
+        write_json({"rows": [each.to_dict() for each in rows], "assumptions": assumed})
     else:
-        _print_rows(found.rows[:top])
-        _print_parts(found.rows[explain - 1], explain)
-        _print_assumptions(found.assumptions)
+        _print_rows(rows[:top])
+        _print_parts(rows[explain - 1], explain)
+        _print_assumptions(assumed)
     note("predicted, not measured; docs/benchmarks.md has predictions beside published runs")
 
 

@@ -1,12 +1,4 @@
-"""``rankmesh transfer``: what moves between two layouts: bytes by rank and by level, before anything runs.
-
->>> import json, tempfile
->>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-...     _ = file.write(json.dumps({"up": {"shape": [8, 6], "source": {"cut": ["tp", None]}, "target": {}}}))
-...     file.flush()
-...     planned("tp=2", "dp=2", file.name).bytes
-192
-"""
+"""``rankmesh transfer``: what moves between two layouts: bytes by rank and by level, before anything runs."""
 
 from __future__ import annotations
 
@@ -23,7 +15,6 @@ from rankmesh.cli.options import SPEC_HELP, Cluster, Debug, Json, WorldSize, clu
 from rankmesh.cli.shell import save
 from rankmesh.core.mesh import Mesh
 from rankmesh.errors import LayoutError
-from rankmesh.readers.source import Source
 from rankmesh.transfer.planning.cost import links, seconds
 from rankmesh.transfer.planning.tensors_file import read_tensors
 from rankmesh.transfer.planning.transfer import Transfer
@@ -31,7 +22,7 @@ from rankmesh.transfer.planning.transfer import Transfer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["EXAMPLES", "command", "planned"]
+__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = """\
 $ rankmesh transfer tp=4,dp=2,pp=2 tp=2,dp=4 --tensors tensors.json
@@ -39,23 +30,6 @@ $ rankmesh transfer tp=8,dp=8,pp=16 tp=8,dp=64 --offset 1024 --tensors tensors.j
 """
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
-def planned(
-    source: str | Source,
-    target: str | Source,
-    tensors: str | Path,
-    *,
-    offset: int | None = None,
-    cluster: str | None = None,
-    world_size: int | None = None,
-) -> Transfer:
-    """The transfer of a tensors file between two specs; ``offset`` is the first rank of the target."""
-    ours, theirs = source_of(source, world_size).plan.mesh, source_of(target, world_size).plan.mesh
-    if offset is not None:
-        theirs = _shifted(theirs, offset)
-    machine = None if cluster is None else cluster_of(cluster, max(ours.rank_range.stop, theirs.rank_range.stop))
-    return Transfer(*read_tensors(tensors, ours, theirs), machine)
 
 
 def _shifted(mesh: Mesh, offset: int) -> Mesh:
@@ -99,16 +73,20 @@ def command(
     """
     sources = source_of(source, world_size), source_of(target, world_size)
     note_configs(*sources)
-    moves = planned(*sources, tensors, offset=offset, cluster=cluster)
+    ours, theirs = (each.plan.mesh for each in sources)
+    if offset is not None:
+        theirs = _shifted(theirs, offset)
+    machine = None if cluster is None else cluster_of(cluster, max(ours.rank_range.stop, theirs.rank_range.stop))
+    moves = Transfer(*read_tensors(tensors, ours, theirs), machine)
     if svg is not None:
         _draw(moves, svg)
     if json:
-        write_json(as_data(moves))
+        write_json(_as_data(moves))
     else:
         _print(out(), moves, ranks)
 
 
-def as_data(moves: Transfer) -> dict[str, Any]:
+def _as_data(moves: Transfer) -> dict[str, Any]:
     """The transfer as plain data with stable keys."""
     data: dict[str, Any] = {
         "bytes": moves.bytes,
