@@ -140,6 +140,27 @@ trainer: {nnodes: 2, n_gpus_per_node: 8}
 """
 
 
+@pytest.mark.parametrize(
+    ("setting", "read"),
+    [
+        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4", False),
+        ("+actor_rollout_ref.actor.fsdp_config.fsdp_size=4", False),
+        ("trainer.nnodes=2", False),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=4", True),
+    ],
+)
+def test_settings_of_a_branch(setting, read):
+    """verl's settings that a branch may add are refused where they state the actor's layout, and else passed over."""
+    run = "python3 -m verl.trainer.main_ppo trainer.nnodes=1 trainer.n_gpus_per_node=8 "
+    run += "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2 ${MORE[@]}"
+    text = f"if x; then MORE=({setting}); fi\n{run}"
+    if read:
+        assert read_config(text, "run.sh").plan == recipes.megatron(8, pp=2)
+        return
+    with pytest.raises(PlanError, match=r"run.sh:1: .*MORE is set in a branch .*; run the script: rankmesh show --run"):
+        read_config(text, "run.sh")
+
+
 def test_verl():
     """The actor's engine has the layout; the sizes of rollouts, the reference and the critic are not its own."""
     config = read_config(VERL % ("megatron", -1), "run.yaml")

@@ -18,7 +18,7 @@ from rankmesh.readers.documents import entries
 from rankmesh.readers.interpolations import Interpolations
 from rankmesh.readers.parents import with_parents
 from rankmesh.readers.reading import Entry, Missing, Reading, Settled, place, settle
-from rankmesh.readers.run import Run, read_arguments, read_run
+from rankmesh.readers.run import Run, check_branches, read_arguments, read_run
 from rankmesh.readers.tokens import shown
 
 __all__ = ["Config", "read_config", "read_launch"]
@@ -180,6 +180,7 @@ def read_launch(run: Run, path: str, title: str, world_size: int | None) -> Conf
     words = [shown(word) for word in run.command.words]
     if not verl.starts_verl(words):
         return _made("megatron", title, megatron.from_run(run, path), path, world_size, run)
+    check_branches(run, verl.states_sizes, path)
     options = " ".join(word for word in words if verl.SETTING.fullmatch(word) is None)
     settled = verl.from_document(run.settings, path, options)
     settled.notes += run.notes

@@ -24,7 +24,7 @@ from rankmesh.readers.reading import (
     settle,
     whole,
 )
-from rankmesh.readers.run import Run
+from rankmesh.readers.run import Run, check_branches
 from rankmesh.readers.tokens import Part, gap_of, shown
 
 __all__ = ["FLAGS", "TABLE", "from_document", "from_run", "matches"]
@@ -143,9 +143,7 @@ def from_document(entries: list[Entry], path: str) -> Settled:
 
 def from_run(run: Run, path: str) -> Settled:
     """The arguments of a launch script's run."""
-    for word in (*run.strays, *run.command.words):
-        for part in word:
-            _check_branch(part, path)
+    check_branches(run, lambda text: not FLAGS.isdisjoint(_OPTION.findall(text)), path)
     arguments = [_switched(entry) for entry in run.arguments if entry.key.startswith("--")]
     _check_short(arguments, path)
     if not any(entry.key in FLAGS for entry in arguments):
@@ -229,12 +227,3 @@ def _check_short(arguments: list[Entry], path: str) -> None:
         meant = next((name for name in _LONG if name.startswith(entry.key) and name != entry.key), "")
         if meant and entry.key.count("-") > len("--"):
             raise refused(path, entry, f"this is the beginning of {meant}", "write the whole name")
-
-
-def _check_branch(part: Part, path: str) -> None:
-    """An unknown word that may be arguments of the layout, as a branch of the script sets them, is refused."""
-    for word in part.maybe:
-        text = shown(word)
-        if not FLAGS.isdisjoint(_OPTION.findall(text)):
-            entry = Entry((part.shown,), text.strip(), word[0].lines[0])
-            raise refused(path, entry, part.why, f"run the script: rankmesh show --run {path}")

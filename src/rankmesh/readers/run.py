@@ -18,7 +18,7 @@ deepspeed --num_gpus 8 --num_nodes 4          32 ranks
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import prod
@@ -31,7 +31,7 @@ from rankmesh.readers.recording.record import Launch
 from rankmesh.readers.script import Command, Script, read_script
 from rankmesh.readers.tokens import Part, Word, gap_of, lines_of, shown, text_of, value_of
 
-__all__ = ["Run", "read_arguments", "read_run", "recorded_run"]
+__all__ = ["Run", "check_branches", "read_arguments", "read_run", "recorded_run"]
 
 _PROGRAM = re.compile(r"(.*/)?(pretrain|train|finetune|run)_?\w*\.py")
 _PRINTS = {"echo", "printf", "cat", "export", "cd", "mkdir", "cp", "rm", "pip", "git", "tee", ":"}
@@ -164,6 +164,15 @@ def read_arguments(text: str, path: str, marks: frozenset[str]) -> Run | None:
     _check_broken(script, path, marks)
     arguments, strays = _arguments(Command(script.variables["ARGUMENTS"].words, 1))
     return Run(Command((), 1), arguments, None, strays, tuple(script.notes), script.defaults)
+
+
+def check_branches(run: Run, states_sizes: Callable[[str], bool], path: str) -> None:
+    """Refuse an unknown word that may be sizes of the layout, as a branch of the script sets them."""
+    for part in (part for word in (*run.strays, *run.command.words) for part in word):
+        for word in part.maybe:
+            if states_sizes(shown(word)):
+                entry = Entry((part.shown,), shown(word).strip(), word[0].lines[0])
+                raise refused(path, entry, part.why, f"run the script: rankmesh show --run {path}")
 
 
 def _check_given(script: Script, path: str) -> None:

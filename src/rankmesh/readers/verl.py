@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, add_world, settle, whole
 
-__all__ = ["SETTING", "from_document", "matches", "starts_verl"]
+__all__ = ["SETTING", "from_document", "matches", "starts_verl", "states_sizes"]
 
 # A word of a command that is a setting.
 SETTING = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -42,6 +42,11 @@ _SHARDS = Table(
     },
     refused={"expert_parallel_size": Refused("its expert groups are none of this layout's")},
 )
+# What sets one of these, the engine, or a count of the world.
+_SIZE = re.compile(
+    rf"(actor_rollout_ref\.actor\.|engine\.)([\w.]+\.)?({'|'.join([*_MEGATRON.reads, *_SHARDS.reads])}|strategy)="
+    r"|model_engine=|trainer\.(nnodes|n_gpus_per_node)="
+)
 
 
 def _unless_empty(entry: Entry, path: str) -> int | None:
@@ -51,6 +56,15 @@ def _unless_empty(entry: Entry, path: str) -> int | None:
 def starts_verl(words: Iterable[str]) -> bool:
     """Whether a command starts one of verl's trainers, or has a setting of its actor."""
     return any(_PROGRAM.fullmatch(word) or word.lstrip("+").startswith("actor_rollout_ref.actor.") for word in words)
+
+
+def states_sizes(text: str) -> bool:
+    """Whether a text sets a size of the actor, its engine, or the world.
+
+    >>> states_sizes("actor_rollout_ref.actor.fsdp_config.fsdp_size=8"), states_sizes("actor_rollout_ref.rollout.n=8")
+    (True, False)
+    """
+    return _SIZE.search(text) is not None
 
 
 def matches(entries: Iterable[Entry]) -> bool:
