@@ -6,9 +6,9 @@ Source: ``deepspeed.initialize``, ``deepspeed.utils.groups``, ``deepspeed.runtim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, refused, settle, whole
+from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, refused, settle, unless
 
 __all__ = ["TABLE", "from_document", "matches"]
 
@@ -30,15 +30,6 @@ _BESIDE = {
 }
 
 
-def _unless(*off: int) -> Callable[[Entry, str], int | None]:
-    """A size that some values switch off."""
-
-    def convert(entry: Entry, path: str) -> int | None:
-        return None if entry.value in off else whole(entry, path)
-
-    return convert
-
-
 def _key(entry: Entry) -> str | None:
     section, *names = entry.path
     if not names:
@@ -50,12 +41,12 @@ def _key(entry: Entry) -> str | None:
 
 TABLE = Table(
     reads={
-        "autotp_size": Read("tp", _unless(0)),
+        "autotp_size": Read("tp", unless(0)),
         "sequence_parallel_size": Read("sp"),
         "data_parallel_size": Read("dp"),
         "autoep_size": Read("ep"),
         "zero_hpz_partition_size": Read("hpz"),
-        "mics_shard_size": Read("mics", _unless(-1)),
+        "mics_shard_size": Read("mics", unless(-1)),
     },
     refused={
         "tp.tp_size": Refused("training takes the size from tensor_parallel.autotp_size"),

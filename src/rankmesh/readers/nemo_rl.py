@@ -15,12 +15,12 @@ from collections.abc import Iterable
 
 from rankmesh.errors import PlanError
 from rankmesh.readers import megatron
-from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, product, settle
+from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, add_world, settle
 
 __all__ = ["from_document", "matches"]
 
 _ENGINES = ("megatron_cfg", "dtensor_cfg")
-_CLUSTER = (("num_nodes",), ("gpus_per_node",))
+_CLUSTER = (("cluster", "num_nodes"), ("cluster", "gpus_per_node"))
 _DTENSOR = Table(
     reads={
         "tensor_parallel_size": Read("tp"),
@@ -54,11 +54,8 @@ def from_document(entries: list[Entry], path: str) -> Settled:
             f"{path}: expert_parallel_size beside tensor or context parallelism is not read here", path=path
         )
     settled.arguments["recipe"] = "megatron" if engines[0] == "megatron_cfg" else "torchtitan"
-    counts = [entry for entry in entries if entry.path[0] == "cluster" and entry.path[1:] in _CLUSTER]
-    shared = _value(entries, "policy", "generation", "colocated", "enabled") is not False
-    if shared and len(counts) == len(_CLUSTER):
-        ranks = product(counts, path)
-        settled.add("world_size", ranks.value, ranks, path)
+    if _value(entries, "policy", "generation", "colocated", "enabled") is not False:
+        add_world(settled, entries, _CLUSTER, path)
     return settled
 
 

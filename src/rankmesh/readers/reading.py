@@ -41,9 +41,9 @@ __all__ = [
     "add_world",
     "flag",
     "place",
-    "product",
     "refused",
     "settle",
+    "unless",
     "whole",
 ]
 
@@ -121,10 +121,6 @@ class Refused:
     harmless: tuple[Any, ...] = (None, 0, 1, False)
 
 
-def _last(entry: Entry) -> str | None:
-    return entry.path[-1]
-
-
 @dataclass(frozen=True)
 class Table:
     """The keys of a format. ``key`` names an entry as the rows do, None for one outside the sections that matter.
@@ -135,7 +131,7 @@ class Table:
     reads: Mapping[str, Read]
     refused: Mapping[str, Refused] = field(default_factory=dict)
     mentioned: Mapping[str, str] = field(default_factory=dict)
-    key: Callable[[Entry], str | None] = _last
+    key: Callable[[Entry], str | None] = lambda entry: entry.path[-1]
     closed: bool = False
 
 
@@ -235,22 +231,25 @@ def whole(entry: Entry, path: str) -> int | None:
     return value
 
 
-def product(counts: Sequence[Entry], path: str) -> Entry:
-    """Several counts as one setting: ``trainer.nnodes 2 x trainer.n_gpus_per_node 8``, which is 16."""
-    key = " x ".join(f"{entry.key} {entry.value}" for entry in counts)
-    also = tuple(entry.line for entry in counts[1:] if entry.line != counts[0].line)
-    return Entry((key,), prod(whole(entry, path) or 1 for entry in counts), counts[0].line, also)
+def unless(*off: object) -> Callable[[Entry, str], int | None]:
+    """A converter: a whole number, nothing where the value is one of these, which switch the size off."""
+    return lambda entry, path: None if entry.value in off else whole(entry, path)
 
 
 def add_world(settled: Settled, entries: Sequence[Entry], keys: Sequence[tuple[str, ...]], path: str) -> None:
-    """Set the world size where the document has all of these counts; otherwise it is asked for."""
+    """Set the world size where the document has all of these counts; otherwise it is asked for.
+
+    It is one setting: ``trainer.nnodes 2 x trainer.n_gpus_per_node 8``, which is 16.
+    """
     counts = [entry for key in keys for entry in entries if entry.path == key]
     unknown = (None, "", 0, -1, "-1", "auto")
     if len(counts) == len(keys) and not any(
         isinstance(entry.value, Missing | list) or entry.value in unknown for entry in counts
     ):
-        ranks = product(counts, path)
-        settled.add("world_size", ranks.value, ranks, path)
+        key = " x ".join(f"{entry.key} {entry.value}" for entry in counts)
+        also = tuple(entry.line for entry in counts[1:] if entry.line != counts[0].line)
+        ranks = prod(whole(entry, path) or 1 for entry in counts)
+        settled.add("world_size", ranks, Entry((key,), ranks, counts[0].line, also), path)
 
 
 def flag(value: Any) -> Callable[[Entry, str], Any]:

@@ -9,16 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, settle, whole
+from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, settle, unless
 
 __all__ = ["TABLE", "from_document", "matches"]
 
 _SECTIONS = ("parallelism", "training", "experimental")
 _LEFT = -1
-
-
-def _what_is_left(entry: Entry, path: str) -> int | None:
-    return None if entry.value == _LEFT else whole(entry, path)
 
 
 def _key(entry: Entry) -> str | None:
@@ -33,7 +29,7 @@ def _key(entry: Entry) -> str | None:
 TABLE = Table(
     reads={
         "data_parallel_replicate_degree": Read("dp_replicate"),
-        "data_parallel_shard_degree": Read("dp_shard", _what_is_left),
+        "data_parallel_shard_degree": Read("dp_shard", unless(_LEFT)),
         "context_parallel_degree": Read("cp"),
         "tensor_parallel_degree": Read("tp"),
         "pipeline_parallel_degree": Read("pp"),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, add_world, settle, whole
+from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, add_world, settle, unless
 
 __all__ = ["SETTING", "from_document", "matches", "starts_verl", "states_sizes"]
 
@@ -31,14 +31,14 @@ _MEGATRON = Table(
         "pipeline_model_parallel_size": Read("pp"),
         "context_parallel_size": Read("cp"),
         "expert_model_parallel_size": Read("ep"),
-        "expert_tensor_parallel_size": Read("etp", lambda entry, path: _unless_empty(entry, path)),
+        "expert_tensor_parallel_size": Read("etp", unless("null", "None", "")),
     },
     mentioned={"virtual_pipeline_model_parallel_size": "splits the stages of a rank; the groups are the same"},
 )
 _SHARDS = Table(
     reads={
         "ulysses_sequence_parallel_size": Read("sp"),
-        "fsdp_size": Read("fsdp", lambda entry, path: None if str(entry.value) == "-1" else whole(entry, path)),
+        "fsdp_size": Read("fsdp", unless(-1, "-1")),
     },
     refused={"expert_parallel_size": Refused("its expert groups are none of this layout's")},
 )
@@ -47,10 +47,6 @@ _SIZE = re.compile(
     rf"(actor_rollout_ref\.actor\.|engine\.)([\w.]+\.)?({'|'.join([*_MEGATRON.reads, *_SHARDS.reads])}|strategy)="
     r"|model_engine=|trainer\.(nnodes|n_gpus_per_node)="
 )
-
-
-def _unless_empty(entry: Entry, path: str) -> int | None:
-    return None if entry.value in ("null", "None", "") else whole(entry, path)
 
 
 def starts_verl(words: Iterable[str]) -> bool:
@@ -80,7 +76,8 @@ def from_document(entries: list[Entry], path: str, program: str = "") -> Settled
     sections = {"engine", "megatron"} if tuning else {"megatron"}
     megatron = [entry for entry in below if len(entry.path) == len(prefix) + 2 and entry.path[-2] in sections]
     engine = _engine(below, entries, prefix, program)
-    if engine == "megatron" or (not engine and not tuning and _any_size(megatron)):
+    sized = any(entry.path[-1] in _MEGATRON.reads for entry in megatron)
+    if engine == "megatron" or (not engine and not tuning and sized):
         settled = settle(_MEGATRON, megatron, path)
         settled.arguments["recipe"] = "megatron"
     else:
@@ -105,10 +102,6 @@ def _engine(below: list[Entry], entries: list[Entry], prefix: tuple[str, ...], p
         if found:
             return found[-1]
     return "megatron" if "megatron" in program else ""
-
-
-def _any_size(entries: list[Entry]) -> bool:
-    return any(entry.path[-1] in _MEGATRON.reads for entry in entries)
 
 
 def _last_of(entries: list[Entry]) -> list[Entry]:
