@@ -23,7 +23,7 @@ from rankmesh.placement.cluster import Cluster, Level
 from rankmesh.placement.cost import Lay, Machine, steps_and_volume
 from rankmesh.placement.crossings import hops as hops_of
 
-__all__ = ["HOP", "GroupTime", "Measured", "Measurement", "calibrated", "measurement", "slow_hosts"]
+__all__ = ["HOP", "GroupTime", "Measured", "Measurement", "calibrated", "measurement"]
 
 # A group counts as slow from so many times the quicker ones of its kind; a host when nearly all of its groups are.
 _SLOW, _MOST = 1.4, 0.9
@@ -111,8 +111,23 @@ class Measurement:
 
     @property
     def slow_hosts(self) -> tuple[str, ...]:
-        """The hosts that the slow groups share."""
-        return slow_hosts(self)
+        """The hosts nearly all of whose groups are slow, among those on several hosts or among those on one.
+
+        A group, or a hop from one member to the next, is slow against the quicker ones of its kind at the largest size.
+        """
+        slow: dict[tuple[str, bool], list[bool]] = {}
+        for row in self.largest:
+            found = [(self.hosts_of(group.ranks), group.isolated or group.together) for group in row.groups]
+            for inside in (True, False):
+                comparable = [(hosts, seconds) for hosts, seconds in found if (len(hosts) == 1) == inside]
+                if len({frozenset(hosts) for hosts, _ in comparable}) < 2:
+                    continue
+                quick = float(np.quantile([seconds for _, seconds in comparable], 0.25, method="lower"))
+                for hosts, seconds in comparable:
+                    for host in hosts:
+                        slow.setdefault((host, inside), []).append(seconds > _SLOW * quick)
+        named = {host for (host, _), flags in slow.items() if np.mean(flags) >= _MOST}
+        return tuple(host for host in dict.fromkeys(self.hosts) if host in named)
 
     def hosts_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         """The hosts of these ranks, each once."""
@@ -172,26 +187,6 @@ def _row(
         isolated = [found for rank in ranks if (found := times[rank][1]) is not None]
         groups.append(GroupTime(tuple(ranks), max(together), max(isolated) if isolated else None))
     return Measured(name, collective, size, tuple(groups))
-
-
-def slow_hosts(measured: Measurement) -> tuple[str, ...]:
-    """The hosts nearly all of whose groups are slow, among those on several hosts or among those on one.
-
-    A group, or a hop from one member to the next, is slow against the quicker ones of its kind at the largest size.
-    """
-    slow: dict[tuple[str, bool], list[bool]] = {}
-    for row in measured.largest:
-        found = [(measured.hosts_of(group.ranks), group.isolated or group.together) for group in row.groups]
-        for inside in (True, False):
-            comparable = [(hosts, seconds) for hosts, seconds in found if (len(hosts) == 1) == inside]
-            if len({frozenset(hosts) for hosts, _ in comparable}) < 2:
-                continue
-            quick = float(np.quantile([seconds for _, seconds in comparable], 0.25, method="lower"))
-            for hosts, seconds in comparable:
-                for host in hosts:
-                    slow.setdefault((host, inside), []).append(seconds > _SLOW * quick)
-    named = {host for (host, _), flags in slow.items() if np.mean(flags) >= _MOST}
-    return tuple(host for host in dict.fromkeys(measured.hosts) if host in named)
 
 
 def calibrated(cluster: Cluster, plan: Plan, measured: Measurement) -> Cluster:

@@ -20,7 +20,7 @@ ones it is the least of those that were tried. The launcher's order stays unless
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import permutations
 from math import factorial
 from typing import Any
@@ -89,14 +89,12 @@ class Placed:
 
     def to_dict(self) -> dict[str, Any]:
         """What ``rankmesh place --json`` prints."""
-        kinds = [{"name": k.name, "level": k.level, "cost": k.cost, "before": k.before, "level_before": k.level_before}
-                 for k in self.kinds]  # fmt: skip
         return {
             "order": self.order,
             "rank_map": list(self.rank_map),
             "cost": self.cost,
             "before": self.before,
-            "kinds": kinds,
+            "kinds": [asdict(kind) for kind in self.kinds],
             "within": dict(self.within),
             "exact": self.exact,
             "tried": self.tried,

@@ -94,7 +94,6 @@ def search(
     speed: float | None = None,
     capacity: float | None = None,
     free: tuple[str, ...] = FREE,
-    backend: str = "nccl",
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Found, ...]:
     """The ``top`` best layouts that fit into ``capacity`` bytes a device, quickest first, predicted and not measured.
@@ -115,24 +114,23 @@ def search(
     bounds = sorted(
         (least(model, how, sizes, device, speed), number, sizes, how) for number, (sizes, how) in enumerate(fitting)
     )
-    best: dict[Sizes, Found] = {}
+    best: dict[Sizes, tuple[float, Training]] = {}
     links: dict[Sizes, Links] = {}
     for number, (bound, _, sizes, how) in enumerate(bounds):
-        worst = nsmallest(top, (each.seconds for each in best.values()))
+        worst = nsmallest(top, (seconds for seconds, _ in best.values()))
         if len(worst) == top and bound >= worst[-1]:
             break
-        if sizes in best and best[sizes].seconds <= bound:
+        if sizes in best and best[sizes][0] <= bound:
             continue
         if sizes not in links:
-            links[sizes] = Links(search_plan(sizes, how), cluster, backend)
-        found = Found(sizes, how, "tp-cp-dp-pp", predict(model, how, sizes, device, links[sizes], speed),
-                      memory(model, how, sizes), flops(model, how))  # fmt: skip
-        if sizes not in best or found.seconds < best[sizes].seconds:
-            best[sizes] = found
+            links[sizes] = Links(search_plan(sizes, how), cluster)
+        seconds = predict(model, how, sizes, device, links[sizes], speed).seconds
+        if sizes not in best or seconds < best[sizes][0]:
+            best[sizes] = seconds, how
         if progress is not None:
             progress(number + 1, len(bounds))
-    chosen = nsmallest(top, best.values(), key=lambda each: each.seconds)
-    placed = (evaluate(each.sizes, cluster, model, each.training, device, speed, backend) for each in chosen)
+    chosen = nsmallest(top, best, key=lambda sizes: best[sizes][0])
+    placed = (evaluate(sizes, cluster, model, best[sizes][1], device, speed) for sizes in chosen)
     return tuple(sorted(placed, key=lambda each: each.seconds))
 
 
@@ -143,12 +141,11 @@ def evaluate(
     training: Training,
     device: Device = DEVICES["h100"],
     speed: float | None = None,
-    backend: str = "nccl",
 ) -> Found:
     """One layout, in the order that costs least."""
     plan, cluster = search_plan(sizes, training), reached(cluster)
-    placed = place(plan, cluster, traffic=step_traffic(plan, model, training), backend=backend, exact=False)
-    step = predict(model, training, sizes, device, Links(placed.plan, cluster, backend), speed)
+    placed = place(plan, cluster, traffic=step_traffic(plan, model, training), exact=False)
+    step = predict(model, training, sizes, device, Links(placed.plan, cluster), speed)
     return Found(sizes, training, placed.order, step, memory(model, training, sizes), flops(model, training))
 
 

@@ -109,9 +109,6 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
     def __hash__(self) -> int:
         return hash(json.dumps(self.to_dict(), sort_keys=True))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return Traffic, (self.to_dict(),)
-
     def __repr__(self) -> str:
         return f"Traffic({self.to_dict()})"
 
