@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,7 @@ from rankmesh.errors import AgreementError, ClusterError, ConnectError, MissingE
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.placement import Cluster
 from rankmesh.placement.read import machine_of
+from rankmesh.placement.report import speed
 from rankmesh.placement.slurm import slurm_job
 
 if TYPE_CHECKING:
@@ -46,8 +48,6 @@ def described(
     if "=" in text or hosts is not None or gpus_per_node is not None or "SLURM_JOB_NODELIST" not in os.environ:
         return cluster_of(text, world_size or 0, hosts, gpus_per_node)
     with suppress(ClusterError):
-        from pathlib import Path
-
         return slurm_job(os.environ, machine_of(Path(text)))
     return cluster_of(text, world_size or 0, hosts, gpus_per_node)
 
@@ -120,13 +120,13 @@ def print_cluster(console: Console, cluster: Cluster) -> None:
         Column("level", [level.name for level in levels], style="bold"),
         Column("units", [f"{count:,}" for count in units], right=True),
         Column("latency", [f"{level.latency * 1e6:.3g} µs" for level in levels], right=True),
-        Column("bandwidth", [_speed(level.bandwidth) for level in levels], right=True),
+        Column("bandwidth", [speed(level.bandwidth) for level in levels], right=True),
     ]
     if cluster.default_levels:
         given = ["default" if level.name in cluster.default_levels else "given" for level in levels]
         columns.append(Column("source", given))
     if any(uplinks):
-        columns.append(Column("uplink", ["" if each is None else _speed(each) for each in uplinks], right=True))
+        columns.append(Column("uplink", ["" if each is None else speed(each) for each in uplinks], right=True))
     print_columns(console, columns)
     if cluster.default_levels:
         write("default: assumed, not measured (rankmesh measure --save)")
@@ -156,12 +156,3 @@ def _range(ranks: list[int]) -> str:
     if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]} to {ranks[-1]}"
     return ", ".join(map(str, ranks))
-
-
-def _speed(value: float) -> str:
-    """Bytes/s as GB/s or MB/s.
-
-    >>> _speed(4.5e11), _speed(2.5e7)
-    ('450 GB/s', '25 MB/s')
-    """
-    return f"{value / 1e9:.4g} GB/s" if value >= 1e9 else f"{value / 1e6:.4g} MB/s"

@@ -23,7 +23,7 @@ from rankmesh.errors import AgreementError, ConnectError, extra, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.placement import Cluster
 from rankmesh.placement.measured import Measurement, calibrated
-from rankmesh.placement.report import duration
+from rankmesh.placement.report import duration, speed
 
 __all__ = ["EXAMPLES", "command", "sizes_of"]
 
@@ -124,8 +124,8 @@ def _print(found: Measurement) -> None:
         Column("bytes", [f"{row.bytes:,}" for row in rows], right=True),
         Column("at once", [duration(row.seconds) for row in rows], right=True),
         Column("alone", [duration(row.isolated) for row in rows], right=True),
-        Column("algbw", [_speed(row.algbw) for row in rows], right=True),
-        Column("busbw", [_speed(row.busbw) for row in rows], right=True),
+        Column("algbw", [speed(row.algbw) for row in rows], right=True),
+        Column("busbw", [speed(row.busbw) for row in rows], right=True),
         Column("slowest group", [_group(row.slowest.ranks, found) for row in rows], fit=True),
     ]
     print_columns(out(), columns)
@@ -138,10 +138,3 @@ def _group(ranks: Sequence[int], found: Measurement) -> str:
     listed = ", ".join(map(str, ranks[:4])) + (", …" if len(ranks) > 4 else "")
     hosts = found.hosts_of(ranks)
     return f"[{listed}] on {', '.join(hosts[:3])}{' …' if len(hosts) > 3 else ''}"
-
-
-def _speed(value: float) -> str:
-    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g} B/s"

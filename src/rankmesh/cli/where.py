@@ -36,18 +36,12 @@ class Whereabouts:
 
     def to_dict(self) -> dict[str, Any]:
         """As data with stable keys."""
-        launch = self.launch
+        names = ("launcher", "rank", "world_size", "local_rank", "local_world_size", "host", "meeting")
         return {
-            "launcher": launch.launcher,
-            "rank": launch.rank,
-            "world_size": launch.world_size,
-            "local_rank": launch.local_rank,
-            "local_world_size": launch.local_world_size,
-            "host": launch.host,
-            "meeting": launch.meeting,
+            **{name: getattr(self.launch, name) for name in names},
             "devices": None if self.devices is None else list(self.devices),
             "missing": self.missing or None,
-            "evidence": dict(launch.evidence),
+            "evidence": dict(self.launch.evidence),
         }
 
 

@@ -90,23 +90,18 @@ class Lay:
             found += apart
         return found
 
-    def edges(self, hops: str, level: int) -> IntArray:
-        """The most hops of all groups that leave one unit of a level.
+    def edges(self, collective: str, level: int) -> IntArray:
+        """The most hops of all groups that leave one unit of a level; of an all-to-all (member, peer) pairs."""
+        return self.most(_HOPS.get(collective, "around" if self.backend == "nccl" else "loop"), level)
 
-        ``ring``: as the backend orders it; ``loop``: from member to next, and last to first; ``chain``: not closed.
+    def most(self, what: str, level: int) -> IntArray:
+        """The most of these at a level.
+
+        ``around``, ``loop``, ``chain``  hops that leave one unit: of sorted members; from member to next, and last to
+                                         first; not closed
+        ``pairs``   of member and peer that leave one unit
+        ``beyond``  peers that one member has outside of its unit
         """
-        name = "around" if hops == "ring" and self.backend == "nccl" else "loop" if hops == "ring" else hops
-        return self._count(name, level)
-
-    def pairs(self, level: int) -> IntArray:
-        """The most (member, peer) pairs of all groups that leave one unit of a level."""
-        return self._count("pairs", level)
-
-    def beyond(self, level: int) -> IntArray:
-        """The most peers that one member has outside of its unit at a level."""
-        return self._count("beyond", level)
-
-    def _count(self, what: str, level: int) -> IntArray:
         if not (self.widest > level).any():
             return np.zeros(self.many, dtype=np.int64)
         if (what, level) not in self._counted:
@@ -177,27 +172,27 @@ def steps_and_volume(collective: str, ranks: int, size: float, backend: str) -> 
     return 1, size / n if collective == "all-to-all" else size
 
 
-# Which hops a collective takes: the backend's ring, if it is not said here.
-_HOPS = {"send/recv": "chain", "ring": "loop"}
+# What of a collective shares the uplink of a unit: hops of the backend's ring, if it is not said here.
+_HOPS = {"send/recv": "chain", "ring": "loop", "all-to-all": "pairs"}
 
 
 def _one(collective: str, size: float, lying: Lay, levels: Sequence[Level], backend: str) -> FloatArray:
     steps, volume = steps_and_volume(collective, lying.size, size, backend)
     if collective == "all-to-all":
         return _all_to_all(volume, lying, levels, passes=2 if backend == "gloo" else 1)
-    found = _over(lying, levels, steps, volume, _HOPS.get(collective, "ring"))
+    found = _over(lying, levels, steps, volume, collective)
     if collective == "all-reduce" and backend == "nccl":
-        return np.minimum(found, _over(lying, levels, 2 * ceil(log2(lying.size)), 2 * size, "ring"))
+        return np.minimum(found, _over(lying, levels, 2 * ceil(log2(lying.size)), 2 * size, collective))
     return found
 
 
-def _over(lying: Lay, levels: Sequence[Level], steps: float, volume: float, hops: str) -> FloatArray:
+def _over(lying: Lay, levels: Sequence[Level], steps: float, volume: float, collective: str) -> FloatArray:
     """``steps`` latencies and ``volume`` bytes over each hop, uplinks shared by all groups."""
     latency = np.array([level.latency for level in levels])[lying.widest]
     time = volume / np.minimum.accumulate([level.bandwidth for level in levels])[lying.widest]
     for number, level in enumerate(levels[1:]):
         if level.uplink is not None:
-            time = np.maximum(time, volume * lying.edges(hops, number) / level.uplink)
+            time = np.maximum(time, volume * lying.edges(collective, number) / level.uplink)
     whole: FloatArray = steps * latency + time
     return whole
 
@@ -211,8 +206,8 @@ def _all_to_all(part: float, lying: Lay, levels: Sequence[Level], passes: int) -
     latency = np.array([level.latency for level in levels])[lying.widest]
     time: FloatArray = np.full(lying.many, passes * part * (lying.size - 1) / levels[0].bandwidth)
     for number, level in enumerate(levels[1:]):
-        time = np.maximum(time, passes * part * lying.beyond(number) / level.bandwidth)
+        time = np.maximum(time, passes * part * lying.most("beyond", number) / level.bandwidth)
         if level.uplink is not None:
             through = passes if number == 0 else 1
-            time = np.maximum(time, through * part * lying.pairs(number) / level.uplink)
+            time = np.maximum(time, through * part * lying.edges("all-to-all", number) / level.uplink)
     return latency + time

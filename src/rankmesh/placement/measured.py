@@ -227,18 +227,12 @@ class _Seen:
             volume,
             row.seconds,
             row.isolated,
-            tuple(_edges(lying, row.collective, level) for level in range(len(cluster.levels) - 1)),
+            tuple(int(lying.edges(row.collective, level)[0]) for level in range(len(cluster.levels) - 1)),
         )
 
     def rate(self, seconds: float, latency: float) -> float:
         """Bytes/s over one hop, with the latencies taken off: at most half of the time."""
         return self.volume / max(seconds - self.steps * latency, seconds / 2)
-
-
-def _edges(lying: Lay, collective: str, level: int) -> int:
-    if collective == "all-to-all":
-        return int(lying.pairs(level)[0])
-    return int(lying.edges({"send/recv": "chain", "ring": "loop"}.get(collective, "ring"), level)[0])
 
 
 def _level(level: Level, number: int, seen: Sequence[_Seen]) -> Level:

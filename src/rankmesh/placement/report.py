@@ -12,7 +12,7 @@ from rankmesh.core.notebook import Text, section, table
 if TYPE_CHECKING:
     from rankmesh.placement.place import KindCost, Placed
 
-__all__ = ["HOSTS", "by_host", "duration", "html", "report", "saving", "searched"]
+__all__ = ["HOSTS", "by_host", "duration", "html", "report", "saving", "searched", "speed"]
 
 # How many hosts are listed.
 HOSTS = 16
@@ -30,6 +30,18 @@ def duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return "0 s" if seconds == 0 else f"{seconds * 1e6:.2g} µs"
+
+
+def speed(value: float) -> str:
+    """Bytes/s with four digits and a unit.
+
+    >>> speed(4.5e11), speed(2.5e7), speed(12.0)
+    ('450 GB/s', '25 MB/s', '12 B/s')
+    """
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if value >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value:.4g} B/s"
 
 
 def report(placed: Placed) -> str:

@@ -118,28 +118,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
     """Run a marked test on ranks."""
     __tracebackhide__ = True
-    mark = pyfuncitem.get_closest_marker("ranks")
-    compared = pyfuncitem.get_closest_marker("same_result")
-    if compared is not None:
-        return (yield from _compared(pyfuncitem, compared))
+    mark = pyfuncitem.get_closest_marker("same_result") or pyfuncitem.get_closest_marker("ranks")
     if mark is None:
         return (yield)
-    spec, options = _read(mark)
+    make = _on_ranks if mark.name == "ranks" else _compared
     # Of a test of hypothesis, each example runs on ranks, not the search for examples.
-    hypothesis = getattr(pyfuncitem.obj, "hypothesis", None)
-    if hypothesis is None:
-        original = pyfuncitem.obj
-        pyfuncitem.obj = _on_ranks(pyfuncitem, original, spec, options)
-    else:
-        original = hypothesis.inner_test
-        hypothesis.inner_test = _on_ranks(pyfuncitem, original, spec, options)
+    hypothesis = getattr(pyfuncitem.obj, "hypothesis", None) if mark.name == "ranks" else None
+    holder, name = (pyfuncitem, "obj") if hypothesis is None else (hypothesis, "inner_test")
+    original = getattr(holder, name)
+    setattr(holder, name, make(pyfuncitem, original, mark))
     try:
         return (yield)
     finally:
-        if hypothesis is None:
-            pyfuncitem.obj = original
-        else:
-            hypothesis.inner_test = original
+        setattr(holder, name, original)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -174,10 +165,8 @@ def _per_rank(test: Callable[..., Any], args: tuple[Any, ...], funcargs: dict[st
     return on_rank
 
 
-def _on_ranks(
-    item: pytest.Function, test: Callable[..., Any], spec: Any, options: dict[str, Any]
-) -> Callable[..., None]:
-    config = item.config
+def _on_ranks(item: pytest.Function, test: Callable[..., Any], mark: pytest.Mark) -> Callable[..., None]:
+    config, (spec, options) = item.config, _read(mark)
 
     @wraps(test)
     def run(*args: Any, **funcargs: Any) -> None:
@@ -197,9 +186,8 @@ def _on_ranks(
     return run
 
 
-def _compared(item: pytest.Function, mark: pytest.Mark) -> Iterator[Any]:
-    """Compare what a marked test sees under its layouts with one process."""
-    __tracebackhide__ = True
+def _compared(item: pytest.Function, test: Callable[..., Any], mark: pytest.Mark) -> Callable[..., None]:
+    """A test that compares what it sees under its layouts with one process."""
     options = dict(mark.kwargs)
     layouts = options.pop("layouts", mark.args[0] if len(mark.args) == 1 else None)
     if layouts is None or len(mark.args) > 1 or set(options) - _OF_COMPARISON:
@@ -207,23 +195,18 @@ def _compared(item: pytest.Function, mark: pytest.Mark) -> Iterator[Any]:
             f"@pytest.mark.same_result{mark.args} with the options {sorted(mark.kwargs)} cannot be read; it takes "
             f"layouts=['tp=2', 'dp=2'], and the options {', '.join(sorted(_OF_COMPARISON - {'layouts'}))}"
         )
-    original = item.obj
 
-    @wraps(original)
+    @wraps(test)
     def run(*args: Any, **funcargs: Any) -> None:
         __tracebackhide__ = True
         from rankmesh import sim
 
         with _short_report("deterministic", item.config.getoption("fulltrace")):
-            result = sim.compare(_per_rank(original, args, funcargs), layouts, **options)
+            result = sim.compare(_per_rank(test, args, funcargs), layouts, **options)
         if not result.same:
             pytest.fail(result.report(), pytrace=False)
 
-    item.obj = run
-    try:
-        return (yield)
-    finally:
-        item.obj = original
+    return run
 
 
 def _this_rank() -> RankTest | None:

@@ -13,6 +13,7 @@ from math import ceil, floor, log10
 from xml.etree.ElementTree import Element, tostring
 
 from rankmesh.placement.measured import Measured, Measurement
+from rankmesh.placement.report import speed
 from rankmesh.viz.panel import document, put
 from rankmesh.viz.sheet import colours
 
@@ -75,11 +76,4 @@ def _grid(root: Element, wide: tuple[int, int], high: tuple[int, int]) -> None:
     for power in range(high[0], high[1] + 1):
         y = _y(power, high)
         put(root, "path", d=f"M{_LEFT} {y:.1f}h{_WIDTH}", stroke="#d0d7de")
-        put(root, "text", _speed(power), x=_LEFT - 8, y=f"{y + 4:.1f}", **{"class": "label end"})
-
-
-def _speed(power: int) -> str:
-    for unit, size in (("GB/s", 9), ("MB/s", 6), ("kB/s", 3)):
-        if power >= size:
-            return f"{10 ** (power - size):,} {unit}"
-    return f"{10.0**power:g} B/s"
+        put(root, "text", speed(10.0**power), x=_LEFT - 8, y=f"{y + 4:.1f}", **{"class": "label end"})
