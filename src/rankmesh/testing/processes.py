@@ -7,27 +7,19 @@ process that runs pytest would take along whatever its threads held at that mome
 from __future__ import annotations
 
 import inspect
-import json
 import multiprocessing
 import os
 import pickle
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rankmesh.sim.run import cut_by
-from rankmesh.testing.rank_process import (
-    FunctionResult,
-    PhaseReport,
-    Place,
-    TestResult,
-    rank_function,
-    rank_test,
-)
+from rankmesh.testing.rank_process import Place, Result, rank_function, rank_test
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -45,42 +37,44 @@ def run_test(item: pytest.Function, size: int, backend: str, seconds: float) -> 
     _check_devices(backend, size)
     with tempfile.TemporaryDirectory(prefix="rankmesh-test-") as folder:
         arguments = [*_arguments(item, folder), f"{item.path}::{item.nodeid.partition('::')[2]}"]
-        left, logs = _run(rank_test, size, folder, backend, seconds, str(item.config.invocation_params.dir), arguments)
-    results: dict[int, TestResult] = {rank: json.loads(data) for rank, data in left.items()}
-    reports = {rank: _deciding(result["reports"]) for rank, result in results.items()}
-    _check_skipped(size, {rank: result["failed_at"] for rank, result in results.items()}, reports)
-    failed = {rank: report for rank, report in reports.items() if report["outcome"] == "failed"}
-    if failed or len(results) < size:
-        first = min(failed, key=lambda rank: results[rank]["failed_at"], default=None)
-        lines = [] if first is None else [f"rank {first} of {size} failed ({backend}):", failed[first]["text"]]
-        for rank in range(size):
-            if rank not in results:
-                lines.append(f"rank {rank} did not end within {seconds:g} s\n{logs[rank][-_SHOWN:]}")
-            elif rank in failed and rank != first:
-                lines.append(f"rank {rank} failed too: {failed[rank]['reason'].splitlines()[0]}")
-        pytest.fail("\n".join(lines), pytrace=False)
+        folder_of_run = str(item.config.invocation_params.dir)
+        results = _run(rank_test, size, folder, backend, seconds, folder_of_run, arguments)
+    _check_skipped(results)
+    _check_failed(results, backend)
 
 
-def _check_skipped(size: int, ended: Mapping[int, float], reports: Mapping[int, PhaseReport]) -> None:
+def _check_skipped(results: Mapping[int, Result]) -> None:
     """Skip where the first rank that did not pass was skipped; its effect on the other ranks is no failure."""
     __tracebackhide__ = True
-    others = [rank for rank, report in reports.items() if report["outcome"] != "passed"]
-    if len(reports) < size or not others:
+    others = [rank for rank, result in results.items() if result["outcome"] != "passed"]
+    if not others or any(results[rank]["outcome"] == "lost" for rank in others):
         return
-    first = min(others, key=lambda rank: ended[rank])
-    everywhere = all(report["outcome"] == reports[first]["outcome"] for report in reports.values())
-    reason = f"on {'every rank' if everywhere else f'rank {first}'}: {reports[first]['reason']}"
-    if reports[first]["outcome"] == "skipped":
+    first = min(others, key=lambda rank: results[rank]["ended_at"])
+    everywhere = all(result["outcome"] == results[first]["outcome"] for result in results.values())
+    reason = f"on {'every rank' if everywhere else f'rank {first}'}: {results[first]['reason']}"
+    if results[first]["outcome"] == "skipped":
         pytest.skip(reason)
-    if reports[first]["outcome"] == "xfailed":
+    if results[first]["outcome"] == "xfailed":
         pytest.xfail(reason)
 
 
-def _deciding(reports: Sequence[PhaseReport]) -> PhaseReport:
-    """The report that decides how a test ended: the first that is not a pass."""
-    why = "the rank found no test to run"
-    nothing: PhaseReport = {"when": "setup", "outcome": "failed", "text": why, "reason": why}
-    return next((report for report in reports if report["outcome"] != "passed"), reports[0] if reports else nothing)
+def _check_failed(results: Mapping[int, Result], backend: str) -> None:
+    """Fail with the report of the rank that failed first, and a line for each other one."""
+    __tracebackhide__ = True
+    failed = [rank for rank, result in results.items() if result["outcome"] in ("failed", "lost")]
+    if failed:
+        first = min(failed, key=lambda rank: results[rank]["ended_at"])
+        head = f"rank {first} of {len(results)} failed ({backend}): {_reason(results[first])}"
+        lines = [head, results[first]["text"]]
+        for rank in failed:
+            if rank != first:
+                lines.append(f"rank {rank} failed too: {_reason(results[rank])}")
+                lines += [results[rank]["text"]] if results[rank]["outcome"] == "lost" else []
+        pytest.fail("\n".join(lines), pytrace=False)
+
+
+def _reason(result: Result) -> str:
+    return next(iter(result["reason"].splitlines()), "")
 
 
 def run_function(
@@ -99,16 +93,8 @@ def run_function(
         )
     with tempfile.TemporaryDirectory(prefix="rankmesh-test-") as folder:
         file = inspect.getsourcefile(function)
-        left, logs = _run(rank_function, size, folder, backend, seconds, file, name, plan or size, tuple(args))
-    # The pickles were written by processes that this one has started.
-    results: dict[int, FunctionResult] = {rank: pickle.loads(data) for rank, data in left.items()}  # noqa: S301
-    bad = [rank for rank in range(size) if "value" not in results.get(rank, {})]
-    if bad:
-        failed = {rank: results.get(rank, {"error": "did not end", "text": logs[rank][-_SHOWN:]}) for rank in bad}
-        first = min(bad, key=lambda rank: failed[rank].get("failed_at", float("inf")))
-        others = [f"rank {rank} failed too: {failed[rank]['error'].splitlines()[0]}" for rank in bad if rank != first]
-        head = f"rank {first} of {size} failed ({backend}): {failed[first]['error']}"
-        pytest.fail("\n".join([head, failed[first]["text"], *others]), pytrace=False)
+        results = _run(rank_function, size, folder, backend, seconds, file, name, plan or size, tuple(args))
+    _check_failed(results, backend)
     return [pickle.loads(results[rank]["value"]) for rank in range(size)]  # noqa: S301
 
 
@@ -142,8 +128,8 @@ def _arguments(item: pytest.Function, folder: str) -> list[str]:
 
 def _run(
     target: Callable[..., None], size: int, folder: str, backend: str, seconds: float, *rest: Any
-) -> tuple[dict[int, bytes], dict[int, str]]:
-    """Start a target on each rank, and wait: the result that each left, and its output."""
+) -> dict[int, Result]:
+    """Start a target on each rank, and wait: the result that each left; of one that left none the end of its output."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rankmesh.testing.rank_process", "pytest", "hypothesis"])
     places = [Place(rank, size, folder, backend, seconds) for rank in range(size)]
@@ -152,8 +138,20 @@ def _run(
     for process in processes:
         process.start()
     _wait(processes, places, seconds)
-    left = {place.rank: place.file("result").read_bytes() for place in places if place.file("result").exists()}
-    return left, {place.rank: _text(place.file("log")) for place in places}
+    return {place.rank: _left(place) or _lost(place) for place in places}
+
+
+def _left(place: Place) -> Result | None:
+    """What a rank left, None so far; processes that this one has started wrote the pickle."""
+    file = place.file("result")
+    return pickle.loads(file.read_bytes()) if file.exists() else None  # noqa: S301
+
+
+def _lost(place: Place) -> Result:
+    """A rank that left nothing: no other can have failed later."""
+    log = place.file("log")
+    text = log.read_text(encoding="utf-8", errors="replace")[-_SHOWN:] if log.exists() else ""
+    return {"outcome": "lost", "reason": f"did not end within {place.seconds:g} s", "text": text, "ended_at": inf}
 
 
 def _wait(processes: Sequence[BaseProcess], places: Sequence[Place], seconds: float) -> None:
@@ -171,10 +169,5 @@ def _wait(processes: Sequence[BaseProcess], places: Sequence[Place], seconds: fl
 
 def _has_failed(process: BaseProcess, place: Place) -> bool:
     """Whether a rank died without a result, or left one of a failure."""
-    if not place.file("result").exists():
-        return process.exitcode is not None
-    return b'"failed"' in place.file("result").read_bytes()
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    result = _left(place)
+    return process.exitcode is not None if result is None else result["outcome"] == "failed"

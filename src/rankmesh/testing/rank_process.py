@@ -2,15 +2,14 @@
 
 ```
 environment     RANK, WORLD_SIZE, ... as torchrun sets them
-rank_test       pytest for one test, in which the plugin finds this rank      -> outcome and report, as JSON
-rank_function   one function of a file                                        -> its value or its error, pickled
+rank_test       pytest for one test, in which the plugin finds this rank
+rank_function   one function of a file
 ```
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import pickle
 import sys
@@ -34,33 +33,17 @@ from rankmesh.sim.run import cut_by
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["FunctionResult", "PhaseReport", "Place", "RankTest", "TestResult", "current", "rank_function", "rank_test"]
+__all__ = ["Place", "RankTest", "Result", "current", "rank_function", "rank_test"]
 
 
-class PhaseReport(TypedDict):
-    """What pytest reports of one phase (set-up, call, tear-down) of a test on one rank."""
+class Result(TypedDict, total=False):
+    """What one rank leaves: how it ended, why, when, the text of its report, and the pickled value of a function."""
 
-    when: str
     outcome: str
-    text: str
     reason: str
-
-
-class TestResult(TypedDict):
-    """What one rank leaves of a test."""
-
-    code: int
-    failed_at: float
-    reports: list[PhaseReport]
-
-
-class FunctionResult(TypedDict, total=False):
-    """What one rank leaves of a function: its pickled ``value``, or its ``error`` with the traceback as ``text``."""
-
-    value: bytes
-    error: str
     text: str
-    failed_at: float
+    ended_at: float
+    value: bytes
 
 
 @dataclass(frozen=True)
@@ -145,15 +128,15 @@ def _at(place: Place, environment: Mapping[str, str]) -> Iterator[None]:
     sys.stderr.flush()
 
 
-def _leave(place: Place, data: bytes) -> None:
+def _leave(place: Place, result: Result) -> None:
     """Leave the result of this rank, whole or not at all."""
     part = place.file("part")
-    part.write_bytes(data)
+    part.write_bytes(pickle.dumps(result))
     part.rename(place.file("result"))
 
 
 def rank_test(place: Place, environment: Mapping[str, str], folder: str, arguments: Sequence[str]) -> None:
-    """Run one test with pytest on this rank, and leave its reports."""
+    """Run one test with pytest on this rank, and leave its first report that is not a pass, else its first."""
     global _current
     import pytest
 
@@ -161,24 +144,23 @@ def rank_test(place: Place, environment: Mapping[str, str], folder: str, argumen
         """Keeps what pytest reports."""
 
         def __init__(self) -> None:
-            self.reports: list[PhaseReport] = []
+            self.results: list[Result] = []
 
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             crash = getattr(report.longrepr, "reprcrash", None)
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(crash, "message", "")
             text = report.longreprtext if report.failed else ""
-            self.reports.append({"when": report.when, "outcome": _outcome(report), "text": text, "reason": reason})
+            self.results.append({"outcome": _outcome(report), "reason": reason, "text": text})
 
     with _at(place, environment):
         os.chdir(folder)
         _current, listener = RankTest(place), Listener()
-        code = pytest.main(list(arguments), plugins=[listener])
-        result: TestResult = {
-            "code": int(code),
-            "failed_at": _current.failed_at or time.time(),
-            "reports": listener.reports,
-        }
-        _leave(place, json.dumps(result).encode())
+        pytest.main(list(arguments), plugins=[listener])
+        why = "the rank found no test to run"
+        results = listener.results or [{"outcome": "failed", "reason": why, "text": why}]
+        result = next((each for each in results if each["outcome"] != "passed"), results[0])
+        result["ended_at"] = _current.failed_at or time.time()
+        _leave(place, result)
 
 
 def _outcome(report: pytest.TestReport) -> str:
@@ -193,23 +175,24 @@ def rank_function(
 ) -> None:
     """Call one function of a file on this rank, and leave its value or its error."""
     with _at(place, environment):
-        result: FunctionResult = {}
+        result: Result = {}
         try:
             with _world(place, "1"):
                 try:
-                    result = {"value": pickle.dumps(_call(_load(file, name), spec, args))}
+                    result = {"outcome": "passed", "value": pickle.dumps(_call(_load(file, name), spec, args))}
                 except BaseException as error:
                     result = _failure(error)
                     raise
         except BaseException as error:  # noqa: BLE001  - whatever it was, the caller reports it
-            result = result if "error" in result else _failure(error)
-        _leave(place, pickle.dumps(result))
+            result = result if result.get("outcome") == "failed" else _failure(error)
+        _leave(place, result)
 
 
-def _failure(error: BaseException) -> FunctionResult:
+def _failure(error: BaseException) -> Result:
     """An error as text, and when it happened: the other ranks fail when the world of this rank is destroyed."""
     text = "".join(traceback.format_exception(type(error), error, users_trace(error)))
-    return {"error": f"{type(error).__name__}: {error}", "text": text, "failed_at": time.time()}
+    reason = f"{type(error).__name__}: {error}"
+    return {"outcome": "failed", "reason": reason, "text": text, "ended_at": time.time()}
 
 
 def _load(file: str, name: str) -> Callable[..., Any]:
