@@ -10,7 +10,7 @@ import typer
 from rankmesh.cli.console import note, write, write_json
 from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, note_configs, source_of
 from rankmesh.cli.shell import ExitCode, Failed, save
-from rankmesh.debug.doctor import Diagnosis, doctor
+from rankmesh.debug.doctor import doctor
 from rankmesh.debug.doctor.diagnosis import report
 
 __all__ = ["EXAMPLES", "command"]
@@ -52,9 +52,14 @@ def command(
     if source is not None:
         note_configs(source)
     found = doctor(folder, None if source is None else source.plan)
-    _print_notes(found.notes)
+    for text in found.notes[:_NOTES]:
+        note(text)
+    if len(found.notes) > _NOTES:
+        note(f"and {len(found.notes) - _NOTES} more notes; --json lists them")
     if html is not None:
-        _write_page(found, html)
+        from rankmesh.viz.hang import page
+
+        save(html, page(found))
     if json:
         config: dict[str, Any] = {} if source is None else config_of(source)
         write_json({**found.to_dict(), **config})
@@ -62,16 +67,3 @@ def command(
         write(report(found))
     if found.causes or found.waiting:
         raise Failed("", ExitCode.HUNG)
-
-
-def _print_notes(notes: tuple[str, ...]) -> None:
-    for text in notes[:_NOTES]:
-        note(text)
-    if len(notes) > _NOTES:
-        note(f"and {len(notes) - _NOTES} more notes; --json lists them")
-
-
-def _write_page(found: Diagnosis, path: Path) -> None:
-    from rankmesh.viz.hang import page
-
-    save(path, page(found))

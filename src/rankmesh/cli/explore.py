@@ -46,14 +46,13 @@ def explored(
     cluster: str | None = None,
     measured: str | Path | None = None,
     recordings: str | Path | None = None,
-    world_size: int | None = None,
 ) -> dict[str, Any]:
     """What the page of a layout is given; `rankmesh.viz.explorer.page` makes the page of it.
 
     >>> explored("tp=2,dp=4", cluster="host=4,leaf=2")["state"]
     {'spec': 'tp=2,dp=4', 'cluster': 'host=4,leaf=2'}
     """
-    source = source_of(spec, world_size)
+    source = source_of(spec)
     return given(
         source,
         cluster=_machine(cluster, gpus_per_node, source.plan.world_size),

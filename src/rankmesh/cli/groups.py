@@ -42,9 +42,9 @@ class KindGroups:
     groups: list[list[int]]
 
 
-def kind_groups(spec: str | Source, name: str, *, rank: int | None = None, world_size: int | None = None) -> KindGroups:
+def kind_groups(spec: str | Source, name: str, *, rank: int | None = None) -> KindGroups:
     """All groups of a kind, or the one that ``rank`` is in (``NotAMember`` if it is in none)."""
-    plan = source_of(spec, world_size).plan
+    plan = source_of(spec).plan
     kind, groups = plan.spec(name), plan.groups(name)
     listed = groups.tolist() if rank is None else [list(groups.of(rank))]
     first = 0 if rank is None else groups.index_of(rank)

@@ -57,7 +57,9 @@ class Interpolations:
             default = default or found.default
             lines |= dict.fromkeys(line for line in (found.line, *found.also) if line not in (0, entry.line))
             whole = inner[0] == text
-            text = value if whole else f"{text[: inner.start()]}{_written(value)}{text[inner.end() :]}"
+            text = (
+                value if whole else f"{text[: inner.start()]}{'null' if value is None else value}{text[inner.end() :]}"
+            )
         if isinstance(text, str) and _INNERMOST.search(text):
             return entry  # one that leads to itself, or is too long
         return replace(entry, value=text, also=tuple(lines), default=entry.default or default)
@@ -89,7 +91,3 @@ class Interpolations:
 def _typed(word: str) -> Any:
     word = word.strip("'\"")
     return None if word == "null" else word
-
-
-def _written(value: object) -> str:
-    return "null" if value is None else str(value)

@@ -180,7 +180,7 @@ def settle(table: Table, entries: Iterable[Entry], path: str) -> Settled:
 
 
 def _check(rule: Refused, entry: Entry, path: str) -> None:
-    value = int(entry.value) if isinstance(entry.value, str) and entry.value.isdecimal() else entry.value
+    value = _number(entry.value)
     if not any(
         value == harmless and isinstance(value, bool) == isinstance(harmless, bool) for harmless in rule.harmless
     ):
@@ -208,9 +208,13 @@ def _counts(value: object) -> bool:
     """Whether a value could be a size of more than one."""
     if isinstance(value, list) and value:
         value = value[0]
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
+    value = _number(value)
     return isinstance(value, Missing) or (isinstance(value, int) and not isinstance(value, bool) and value > 1)
+
+
+def _number(value: Any) -> Any:
+    """A text of digits as the number that it is; another value as it is."""
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
 def whole(entry: Entry, path: str) -> int | None:
@@ -224,8 +228,7 @@ def whole(entry: Entry, path: str) -> int | None:
         run = [] if name and name[1] else [f"run the script: rankmesh show --run {path}"]
         remedy = "; or ".join([*given, *run])
         raise refused(path, entry, value.why, remedy)
-    if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value)
+    value = _number(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise refused(path, entry, "a parallel size is a whole number of at least 1", "write one")
     return value

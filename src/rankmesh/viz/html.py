@@ -54,7 +54,7 @@ def page(source: Source, facts: Overview) -> str:
     """The page of a plan; of a world of more than 512 ranks one part is pictured."""
     sections = [
         _header(facts),
-        *(_section(_heading(layout), _axes(layout)) for layout in facts.layouts),
+        *(_section(f"View {layout.view}" if layout.view else "Mesh", _axes(layout)) for layout in facts.layouts),
         _section("Groups", _kinds(facts)),
         _section("Communicators", _communicators(facts)),
         _section("Pictures", _pictures(source, facts)),
@@ -73,10 +73,6 @@ def _header(facts: Overview) -> str:
 
 def _section(heading: str, body: str) -> str:
     return f"<h2>{escape(heading)}</h2>\n{body}"
-
-
-def _heading(layout: LayoutRow) -> str:
-    return "Mesh" if layout.view is None else f"View {layout.view}"
 
 
 def _axes(layout: LayoutRow) -> str:

@@ -44,9 +44,6 @@ def part_of(mesh: Mesh, most: int) -> Part:
         rest = prod(sizes.values()) // sizes[name]
         sizes[name] = max(1, min(sizes[name] - 1, _ENOUGH // rest))
     pattern = Strided(tuple((size, mesh.strides[name]) for name, size in sizes.items()))
-    cut = [f"{_index_range(name, sizes[name])} of {size}" for name, size in mesh.axes.items() if sizes[name] < size]
+    last = {name: f" to {sizes[name] - 1}" if sizes[name] > 1 else "" for name in sizes}
+    cut = [f"{name}=0{last[name]} of {size}" for name, size in mesh.axes.items() if sizes[name] < size]
     return Part(sizes, mesh.rank_range.ranks(pattern.values()), ", ".join(cut))
-
-
-def _index_range(name: str, size: int) -> str:
-    return f"{name}=0" if size == 1 else f"{name}=0 to {size - 1}"
