@@ -19,7 +19,6 @@ from rankmesh.readers.interpolations import Interpolations
 from rankmesh.readers.parents import with_parents
 from rankmesh.readers.reading import Entry, Missing, Reading, Settled, place, settle
 from rankmesh.readers.run import Run, check_branches, read_arguments, read_run
-from rankmesh.readers.source import RECIPES
 from rankmesh.readers.tokens import shown
 
 __all__ = ["Config", "read_config", "read_launch"]
@@ -89,12 +88,16 @@ _FORMATS: Mapping[str, _Format] = {
     "accelerate": _Format("an Accelerate config", accelerate.matches, accelerate.from_document),
 }
 _RECIPES: Mapping[str, Callable[..., Plan]] = {
-    **RECIPES,
+    "megatron": recipes.megatron,
     "gpt_neox": lambda world, tp=1, pp=1: recipes.axes(Mesh.parse(f"tp={tp},dp=*,pp={pp}", world_size=world)),
     "verl": lambda world, sp=1, fsdp=None: recipes.axes(_sharded(Mesh.parse(f"sp={sp},dp=*", world_size=world), fsdp)),
     "axolotl": lambda world, **sizes: recipes.accelerate(world, **_shards(world, sizes)),
     "experts": lambda world, ep: recipes.axes(Mesh.parse(f"ep={ep}", world_size=world)),
     "sequences": lambda world, sp: recipes.deepspeed(world, sp=sp, dp=world // sp),
+    "nanotron": recipes.nanotron,
+    "torchtitan": recipes.torchtitan,
+    "deepspeed": recipes.deepspeed,
+    "accelerate": recipes.accelerate,
     "replicas": lambda world: recipes.accelerate(world, dp_replicate=world, dp_shard=1),
 }
 
