@@ -49,7 +49,7 @@ def command(
         Path,
         typer.Option(
             metavar="FILE",
-            help='What lies how, JSON or YAML: {"name": {"shape": [...], "dtype": "bfloat16", '
+            help='How each tensor is sharded, JSON or YAML: {"name": {"shape": [...], "dtype": "bfloat16", '
             '"source": {"cut": ["tp", null], "at": {"pp": 1}}, "target": {...}}}; also view, parts, padded.',
         ),
     ],

@@ -167,7 +167,7 @@ class Cluster:
     def parse(cls, text: str, *, world_size: int | None = None, hosts: str | Iterable[str] | None = None) -> Cluster:
         """The cluster of an axis string of the machine: innermost first, each size in units of the level before.
 
-        With ``world_size``, one size may be ``*``: what is left. ``hosts`` names them, in the order of the launcher; in
+        With ``world_size``, one size may be ``*``, which is inferred. ``hosts`` names them, in the launcher's order; in
         natural order they fill the levels. Without, they are node0, node1 and so on.
 
         >>> [host.name for host in Cluster.parse("host=2,leaf=*", world_size=6).hosts]

@@ -31,7 +31,7 @@ __all__ = ["Crossings", "crossings", "hops", "reach", "widest"]
 
 @dataclass(frozen=True)
 class Crossings:
-    """How one kind of group lies on the hosts.
+    """How one kind of group is spread over the hosts.
 
     ``groups``    how many groups of the kind there are
     ``crossing``  how many of them have members on more than one host

@@ -7,7 +7,7 @@ torchrun --nproc_per_node 8 --nnodes 4        32 ranks; also python -m torch.dis
 srun -n 32 python ...                         32 ranks; -N 4 --ntasks-per-node 8 is the same
 accelerate launch --num_processes 32          32 ranks
 deepspeed --num_gpus 8 --num_nodes 4          32 ranks
-#SBATCH --nodes=4                             gives SLURM_NNODES and its siblings their values
+#SBATCH --nodes=4                             gives SLURM_NNODES and related variables their values
 ```
 
 >>> run = read_run("torchrun --nproc_per_node=8 pretrain_gpt.py --tensor-model-parallel-size 4", "run.sh")

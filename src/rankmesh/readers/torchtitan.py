@@ -62,5 +62,5 @@ def from_document(entries: list[Entry], path: str) -> Settled:
     settled = settle(TABLE, entries, path)
     for entry in entries:
         if _key(entry) == "data_parallel_shard_degree" and entry.value == _LEFT:
-            settled.notes.append((entry.line, f"{entry} is what is left of the world"))
+            settled.notes.append((entry.line, f"{entry} is inferred from the world"))
     return settled

@@ -1,4 +1,4 @@
-"""Processes that join a job that runs: who has asked, and what those are told that have become members."""
+"""Processes that join a job that runs: who has asked, and the reply to those that have become members."""
 
 from __future__ import annotations
 
