@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.sockets import free_port
 
 from rankmesh.cli import main
-from rankmesh.debug.verification import check, here
+from rankmesh.debug.verification import check
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import torchrun_variables
 
@@ -59,8 +59,7 @@ def _with_a_victim(run_rank, phase, victim, number):
 
 def sabotage(phase, victim, number):
     """From now on a check in this process has its victim."""
-    for module in (here, check):
-        module.run_rank = _with_a_victim(module.run_rank, phase, int(victim), getattr(signal, number))
+    check.run_rank = _with_a_victim(check.run_rank, phase, int(victim), getattr(signal, number))
 
 
 def sabotaged(phase, victim, number, *arguments):

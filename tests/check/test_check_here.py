@@ -77,12 +77,12 @@ def test_a_check_that_is_ended_leaves_nothing(number, tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     end = time.monotonic() + 60
-    while not list(tmp_path.glob("rankmesh-check-*/log-7")) and time.monotonic() < end:
+    while not list(tmp_path.glob("rankmesh-ranks-*/output-7")) and time.monotonic() < end:
         time.sleep(0.05)
     process.send_signal(number)
     assert process.wait(20) != 0
     assert not _alive(process.pid)
-    assert not list(tmp_path.glob("rankmesh-check-*"))
+    assert not list(tmp_path.glob("rankmesh-ranks-*"))
 
 
 def test_the_table_says_so():

@@ -448,12 +448,13 @@ def test_a_program_keeps_its_own_signal(ranks, tmp_path):
     assert ranks(2, _keeps_its_signal, str(tmp_path), timeout=30) == [[[], 1]] * 2
 
 
-def test_a_signal_that_c_handles_is_left_alone(tmp_path):
+def test_a_signal_that_c_handles_is_left_alone(tmp_path, monkeypatch):
     """A program that has its stacks written at SIGUSR1 by itself: a watch does not take that, nor give it back."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with (tmp_path / "own").open("w+") as file:
         faulthandler.register(signal.SIGUSR1, file=file)
         try:
-            here = on_host.HostRanks("mine", 0, tmp_path)
+            here = on_host.HostRanks("mine", 0)
             here.close()
             os.kill(os.getpid(), signal.SIGUSR1)
             file.seek(0)
@@ -461,7 +462,7 @@ def test_a_signal_that_c_handles_is_left_alone(tmp_path):
         finally:
             faulthandler.unregister(signal.SIGUSR1)
     assert not here.by_signal
-    again = on_host.HostRanks("mine", 0, tmp_path)
+    again = on_host.HostRanks("mine", 0)
     again.close()
     assert again.by_signal
 
@@ -482,8 +483,9 @@ def test_a_fork_is_no_rank(ranks, tmp_path):
     assert ranks(2, _forks, str(tmp_path)) == [False, False]
 
 
-def test_what_killed_ranks_left(tmp_path):
+def test_what_killed_ranks_left(tmp_path, monkeypatch):
     """The first rank of a session takes away what ranks left that are gone, and nothing else."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def left(name, age=100, **about):
         folder = tmp_path / f"rankmesh-watch-{name}"
@@ -499,7 +501,7 @@ def test_what_killed_ranks_left(tmp_path):
     left("elsewhere", began="1", space="pid:[1]")
     left("starts", age=0, began="1")
     (tmp_path / "rankmesh-watch-empty").mkdir()
-    on_host.HostRanks("mine", 0, tmp_path).close()
+    on_host.HostRanks("mine", 0).close()
     found = sorted(folder.name.rpartition("-")[2] for folder in tmp_path.iterdir())
     assert found == ["elsewhere", "empty", "runs", "starts"]
 

@@ -1,6 +1,6 @@
-"""Check a plan: with the ranks of this job, or with ranks that are started on this machine (``here``).
+"""Check a plan: with the ranks of this job, or with ranks that are started on this machine (``ranks``).
 
-In a job the ranks agree in one round, whatever their collectives do:
+The ranks agree in one round, whatever their collectives do:
 
 ```
 every rank   a thread verifies the groups, another publishes its event log, and arrives when it has ended
@@ -27,7 +27,7 @@ from typing import Any
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.verification.event_log import EventLog, ended, line, next_group, run_rank
-from rankmesh.debug.verification.here import check_here
+from rankmesh.debug.verification.ranks import Progress, check_size, run_here
 from rankmesh.debug.verification.results import CheckResult, KindResult, RankFailure, collect
 from rankmesh.errors import ConnectError, PlanError, StoreLost, quoted
 from rankmesh.launch.started import Launch, started_by
@@ -46,9 +46,10 @@ _LAST_EVENTS, _GRACE, _MORE = 2.0, 3.0, 1.0
 _MOMENT = 1.0
 _REPORTED = 64
 _WORKER = "rankmesh-check"
+# How a rank is lost of which nobody knows how it ended.
+_UNRESPONSIVE = "does not answer"
 
 Show = Callable[[CheckResult], None]
-Progress = Callable[[int, int], None]
 
 
 def check(
@@ -63,8 +64,8 @@ def check(
     """Build every group of a plan on real processes and prove each with collectives; how that went, rank by rank.
 
     Inside a job every rank calls it, and gets the result; without a launcher it starts the ranks itself, on this
-    machine. ``timeout`` is how long ranks wait for each other, in seconds; ``progress`` is given how many of how many
-    verifications are done; ``show`` gets the result on the one process that prints it. ``since`` is when the clock of
+    machine. ``timeout`` is how long ranks wait for each other, in seconds; ``progress`` is given how many of its groups
+    rank 0 has verified; ``show`` gets the result on the one process that prints it. ``since`` is when the clock of
     the whole check began (``time.perf_counter()``), without it that is now.
 
     Raises ``PlanError`` for a plan of another size than the job, or too large for one machine; ``ConnectError`` when
@@ -77,10 +78,10 @@ def check(
             received=plan,
         )
     launch = started_by()
+    started = time.perf_counter() if since is None else since
     if not is_single_process(launch):
-        started = time.perf_counter() if since is None else since
-        return _check_in_job(plan, launch, backend, timeout, started, progress if launch.rank == 0 else None, show)
-    result = check_here(plan, backend=backend, timeout=timeout, since=since, progress=progress)
+        return _check_in_job(plan, launch, backend, timeout, started, progress, show)
+    result = _check_here(plan, backend, timeout, started, progress)
     if show is not None:
         show(result)
     return result
@@ -95,6 +96,26 @@ def is_single_process(launch: Launch) -> bool:
     False
     """
     return launch.launcher == NO_LAUNCHER or (launch.launcher == "slurm" and launch.single_rank)
+
+
+def _check_here(
+    plan: Plan, backend: str | None, timeout: float, started: float, progress: Progress | None
+) -> CheckResult:
+    """The result that ranks of this machine show; how their processes ended is known here alone."""
+
+    def work(launch: Launch, far: Progress, give: Show) -> None:
+        _check_in_job(plan, launch, backend, timeout, started, far, give)
+
+    ended = run_here(check_size(plan), work, progress)
+    if ended.found is None:
+        why = ended.error or next((f"{rank} {how}" for rank, how in ended.how.items()), "ended without a result")
+        raise ConnectError(f"nothing was checked: rank {why}; look at its output", ranks=tuple(ended.how))
+    how = {**dict.fromkeys(ended.found.lost, _UNRESPONSIVE), **ended.how}
+    failures = (
+        replace(one, message=one.message.replace(_UNRESPONSIVE, how[one.rank], 1)) if one.kind == "lost" else one
+        for one in ended.found.failures
+    )
+    return replace(ended.found, failures=tuple(failures))
 
 
 def _check_in_job(
@@ -118,9 +139,9 @@ def _check_in_job(
             plan_world_size=plan.world_size,
             world_size=launch.world_size,
         )
-    launch, among = _round(launch, timeout)
     with _outlives_sigterm() as to_end:
-        work = _Work(plan, launch, backend, timeout, progress)
+        launch, among = _round(launch, timeout)
+        work = _Work(plan, launch, backend, timeout, progress if launch.rank == 0 else None)
         try:
             missing = _missing(among, work, timeout, to_end)
             return _result(among, work, started, missing, show)
@@ -261,7 +282,7 @@ def _result(among: Round, work: _Work, started: float, missing: Collection[int],
     def report(_: Arrivals) -> Outcome:
         texts = among.arrivals(_ENDED).texts
         logs = {writer: [parsed(text, "an event") for text in listed] for writer, listed in texts.items()}
-        gone = {one: "does not answer" for one in missing if one != rank}
+        gone = {one: _UNRESPONSIVE for one in missing if one != rank}
         seconds, diagnosis = time.perf_counter() - started, "".join(work.diagnoses[-1:])
         result = collect(work.plan, {**logs, rank: list(work.log)}, seconds, gone, diagnosis)
         if show is not None:

@@ -18,7 +18,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from rankmesh.core.plan import Plan
@@ -49,18 +48,17 @@ def run_rank(
     timeout: float,
     write: Write,
     diagnosed: Callable[[str], None],
-    place: Path | None = None,
 ) -> bool:
     """Check this rank: join the world, connect, verify each group, and write the events; whether all went well.
 
-    ``diagnosed`` is given the diagnosis of what hangs; ``place`` is a temporary folder of this host.
+    ``diagnosed`` is given the diagnosis of what hangs.
     """
     import torch.distributed as dist
 
     write({"event": "started"})
     failures: list[Exception] = []
     try:
-        with watched(enter(launch, backend, timeout), diagnosed, place) as me, _written(write, failures):
+        with watched(enter(launch, backend, timeout), diagnosed) as me, _written(write, failures):
             write({"event": "joined", "backend": me.backend})
             with connect(plan, timeout=timeout) as groups:
                 write({"event": "connected", "seconds": groups.phases["all"]})

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
-import tempfile
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from pathlib import Path
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.verification.check import is_single_process
-from rankmesh.debug.verification.ranks import Ranks, begin, check_size
-from rankmesh.errors import ConnectError, RankmeshError, first_line
+from rankmesh.debug.verification.ranks import Progress, check_size, run_here
+from rankmesh.errors import ConnectError
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.placement.measured import Measurement
 from rankmesh.runtime.connect import connect
@@ -20,7 +17,6 @@ from rankmesh.runtime.measure import SIZES
 
 __all__ = ["measure"]
 
-Progress = Callable[[int, int], None]
 # Measures as one rank of a world.
 Run = Callable[[Launch, "Progress | None"], Measurement]
 
@@ -55,40 +51,13 @@ def measure(
 
 
 def _here(size: int, run: Run, progress: Progress | None) -> Measurement:
-    with tempfile.TemporaryDirectory(prefix="rankmesh-measure-") as folder:
-        place = Path(folder)
-        ranks = Ranks(place, size, None if progress is None else _reading(place, progress))
-        stopped = ranks.run(lambda rank: _rank(run, begin(place, rank, size), place))
-        if stopped or not (place / "found").exists():
-            failed = [path.read_text(encoding="utf-8") for path in sorted(place.glob("failed-*"))]
-            why = failed[0] if failed else next(iter(stopped.values()), "ended without an error")
-            raise ConnectError(f"nothing was measured: a rank {why}; look at its output", ranks=tuple(stopped))
-        found: Measurement = pickle.loads((place / "found").read_bytes())  # noqa: S301  - written by our own rank
-    return found
+    def work(launch: Launch, far: Progress, give: Callable[[Measurement], None]) -> None:
+        found = run(launch, far if launch.rank == 0 else None)
+        if launch.rank == 0:
+            give(found)
 
-
-def _reading(place: Path, progress: Progress) -> Callable[[], None]:
-    """Reports how far the first rank is, as it writes it down."""
-
-    def update() -> None:
-        lines = (place / "far").read_text(encoding="utf-8").split() if (place / "far").exists() else []
-        if len(lines) >= 2:
-            progress(int(lines[-2]), int(lines[-1]))
-
-    return update
-
-
-def _rank(run: Run, job: Launch, place: Path) -> None:
-    """What each started rank does."""
-
-    def far(done: int, total: int) -> None:
-        with (place / "far").open("a", encoding="utf-8") as file:
-            file.write(f"{done} {total}\n")
-
-    try:
-        found = run(job, far if job.rank == 0 else None)
-    except (RankmeshError, RuntimeError) as error:
-        (place / f"failed-{job.rank}").write_text(f"{job.rank} failed: {first_line(error)}", encoding="utf-8")
-        raise SystemExit(1) from None
-    if job.rank == 0:
-        (place / "found").write_bytes(pickle.dumps(found))
+    ended = run_here(size, work, progress)
+    if ended.found is None or ended.how:
+        why = ended.error or next(iter(ended.how.values()), "ended without an error")
+        raise ConnectError(f"nothing was measured: a rank {why}; look at its output", ranks=tuple(ended.how))
+    return ended.found

@@ -50,8 +50,8 @@ class Look:
 class HostRanks:
     """The ranks of one session on this host."""
 
-    def __init__(self, token: str, rank: int, place: Path | None = None) -> None:
-        self._place = (place or Path(tempfile.gettempdir())) / f"{_FOLDER}{token}"
+    def __init__(self, token: str, rank: int) -> None:
+        self._place = Path(tempfile.gettempdir()) / f"{_FOLDER}{token}"
         with suppress(FileExistsError):
             self._place.mkdir(mode=0o700)
             _sweep(self._place.parent)

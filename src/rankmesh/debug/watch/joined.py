@@ -47,18 +47,14 @@ def init(
 
 
 @contextmanager
-def watched(live: LiveRank, diagnosed: Callable[[str], None], place: Path | None = None) -> Iterator[LiveRank]:
+def watched(live: LiveRank, diagnosed: Callable[[str], None]) -> Iterator[LiveRank]:
     """The same rank until it leaves its world; ``diagnosed`` is given the diagnosis of what hangs, if anything does.
 
-    Recordings are left only where ``RANKMESH_RECORD`` says; ``place`` is a folder of this host for the time being.
+    Recordings are left only where ``RANKMESH_RECORD`` says.
     """
     with live:
         if not live.launch.single_rank:
             folder = os.environ.get("RANKMESH_RECORD")
-            watch = Watch(
-                Path(folder).absolute() if folder else None,
-                diagnosed=lambda verdict, _: diagnosed(verdict),
-                place=place,
-            )
+            watch = Watch(Path(folder).absolute() if folder else None, diagnosed=lambda verdict, _: diagnosed(verdict))
             live.before_leaving.append(watch.close)
         yield live

@@ -45,8 +45,8 @@ class Watch:
     """The watch of this rank: ``close`` it before the world is destroyed, or leave that to the end of the program.
 
     ``folder`` is where recordings go, None for nowhere but the store; ``verdict`` is the last diagnosis as a sentence,
-    None before the first. ``diagnosed`` takes that and the ranks at fault, in place of the log; ``place`` is where the
-    ranks of this host find each other. ``anew``: what was recorded until now is of another world.
+    None before the first. ``diagnosed`` takes that and the ranks at fault, in place of the log. ``anew``: what was
+    recorded until now is of another world.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class Watch:
         limit: timedelta | None = None,
         *,
         diagnosed: Callable[[str, tuple[int, ...]], None] | None = None,
-        place: Path | None = None,
         anew: bool = False,
     ) -> None:
         world = default_group()
@@ -72,7 +71,7 @@ class Watch:
         if self._store is not None:
             self._store.set_timeout(_PATIENCE)
         self._process = os.getpid()
-        self._number, self._place = next(_sessions), place
+        self._number = next(_sessions)
         self._recordings: Recordings | None = None
         self._stop, self._started = threading.Event(), threading.Event()
         self._requests_over = 0
@@ -99,7 +98,7 @@ class Watch:
         folder = None if self.folder is None else BoundedChannel(FolderChannel(self.folder / f".watch-{session}"))
         channel = FallbackChannel([each for each in (store, folder) if each is not None], self._pace.tick / 2)
         self._recordings = recordings = Recordings(session, self.folder, store)
-        host = HostRanks(session, self._recorder.rank, self._place)
+        host = HostRanks(session, self._recorder.rank)
         requests = DumpRequests(channel, recordings, self._recorder, host, self._pace)
         self._started.set()
         try:
