@@ -71,7 +71,7 @@ def _reduced(tensors: Sequence[torch.Tensor], operation: object) -> torch.Tensor
 def compute(calls: Sequence[Call]) -> None:
     """Give each call its results."""
     with torch.no_grad():
-        _RULES[calls[0].operation](calls)
+        _RULES[calls[0].operation.removesuffix("_coalesced")](calls)
 
 
 def _all_reduce(calls: Sequence[Call]) -> None:
@@ -154,18 +154,14 @@ def _sizes(call: Call, name: str) -> tuple[int, ...]:
 
 _RULES: dict[str, Callable[[Sequence[Call]], None]] = {
     "all_reduce": _all_reduce,
-    "all_reduce_coalesced": _all_reduce,
     "reduce": _reduce,
     "broadcast": _broadcast,
     "all_gather": _all_gather,
-    "all_gather_coalesced": _all_gather,
     "all_gather_single": _all_gather_single,
-    "all_gather_single_coalesced": _all_gather_single,
     "gather": _gather,
     "scatter": _scatter,
     "reduce_scatter": _reduce_scatter,
     "reduce_scatter_single": _reduce_scatter_single,
-    "reduce_scatter_single_coalesced": _reduce_scatter_single,
     "all_to_all": _all_to_all,
     "all_to_all_single": _all_to_all_single,
     "barrier": _nothing,
@@ -179,7 +175,7 @@ _RULES: dict[str, Callable[[Sequence[Call]], None]] = {
 
 def fit(calls: Sequence[Call]) -> str | None:
     """Why what one member gives is not what another one takes; None when all fit."""
-    check = _FITS.get(calls[0].operation)
+    check = _FITS.get(calls[0].operation.removesuffix("_coalesced"))
     return None if check is None else next(filter(None, map(check, calls, [calls] * len(calls))), None)
 
 
@@ -243,7 +239,6 @@ def _width(tensor: torch.Tensor, rows: int) -> int:
 
 _FITS: dict[str, Callable[[Call, Sequence[Call]], str | None]] = {
     "all_gather": _takes_what_others_give,
-    "all_gather_coalesced": _takes_what_others_give,
     "gather": _takes_what_others_give,
     "scatter": _takes_from_root,
     "all_to_all": _takes_its_share,

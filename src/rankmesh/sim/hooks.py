@@ -89,10 +89,5 @@ class Hooks:
         with self._lock:
             self._survivors.append(thread)
 
-    @property
-    def in_place(self) -> bool:
-        """Whether the hooks are in place now."""
-        return self._back is not None
-
 
 hooks = Hooks()

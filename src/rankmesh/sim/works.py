@@ -62,9 +62,7 @@ class SimulatedWork(PythonWork):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future that is done: this waits first, as a wait inside torch would stop every rank."""
         self.wait()
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result(self.result())
-        return future
+        return _done(self.result())
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that hold the results."""
@@ -95,9 +93,13 @@ class Together(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future that is done."""
         self.wait()
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result([tensor for work in self._works for tensor in work.result()])
-        return future
+        return _done([tensor for work in self._works for tensor in work.result()])
+
+
+def _done(result: list[torch.Tensor]) -> torch.futures.Future[Any]:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(result)
+    return future
 
 
 def deliver(pending: PendingOperation) -> bool:

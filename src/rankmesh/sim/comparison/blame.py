@@ -33,20 +33,6 @@ from rankmesh.sim.failures import RanksFailed
 
 __all__ = ["Cause", "Failing", "find", "find_failure"]
 
-_OPERATIONS = {
-    "all_reduce": "all-reduce",
-    "all_reduce_coalesced": "all-reduce",
-    "all_gather": "all-gather",
-    "all_gather_coalesced": "all-gather",
-    "all_gather_single": "all-gather",
-    "all_gather_single_coalesced": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "reduce_scatter_single": "reduce-scatter",
-    "reduce_scatter_single_coalesced": "reduce-scatter",
-    "all_to_all": "all-to-all",
-    "all_to_all_single": "all-to-all",
-}
-
 
 @dataclass(frozen=True)
 class Cause:
@@ -217,7 +203,7 @@ def _looked_into(
         return session
 
     simple, key = traced(failing.layout), failing.first.key
-    same = [one for one in layouts if _first_of(reference, failing.by_layout[one.name]) == key]
+    same = [one for one in layouts if min(failing.by_layout[one.name], key=reference.place, default=None) == key]
     richest = max(same, key=lambda one: sum(size > 1 for size in one.mesh.axes.values()), default=failing.layout)
     if richest is failing.layout:
         return failing, simple
@@ -227,10 +213,6 @@ def _looked_into(
     if all(failing.layout.kinds[kind].size > 1 for kind in more if kind in failing.layout.kinds):
         return failing, simple
     return Failing(richest, failing.by_layout[richest.name][key], failing.by_layout), session
-
-
-def _first_of(reference: Reference, deviations: dict[Key, Deviation]) -> Key | None:
-    return min(deviations, key=lambda key: reference.order.get(key, len(reference.order)), default=None)
 
 
 Phase = tuple[Iterable[Repair], Callable[[Repair], Cause]]
@@ -319,8 +301,8 @@ def _matters(node: Node, layouts: Sequence[Layout]) -> bool:
 
 
 def _of(node: Node) -> Cause:
-    operation = _OPERATIONS.get(node.operation, node.operation.replace("_", "-"))
-    return Cause(node.site, operation, node.kind, lines=node.sites)
+    operation = node.operation.removesuffix("_coalesced").removesuffix("_single")
+    return Cause(node.site, operation.replace("_", "-"), node.kind, lines=node.sites)
 
 
 def _before(record: Session, key: Key, nodes: dict[tuple[Stack, str], list[Node]]) -> list[list[Node]]:

@@ -16,7 +16,7 @@ from rankmesh.sim.comparison.blame import Cause, Failing, find, find_failure
 from rankmesh.sim.comparison.layouts import Layout, LayoutLike, layouts_of, reference_of
 from rankmesh.sim.comparison.result import Comparison, Difference
 from rankmesh.sim.comparison.runner import Runner
-from rankmesh.sim.comparison.session import Deviation, Key, Reference, Session
+from rankmesh.sim.comparison.session import Deviation, Reference, Session
 from rankmesh.sim.failures import DivergenceError, RanksFailed
 
 __all__ = ["compare"]
@@ -105,8 +105,9 @@ def _result(
     failing = {layout: session for layout, session in sessions.items() if session.deviations}
     first = None
     if failing:
-        layout = min(failing, key=lambda one: (failing[one].failure is not failure, _place(reference, failing[one])))
-        deviation = min(failing[layout].deviations.values(), key=lambda one: _order(reference, one.key))
+        firsts = {layout: min(session.deviations, key=reference.place) for layout, session in failing.items()}
+        layout = min(failing, key=lambda one: (failing[one].failure is not failure, reference.place(firsts[one])))
+        deviation = failing[layout].deviations[firsts[layout]]
         found = Failing(layout, deviation, {one.name: session.deviations for one, session in sessions.items()})
         search = find if failure is None else find_failure
         cause = search(list(sessions), reference, found, runner, seconds=seconds)
@@ -127,14 +128,6 @@ def _result(
         raised=_raised(reference),
         others=sum(len(session.deviations) for session in failing.values()) - bool(failing),
     )
-
-
-def _order(reference: Reference, key: Key) -> int:
-    return reference.order.get(key, len(reference.order))
-
-
-def _place(reference: Reference, session: Session) -> int:
-    return min(_order(reference, key) for key in session.deviations)
 
 
 def _raised(reference: Reference) -> dict[str, float]:

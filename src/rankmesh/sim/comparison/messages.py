@@ -26,7 +26,7 @@ from rankmesh.sim.comparison.repairs import Repair, regroupings
 from rankmesh.sim.comparison.stacks import Node, Stack, nodes_of
 from rankmesh.sim.group import SimulatedGroup
 
-__all__ = ["Message", "Rerouting", "changes"]
+__all__ = ["Message", "Rerouting", "changes", "regrouped"]
 
 # A call, with the lines that led to it and the kind of its group.
 Message = tuple[Stack, str, Call]
@@ -98,6 +98,16 @@ def _received_backwards(pairs: Sequence[tuple[Call, Call]]) -> bool:
     return False
 
 
+def regrouped(layout: Layout, pg: SimulatedGroup, call: Call, kind: str) -> SimulatedGroup:
+    """The group of another kind on which a call is made instead, at the place of its rank there."""
+    groups = layout.kinds[kind]
+    if not groups.has(call.rank):
+        raise LayoutError(f"rank {call.rank} is in no group of the kind {kind}")
+    ranks = groups.of(call.rank).ranks
+    call.position = ranks.index(call.rank)
+    return pg.simulation.group(call.rank, f"repair/{pg.channel.label.partition('@')[0]}/{kind}", ranks, kind)
+
+
 class Rerouting:
     """The messages of one run, as a repair changes them; ``LayoutError`` where it cannot."""
 
@@ -120,16 +130,13 @@ class Rerouting:
         return pg, peer, tag
 
     def _moved(self, pg: SimulatedGroup, call: Call, peer: int | None) -> tuple[SimulatedGroup, int | None]:
-        kind, former = self._repair.what, len(pg.channel.ranks)
-        groups = self._layout.kinds[kind]
-        if not groups.has(call.rank) or groups.size == 1:
-            raise LayoutError(f"rank {call.rank} has nobody to exchange messages with over {kind}")
-        ranks = groups.of(call.rank).ranks
-        step = 0 if peer is None else peer - call.position
+        former, step = len(pg.channel.ranks), 0 if peer is None else peer - call.position
         step -= former * (1 if step > 0 else -1) if 2 * abs(step) > former else 0
-        call.position = ranks.index(call.rank)
-        other = pg.simulation.group(call.rank, f"repair/{pg.channel.label.partition('@')[0]}/{kind}", ranks, kind)
-        return other, None if peer is None else (call.position + step) % len(ranks)
+        other = regrouped(self._layout, pg, call, self._repair.what)
+        size = len(other.channel.ranks)
+        if size == 1:
+            raise LayoutError(f"rank {call.rank} has nobody to exchange messages with over {self._repair.what}")
+        return other, None if peer is None else (call.position + step) % size
 
     def _toward(self, size: int, call: Call) -> int:
         what, node = self._repair.what, self._repair.node

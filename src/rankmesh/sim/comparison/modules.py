@@ -20,7 +20,7 @@ import torch
 
 from rankmesh.core.sharding import Sharding
 from rankmesh.runtime.live import LiveGroups
-from rankmesh.sim.comparison.seen import Cut, see
+from rankmesh.sim.comparison.seen import Cut, piece, see
 
 __all__ = ["random", "see_activations", "see_module", "shard"]
 
@@ -90,11 +90,7 @@ def shard(
     local = Sharding(
         groups.plan.mesh, None if cut is None else tuple(cut), tuple(whole.shape), dtype, view=view, parts=parts
     ).of(groups.rank)
-    made = whole.new_zeros(local.shape)
-    for box, place in zip(local.boxes, local.places, strict=True):
-        within = tuple(slice(at, at + stop - start) for at, (start, stop) in zip(place, box, strict=True))
-        made[within] = whole[tuple(slice(start, stop) for start, stop in box)]
-    return made
+    return piece(whole, local, None)
 
 
 def random(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,9 +22,9 @@ from rankmesh.errors import LayoutError, quoted
 from rankmesh.sim.simulation import current_context
 
 if TYPE_CHECKING:
-    from rankmesh.core.sharding import Sharding
+    from rankmesh.core.sharding import Shard, Sharding
 
-__all__ = ["Cut", "Seen", "current_session", "see"]
+__all__ = ["Cut", "Seen", "piece", "see"]
 
 Cut = Sequence[str | None] | None
 
@@ -73,8 +74,9 @@ def see(
 
     Raises ``LayoutError`` for a value or a cut that cannot be read.
     """
-    session = current_session()
-    if session is None:
+    context = current_context()
+    session: Any = None if context is None else context.simulation.observer
+    if context is None or not hasattr(session, "see"):
         return
     if module is not None:
         from rankmesh.sim.comparison.modules import see_module
@@ -82,14 +84,7 @@ def see(
         see_module(name, module, optimizer, table or {})
         return
     options = {"view": view, "at": at, "parts": parts, "padded": padded}
-    session[0].see(session[1], name, Seen(value, cut, options))
-
-
-def current_session() -> tuple[Any, int] | None:
-    """The comparison's run and the rank that this thread is; None outside."""
-    context = current_context()
-    observer = None if context is None else context.simulation.observer
-    return (observer, context.rank) if context is not None and hasattr(observer, "see") else None
+    session.see(context.rank, name, Seen(value, cut, options))
 
 
 def _tensor(value: object) -> torch.Tensor:
@@ -111,20 +106,15 @@ def _placed(value: object) -> tuple[torch.Tensor, tuple[str | None, ...]] | None
 
     if not isinstance(value, DTensor):
         return None
-    names = value.device_mesh.mesh_dim_names or ()
-    axes: list[list[str]] = [[] for _ in range(value.dim())]
-    for index, placement in enumerate(value.placements):
-        if placement.is_partial():
-            raise LayoutError(
-                f"a DTensor of placements {quoted(value.placements)} holds partial sums; redistribute it before sim.see"
-            )
-        dim = getattr(placement, "dim", None)
-        if dim is not None and index < len(names):
-            strided = type(placement).__name__ == "_StridedShard"
-            axes[dim].insert(len(axes[dim]), names[index]) if not strided else axes[dim].append(f"<{names[index]}")
-    return value.to_local(), tuple("-".join(_inner_last(found)) or None for found in axes)
+    from rankmesh.transfer.adapters.dtensors import cut_of
+
+    return value.to_local(), cut_of(value)
 
 
-def _inner_last(names: list[str]) -> list[str]:
-    """Axes outermost first: a strided shard of torch is cut by the axes that are listed after it first."""
-    return [name for name in names if name[0] != "<"] + [name[1:] for name in names if name[0] == "<"]
+def piece(whole: torch.Tensor, shard: Shard, like: torch.Tensor | None) -> torch.Tensor:
+    """What a rank should hold; where its own tensor is padded, the padding is that of ``like``."""
+    made = whole.new_zeros(shard.shape) if like is None else like.detach().to(whole.dtype).cpu().clone()
+    for box, place in zip(shard.boxes, shard.places, strict=True):
+        local = tuple(slice(at, at + stop - start) for at, (start, stop) in zip(place, box, strict=True))
+        made[local] = whole[tuple(starmap(slice, box))]
+    return made

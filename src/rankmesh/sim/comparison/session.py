@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import starmap
 
 import torch
 
@@ -22,10 +21,10 @@ from rankmesh.errors import LayoutError, RankmeshError, quoted
 from rankmesh.sim.calls import Call, Site, call_site
 from rankmesh.sim.channel import Channel
 from rankmesh.sim.comparison.layouts import Layout
-from rankmesh.sim.comparison.messages import Rerouting
+from rankmesh.sim.comparison.messages import Rerouting, regrouped
 from rankmesh.sim.comparison.noise import Scale, largest
 from rankmesh.sim.comparison.repairs import Repair
-from rankmesh.sim.comparison.seen import Seen
+from rankmesh.sim.comparison.seen import Seen, piece
 from rankmesh.sim.comparison.stacks import Stack, stack_here
 from rankmesh.sim.failures import RanksFailed
 from rankmesh.sim.group import SimulatedGroup
@@ -92,6 +91,10 @@ class Reference:
     def order(self) -> dict[Key, int]:
         """The number of each value in the order of the program."""
         return {key: number for number, key in enumerate(self.values)}
+
+    def place(self, key: Key) -> int:
+        """Where a value is in the order of the program, behind all others where one process does not see it."""
+        return self.order.get(key, len(self.order))
 
     @cached_property
     def _overall(self) -> float:
@@ -177,7 +180,7 @@ class Session(Observer):
             return
         self._covered[key].extend(shard.boxes)
         if tuple(seen.tensor.shape) != shard.shape:
-            self._note(key, "shape", rank, float("inf"), _piece(whole, shard, None), seen.tensor)
+            self._note(key, "shape", rank, float("inf"), piece(whole, shard, None), seen.tensor)
             return
         error, expected = _difference(whole, shard, seen.tensor)
         if self.repair is not None and self.repair.node is None:
@@ -322,14 +325,10 @@ class Session(Observer):
         return self._kinds[id(channel)]
 
     def _moved(self, pg: SimulatedGroup, call: Call, kind: str) -> SimulatedGroup:
-        groups = self.layout.kinds[kind]
-        if not groups.has(call.rank):
-            raise LayoutError(f"rank {call.rank} is in no group of the kind {kind}")
-        ranks = groups.of(call.rank).ranks
-        if call.operation not in SAME_SHAPE and len(ranks) != len(pg.channel.ranks):
-            raise LayoutError(f"{call.operation} has tensors for {len(pg.channel.ranks)} ranks, not for {len(ranks)}")
-        other = pg.simulation.group(call.rank, f"repair/{pg.channel.label.partition('@')[0]}/{kind}", ranks, kind)
-        call.position = ranks.index(call.rank)
+        other = regrouped(self.layout, pg, call, kind)
+        ranks, former = other.channel.ranks, len(pg.channel.ranks)
+        if call.operation not in SAME_SHAPE and len(ranks) != former:
+            raise LayoutError(f"{call.operation} has tensors for {former} ranks, not for {len(ranks)}")
         if call.root is not None:
             call.root %= len(ranks)
             call.signature = {**call.signature, "root": f"rank {ranks[call.root]}"}
@@ -365,19 +364,10 @@ def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return tensor * factor if tensor.is_floating_point() or tensor.is_complex() else tensor
 
 
-def _piece(whole: torch.Tensor, shard: Shard, like: torch.Tensor | None) -> torch.Tensor:
-    """What a rank should hold; where its own tensor is padded, the padding is that of ``like``."""
-    made = whole.new_zeros(shard.shape) if like is None else like.detach().to(whole.dtype).cpu().clone()
-    for box, place in zip(shard.boxes, shard.places, strict=True):
-        local = tuple(slice(at, at + stop - start) for at, (start, stop) in zip(place, box, strict=True))
-        made[local] = whole[tuple(starmap(slice, box))]
-    return made
-
-
 def _difference(whole: torch.Tensor, shard: Shard, got: torch.Tensor) -> tuple[float, torch.Tensor]:
     """The largest difference of an element from what a rank should hold, and that."""
     wide = torch.complex128 if whole.is_complex() or got.is_complex() else torch.float64
-    expected = _piece(whole, shard, got)
+    expected = piece(whole, shard, got)
     left, right = expected.to(wide), got.detach().cpu().to(wide)
     same = (left == right) | (left.isnan() & right.isnan())
     return largest((left - right).masked_fill(same, 0)), expected

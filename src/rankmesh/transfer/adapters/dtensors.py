@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["mesh_of", "placements_of", "sharding_of", "shardings"]
+__all__ = ["cut_of", "mesh_of", "placements_of", "sharding_of", "shardings"]
 
 
 def shardings(tensors: Mapping[str, DTensor]) -> dict[str, Sharding]:
@@ -39,15 +39,20 @@ def shardings(tensors: Mapping[str, DTensor]) -> dict[str, Sharding]:
 
 def sharding_of(tensor: DTensor) -> Sharding:
     """How one DTensor is sharded: its global shape on its mesh."""
-    mesh, names = mesh_of(tensor.device_mesh), _names(tensor.device_mesh)
+    return Sharding(mesh_of(tensor.device_mesh), cut_of(tensor), tuple(tensor.shape), str(tensor.dtype))
+
+
+def cut_of(tensor: DTensor) -> tuple[str | None, ...]:
+    """The axes of the mesh that cut each dimension of a DTensor, outermost first: ``"dp-tp"``."""
+    sizes = dict(zip(_names(tensor.device_mesh), tensor.device_mesh.mesh.shape, strict=True))
     cuts: list[list[str]] = [[] for _ in tensor.shape]
     # From the last mesh dimension to the first: a plain shard cuts before those behind it, a strided one after some.
-    for name, placement in reversed(list(zip(names, tensor.placements, strict=True))):
+    for name, placement in reversed(list(zip(sizes, tensor.placements, strict=True))):
         if isinstance(placement, Replicate):
             continue
         dim = _dim(placement, len(tensor.shape))
-        cuts[dim].insert(_place(cuts[dim], mesh, placement), name)
-    return Sharding(mesh, tuple("-".join(axes) or None for axes in cuts), tuple(tensor.shape), str(tensor.dtype))
+        cuts[dim].insert(_place(cuts[dim], sizes, placement), name)
+    return tuple("-".join(axes) or None for axes in cuts)
 
 
 def mesh_of(device_mesh: DeviceMesh) -> Mesh:
@@ -96,20 +101,20 @@ def _dim(placement: Placement, dimensions: int) -> int:
     dim = getattr(placement, "dim", None)
     if not isinstance(dim, int) or (not isinstance(placement, Shard) and not hasattr(placement, "split_factor")):
         raise LayoutError(
-            f"placement {placement} does not say where each element is; redistribute the DTensor to Shard or "
-            "Replicate first",
+            f"placement {placement} does not say where each element is, as partial sums do not; redistribute the "
+            "DTensor to Shard or Replicate first",
             placement=placement,
         )
     return dim % dimensions
 
 
-def _place(axes: Sequence[str], mesh: Mesh, placement: Placement) -> int:
+def _place(axes: Sequence[str], sizes: Mapping[str, int], placement: Placement) -> int:
     """Behind how many of the axes that were placed a placement cuts: those that its split factor counts."""
     factor, passed = getattr(placement, "split_factor", 1), 1
     for place in range(len(axes) + 1):
         if passed == factor:
             return place
-        passed *= mesh.axes[axes[place]] if place < len(axes) else 1
+        passed *= sizes[axes[place]] if place < len(axes) else 1
     raise LayoutError(
         f"the split factor of placement {placement} is no product of the axes behind it ({', '.join(axes)}); "
         "redistribute the DTensor to plain shards first",
