@@ -28,25 +28,6 @@ from rankmesh.debug.doctor.sites import Sites
 
 __all__ = ["Bools", "Columns", "GroupName", "Ints", "columns_of"]
 
-# The columns of the collectives, and of what is sent from one member to another, by name.
-_CALLS = {
-    "group": "int32",
-    "number": "int32",
-    "signature": "int32",
-    "pending": "bool",
-    "site": "int32",
-    "created": "int64",
-}
-_EXCHANGES = {
-    "group": "int32",
-    "sends": "bool",
-    "me": "int32",
-    "peer": "int32",
-    "signature": "int32",
-    "pending": "bool",
-    "site": "int32",
-}
-
 _PEERS = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 _COMPARED = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
 _NEEDED = ("process_group", "profiling_name", "collective_seq_id")
@@ -106,20 +87,18 @@ def columns_of(entries: Sequence[Entry], stacks: Sequence[object]) -> Columns:
     sites = Sites(stacks)
     every = {
         "group": group,
-        "number": _whole(table["collective_seq_id"]),
+        "number": _whole(table["collective_seq_id"], np.int32),
         "signature": calls.signature,
         "pending": ~_done(table, calls.on_device),
         "site": np.array(sites.of_each(table["frames"]), dtype=np.int32),
-        "created": _whole([time or 0 for time in table["time_created_ns"]]),
+        "created": _whole([time or 0 for time in table["time_created_ns"]], np.int64),
     }
     apart = calls.is_apart | np.array(list(map(bool, table["is_p2p"])), dtype=bool)
     entered = ~_queued(every, apart, calls.on_device, table["p2p_seq_id"])
-    exchanges = _exchanges(every, apart & entered, calls)
     rows = _lives({name: column[~apart & entered] for name, column in every.items()})
-    rows = _joined(rows, calls.signatures)
     return Columns(
-        **{name: rows[name].astype(dtype) for name, dtype in _CALLS.items()},
-        exchanges={name: exchanges[name].astype(dtype) for name, dtype in _EXCHANGES.items()},
+        **_joined(rows, calls.signatures),  # type: ignore[arg-type]  # ints and bools
+        exchanges=_exchanges(every, apart & entered, calls),
         groups=_groups(entries, names, every, calls.on_device, ~entered & ~apart),
         signatures=list(calls.signatures),
         sites=sites.listed,
@@ -172,8 +151,8 @@ def _numbered(keys: Iterable[_Key]) -> tuple[list[_Key], Ints]:
     return list(known), np.fromiter(map(known.__getitem__, each), dtype=np.int32, count=len(each))
 
 
-def _whole(values: Sequence[Any]) -> Ints:
-    return np.fromiter(values, dtype=np.int64, count=len(values))
+def _whole(values: Sequence[Any], dtype: npt.DTypeLike) -> Ints:
+    return np.fromiter(values, dtype=dtype, count=len(values))
 
 
 def _done(table: Mapping[str, Sequence[Any]], on_device: Bools) -> Bools:
@@ -197,7 +176,7 @@ class _Calls:
         called = [entry["profiling_name"] for entry in first]
         self.on_device = self._each(kind, [name.startswith(_DEVICES) for name in called], bool)
         self.is_apart = self._each(kind, [" " in name for name in called], bool)
-        self.peers = self._each(kind, [_peers(name) for name in called], np.int64).reshape(-1, 3)
+        self.peers = self._each(kind, [_peers(name) for name in called], np.int32).reshape(-1, 3)
 
     def _number(self, signature: Signature) -> int:
         return self.signatures.setdefault(signature, len(self.signatures))

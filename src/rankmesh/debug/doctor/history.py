@@ -146,21 +146,27 @@ class History:
         """Whether others saw that the processes of these ranks run."""
         return all(rank in self.recordings and self.recordings[rank].alive for rank in ranks)
 
-    def signature(self, group: KnownGroup, rank: int, number: int) -> Signature | None:
-        """What a rank called at a number, where its recording still has it."""
+    def row(self, group: KnownGroup, rank: int, number: int) -> int | None:
+        """Where a call of a group stands in a rank's recording; None where that has it no more, or not yet."""
         track = self.tracks[group].get(rank)
         place = None if track is None else track.at(number)
-        return None if track is None or place is None else self.signatures[track.signatures[place]]
+        return None if track is None or place is None else int(track.rows[place])
+
+    def signature(self, group: KnownGroup, rank: int, number: int) -> Signature | None:
+        """What a rank called at a number, where its recording still has it."""
+        row, recording = self.row(group, rank, number), self.recordings.get(rank)
+        return None if row is None or recording is None else recording.signatures[recording.signature[row]]
 
     def site(self, group: KnownGroup, rank: int, number: int) -> str:
         """The line of a call, empty where frames were not recorded."""
-        track = self.tracks[group].get(rank)
-        place = None if track is None else track.at(number)
-        if track is None or place is None:
-            return ""
-        recording = self.recordings[rank]
-        site = int(recording.site[track.rows[place]])
-        return recording.sites[site] if site >= 0 else ""
+        row, recording = self.row(group, rank, number), self.recordings.get(rank)
+        site = -1 if row is None or recording is None else int(recording.site[row])
+        return recording.sites[site] if recording is not None and site >= 0 else ""
+
+    def created(self, group: KnownGroup, rank: int, number: int) -> int:
+        """When a rank made a call, in nanoseconds; 0 where its recording has it no more."""
+        row = self.row(group, rank, number)
+        return 0 if row is None else int(self.recordings[rank].created[row])
 
     def named(self, name: str, rank: int) -> KnownGroup | None:
         """The group that a rank knows under a name."""

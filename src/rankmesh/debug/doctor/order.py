@@ -209,10 +209,9 @@ def _row(history: History, rank: int, family: Hashable, number: int) -> int | No
     """Where a call of a kind stands in a rank's recording."""
     for index in range(len(history.recordings[rank].groups)):
         group = history.group_of[rank, index]
-        track = history.tracks[group].get(rank) if group.family == family else None
-        place = None if track is None else track.at(number)
-        if track is not None and place is not None:
-            return int(track.rows[place])
+        row = history.row(group, rank, number) if group.family == family else None
+        if row is not None:
+            return row
     return None
 
 

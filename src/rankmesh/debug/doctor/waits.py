@@ -32,6 +32,7 @@ import numpy as np
 from rankmesh.debug.doctor.columns import Bools, Ints
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall, Track
+from rankmesh.debug.doctor.recording import InCall
 
 __all__ = ["Waits", "waits_of"]
 
@@ -108,7 +109,7 @@ def _collectives(history: History, broken: Iterable[int]) -> Iterator[PendingCal
                 _operation(history, group, ranks[0], number),
                 tuple(sorted(ranks)),
                 missing,
-                since=min(_created(history, group, rank, number) for rank in ranks),
+                since=min(history.created(group, rank, number) for rank in ranks),
                 failed=all(failed.get(rank) == number for rank in ranks),
             )
 
@@ -124,13 +125,6 @@ def _last(history: History, group: KnownGroup, broken: Iterable[int]) -> dict[in
 def _operation(history: History, group: KnownGroup, rank: int, number: int) -> str:
     signature = history.signature(group, rank, number)
     return signature.operation if signature else ""
-
-
-def _created(history: History, group: KnownGroup, rank: int, number: int) -> int:
-    """When a rank made a call, in nanoseconds."""
-    track = history.tracks[group][rank]
-    place = track.at(number)
-    return 0 if place is None else int(history.recordings[rank].created[track.rows[place]])
 
 
 def _is_symmetric(operation: str) -> bool:
@@ -180,7 +174,7 @@ def _came_late(history: History) -> Iterator[PendingCall]:
         number = numbers.pop()
         limit = min(history.recordings[rank].limit for rank in tracks)
         pauses = {rank: _pause(history, rank) for rank in tracks}
-        created = {rank: _created(history, group, rank, number) / 1e9 for rank in tracks}
+        created = {rank: history.created(group, rank, number) / 1e9 for rank in tracks}
         first, shortest = min(created.values()), min(pauses.values())
         delays = {rank: min(created[rank] - first, pauses[rank] - shortest) for rank in tracks}
         missing = tuple(rank for rank in group.members if limit and delays[rank] > limit)
@@ -224,7 +218,7 @@ def _has_come_out(history: History, group: KnownGroup, track: Track, over: int) 
     if recording.in_call is not None and recording.in_call.running:
         return False
     behind = track.numbers[track.pending & (track.numbers <= over)]
-    if recording.written and recording.written - _created(history, group, track.rank, int(behind[0])) < _REPORTED:
+    if recording.written and recording.written - history.created(group, track.rank, int(behind[0])) < _REPORTED:
         return False
     return any(_is_symmetric(_operation(history, group, track.rank, number)) for number in behind.tolist())
 
@@ -290,7 +284,7 @@ def _unrecorded(history: History) -> Iterator[PendingCall]:
         if about is None or group is None:
             continue
         if about.operation in _PAIRS and not recording.exchanges["pending"].any():
-            yield _exchange_in_stacks(history, rank, group)
+            yield _exchange_in_stacks(history, rank, about, group)
         elif about.operation in _ROUNDS or _is_first(history, rank, group, about.operation):
             rounds.setdefault((group, about.operation), []).append(rank)
     for (group, operation), ranks in rounds.items():
@@ -304,14 +298,10 @@ def _is_first(history: History, rank: int, group: KnownGroup, operation: str) ->
     return operation in _FIRST_CALLS and history.last(group, rank) == 0
 
 
-def _exchange_in_stacks(history: History, rank: int, group: KnownGroup) -> PendingCall:
-    about = history.recordings[rank].in_call
-    peer = about.peer if about is not None else None
-    other = history.recordings.get(-1 if peer is None else peer)
+def _exchange_in_stacks(history: History, rank: int, about: InCall, group: KnownGroup) -> PendingCall:
+    other = history.recordings.get(-1 if about.peer is None else about.peer)
     theirs = other.in_call if other is not None and other.from_rank else None
-    operation = about.operation if about is not None else ""
-    is_there = theirs is not None and (theirs.operation, theirs.peer) == (_PAIRS[operation], rank)
-    missing = () if peer is None or is_there else (peer,)
+    is_there = theirs is not None and (theirs.operation, theirs.peer) == (_PAIRS[about.operation], rank)
+    missing = () if about.peer is None or is_there else (about.peer,)
     number = 1 + (history.last(group, rank) or 0)
-    site = about.site if about is not None else ""
-    return PendingCall(group, number, operation, (rank,), missing, numbered=False, site=site)
+    return PendingCall(group, number, about.operation, (rank,), missing, numbered=False, site=about.site)
