@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, cast
 
-from rankmesh.dialects.megatron.table import BY_KIND, NUMBERS
+from rankmesh.dialects.megatron.table import BY_KIND, NUMBERS, STAGES
 
 __all__ = [
     "data",
@@ -35,6 +35,7 @@ __all__ = [
     "set_rank",
     "set_size",
     "size",
+    "stage",
     "value",
 ]
 
@@ -125,6 +126,17 @@ def _number(kind: str, method: str, doc: str) -> Function:
         return rankmesh_state.ask("_KIND", "_METHOD")
 
     return named(getter, doc, _ANSWER=NUMBERS[kind].kept_as(method), _KIND=kind, _METHOD=method)
+
+
+def stage(place: str, doc: str) -> Function:
+    """The getter of the global rank at a place of this rank's pipeline, such as ``"next"``."""
+
+    def getter():
+        if _ANSWER is not None:
+            return _ANSWER
+        return rankmesh_state.stage("_PLACE")
+
+    return named(getter, doc, _ANSWER=STAGES[place], _PLACE=place)
 
 
 def flagged(kind: str, method: str, getter: Function) -> Function:

@@ -28,10 +28,6 @@ _VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK: Any = None
 _VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE: Any = None
 
 # Kept answers: ``state.py`` says when each is computed again.
-_first_rank: Any = None
-_last_rank: Any = None
-_next_rank: Any = None
-_prev_rank: Any = None
 _is_first_stage: Any = None
 _is_last_stage: Any = None
 
@@ -71,34 +67,10 @@ def set_virtual_pipeline_model_parallel_rank(rank):
     rankmesh_state.write("_VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK", rank)
 
 
-def get_pipeline_model_parallel_first_rank():
-    """The global rank of the first stage of this pipeline."""
-    return rankmesh_state.stage(lambda: 0) if _first_rank is None else _first_rank
-
-
-def get_pipeline_model_parallel_last_rank():
-    """The global rank of the last stage of this pipeline."""
-    if _last_rank is not None:
-        return _last_rank
-    return rankmesh_state.stage(lambda: get_pipeline_model_parallel_world_size() - 1)
-
-
-def get_pipeline_model_parallel_next_rank():
-    """The global rank after this one in the pipeline."""
-    if _next_rank is not None:
-        return _next_rank
-    return rankmesh_state.stage(
-        lambda: (get_pipeline_model_parallel_rank() + 1) % get_pipeline_model_parallel_world_size()
-    )
-
-
-def get_pipeline_model_parallel_prev_rank():
-    """The global rank before this one in the pipeline."""
-    if _prev_rank is not None:
-        return _prev_rank
-    return rankmesh_state.stage(
-        lambda: (get_pipeline_model_parallel_rank() - 1) % get_pipeline_model_parallel_world_size()
-    )
+get_pipeline_model_parallel_first_rank = rule.stage("first", "The global rank of the first stage of this pipeline.")
+get_pipeline_model_parallel_last_rank = rule.stage("last", "The global rank of the last stage of this pipeline.")
+get_pipeline_model_parallel_next_rank = rule.stage("next", "The global rank after this one in the pipeline.")
+get_pipeline_model_parallel_prev_rank = rule.stage("prev", "The global rank before this one in the pipeline.")
 
 
 def is_pipeline_first_stage(ignore_virtual=True, vp_stage=None):

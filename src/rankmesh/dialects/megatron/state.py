@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from rankmesh.dialects.megatron import getters
 from rankmesh.dialects.megatron.refusals import NotHere, NotInitialized
-from rankmesh.dialects.megatron.table import BY_KIND, NUMBERS, global_names
+from rankmesh.dialects.megatron.table import BY_KIND, NUMBERS, STAGES, global_names
 from rankmesh.errors import NotAMember
 from rankmesh.runtime.registry import register
 
@@ -54,10 +54,17 @@ _UNWATCHED = frozenset(
 )
 
 
-_STAGES = ("_first_rank", "_last_rank", "_next_rank", "_prev_rank", "_is_first_stage", "_is_last_stage")
+# Where the stage of a place is in its pipeline, from what gives the place of this rank and the number of stages.
+_PLACES: Mapping[str, Callable[[Callable[[], int], Callable[[], int]], int]] = {
+    "first": lambda rank, size: 0,
+    "last": lambda rank, size: size() - 1,
+    "next": lambda rank, size: (rank() + 1) % size(),
+    "prev": lambda rank, size: (rank() - 1) % size(),
+}
 
 # Every global that keeps an answer.
-_KEPT = (*(numbers.kept_as(method) for numbers in NUMBERS.values() for method in ("rank", "size")), *_STAGES)
+_KEPT = (*(numbers.kept_as(method) for numbers in NUMBERS.values() for method in ("rank", "size")), *STAGES.values())
+_KEPT += ("_is_first_stage", "_is_last_stage")
 
 
 @dataclass(frozen=True)
@@ -146,12 +153,13 @@ class State:
         group = names[numbers.getter](**flags)
         return numbers.absent if group is None else getattr(group, method)()
 
-    def stage(self, place: Callable[[], int]) -> int:
+    def stage(self, place: str) -> int:
         """The global rank at a place of this rank's pipeline."""
-        ranks = vars(self.module)["_PIPELINE_GLOBAL_RANKS"]
-        if ranks is None:
+        names = vars(self.module)
+        if names["_PIPELINE_GLOBAL_RANKS"] is None:
             raise self.absent("pp")
-        return ranks[place()]  # type: ignore[no-any-return]
+        rank, size = names["get_pipeline_model_parallel_rank"], names["get_pipeline_model_parallel_world_size"]
+        return names["_PIPELINE_GLOBAL_RANKS"][_PLACES[place](rank, size)]  # type: ignore[no-any-return]
 
     def absent(self, kind: str) -> NotInitialized | NotHere:
         """Why there is no group of this kind."""
@@ -282,5 +290,6 @@ def _of_pipeline(rank: object, size: object, ranks: object) -> Iterator[tuple[st
         return
     yield from (("_is_first_stage", rank == 0), ("_is_last_stage", rank == size - 1))
     if isinstance(ranks, list):
-        for name, place in zip(_STAGES, (0, size - 1, (rank + 1) % size, (rank - 1) % size)):  # noqa: B905
-            yield name, ranks[place] if place < len(ranks) else None
+        for name, place in _PLACES.items():
+            at = place(lambda: rank, lambda: size)
+            yield STAGES[name], ranks[at] if at < len(ranks) else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["BY_KIND", "CONFIG_KEYS", "NUMBERS", "ROWS", "Numbers", "Row", "global_names"]
+__all__ = ["BY_KIND", "CONFIG_KEYS", "NUMBERS", "ROWS", "STAGES", "Numbers", "Row", "global_names"]
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,10 @@ NUMBERS = {
     "gtp_remat": Numbers("_gtp", "get_gtp_weight_remat_group", absent=0),
     "expt_gtp_remat": Numbers("_expt_gtp", "get_expert_gtp_weight_remat_group", absent=0),
 }
+
+
+# The globals that keep the global ranks of stages, by place.
+STAGES = {place: f"_{place}_rank" for place in ("first", "last", "next", "prev")}
 
 
 def global_names() -> Iterator[str]:

@@ -24,6 +24,10 @@ _FOLLOWED = "0.3.0"
 _DROPPED = ("full_dtensor", "spmd_meshes")
 
 
+def _above_one(axis: str) -> property:
+    return property(lambda self: getattr(self, axis) > 1, doc=f"Whether the degree ``{axis}`` is above 1.")
+
+
 @dataclass
 class Degrees:
     """The degrees, and the plan of the process groups that meshes over them are made of.
@@ -88,50 +92,27 @@ class Degrees:
 
     # -- which axes there are ---------------------------------------------------------------------------------------
 
+    dp_replicate_enabled = _above_one("dp_replicate")
+    dp_shard_enabled = _above_one("dp_shard")
+    cp_enabled = _above_one("cp")
+    tp_enabled = _above_one("tp")
+    pp_enabled = _above_one("pp")
+    ep_enabled = _above_one("ep")
+
     @property
     def dp_enabled(self) -> bool:
         """Whether data is parallel, replicated or sharded."""
         return self.dp_replicate > 1 or self.dp_shard > 1
 
     @property
-    def dp_replicate_enabled(self) -> bool:
-        """Whether parameters are replicated."""
-        return self.dp_replicate > 1
-
-    @property
-    def dp_shard_enabled(self) -> bool:
-        """Whether parameters are sharded over data."""
-        return self.dp_shard > 1
-
-    @property
-    def cp_enabled(self) -> bool:
-        """Whether sequences are sharded."""
-        return self.cp > 1
-
-    @property
     def dp_cp_enabled(self) -> bool:
         """Whether a loss is reduced over ranks."""
-        return self.dp_enabled or self.cp_enabled
+        return self.dp_enabled or self.cp > 1
 
     @property
     def fsdp_enabled(self) -> bool:
         """Whether parameters are sharded over data or sequences."""
-        return self.dp_shard_enabled or self.cp_enabled
-
-    @property
-    def tp_enabled(self) -> bool:
-        """Whether layers are sharded."""
-        return self.tp > 1
-
-    @property
-    def pp_enabled(self) -> bool:
-        """Whether there are stages."""
-        return self.pp > 1
-
-    @property
-    def ep_enabled(self) -> bool:
-        """Whether experts are sharded."""
-        return self.ep > 1
+        return self.dp_shard > 1 or self.cp > 1
 
     @property
     def non_data_parallel_size(self) -> int:
