@@ -21,24 +21,7 @@ from rankmesh.dialects.megatron import getters as rule
 
 rankmesh_state: Any = None
 
-_DATA_PARALLEL_GROUP: Any = None
-_DATA_PARALLEL_GROUP_GLOO: Any = None
-_DATA_PARALLEL_GROUP_WITH_CP: Any = None
 _DATA_PARALLEL_GROUP_WITH_CP_AG: Any = None
-_DATA_PARALLEL_GROUP_WITH_CP_GLOO: Any = None
-_DATA_PARALLEL_GROUP_WITH_GTP_REMAT: Any = None
-_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT: Any = None
-_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP: Any = None
-_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO: Any = None
-_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT: Any = None
-_TENSOR_AND_DATA_PARALLEL_GROUP: Any = None
-_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP: Any = None
-_EXPERT_DATA_PARALLEL_GROUP: Any = None
-_EXPERT_DATA_PARALLEL_GROUP_GLOO: Any = None
-_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT: Any = None
-_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP: Any = None
-_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO: Any = None
-_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT: Any = None
 _DATA_PARALLEL_GLOBAL_RANKS: Any = None
 _DATA_PARALLEL_GLOBAL_RANKS_WITH_CP: Any = None
 
@@ -49,22 +32,12 @@ def get_data_parallel_group(
     with_context_parallel=False, partial_data_parallel=False, independent_all_gather=False, with_gtp_remat=True
 ):
     """The data-parallel group that the flags choose."""
-    whole = with_gtp_remat and rankmesh_state.pieces
-    if partial_data_parallel:
-        if not with_context_parallel:
-            raise rankmesh_state.without_context("dp")
-        kind, group = "intra_dp_cp", _INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP
-        group = _INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT if whole else group
-    elif independent_all_gather and with_context_parallel:
-        kind, group = "dp_cp_ag", _DATA_PARALLEL_GROUP_WITH_CP_AG
-    elif with_context_parallel:
-        kind, group = "dp_cp", _DATA_PARALLEL_GROUP_WITH_CP
-        group = _DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT if whole else group
-    else:
-        kind, group = "dp", _DATA_PARALLEL_GROUP_WITH_GTP_REMAT if whole else _DATA_PARALLEL_GROUP
-    if group is None:
-        raise rankmesh_state.absent(kind)
-    return group
+    if partial_data_parallel and not with_context_parallel:
+        raise rankmesh_state.without_context("dp")
+    if independent_all_gather and with_context_parallel and not partial_data_parallel:
+        return rankmesh_state.given("dp_cp_ag")
+    kind = "dp_cp" if with_context_parallel else "dp"
+    return rankmesh_state.given(f"intra_{kind}" if partial_data_parallel else kind, whole=with_gtp_remat)
 
 
 get_data_parallel_rank = rule.data("rank")
@@ -76,15 +49,8 @@ def get_data_parallel_group_gloo(with_context_parallel=False, partial_data_paral
     """The CPU (gloo) counterpart of the data-parallel group that the flags choose."""
     if partial_data_parallel and not with_context_parallel:
         raise rankmesh_state.without_context("dp_gloo")
-    if partial_data_parallel:
-        kind, group = "intra_dp_cp_gloo", _INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO
-    elif with_context_parallel:
-        kind, group = "dp_cp_gloo", _DATA_PARALLEL_GROUP_WITH_CP_GLOO
-    else:
-        kind, group = "dp_gloo", _DATA_PARALLEL_GROUP_GLOO
-    if group is None:
-        raise rankmesh_state.absent(kind)
-    return group
+    kind = "dp_cp_gloo" if with_context_parallel else "dp_gloo"
+    return rankmesh_state.given(f"intra_{kind}" if partial_data_parallel else kind)
 
 
 def has_separate_all_gather_group() -> bool:
@@ -107,10 +73,7 @@ def get_data_parallel_global_ranks(with_context_parallel=False):
 
 def get_tensor_and_data_parallel_group(check_initialized=True, with_context_parallel=False):
     """Tensor and data parallel ranks together."""
-    group = _TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP if with_context_parallel else _TENSOR_AND_DATA_PARALLEL_GROUP
-    if group is None and check_initialized:
-        raise rankmesh_state.absent("tp_dp_cp" if with_context_parallel else "tp_dp")
-    return group
+    return rankmesh_state.given("tp_dp_cp" if with_context_parallel else "tp_dp", check_initialized)
 
 
 # -- experts' data ----------------------------------------------------------------------------------------------------
@@ -118,16 +81,8 @@ def get_tensor_and_data_parallel_group(check_initialized=True, with_context_para
 
 def get_expert_data_parallel_group(check_initialized=True, partial_expert_data_parallel=False, with_gtp_remat=True):
     """The ranks that hold the same experts; partial: those of one optimizer instance."""
-    whole = with_gtp_remat and rankmesh_state.expert_pieces
-    if partial_expert_data_parallel:
-        kind, group = "intra_ep_dp", _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP
-        group = _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT if whole else group
-    else:
-        kind, group = "ep_dp", _EXPERT_DATA_PARALLEL_GROUP
-        group = _EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT if whole else group
-    if group is None and check_initialized:
-        raise rankmesh_state.absent(kind)
-    return group
+    kind = "intra_ep_dp" if partial_expert_data_parallel else "ep_dp"
+    return rankmesh_state.given(kind, check_initialized, whole=with_gtp_remat)
 
 
 get_expert_data_parallel_rank = rule.expert_data("rank")
@@ -146,12 +101,7 @@ def get_data_modulo_expert_parallel_group(partial_expert_data_parallel=False):
 
 def get_expert_data_parallel_group_gloo(partial_expert_data_parallel=False):
     """The CPU (gloo) counterpart of the expert data-parallel group."""
-    kind, group = "ep_dp_gloo", _EXPERT_DATA_PARALLEL_GROUP_GLOO
-    if partial_expert_data_parallel:
-        kind, group = "intra_ep_dp_gloo", _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO
-    if group is None:
-        raise rankmesh_state.absent(kind)
-    return group
+    return rankmesh_state.given("intra_ep_dp_gloo" if partial_expert_data_parallel else "ep_dp_gloo")
 
 
 # -- optimizer instances, and pieces of weights -----------------------------------------------------------------------

@@ -18,11 +18,8 @@ from rankmesh.dialects.megatron.refusals import no_stage_named, unknown_group_si
 
 rankmesh_state: Any = None
 
-_DATA_PARALLEL_GROUP_WITH_CP: Any = None
 _EMBEDDING_GLOBAL_RANKS: Any = None
 _POSITION_EMBEDDING_GLOBAL_RANKS: Any = None
-_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP: Any = None
-_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP: Any = None
 _HYBRID_DP_CP_GROUPS: Any = {}
 _VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK: Any = None
 _VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE: Any = None
@@ -136,9 +133,7 @@ get_tensor_and_context_parallel_world_size = rule.size("tp_cp")
 def get_hybrid_data_context_parallel_groups(check_initialized=True, group_size=None):
     """The hybrid group of this size inside dp_cp; the size of dp_cp gives dp_cp itself."""
     if get_data_parallel_world_size(with_context_parallel=True) == group_size:
-        if _DATA_PARALLEL_GROUP_WITH_CP is None and check_initialized:
-            raise rankmesh_state.absent("dp_cp")
-        return _DATA_PARALLEL_GROUP_WITH_CP
+        return rankmesh_state.given("dp_cp", check_initialized)
     if group_size not in _HYBRID_DP_CP_GROUPS:
         raise unknown_group_size(group_size, sorted(_HYBRID_DP_CP_GROUPS))
     return _HYBRID_DP_CP_GROUPS[group_size]
@@ -174,9 +169,4 @@ get_expert_tensor_and_model_parallel_world_size = rule.size("tp_ep_mp")
 
 def get_expert_tensor_model_pipeline_parallel_group(check_initialized=True, with_egtp_remat=False):
     """The ranks of one model's experts; with_egtp_remat: with those that hold other pieces of their weights."""
-    group = _EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP
-    if with_egtp_remat:
-        group = _EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP
-    if group is None and check_initialized:
-        raise rankmesh_state.absent("tp_ep_pp")
-    return group
+    return rankmesh_state.given("tp_ep_pp_gtp" if with_egtp_remat else "tp_ep_pp", check_initialized)

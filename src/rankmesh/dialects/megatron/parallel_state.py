@@ -111,7 +111,7 @@ def initialize_model_parallel(
     Raises ``NotInitialized`` outside a torch.distributed world, ``Refused`` (an ``AssertionError``, a
     ``RuntimeError`` and a ``ValueError``) for what cannot be, ``AgreementError`` when ranks differ.
     """
-    lifecycle.initialize(rankmesh_state, Request.of(locals()))
+    lifecycle.initialize(rankmesh_state, Request(**locals()))
 
 
 def destroy_model_parallel():

@@ -32,22 +32,7 @@ from rankmesh.dialects.megatron.request import Request
 from rankmesh.dialects.megatron.state import ParallelState
 
 if TYPE_CHECKING:  # the functions below run over the globals of a parallel state
-    from rankmesh.dialects.megatron.data_groups import (
-        _DATA_PARALLEL_GROUP,
-        _DATA_PARALLEL_GROUP_WITH_CP,
-        _DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT,
-        _DATA_PARALLEL_GROUP_WITH_GTP_REMAT,
-        _EXPERT_DATA_PARALLEL_GROUP,
-        _EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT,
-        _INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP,
-        _INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT,
-        _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP,
-        _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT,
-        _TENSOR_AND_DATA_PARALLEL_GROUP,
-        _TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP,
-        get_data_parallel_rank,
-        get_gtp_weight_remat_rank,
-    )
+    from rankmesh.dialects.megatron.data_groups import get_data_parallel_rank, get_gtp_weight_remat_rank
     from rankmesh.dialects.megatron.getters import _KEPT, _KEPT_WITH_CP
     from rankmesh.dialects.megatron.model_groups import (
         get_context_parallel_rank,
@@ -195,10 +180,7 @@ def _initialize(release: Release) -> FunctionType:
 
 
 def _get_tensor_and_data_parallel_group(with_context_parallel=False):
-    group = _TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP if with_context_parallel else _TENSOR_AND_DATA_PARALLEL_GROUP
-    if group is None:
-        raise rankmesh_state.absent("tp_dp_cp" if with_context_parallel else "tp_dp")
-    return group
+    return rankmesh_state.given("tp_dp_cp" if with_context_parallel else "tp_dp")
 
 
 def _create_all_gather_groups(for_expert_parallelism=False, timeout=None, nccl_comm_cfgs=None):
@@ -222,19 +204,10 @@ def _get_all_ranks():
 
 
 def _get_data_parallel_group(with_context_parallel=False, with_gtp_remat=True, partial_data_parallel=False):
-    if partial_data_parallel:
-        if not with_context_parallel:
-            raise rankmesh_state.without_context("dp")
-        kind, group = "intra_dp_cp", _INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP
-        group = _INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT if with_gtp_remat else group
-    elif with_context_parallel:
-        kind, group = "dp_cp", _DATA_PARALLEL_GROUP_WITH_CP
-        group = _DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT if with_gtp_remat else group
-    else:
-        kind, group = "dp", _DATA_PARALLEL_GROUP_WITH_GTP_REMAT if with_gtp_remat else _DATA_PARALLEL_GROUP
-    if group is None:
-        raise rankmesh_state.absent(kind)
-    return group
+    if partial_data_parallel and not with_context_parallel:
+        raise rankmesh_state.without_context("dp")
+    kind = "dp_cp" if with_context_parallel else "dp"
+    return rankmesh_state.given(f"intra_{kind}" if partial_data_parallel else kind, whole=with_gtp_remat)
 
 
 def _data_number(with_context_parallel=False, with_gtp_remat=True, partial_data_parallel=False):
@@ -246,15 +219,8 @@ def _data_number(with_context_parallel=False, with_gtp_remat=True, partial_data_
 
 
 def _get_expert_data_parallel_group(check_initialized=True, with_gtp_remat=True, partial_expert_data_parallel=False):
-    if partial_expert_data_parallel:
-        kind, group = "intra_ep_dp", _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP
-        group = _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT if with_gtp_remat else group
-    else:
-        kind, group = "ep_dp", _EXPERT_DATA_PARALLEL_GROUP
-        group = _EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT if with_gtp_remat else group
-    if group is None and check_initialized:
-        raise rankmesh_state.absent(kind)
-    return group
+    kind = "intra_ep_dp" if partial_expert_data_parallel else "ep_dp"
+    return rankmesh_state.given(kind, check_initialized, whole=with_gtp_remat)
 
 
 def _expert_data_number(with_gtp_remat=True, partial_expert_data_parallel=False):

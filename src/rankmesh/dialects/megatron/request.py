@@ -8,8 +8,8 @@ arguments ── Request ── plan(world) ── recipe "megatron" ── grou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,6 @@ class Request:
     expert_gtp_remat_size: int = 1
     rank_offset: int = 0
     local_world_size: int | None = None
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Request:
-        """The request in the local variables of a function that has these parameters, or some of them."""
-        return cls(**{item.name: arguments[item.name] for item in fields(cls) if item.name in arguments})
 
     @property
     def timeout(self) -> float:

@@ -137,6 +137,17 @@ class State:
         """Set a global, as an assignment from outside does."""
         setattr(self.module, name, value)
 
+    def given(self, kind: str, check: bool = True, *, whole: bool = False) -> Any:
+        """The process group of a kind, an absent one being an error where it is checked.
+
+        ``whole``: with the ranks that hold other pieces of each weight, where getters take these.
+        """
+        row = BY_KIND[f"{kind}_gtp" if whole and (self.expert_pieces if "ep" in kind else self.pieces) else kind]
+        group = vars(self.module).get(row.group)
+        if group is None and check:
+            raise self.absent(kind)
+        return group
+
     def ask(self, kind: str, method: str, **flags: bool) -> Any:
         """The rank or size that no answer is kept for: what was set, else what the group says."""
         names, numbers = vars(self.module), NUMBERS[kind]
