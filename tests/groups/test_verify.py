@@ -4,9 +4,10 @@ import pytest
 import torch.distributed as dist
 
 import rankmesh as rm
-from rankmesh.debug.verification.verify import OPERATIONS, verify
+from rankmesh.debug.verification.verify import verify
 from rankmesh.errors import ProofError
 
+OPERATIONS = ("all-reduce", "all-gather", "broadcast", "send/recv")
 PLAN = rm.Plan(rm.Mesh(stage=2, dp=2), [rm.GroupSpec("dp"), rm.GroupSpec("stage", pipeline=True)])
 
 

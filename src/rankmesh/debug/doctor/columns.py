@@ -90,7 +90,7 @@ def columns_of(entries: Sequence[Entry], stacks: Sequence[object]) -> Columns:
         "number": _whole(table["collective_seq_id"], np.int32),
         "signature": calls.signature,
         "pending": ~_done(table, calls.on_device),
-        "site": np.array(sites.of_each(table["frames"]), dtype=np.int32),
+        "site": np.array(list(map(sites.of, table["frames"])), dtype=np.int32),
         "created": _whole([time or 0 for time in table["time_created_ns"]], np.int64),
     }
     apart = calls.is_apart | np.array(list(map(bool, table["is_p2p"])), dtype=bool)

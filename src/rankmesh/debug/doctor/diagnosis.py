@@ -30,9 +30,8 @@ _COUNTED, _DEPARTED = 64, 8
 # How many causes a report lists, and how many lines of code of each.
 _SHOWN = 8
 # Causes that lie with a rank of its own, and those of which the fewer members of a group have departed from the others.
-_OF_A_RANK, _OF_THE_FEWER = ("dead", "absent", "late"), ("different", "order")
+_OF_A_RANK, _DIVERGED = ("dead", "absent", "late"), ("different", "order")
 # What a divergence of the same ranks or the same group explains, and what may have begun at an earlier call.
-_DIVERGED = ("different", "order")
 _EXPLAINED, _LEFT_THE_ORDER = ("absent", "late", "crosswise"), ("absent", *_DIVERGED)
 
 
@@ -67,7 +66,7 @@ class Diagnosis:
         """The ranks without which the others would go on; none where ranks wait for each other, or nobody knows."""
         same = self._first_kind
         kind = same[0].cause if same else ""
-        if kind in _OF_THE_FEWER and all(2 * len(cause.ranks) < len(cause.group.members) for cause in same):
+        if kind in _DIVERGED and all(2 * len(cause.ranks) < len(cause.group.members) for cause in same):
             return tuple(_ranks_of(same))
         return tuple(_ranks_of(same)) if kind in _OF_A_RANK else ()
 

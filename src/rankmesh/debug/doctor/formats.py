@@ -44,7 +44,7 @@ def document(path: Path) -> dict[str, Any]:
     try:
         with open_regular(path) as file:
             found = parsed(unpacked(file))
-    except Unreadable as error:
+    except (Unreadable, RecordingError) as error:
         raise _bad(path, str(error), None) from error
     except (OSError, EOFError, zlib.error) as error:
         raise _bad(path, "cannot be read", error) from error
@@ -52,8 +52,6 @@ def document(path: Path) -> dict[str, Any]:
         raise _bad(path, "is nested too deeply", error) from error
     except MemoryError as error:
         raise _bad(path, "takes too much memory", error) from error
-    except RecordingError as error:
-        raise _bad(path, str(error), None) from error
     except Exception as error:  # a hostile pickle raises whatever its opcodes lead to
         raise _bad(path, "is truncated or no recording", error) from error
     if not isinstance(found, dict):

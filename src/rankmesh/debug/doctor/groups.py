@@ -20,13 +20,13 @@ from rankmesh.core.local import LocalGroup
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.columns import GroupName
 from rankmesh.debug.doctor.recording import Recording
+from rankmesh.errors import listed
 
 __all__ = ["KnownGroup", "known_groups"]
 
 _DEFAULT = "default_pg"
 # The kind of groups of which nothing but the members is known.
 _UNNAMED = "group"
-_SHOWN = 8
 # Our names, whose description has no coordinate where a kind spans the whole mesh.
 _OURS = re.compile(r".+/\d+/[0-9a-f]{16}")
 
@@ -57,13 +57,13 @@ def known_groups(
 ) -> dict[tuple[int, int], KnownGroup]:
     """For each rank and each group of its recording, which group of the job that is."""
     seen = _seen(recordings)
-    listed = _listed_members(recordings, seen)
+    members_of = _listed_members(recordings, seen)
     made: dict[tuple[str, tuple[int, ...]], KnownGroup] = {}
     result = {}
     namer = _Namer(plan, world_size)
     for rank, recording in recordings.items():
         for index, group in enumerate(recording.groups):
-            members = group.members or listed.get((group.name, rank)) or namer.guess(group, seen[group.name])
+            members = group.members or members_of.get((group.name, rank)) or namer.guess(group, seen[group.name])
             key = group.name, members
             if key not in made:
                 made[key] = namer.known(group, members)
@@ -84,10 +84,10 @@ def _listed_members(
     recordings: Mapping[int, Recording], seen: Mapping[str, set[int]]
 ) -> dict[tuple[str, int], tuple[int, ...]]:
     """The members by group and rank: members that list none have those that another member lists."""
-    listed = {(group.name, group.members) for r in recordings.values() for group in r.groups if group.members}
+    given = {(group.name, group.members) for r in recordings.values() for group in r.groups if group.members}
     return {
         (name, rank): members
-        for name, members in sorted(listed, key=str)
+        for name, members in sorted(given, key=str)
         for rank in members or ()
         if rank in seen[name]
     }
@@ -127,10 +127,5 @@ class _Namer:
         if "@" in group.desc or _OURS.fullmatch(group.name):
             return KnownGroup(group.name, kind, desc, members)
         if kind in ("", "undefined"):
-            return KnownGroup(group.name, _UNNAMED, f"group of {_listed(members)}", members)
-        return KnownGroup(group.name, kind, f"{kind} {_listed(members)}", members)
-
-
-def _listed(members: tuple[int, ...]) -> str:
-    more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
-    return f"{list(members[:_SHOWN])}{more}"
+            return KnownGroup(group.name, _UNNAMED, f"group of {listed(members)}", members)
+        return KnownGroup(group.name, kind, f"{kind} {listed(members)}", members)

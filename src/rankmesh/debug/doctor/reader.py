@@ -10,19 +10,16 @@ The file that a reader had when it ended without an answer is skipped, with a no
 
 from __future__ import annotations
 
-import gzip
 import os
 import pickle
 import signal
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from rankmesh.core.documents import Unreadable, open_regular
 from rankmesh.debug.doctor.formats import document
 from rankmesh.debug.doctor.recording import Recording, recording_of
 from rankmesh.errors import RecordingError
@@ -32,19 +29,12 @@ __all__ = ["read_files"]
 _MEMORY, _SECONDS = 3 * 2**29, 30
 # Files for which one more reader is worth its start.
 _EACH = 32
-# Bytes of plain JSON that are read without a process of their own.
-_SMALL = 2**20
 # Bytes of one recording on its way: one of 2,000 calls takes about a hundred thousand.
 _LARGEST = 32 * 2**20
 
 
 def read_files(files: Sequence[tuple[Path, int | None]]) -> tuple[list[Recording], list[str]]:
-    """The recordings in these files, given with the rank that the name of each says; and what could not be read.
-
-    A few small files of plain JSON are read here: nothing in them can take long.
-    """
-    if len(files) <= _EACH and all(_is_small_json(path) for path, _ in files):
-        return _sorted_out(_here(path, rank) for path, rank in files)
+    """The recordings in these files, given with the rank that the name of each says; and what could not be read."""
     readers = [_Reader() for _ in range(max(1, min(os.cpu_count() or 1, len(files) // _EACH)))]
     free: SimpleQueue[_Reader] = SimpleQueue()
     for reader in readers:
@@ -75,16 +65,6 @@ def _sorted_out(answers: Iterable[Recording | str]) -> tuple[list[Recording], li
         else:
             refused.append(answer)
     return sorted(found, key=lambda recording: (recording.rank, recording.path)), sorted(refused)
-
-
-def _is_small_json(path: Path) -> bool:
-    try:
-        with open_regular(path) as file:
-            opened = gzip.GzipFile(fileobj=file) if file.read(2) == b"\x1f\x8b" else file
-            file.seek(0)
-            return path.stat().st_size < _SMALL and opened.read(1) == b"{" and len(opened.read(_SMALL)) < _SMALL
-    except (Unreadable, OSError, EOFError, zlib.error):
-        return False
 
 
 def _here(path: Path, rank: int | None) -> Recording | str:
@@ -122,7 +102,6 @@ class _Reader:
             return f"{path.name} takes more than {_MEMORY >> 20} MiB or {_SECONDS} s to read: skipped"
 
     def end(self) -> None:
-        """End the process and close its pipes."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

@@ -33,7 +33,6 @@ class Sites:
     def __init__(self, stacks: Sequence[Any]) -> None:
         self._stacks = stacks
         self._numbers: dict[tuple[Any, Any, Any], int] = {}
-        self._of_stack: dict[int, int] = {}
         self._of_frame: dict[int, int] = {}
 
     @property
@@ -41,18 +40,10 @@ class Sites:
         """The lines: ``train.py:31 in step``."""
         return [f"{str(file)[:400]}:{int(line)} in {str(name)[:100]}" for file, line, name in self._numbers]
 
-    def of_each(self, stacks: Sequence[Any]) -> list[int]:
-        """The number of the line of each of these."""
-        site, of = self._site, self.of
-        return [site(frames) if frames.__class__ is list and frames else of(frames) for frames in stacks]
-
     def of(self, frames: Any) -> int:
         """The number of the line of a stack, which is a list or its number; -1 for none."""
-        if not isinstance(frames, int):
-            return self._site(frames) if frames else -1
-        if frames not in self._of_stack:
-            self._of_stack[frames] = self._site(self._stacks[frames])
-        return self._of_stack[frames]
+        listed = self._stacks[frames] if isinstance(frames, int) else frames
+        return self._site(listed) if listed else -1
 
     def _site(self, frames: Sequence[Any]) -> int:
         for frame in frames:

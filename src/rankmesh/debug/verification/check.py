@@ -19,15 +19,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.verification.event_log import EventLog, ended, line, next_group, run_rank
-from rankmesh.debug.verification.ranks import Progress, check_size, run_here
+from rankmesh.debug.verification.ranks import Progress, check_size, handling, run_here
 from rankmesh.debug.verification.results import CheckResult, KindResult, RankFailure, collect
 from rankmesh.errors import ConnectError, PlanError, StoreLost, quoted
 from rankmesh.launch.started import Launch, started_by
@@ -139,7 +138,10 @@ def _check_in_job(
             plan_world_size=plan.world_size,
             world_size=launch.world_size,
         )
-    with _outlives_sigterm() as to_end:
+    to_end = threading.Event()
+    # Outlive the launcher's SIGTERM, which follows the death of any rank: time to report what was seen. It kills half a
+    # minute later.
+    with handling(lambda *_: to_end.set(), signal.SIGTERM):
         launch, among = _round(launch, timeout)
         work = _Work(plan, launch, backend, timeout, progress if launch.rank == 0 else None)
         try:
@@ -230,8 +232,7 @@ class _Work:
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended in failure."""
-        return ended(self.log) and self.log[-1]["event"] == "failed"
+        return bool(self.log) and self.log[-1]["event"] == "failed"
 
     def publish(self, among: Round) -> None:
         """Publish the events that are new; this rank arrives with its last."""
@@ -245,7 +246,6 @@ class _Work:
                 self.complete = among.arrive(_ENDED)
 
     def join(self, seconds: float) -> None:
-        """Wait for the end of the thread."""
         self._thread.join(seconds)
 
 
@@ -307,23 +307,6 @@ def _read(data: Mapping[str, Any]) -> CheckResult:
     return CheckResult(**{**data, "kinds": tuple(kinds), "failures": failures, "followed": followed})
 
 
-@contextmanager
-def _outlives_sigterm() -> Iterator[threading.Event]:
-    """Outlive the launcher's SIGTERM, which follows the death of any rank: time to report what was seen.
-
-    Launchers kill half a minute later.
-    """
-    to_end = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield to_end
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: to_end.set())
-    try:
-        yield to_end
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _no_response(launch: Launch, failure: str = "") -> ConnectError:
     return ConnectError(
         f"rank {launch.rank}: no response from rank 0 at {launch.meeting}{failure}; "
@@ -334,7 +317,7 @@ def _no_response(launch: Launch, failure: str = "") -> ConnectError:
 
 
 def _local_failure(work: _Work) -> str:
-    if not ended(work.log) or work.log[-1]["event"] != "failed":
+    if not work.failed:
         return ""
     rank, failed = work.launch.rank, work.log[-1]
     name = next_group(work.plan, rank, work.log)

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rankmesh.core.plan import Plan
@@ -26,7 +25,7 @@ from rankmesh.debug.watch.joined import watched
 from rankmesh.errors import first_line
 from rankmesh.launch.started import Launch
 from rankmesh.runtime.connect import connect
-from rankmesh.runtime.init import enter
+from rankmesh.runtime.init import LiveRank, enter
 
 __all__ = ["EventLog", "Write", "ended", "line", "next_group", "run_rank", "where_it_was"]
 
@@ -53,37 +52,35 @@ def run_rank(
 
     ``diagnosed`` is given the diagnosis of what hangs.
     """
-    import torch.distributed as dist
-
     write({"event": "started"})
-    failures: list[Exception] = []
+    written: Exception | None = None
     try:
-        with watched(enter(launch, backend, timeout), diagnosed) as me, _written(write, failures):
-            write({"event": "joined", "backend": me.backend})
-            with connect(plan, timeout=timeout) as groups:
-                write({"event": "connected", "seconds": groups.phases["all"]})
-                for group in verify(groups, str(me.device)):
-                    seconds = round(group.seconds, 6)
-                    write({"event": "proved", "group": group.name, "operations": group.operations, "seconds": seconds})
-                # A rank that leaves early would close connections on which a slower one still waits.
-                dist.barrier(device_ids=[me.device.index] if me.backend == "nccl" else None)
+        with watched(enter(launch, backend, timeout), diagnosed) as me:
+            try:
+                _verified(plan, me, timeout, write)
+            except Exception as error:
+                # At once: it takes a while to leave a world in which something hangs.
+                _write_failure(write, written := error)
+                raise
     except Exception as error:  # noqa: BLE001  - whatever ends a rank is in its log, for the one that reports
-        if not failures:
+        if error is not written:
             _write_failure(write, error)
         return False
     write({"event": "done"})
     return True
 
 
-@contextmanager
-def _written(write: Write, failures: list[Exception]) -> Iterator[None]:
-    """What fails inside is written at once: it takes a while to leave a world in which something hangs."""
-    try:
-        yield
-    except Exception as error:
-        failures.append(error)
-        _write_failure(write, error)
-        raise
+def _verified(plan: Plan, me: LiveRank, timeout: float, write: Write) -> None:
+    import torch.distributed as dist
+
+    write({"event": "joined", "backend": me.backend})
+    with connect(plan, timeout=timeout) as groups:
+        write({"event": "connected", "seconds": groups.phases["all"]})
+        for group in verify(groups, str(me.device)):
+            seconds = round(group.seconds, 6)
+            write({"event": "proved", "group": group.name, "operations": group.operations, "seconds": seconds})
+        # A rank that leaves early would close connections on which a slower one still waits.
+        dist.barrier(device_ids=[me.device.index] if me.backend == "nccl" else None)
 
 
 def _write_failure(write: Write, error: Exception) -> None:

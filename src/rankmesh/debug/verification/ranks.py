@@ -31,7 +31,7 @@ from rankmesh.errors import ConnectError, PlanError, RankmeshError, first_line
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import torchrun_variables
 
-__all__ = ["LIMIT", "NO_NAME_SERVER", "Ended", "Progress", "check_size", "ended_by", "run_here"]
+__all__ = ["LIMIT", "NO_NAME_SERVER", "Ended", "Progress", "check_size", "ended_by", "handling", "run_here"]
 
 # Each rank is a process with about 35 threads and 100 descriptors.
 LIMIT = 256
@@ -168,14 +168,17 @@ class _Ranks:
 
     def run(self, work: Callable[[int], None]) -> dict[int, str]:
         """Fork the ranks, of which each calls ``work(rank)``, and wait for them; how those ended that failed."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
         from torch.multiprocessing.spawn import ProcessException, start_processes
 
-        with _quiet(), _ends_raise():
+        with _quiet(), handling(_end, *_ENDS):
             try:
                 ranks: Any = start_processes(_rank, (self._place, work), self._size, join=False, start_method="fork")
                 self._processes = dict(enumerate(ranks.processes))
                 # All are forked: serve their store, and write down where.
-                with self._served(), self._watched():
+                store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+                _write(self._place / "go", str(store.port).encode())
+                with self._watched():
                     while not ranks.join():
                         pass
             except ProcessException:
@@ -187,14 +190,6 @@ class _Ranks:
         statuses = {rank: process.exitcode for rank, process in self._processes.items() if rank not in self._killed}
         # SIGTERM is torch's, for the others when one has failed.
         return {rank: ended_by(status) for rank, status in statuses.items() if status not in (None, 0, -signal.SIGTERM)}
-
-    @contextmanager
-    def _served(self) -> Iterator[None]:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
-
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        _write(self._place / "go", str(store.port).encode())
-        yield
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -235,22 +230,23 @@ def _runs(process: BaseProcess) -> bool:
         return False
 
 
+def _end(number: int, _: object) -> None:
+    """Raise, so that what was begun is cleaned up."""
+    raise SystemExit(128 + number)
+
+
 @contextmanager
-def _ends_raise() -> Iterator[None]:
-    """A signal that ends this process raises ``SystemExit``, so that what was begun is cleaned up."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
+def handling(handler: Callable[[int, object], object], *numbers: int) -> Iterator[None]:
+    """Inside, a handler takes these signals; on another thread than the main one, which alone can, nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, end) for number in _ENDS}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 @contextmanager

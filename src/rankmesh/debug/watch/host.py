@@ -32,7 +32,7 @@ from rankmesh.debug.doctor.sites import is_library
 __all__ = ["HostRanks", "Look"]
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_SIGNAL = getattr(signal, "SIGUSR1", None)
+_SIGNAL = signal.SIGUSR1
 _FOLDER = "rankmesh-watch-"
 # Seconds after which a rank that has a file in a folder has written there which process it is.
 _SETTLED = 60.0
@@ -58,8 +58,8 @@ class HostRanks:
         self._rank = rank
         self._stacks = (self._place / f"{rank}.stacks").open("w+b")
         self._seen = 0
-        self.by_signal = _SIGNAL is not None and not _is_taken(_SIGNAL) and not _is_caught(_SIGNAL)
-        if _SIGNAL is not None and self.by_signal:
+        self.by_signal = not _is_taken(_SIGNAL) and not _is_caught(_SIGNAL)
+        if self.by_signal:
             faulthandler.register(_SIGNAL, file=self._stacks, all_threads=True)
         self._publish()
 
@@ -71,7 +71,7 @@ class HostRanks:
 
     def signalled(self) -> bool:
         """Whether SIGUSR1 has come since the last time; a program that has taken it for itself is sent none."""
-        if self.by_signal and _SIGNAL is not None and _is_taken(_SIGNAL):
+        if self.by_signal and _is_taken(_SIGNAL):
             self.by_signal = False
             self._publish()
         size = os.fstat(self._stacks.fileno()).st_size
@@ -100,8 +100,6 @@ class HostRanks:
         """The stacks of another rank, which its signal handler writes."""
         file = self._place / f"{rank}.stacks"
         before = file.stat().st_size
-        if _SIGNAL is None:
-            return ""
         try:
             os.kill(process, _SIGNAL)
         except OSError:
@@ -114,7 +112,7 @@ class HostRanks:
 
     def close(self) -> None:
         """Unregister the signal, unless the program has taken it, and delete the files of this rank."""
-        if self.by_signal and _SIGNAL is not None and not _is_taken(_SIGNAL):
+        if self.by_signal and not _is_taken(_SIGNAL):
             faulthandler.unregister(_SIGNAL)
         self._stacks.close()
         for ending in ("stacks", "json"):
