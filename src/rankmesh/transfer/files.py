@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from rankmesh.core.boxes import Box, meet, size, uncovered
 from rankmesh.core.documents import Limits, Unreadable, open_regular, parse_json, read_text, refused_as
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import TransferError, extra, first_line, quoted
-from rankmesh.transfer.live.shards import Shards, local
+from rankmesh.transfer.live.shards import Shards, local, mark
 from rankmesh.transfer.live.stream import Slices, where
 from rankmesh.transfer.torch_checkpoint import METADATA, chunks_of, read_chunk
 
@@ -197,24 +197,15 @@ def load(
     for name, sharding in wanted.items():
         _check(checkpoint, (names or {}).get(name, name), sharding)
         _check_target(into, name, sharding, rank)
-    incomplete = dict.fromkeys((*_incomplete(into), *wanted))
-    _mark(into, incomplete)
+    incomplete = dict.fromkeys((*(into.incomplete if isinstance(into, Shards) else ()), *wanted))
+    mark(into, incomplete)
     total = 0
     with Opened() as opened:
         for name, sharding in wanted.items():
             total += _fill(checkpoint, opened, (names or {}).get(name, name), local(into[name]), sharding, rank)
             del incomplete[name]
-            _mark(into, incomplete)
+            mark(into, incomplete)
     return total
-
-
-def _incomplete(into: Mapping[str, Tensor]) -> tuple[str, ...]:
-    return into.incomplete if isinstance(into, Shards) else ()
-
-
-def _mark(into: Mapping[str, Tensor], incomplete: Iterable[str]) -> None:
-    if isinstance(into, Shards):
-        into.incomplete = tuple(incomplete)
 
 
 def _fill(checkpoint: Checkpoint, opened: Opened, name: str, target: Tensor, sharding: Sharding, rank: int) -> int:
@@ -295,12 +286,9 @@ def _rankmesh(place: Path) -> Checkpoint:
     dtypes, stored = {}, {}
     for name, entry in index["tensors"].items():
         shapes[name], dtypes[name] = _shape(entry["shape"]), str(entry["dtype"])
-        stored[name] = [_stored(name, rank, _box(box, shapes[name])) for rank, box in entry["boxes"]]
+        boxes = [(rank, _box(box, shapes[name])) for rank, box in entry["boxes"]]
+        stored[name] = [Stored(_file(rank), _key(name, box), box) for rank, box in boxes]
     return Checkpoint(place, shapes, dtypes, stored, _slice, about)
-
-
-def _stored(name: str, rank: int, box: Box) -> Stored:
-    return Stored(_file(rank), _key(name, box), box)
 
 
 def _shape(values: object) -> tuple[int, ...]:

@@ -74,7 +74,6 @@ class _Crossing(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, bridge: Bridge, names: list[str], starts: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        """Move activations forth."""
         ctx.bridge, ctx.names = bridge, names
         moved = bridge.move(bridge.forth, dict(zip(names, given, strict=True)))
         ctx.received = [name for name in bridge._received() if name]
@@ -82,7 +81,6 @@ class _Crossing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Move gradients back."""
         local = dict(zip(ctx.received, (gradient.contiguous() for gradient in gradients), strict=False))
         moved = ctx.bridge.move(ctx.bridge.back, local)
         return (None, None, None, *(moved[name] for name in ctx.names))

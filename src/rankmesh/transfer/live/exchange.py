@@ -44,7 +44,6 @@ class Copy(NamedTuple):
     here: Slices
     into: str
     there: Slices
-    bytes: int
 
 
 @dataclass(eq=False)
@@ -79,12 +78,10 @@ class GroupWire:
         self._ranks = {rank: place for place, rank in enumerate(dist.get_process_group_ranks(group))}
 
     def staging(self, tensors: Sequence[Tensor]) -> torch.device:
-        """Where buffers are."""
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), torch.device("cpu"))
         return device if "nccl" in str(dist.get_backend_config(self._group)) else torch.device("cpu")
 
     def start(self, tensor: Tensor, peer: int, sending: bool) -> dist.Work | None:
-        """Send bytes to a peer, or receive them into a tensor."""
         if sending:
             return dist.isend(tensor, group=self._group, group_dst=self._ranks[peer])
         return dist.irecv(tensor, group=self._group, group_src=self._ranks[peer])
@@ -240,7 +237,7 @@ class Exchange:
             part.copy_(buffer[piece.offset : piece.offset + piece.bytes].view(part.dtype).view(part.shape))
 
     def _copy(self, copies: Sequence[Copy]) -> None:
-        for name, here, into, there, _ in copies:
+        for name, here, into, there in copies:
             part, place = self._tensors[name][here], self._into[into][there]
             if not same_place(part, place):
                 place.copy_(part)

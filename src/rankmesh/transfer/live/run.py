@@ -37,7 +37,7 @@ from rankmesh.rendezvous import Outcome
 from rankmesh.runtime.world import World
 from rankmesh.transfer.live.agreement import Fault, TransferAgreement, in_one_line
 from rankmesh.transfer.live.exchange import Copy, Exchange, GroupWire
-from rankmesh.transfer.live.shards import Shards, apart, local, problem_of
+from rankmesh.transfer.live.shards import apart, local, mark, problem_of
 from rankmesh.transfer.live.stream import Message, located, messages
 from rankmesh.transfer.planning.local import LocalMoves
 
@@ -120,7 +120,7 @@ def run(
         outcome = Outcome("failed", (world.rank,), message=str(fault)) if fault else Outcome()
     if not outcome.agreed:
         raise side.failed(exchange, itinerary, outcome)
-    side.finish(())
+    mark(into, ())
     part = moves.of(world.rank)
     seconds = time.perf_counter() - started
     return Moved(
@@ -178,8 +178,7 @@ class _Side:
 
     def prepare(self) -> None:
         """Mark the target as incomplete, and copy sources out of its way."""
-        if isinstance(self.given, Shards):
-            self.given.incomplete = tuple(self.into)
+        mark(self.given, self.into)
         same_sharding = {
             name: self.moves.source[name].of(self.rank) == self.moves.target[name].of(self.rank)
             for name in self.tensors.keys() & self.into.keys()
@@ -187,11 +186,6 @@ class _Side:
         for name in apart(self.tensors, self.into.items(), same_sharding):
             self.tensors[name] = self.tensors[name].clone()
             self.memory += self.tensors[name].nbytes
-
-    def finish(self, incomplete: tuple[str, ...]) -> None:
-        """Mark what is complete."""
-        if isinstance(self.given, Shards):
-            self.given.incomplete = incomplete
 
     def failed(self, exchange: Exchange, itinerary: Itinerary, outcome: Outcome) -> TransferError:
         """The error of a transfer that did not end well: what is missing came from ranks that failed, or not at all."""
@@ -206,7 +200,7 @@ class _Side:
         if not exchange.copied:
             missing |= {copy.into for copy in itinerary.copies}
         incomplete = tuple(sorted(missing))
-        self.finish(incomplete)
+        mark(self.given, incomplete)
         return TransferError(
             f"rank {self.rank}: the transfer did not complete, since {outcome.message}; {len(incomplete)} of "
             f"{len(self.into)} target tensors of this rank are incomplete; do not use them before another run",
@@ -261,8 +255,7 @@ def itinerary(moves: Transfer, local_moves: LocalMoves, longest: int) -> Itinera
     for peer, part in groupby(sorted(local_moves.receives, key=lambda move: move.source), key=lambda move: move.source):
         receives.append(messages(part, peer, theirs, moves.target, longest))
     copies = tuple(
-        Copy(*located(ours[move.name], move.box), *located(theirs[move.name], move.box), move.bytes)
-        for move in local_moves.copies
+        Copy(*located(ours[move.name], move.box), *located(theirs[move.name], move.box)) for move in local_moves.copies
     )
     rounds = max((len(stream) for stream in (*sends, *receives)), default=0)
     return Itinerary(_by_round(sends, rounds), _by_round(receives, rounds), copies)

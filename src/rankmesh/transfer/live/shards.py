@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankmesh.core.sharding import Shard, Sharding
 
-__all__ = ["Shards", "allocate", "apart", "local", "problem_of", "same_place"]
+__all__ = ["Shards", "allocate", "apart", "local", "mark", "problem_of", "same_place"]
 
 
 class Shards(dict[str, Tensor]):
@@ -38,6 +38,12 @@ def allocate(shardings: Mapping[str, Sharding], rank: int, device: str | torch.d
             made[name] = new(sharding.of(rank).shape, dtype=getattr(torch, sharding.dtype), device=device)
     made.incomplete = tuple(made)
     return made
+
+
+def mark(tensors: Mapping[str, Tensor], incomplete: Iterable[str]) -> None:
+    """Say which tensors are incomplete, where they are ``Shards``."""
+    if isinstance(tensors, Shards):
+        tensors.incomplete = tuple(incomplete)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -98,12 +98,11 @@ def restricted(moves: LocalMoves, delta: Delta | None) -> LocalMoves:
     """The part of a rank's moves that a delta has changed; both ends of a move cut it alike."""
     if delta is None:
         return moves
-    changed = delta
     return replace(
         moves,
-        sends=tuple(_restricted(moves.sends, changed)),
-        receives=tuple(_restricted(moves.receives, changed)),
-        copies=tuple(_restricted(moves.copies, changed)),
+        sends=tuple(_restricted(moves.sends, delta)),
+        receives=tuple(_restricted(moves.receives, delta)),
+        copies=tuple(_restricted(moves.copies, delta)),
     )
 
 

@@ -87,11 +87,9 @@ class GlooGroup:
             raise Fault(f"the ranks did not connect ({first_line(error)})") from error
 
     def staging(self, tensors: Sequence[Tensor]) -> torch.device:
-        """Where buffers are."""
         return torch.device("cpu")
 
     def start(self, tensor: Tensor, peer: int, sending: bool) -> dist.Work | None:
-        """Send bytes to a peer, or receive them into a tensor."""
         call = self._group.send if sending else self._group.recv
         return call([tensor], self._places[peer], 0)
 
@@ -100,7 +98,6 @@ class GlooGroup:
         raise NotImplementedError
 
     def close(self, failed: bool) -> None:
-        """End the group; after a failure every call that waits in it returns with an error."""
         if failed:
             self._devices.cut()
         delete_address(self._store, self._place)
@@ -135,6 +132,9 @@ class _Member:
                 "serves it, is gone or unreachable; look at its log"
             ) from error
 
+    def _put(self, key: str, text: str) -> None:
+        self._ask(lambda channel: channel.write(key, text))
+
     def _connected(self, key: str) -> Group:
         """The wire of this name, once all its members have come."""
         make = partial(self.connect, self.store, key, self._members, self.rank, self.timeout)
@@ -145,10 +145,6 @@ class _Member:
         if delta is None:
             return itinerary_of(self.moves, self.rank, longest)
         return itinerary(self.moves, restricted(self.moves.of(self.rank), delta), longest)
-
-
-def _write(key: str, text: str, channel: Channel) -> None:
-    channel.write(key, text)
 
 
 def _all_requests(channel: Channel) -> dict[str, str | None]:
@@ -187,7 +183,7 @@ class Publisher(_Member):
             since = request["version"] if request["run"] == self.run else None
             served[engine] = {"group": key, "since": since, "number": request["number"], "budget": budget}
             go = {**served[engine], "run": self.run, "history": history.to_data(), "version": history.newest}
-            self._ask(partial(_write, f"go/{engine}/{request['number']}", json.dumps(go)))
+            self._put(f"go/{engine}/{request['number']}", json.dumps(go))
         return json.dumps(served)
 
     def _requests(self) -> dict[str, Any]:
@@ -198,7 +194,7 @@ class Publisher(_Member):
             there = {engine: json.loads(text) for engine, text in texts.items() if text}
             for engine in [engine for engine, one in there.items() if one["digest"] != self.moves.digest]:
                 refused = {"refused": self.moves.digest}
-                self._ask(partial(_write, f"go/{engine}/{there.pop(engine)['number']}", json.dumps(refused)))
+                self._put(f"go/{engine}/{there.pop(engine)['number']}", json.dumps(refused))
             found = {engine: one for engine, one in there.items() if one["number"] != self._served.get(engine)}
             awaited = [engine for engine in self._expected if engine in there and engine not in found]
             if (not awaited and len(found) >= (0 if self._served else self.least)) or time.monotonic() >= end:

@@ -34,7 +34,7 @@ from rankmesh.core.sharding import Sharding
 from rankmesh.errors import AgreementError, quoted
 from rankmesh.rendezvous import FolderChannel
 from rankmesh.transfer.live.shards import local
-from rankmesh.transfer.live.stream import Slices, located, where
+from rankmesh.transfer.live.stream import Slices, where
 from rankmesh.transfer.planning.transfer import Transfer
 from rankmesh.transfer.sync.delta import Delta, History, merged, restricted
 from rankmesh.transfer.sync.layouts import ranks_of
@@ -299,13 +299,12 @@ class Reader:
     def fill(self, announced: Announced, into: Mapping[str, Tensor]) -> int:
         """Copy what changed; the bytes of it."""
         total = 0
-        for source, part in groupby(restricted(self._local, announced.delta).receives, key=lambda move: move.source):
+        for source, moves in groupby(restricted(self._local, announced.delta).receives, key=lambda move: move.source):
             tensors = announced.files[source].tensors
-            shards = {name: {"": self._moves.source[name].of(source)} for name in tensors}
-            for move in part:
-                here = located(shards[move.name], move.box)[1]
-                there = located({"": self._target[move.name]}, move.box)[1]
-                into[move.name][there].copy_(tensors[move.name][here])
+            shards = {name: self._moves.source[name].of(source) for name in tensors}
+            for move in moves:
+                part = tensors[move.name][where(shards[move.name], move.box)]
+                into[move.name][where(self._target[move.name], move.box)].copy_(part)
                 total += move.bytes
         return total
 
