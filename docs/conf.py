@@ -64,6 +64,6 @@ nitpick_ignore_regex = [
     (r"py:class", r"rankmesh\.debug\.doctor\.(history\.History|waits\.Waits)"),
     (r"py:class", r"Column|Ints|Bools|GroupName|Signature|InCall"),  # of a recording
     (r"py:class", r"rankmesh\.(core\.options\.GivenOptions|rendezvous\.round\.Round|runtime\.schedule\.\w+)"),
-    (r"py:class", r"rankmesh\.sim\.observer\.Observer|Session"),
+    (r"py:class", r"rankmesh\.sim\.channel\.Observer|Session"),
     (r"py:class", r"rankmesh\.sim\.channel\.(Collective|Failure|PendingOperation)"),
 ]

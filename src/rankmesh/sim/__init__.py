@@ -3,13 +3,12 @@
 ```
 run          a function on every rank, one thread each; what each returned
 scheduler    one rank runs at a time: who is next, and who waits for what
-channel      the calls of one group's members, matched and compared
+channel      the calls of one group's members, matched and compared; what looks at them, and may change them
 compute      what each collective gives
 group        a process group as torch.distributed calls it; works, store: what it returns, what it waits at
 process      random numbers, environment and module globals, for each rank its own
 hooks        how torch.distributed answers threads that are ranks
 watchdog     ranks that make no progress
-observer     what looks at collectives, and may change them
 comparison   the same numbers under every layout, and which group would have made them so
 failures     the errors and their messages
 ```

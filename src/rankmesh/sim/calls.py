@@ -64,24 +64,25 @@ def call_site(frame: FrameType | None = None) -> Site:
 
 def raise_site(error: BaseException) -> Site | None:
     """The line of the user's program at which an error came out of it; None when it was in none."""
-    site, trace = None, error.__traceback__
-    while trace is not None:
-        if _is_users(trace.tb_frame):
-            site = Site(trace.tb_frame.f_code.co_filename, trace.tb_lineno, trace.tb_frame.f_code.co_name)
-        trace = trace.tb_next
-    return site
+    entries = _users_entries(error)
+    code = entries[-1].tb_frame.f_code if entries else None
+    return None if code is None else Site(code.co_filename, entries[-1].tb_lineno, code.co_name)
 
 
 def users_trace(error: BaseException) -> TracebackType | None:
     """The traceback of an error without the lines of torch and of rankmesh."""
-    frames, trace = [], error.__traceback__
-    while trace is not None:
-        frames += [trace] if _is_users(trace.tb_frame) else []
-        trace = trace.tb_next
     kept: TracebackType | None = None
-    for entry in reversed(frames):
+    for entry in reversed(_users_entries(error)):
         kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return kept
+
+
+def _users_entries(error: BaseException) -> list[TracebackType]:
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        found += [trace] if _is_users(trace.tb_frame) else []
+        trace = trace.tb_next
+    return found
 
 
 def _is_users(frame: FrameType) -> bool:

@@ -15,14 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rankmesh.debug.doctor.calls import difference
 from rankmesh.errors import first_line, listed
 from rankmesh.sim.calls import Call
 from rankmesh.sim.compute import compute, fit
-from rankmesh.sim.observer import Observer
 
-__all__ = ["Channel", "Collective", "Failure", "PendingOperation"]
+if TYPE_CHECKING:
+    from rankmesh.sim.group import SimulatedGroup
+
+__all__ = ["Channel", "Collective", "Failure", "Observer", "PendingOperation"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,34 @@ class Collective:
         if different is not None:
             return str(different)
         return fit(self.calls) if len(self.operations) == len(self.channel.ranks) else None
+
+
+class Observer:
+    """What looks at the calls of a simulation, and may change them, as a comparison of layouts does; this does nothing.
+
+    ```
+    rank ── SimulatedGroup ── route ── channel ── compute ── computed ── results
+                              another group?                 another result?
+    rank ── SimulatedGroup ── route_message ── channel ── delivered
+                              another group, peer or tag?
+    ```
+    """
+
+    def route(self, pg: SimulatedGroup, call: Call) -> SimulatedGroup:
+        """The group on which a collective is made; called on the thread of its rank."""
+        return pg
+
+    def computed(self, channel: Channel, calls: Sequence[Call]) -> None:
+        """The members' calls have their results, which may be replaced."""
+
+    def route_message(
+        self, pg: SimulatedGroup, call: Call, peer: int | None, tag: int
+    ) -> tuple[SimulatedGroup, int | None, int]:
+        """The group, the peer and the tag with which a send or a receive is made; on the thread of its rank."""
+        return pg, peer, tag
+
+    def delivered(self, send: Call, recv: Call) -> None:
+        """What was sent has been received."""
 
 
 class Channel:

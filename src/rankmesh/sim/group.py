@@ -15,6 +15,7 @@ ones too: they are known on the releases of ``backend.versions``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,20 +50,16 @@ class SimulatedGroup(PythonGroup):
     # -- collectives --------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Every member gets the reduction of all."""
         return self._reducing("all_reduce", _listed(tensors), _listed(tensors), opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Several at once."""
         return self._reducing("all_reduce_coalesced", _listed(tensors), _listed(tensors), opts)
 
     def reduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """The root gets the reduction of all; the others' tensors stay as they are."""
         given = _listed(tensors)
         return self._reducing("reduce", given, given if opts.rootRank == self.position else [], opts, opts.rootRank)
 
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Every member gets the root's tensors."""
         given, root = _listed(tensors), 0 if opts is None else opts.rootRank
         signature = {"tensors": shapes(given), "root": self._name_of(root)}
         return self._post("broadcast", given, given, opts, signature, root=root)
@@ -76,42 +73,34 @@ class SimulatedGroup(PythonGroup):
         return self._gathering("all_gather_coalesced", _flat(outputs), _listed(inputs), opts)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> dist.Work:
-        """Every member gets one tensor that holds those of all."""
         return self._singles("all_gather_single", [output], [given], opts, 1)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Several at once."""
         return self._singles("all_gather_single_coalesced", _listed(outputs), _listed(inputs), opts, 1)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """The root gets the tensors of all."""
         given, signature = _listed(inputs), {"root": self._name_of(opts.rootRank)}
         local = {"gives": shapes(given)}
         return self._post("gather", given, _flat(outputs), opts, signature, local, root=opts.rootRank)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Every member gets one of the root's tensors."""
         takes, signature = _listed(outputs), {"root": self._name_of(opts.rootRank)}
         local = {"takes": shapes(takes)}
         return self._post("scatter", _flat(inputs), takes, opts, signature, local, root=opts.rootRank)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Every member gets the reduction of the tensors at its position."""
         given, takes = _flat(inputs), _listed(outputs)
         self._expect("reduce_scatter", len(given), self.size(), "tensors, one for each member")
         self._expect("reduce_scatter", takes[0].numel(), given[self.position].numel(), "elements of output")
         return self._reducing("reduce_scatter", given, takes, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> dist.Work:
-        """Every member gets its part of the reduction of all."""
         return self._singles("reduce_scatter_single", [output], [given], opts, -1)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Several at once."""
         return self._singles("reduce_scatter_single_coalesced", _listed(outputs), _listed(inputs), opts, -1)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Every member gives each member a tensor."""
         given, takes = _listed(inputs), _listed(outputs)
         self._expect("all_to_all", len(given), self.size(), "tensors, one for each member")
         self._expect("all_to_all", len(takes), self.size(), "outputs, one for each member")
@@ -127,7 +116,6 @@ class SimulatedGroup(PythonGroup):
         return self._post("all_to_all_single", [given], [output], opts, signature, local)
 
     def barrier(self, opts: Any = None, *_: Any) -> dist.Work:
-        """No member goes on before all have joined."""
         return self._post("barrier", [], [], opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -156,11 +144,9 @@ class SimulatedGroup(PythonGroup):
         return self._point_to_point("send", _listed(tensors), [], peer, tag)
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
-        """From the member at position ``peer``."""
         return self._point_to_point("recv", [], _listed(tensors), peer, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
-        """From whoever sends."""
         return self._point_to_point("recv", [], _listed(tensors), None, tag)
 
     # -- what torch asks besides --------------------------------------------------------------------------------
@@ -184,7 +170,6 @@ class SimulatedGroup(PythonGroup):
     abort = shutdown
 
     def getBackendName(self) -> str:  # noqa: N802  - torch's name
-        """What messages call it."""
         return "simulated"
 
     @property
@@ -216,26 +201,15 @@ class SimulatedGroup(PythonGroup):
             return self._reducing(name, given, takes, opts)
         return self._post(name, given, takes, opts, {"tensors": shapes(given)})
 
-    def _post(
-        self,
-        operation: str,
-        given: Tensors,
-        takes: Tensors,
-        opts: Any,
-        signature: Mapping[str, object] | None = None,
-        local: Mapping[str, object] | None = None,
-        *,
-        reduction: object = None,
-        root: int | None = None,
-    ) -> SimulatedWork:
-        asynchronous = getattr(opts, "asyncOp", True)
-        call = self._call(operation, given, takes, signature or {}, local or {}, asynchronous, reduction, root)
+    def _post(self, *given: Any, **options: Any) -> SimulatedWork:
+        """A collective call: see ``_call``."""
+        call = self._call(*given, **options)
         return self._work(lambda: self.simulation.join(self, call))
 
     def _point_to_point(self, operation: str, given: Tensors, takes: Tensors, peer: int | None, tag: int) -> dist.Work:
         whom = "anybody" if peer is None else self._name_of(peer)
         signature = {"to" if operation == "send" else "from": whom, "tensor": shapes(given or takes), "tag": tag}
-        call = self._call(operation, given, takes, signature, {}, True)
+        call = self._call(operation, given, takes, None, signature)
         return self._work(lambda: self.simulation.post(self, call, peer, tag))
 
     def _call(
@@ -243,9 +217,10 @@ class SimulatedGroup(PythonGroup):
         operation: str,
         given: Tensors,
         takes: Tensors,
-        signature: Mapping[str, object],
-        local: Mapping[str, object],
-        asynchronous: bool,
+        opts: Any,
+        signature: Mapping[str, object] = MappingProxyType({}),
+        local: Mapping[str, object] = MappingProxyType({}),
+        *,
         reduction: object = None,
         root: int | None = None,
     ) -> Call:
@@ -263,7 +238,7 @@ class SimulatedGroup(PythonGroup):
             reduction=reduction,
             root=root,
             given=[tensor.detach().clone() for tensor in given],
-            versions=[torch_threads.version(tensor) for tensor in given] if asynchronous else [],
+            versions=[torch_threads.version(tensor) for tensor in given] if getattr(opts, "asyncOp", True) else [],
         )
 
     def _work(self, post: Callable[[], SimulatedWork]) -> SimulatedWork:

@@ -120,7 +120,6 @@ class SimulatedPeers:
         return self._world is not None and not self._world.has_rank
 
     def exchange(self, members: Collection[int], message: Message, seconds: float) -> Mapping[int, Message | Presence]:
-        """Send a message to other members; the reply of each, or that it is gone."""
         return {member: self._send(member, message) for member in members if member != self.member}
 
     def _send(self, member: int, message: Message) -> Message | Presence:
@@ -135,7 +134,6 @@ class SimulatedPeers:
         self.exchange(members, message, seconds)
 
     def watch(self, member: int, timeout: float, late: Callable[[], object], lost: Callable[[Presence], None]) -> None:
-        """Watch another member from now on, instead of the one before."""
         self._watched, self._lost = member, lost
         if member not in self._members.living:
             self.noticed(member)
@@ -154,7 +152,6 @@ class SimulatedPeers:
         """Nothing to count."""
 
     def client(self, server: int, seconds: float) -> MemberStore:
-        """A connection to the store of a member; ``ConnectError`` where it is lost."""
         if server not in self._members.living:
             raise ConnectError(
                 f"member {self.member}: the store of member {server} does not answer (it is lost)",
@@ -164,12 +161,10 @@ class SimulatedPeers:
         return MemberStore(self._members, server, self.member)
 
     def world(self, connection: MemberStore, epoch: str, members: Members, seconds: float) -> SimulatedWorld:
-        """This member's world of an epoch, not entered yet."""
         self._world = SimulatedWorld(connection, epoch, members, self._context)
         return self._world
 
     def event(self) -> SimulatedEvent:
-        """An event of this member."""
         return SimulatedEvent(self._context)
 
     def now(self) -> float:
@@ -181,7 +176,6 @@ class SimulatedPeers:
         self._members.committed(self.member, step)
 
     def close(self) -> None:
-        """Reply no more, and watch nobody."""
         if self._members.living.get(self.member) is self:
             self._members.left(self.member)
 
@@ -194,7 +188,6 @@ class SimulatedEvent:
         self._set = False
 
     def is_set(self) -> bool:
-        """Whether it was set."""
         return self._set
 
     def set(self) -> None:
@@ -224,11 +217,9 @@ class MemberStore(SimulatedStore):
 
     @property
     def store(self) -> MemberStore:
-        """The store."""
         return self
 
     def cut(self) -> None:
-        """End the connection: every call fails from now on."""
         self._is_cut = True
         scheduler = self._simulation.scheduler
         waiting = scheduler.waiting.get(self._client)

@@ -128,17 +128,14 @@ class RandomNumbers(PerRank[tuple[torch.Tensor, "list[torch.Tensor] | None", tup
         self._seed = seed
 
     def fresh(self, rank: int) -> tuple[torch.Tensor, list[torch.Tensor] | None, tuple[Any, ...]]:
-        """The state with which a rank starts."""
         generator = torch.Generator().manual_seed(self._seed)
         return generator.get_state(), None, random.Random(_rank_seed(self._seed, rank)).getstate()  # noqa: S311
 
     def read(self) -> tuple[torch.Tensor, list[torch.Tensor] | None, tuple[Any, ...]]:
-        """The state that is in place."""
         devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
         return torch.get_rng_state(), devices, random.getstate()
 
     def write(self, state: tuple[torch.Tensor, list[torch.Tensor] | None, tuple[Any, ...]]) -> None:
-        """Put a state in place."""
         host, devices, python = state
         torch.set_rng_state(host)
         random.setstate(python)
@@ -162,17 +159,14 @@ class NumpyNumbers(PerRank[tuple[Any, "dict[str, Any] | None"]]):
         self._seed = seed
 
     def fresh(self, rank: int) -> tuple[Any, dict[str, Any] | None]:
-        """The state with which a rank starts."""
         return np.random.MT19937(np.random.SeedSequence(_rank_seed(self._seed, rank))), None
 
     def read(self) -> tuple[Any, dict[str, Any] | None]:
-        """The state that is in place."""
         engine = np.random.get_bit_generator()  # type: ignore[attr-defined]  # its stubs do not export it
         used = self._unused is None or _place(engine) != self._unused
         return engine, dict(np.random.get_state(legacy=False)) if used else None
 
     def write(self, state: tuple[Any, dict[str, Any] | None]) -> None:
-        """Put a state in place."""
         engine, numbers = state
         np.random.set_bit_generator(engine)  # type: ignore[attr-defined]  # the same
         if numbers is not None:
@@ -196,7 +190,6 @@ class Environment(PerRank["dict[bytes, bytes]"]):
         self._world_size, self._ranks_per_node = world_size, ranks_per_node
 
     def fresh(self, rank: int) -> dict[bytes, bytes]:
-        """The state with which a rank starts."""
         node, local = divmod(rank, self._ranks_per_node)
         here = min(self._ranks_per_node, self._world_size - node * self._ranks_per_node)
         place = {"local_rank": local, "local_world_size": here, "node": node}
@@ -208,7 +201,6 @@ class Environment(PerRank["dict[bytes, bytes]"]):
         return dict(vars(os.environ)["_data"])
 
     def write(self, state: Mapping[bytes, bytes]) -> None:
-        """Put a state in place."""
         here = self.read()
         if state != here:
             for name in here.keys() - state.keys():
@@ -252,7 +244,6 @@ class Modules(PerRank["list[Names]"]):
         self._starts += self._copies(self.read()[len(self._starts) :])
 
     def fresh(self, rank: int) -> list[Names]:
-        """The state with which a rank starts."""
         return self._copies(self._starts)
 
     def _copies(self, state: Sequence[Names]) -> list[Names]:
@@ -261,7 +252,6 @@ class Modules(PerRank["list[Names]"]):
         return [{name: _copied(name, value, copies) for name, value in names.items()} for names in state]
 
     def read(self) -> list[Names]:
-        """The state that is in place."""
         return [dict(vars(holder)) for holder in self._holders.values()]
 
     def write(self, state: list[Names]) -> None:
@@ -321,7 +311,6 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a known module."""
         if _is_known(fullname):
             for finder in sys.meta_path:
                 spec = None if finder is self else finder.find_spec(fullname, path, target)
@@ -338,11 +327,9 @@ class _Loader(Loader):
         self._loader, self._imported = loader, imported
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """The module, not run yet."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run it."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -36,9 +36,9 @@ from rankmesh.errors import PlanError, first_line, in_words, quoted
 from rankmesh.readers.source import read_plan
 from rankmesh.runtime.connect import connect
 from rankmesh.sim.calls import raise_site
+from rankmesh.sim.channel import Observer
 from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed
 from rankmesh.sim.hooks import hooks
-from rankmesh.sim.observer import Observer
 from rankmesh.sim.process import Process
 from rankmesh.sim.scheduler import Abandoned, Order
 from rankmesh.sim.simulation import RankContext, Simulation
@@ -81,7 +81,7 @@ def run(
     ``backend``            what ``torch.distributed.get_backend()`` returns
     ``initialise``         False: ``function`` calls ``init_process_group`` itself, with any backend, as a program does
     ``return_exceptions``  True: an error stands in the list where its rank's value would
-    ``observer``           sees every collective, one-rank groups included, and may change it (``sim.observer``)
+    ``observer``           sees every collective, one-rank groups included, and may change it (``sim.channel.Observer``)
     ``lose``               ranks that end as if their processes were killed, each with the step whose ``commit`` it
                            does not survive, in a job that goes on (``rm.survive``). Ranks with the same step end at
                            once, a spare when any rank commits it. What they return is None

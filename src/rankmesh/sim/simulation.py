@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 
 from rankmesh.backend import torch_threads
 from rankmesh.sim.calls import Call, Site, call_site
-from rankmesh.sim.channel import Channel, Failure, PendingOperation
+from rankmesh.sim.channel import Channel, Failure, Observer, PendingOperation
 from rankmesh.sim.failures import DivergenceError, divergence, mismatch, stuck, unmatched
 from rankmesh.sim.group import SimulatedGroup
 from rankmesh.sim.members import SimulatedMembers
-from rankmesh.sim.observer import Observer
 from rankmesh.sim.process import Process
 from rankmesh.sim.scheduler import Chooser, Order, Scheduler, Waiting
 from rankmesh.sim.store import Keys, SimulatedStore
@@ -60,18 +59,10 @@ def current_context() -> RankContext | None:
 class Simulation:
     """``size`` ranks, and the channels of their groups; ``order`` decides which runs next."""
 
-    def __init__(
-        self,
-        size: int,
-        order: Order,
-        backend: str,
-        process: Process | None = None,
-        observer: Observer | None = None,
-    ) -> None:
+    def __init__(self, size: int, order: Order, backend: str, process: Process, observer: Observer | None) -> None:
         self.size, self.backend, self.observer = size, backend, observer
         self.chooser = Chooser(order)
-        switch = (lambda before, after: None) if process is None else process.switch
-        self.scheduler = Scheduler(size, self.chooser, self._stuck, switch)
+        self.scheduler = Scheduler(size, self.chooser, self._stuck, process.switch)
         self.store = SimulatedStore(self)
         self.ends: dict[int, str] = {}
         self._channels: dict[tuple[str, tuple[int, ...]], Channel] = {}
@@ -106,7 +97,7 @@ class Simulation:
             self.scheduler.pause(pg.owner)
         if pg.channel.failure is not None:
             raise divergence(pg.channel.failure, pg.owner, again=True)
-        return SimulatedWork(put(), self._wait, self._look)
+        return SimulatedWork(self, put())
 
     def _check_use(self, pg: SimulatedGroup, context: RankContext | None) -> None:
         if context is None or context.simulation is not self or context.rank != pg.owner:
@@ -131,7 +122,8 @@ class Simulation:
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def _wait(self, pending: PendingOperation) -> None:
+    def wait(self, pending: PendingOperation) -> None:
+        """Wait until a call is done, and put its results in place; ``DivergenceError`` where it failed."""
         rank = pending.call.rank
         self.scheduler.check(rank)
         if not pending.settled:
@@ -142,7 +134,8 @@ class Simulation:
             text = f"rank {rank} changed a tensor between the call and the wait"
             raise divergence(Failure("race", text, pending.channel, {rank: pending.call}), rank)
 
-    def _look(self, pending: PendingOperation) -> bool:
+    def look_at(self, pending: PendingOperation) -> bool:
+        """Whether a call is done; the others run first where it is not."""
         if not pending.settled:
             self.scheduler.pause(pending.call.rank, idle=True)
         if pending.settled and pending.failure is None:
@@ -200,18 +193,14 @@ class Simulation:
                 channel.fail(posted, "mismatch", mismatch(pending.collective, difference, self.doing))
                 return
         for rank in waiting.keys() - operations.keys():
-            self.scheduler.wake(rank, self._nobody_left(rank, waiting[rank]))
+            text = (
+                f"rank {rank} waits for {waiting[rank].what}, and no rank can go on; look at what the others wait for"
+            )
+            self.scheduler.wake(rank, DivergenceError(text, kind="deadlock", rank=rank))
         text = stuck(operations, self.doing)
         for pending in operations.values():
             pending.channel.forget([pending])
             pending.channel.fail([pending], "deadlock", text)
-
-    def _nobody_left(self, rank: int, waiting: Waiting) -> DivergenceError:
-        return DivergenceError(
-            f"rank {rank} waits for {waiting.what}, and no rank can go on; look at what the others wait for",
-            kind="deadlock",
-            rank=rank,
-        )
 
     def doing(self, rank: int) -> str:
         """What a rank does or how it ended, in words."""

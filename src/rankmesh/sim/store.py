@@ -48,7 +48,6 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc]  # absent 
         return self.data
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Write a value."""
         self._reached()[key] = value.encode() if isinstance(value, str) else bytes(value)
         self._simulation.stored(key)
 
@@ -58,13 +57,11 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc]  # absent 
         return self._reached()[key]
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter; its new value."""
         value = int(self._reached().get(key, b"0")) + amount
         self.set(key, str(value))
         return value
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Write at the end of a value."""
         self.set(key, self._reached().get(key, b"") + (value.encode() if isinstance(value, str) else bytes(value)))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
@@ -77,20 +74,16 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc]  # absent 
         return self._reached()[key]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Read several values."""
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Write several values."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def delete_key(self, key: str) -> bool:
-        """Remove a value; whether there was one."""
         return self._reached().pop(key, None) is not None
 
     def num_keys(self) -> int:
-        """How many keys there are."""
         return len(self._reached())
 
     # How a PrefixStore calls them.

@@ -55,16 +55,16 @@ def _give_up(
     scheduler = simulation.scheduler
     holder = scheduler.holder
     frame = None if holder is None else sys._current_frames().get(threads[holder].ident or 0)
-    site = "an unknown place" if frame is None else call_site(frame)
-    place = None if frame is None else call_site(frame).place
+    site = None if frame is None else call_site(frame)
+    where = "an unknown place" if site is None else str(site)
 
     def error(rank: int) -> HungRank:
         return HungRank(
-            f"rank {rank}: rank {holder} {why}, at {site}; no other rank can run until it calls torch.distributed; "
+            f"rank {rank}: rank {holder} {why}, at {where}; no other rank can run until it calls torch.distributed; "
             "end the loop or the call in which it is, or give a longer timeout",
             hung=holder,
             rank=rank,
-            site=place,
+            site=None if site is None else site.place,
         )
 
     hung = scheduler.abandon(error)
@@ -72,7 +72,7 @@ def _give_up(
         return
     failures[hung] = error(hung)
     _end(threads[hung], lambda: hung in simulation.ends)
-    simulation.ends[hung] = f"was given up, at {site}"
+    simulation.ends[hung] = f"was given up, at {where}"
 
 
 def _end(thread: threading.Thread, is_ending: Callable[[], bool]) -> None:

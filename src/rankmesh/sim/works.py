@@ -9,9 +9,8 @@ sees old numbers, on every run. A tensor that is changed between the call and th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,40 +19,35 @@ from rankmesh.backend import torch_threads
 from rankmesh.backend.python_group import PythonWork
 from rankmesh.sim.channel import PendingOperation
 
+if TYPE_CHECKING:
+    from rankmesh.sim.simulation import Simulation
+
 __all__ = ["SimulatedWork", "Together", "deliver"]
 
 
 class SimulatedWork(PythonWork):
     """One call on its way; ``wait`` is the simulation's: it lets other ranks run until the call is settled."""
 
-    def __init__(
-        self,
-        pending: PendingOperation,
-        wait: Callable[[PendingOperation], None],
-        look: Callable[[PendingOperation], bool],
-    ) -> None:
+    def __init__(self, simulation: Simulation, pending: PendingOperation) -> None:
         super().__init__()
-        self._pending, self._wait, self._look = pending, wait, look
+        self._simulation, self._pending = simulation, pending
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the call is done, then put the results in place; ``DivergenceError`` when it failed."""
-        self._wait(self._pending)
+        self._simulation.wait(self._pending)
         return True
 
     def synchronize(self) -> None:
-        """The same as ``wait``."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """The same as ``wait``."""
         self.wait()
 
     def is_completed(self) -> bool:
         """Whether the call is done; lets the other ranks run first where it is not."""
-        return self._look(self._pending)
+        return self._simulation.look_at(self._pending)
 
     def is_success(self) -> bool:
-        """Whether the call is done, and did not fail."""
         return self._pending.settled and self._pending.failure is None
 
     def exception(self) -> None:
@@ -81,17 +75,14 @@ class Together(dist.Work):
         self._works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for each."""
         for work in self._works:
             work.wait()
         return True
 
     def is_completed(self) -> bool:
-        """Whether all are done."""
         return all(work.is_completed() for work in self._works)
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future that is done."""
         self.wait()
         return _done([tensor for work in self._works for tensor in work.result()])
 

@@ -18,6 +18,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import attrgetter
 
 import torch
 
@@ -73,19 +75,19 @@ class _Search:
     fallback: Cause | None = None
     tried: set[Repair] = field(default_factory=set)
 
-    def worked(self, repairs: Iterable[Repair], cause: Callable[[Repair], Cause]) -> Cause | None:
-        """The first of the repairs that settles everything; one that only makes the first value right is kept."""
-        for repair in repairs:
-            found = self._cause(repair, cause)
+    def cause(self, phases: Iterable[Iterable[Repair]]) -> Cause | None:
+        """What the first repair shows that settles everything, else the first that makes the first value right."""
+        for repair in chain.from_iterable(phases):
+            found = self._shown(repair)
             if found is not None and not found.settles:
                 self.fallback = self.fallback or found
                 # The backward pass of these lines may be wrong in the same way.
-                found = self._cause(_widened(repair), cause)
+                found = self._shown(_widened(repair))
             if found is not None and found.settles:
                 return found
-        return None
+        return self.fallback
 
-    def _cause(self, repair: Repair, cause: Callable[[Repair], Cause]) -> Cause | None:
+    def _shown(self, repair: Repair) -> Cause | None:
         """The cause that a repair shows; None where it does not help, or was tried before."""
         if repair in self.tried or time.monotonic() > self.deadline:
             return None
@@ -94,7 +96,9 @@ class _Search:
         if tried is None:
             return None
         left, untried = tried
-        return replace(cause(repair), repair=repair, settles=not left, untried=untried)
+        cause = Cause(self.failing.first.site) if repair.node is None else _of(repair.node)
+        others = tuple(node.site for node in repair.others)
+        return replace(cause, repair=repair, settles=not left, untried=untried, others=others)
 
     def _left(self, repair: Repair) -> tuple[int, tuple[str, ...]] | None:
         """How many values still differ with a repair, and the layouts that say nothing; None where it does not help.
@@ -110,7 +114,7 @@ class _Search:
             outcome = self.runner.tried(session)
             if layout is not self.failing.layout and (
                 (outcome == "failed" and _sized(repair))
-                or (key in session.deviations and not session.chose and _single(repair, layout))
+                or (key in session.deviations and not session.chosen and _single(repair, layout))
             ):
                 untried.append(layout.name)
                 continue
@@ -133,15 +137,8 @@ def find(layouts: Sequence[Layout], reference: Reference, failing: Failing, runn
     before = _before(record, first.key, nodes)
     search = _Search(layouts, reference, failing, runner, time.monotonic() + seconds)
     messages = _in_messages(layouts, record, first.key)
-    for repairs, cause in _phases(layouts, suspects, before, messages, first):
-        found = search.worked(repairs, cause)
-        if found is not None:
-            return found
-    if search.fallback is not None:
-        return search.fallback
-    if suspects:
-        return _of(suspects[0][0])
-    return Cause(first.site)
+    found = search.cause(_phases(layouts, suspects, before, messages))
+    return found or (_of(suspects[0][0]) if suspects else Cause(first.site))
 
 
 def find_failure(
@@ -158,22 +155,14 @@ def find_failure(
     waits = {node for one in records if one.call.results is None for node in nodes.get((one.stack, one.kind), ())}
     before = sorted(_before(record, first.key, nodes), key=lambda found: waits.isdisjoint(found))
     search = _Search(layouts, reference, failing, runner, time.monotonic() + seconds)
-    cause = _at_node(first)
-    for repairs in (
-        _in_messages(layouts, record, first.key),
-        [
-            way
-            for found in before
-            for repair in regroupings(found[0], layouts)
-            # A program that fails has not made its backward pass yet.
-            for way in (repair, _widened(repair))
-        ],
-        _together(before, before, layouts),
-    ):
-        found = search.worked(repairs, cause)
-        if found is not None:
-            return found
-    return search.fallback
+    regrouped = [
+        way
+        for found in before
+        for repair in regroupings(found[0], layouts)
+        # A program that fails has not made its backward pass yet.
+        for way in (repair, _widened(repair))
+    ]
+    return search.cause((_in_messages(layouts, record, first.key), regrouped, _together(before, before, layouts)))
 
 
 def _in_messages(layouts: Sequence[Layout], record: Session, key: Key) -> Iterator[Repair]:
@@ -215,41 +204,33 @@ def _looked_into(
     return Failing(richest, failing.by_layout[richest.name][key], failing.by_layout), session
 
 
-Phase = tuple[Iterable[Repair], Callable[[Repair], Cause]]
-
-
 def _phases(
-    layouts: Sequence[Layout],
-    suspects: list[list[Node]],
-    before: list[list[Node]],
-    messages: Iterator[Repair],
-    first: Deviation,
-) -> Iterator[Phase]:
+    layouts: Sequence[Layout], suspects: list[list[Node]], before: list[list[Node]], messages: Iterator[Repair]
+) -> Iterator[Iterable[Repair]]:
     """The repairs that are tried, in the order in which one that works is believed."""
-    at_node = _at_node(first)
     every = [*suspects, *(nodes for nodes in before if nodes not in suspects)]
     plain = [nodes for nodes in every if _matters(nodes[0], layouts)]
     trivial = [nodes for nodes in every if not _matters(nodes[0], layouts)]
     likely = [nodes for nodes in plain if nodes in suspects]
     # Where no collective differs from the reference, a message is more likely.
     if not suspects:
-        yield messages, at_node
-    yield [repair for nodes in likely for repair in regroupings(nodes[0], layouts)], at_node
-    yield _together(likely, plain, layouts), at_node
-    yield [repair for nodes in plain for repair in regroupings(nodes[0], layouts)], at_node
-    yield messages, at_node
+        yield messages
+    yield [repair for nodes in likely for repair in regroupings(nodes[0], layouts)]
+    yield _together(likely, plain, layouts)
+    yield [repair for nodes in plain for repair in regroupings(nodes[0], layouts)]
+    yield messages
     # Coarse nodes came first, then finer ones.
     for depth in range(1, max(map(len, every), default=0)):
         at_depth = [nodes[depth] for nodes in plain if depth < len(nodes)]
-        yield [repair for node in at_depth for repair in regroupings(node, layouts)], at_node
-    yield _together(plain, plain, layouts), at_node
-    yield reductions(layouts), at_node
+        yield [repair for node in at_depth for repair in regroupings(node, layouts)]
+    yield _together(plain, plain, layouts)
+    yield reductions(layouts)
     for depth in range(max(map(len, every), default=0)):
         at_depth = [nodes[depth] for nodes in every if depth < len(nodes)]
-        yield [repair for node in at_depth for repair in scalings(layouts, node)], at_node
-    yield scalings(layouts), at_node
-    yield [repair for nodes in plain for node in nodes for repair in regroupings(node, layouts, unions=True)], at_node
-    yield [repair for nodes in trivial for node in nodes for repair in regroupings(node, layouts)], at_node
+        yield [repair for node in at_depth for repair in scalings(layouts, node)]
+    yield scalings(layouts)
+    yield [repair for nodes in plain for node in nodes for repair in regroupings(node, layouts, unions=True)]
+    yield [repair for nodes in trivial for node in nodes for repair in regroupings(node, layouts)]
 
 
 def _together(likely: list[list[Node]], every: list[list[Node]], layouts: Sequence[Layout]) -> list[Repair]:
@@ -273,15 +254,6 @@ def _widened(repair: Repair) -> Repair:
 
 def _function(node: Node) -> tuple[str, str, str]:
     return node.site.file, node.site.function, node.kind
-
-
-def _at_node(first: Deviation) -> Callable[[Repair], Cause]:
-    def cause(repair: Repair) -> Cause:
-        if repair.node is None:
-            return Cause(first.site)
-        return replace(_of(repair.node), others=tuple(node.site for node in repair.others))
-
-    return cause
 
 
 def _sized(repair: Repair) -> bool:
@@ -368,7 +340,7 @@ def _state(layout: Layout, ranks: dict[int, Record], likely: list[Record], every
     if any(_compared(layout, ranks, whole.call, _results) in (SAME, UNKNOWN) for whole in every):
         return SAME
     state = next(one for one in (SCALED, ORDER, DIFFERENT) if one in states)
-    given = {_compared(layout, ranks, whole.call, _given) for whole in likely}
+    given = {_compared(layout, ranks, whole.call, attrgetter("given")) for whole in likely}
     return "wrong" if state == DIFFERENT and SAME in given else state
 
 
@@ -395,7 +367,3 @@ def _results(call: Call) -> list[torch.Tensor]:
         # One tensor, as the rows of all members are.
         return [torch.cat(results)] if results[0].dim() else []
     return [result.reshape(output.shape) for result, output in zip(results, call.outputs, strict=True)]
-
-
-def _given(call: Call) -> list[torch.Tensor]:
-    return call.given

@@ -115,6 +115,21 @@ class Difference:
         where = list(map(int, torch.unravel_index(torch.tensor(index), expected.shape))) if expected.dim() else []
         return where, float(left[index]), float(right[index])
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; ``element`` is where the value differs most."""
+        names = ("site", "operation", "group", "repair", "settles", "untried", "others", "lines")
+        given = {name: getattr(self, name) for name in names}
+        element, expected, got = self.worst or (None, None, None)
+        return {
+            "name": self.name,
+            "layout": self.layout,
+            "ranks": list(self.ranks),
+            "element": element,
+            "expected": _finite(expected),
+            "got": _finite(got),
+            **{name: list(value) if isinstance(value, tuple) else value for name, value in given.items()},
+        }
+
 
 def _values(count: int) -> str:
     return f"{count} values differ" if count > 1 else "1 value differs"
@@ -199,28 +214,10 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``rankmesh compare --json`` prints it."""
-        first = self.first
-        worst = first.worst if first is not None else None
-        element, expected, got = worst or (None, None, None)
         return {
             "same": self.same,
             "layouts": list(self.layouts),
-            "first": None if first is None else {
-                "name": first.name,
-                "layout": first.layout,
-                "ranks": list(first.ranks),
-                "element": element,
-                "expected": _finite(expected),
-                "got": _finite(got),
-                "site": first.site,
-                "operation": first.operation,
-                "group": first.group,
-                "repair": None if first.repair is None else list(first.repair),
-                "settles": first.settles,
-                "untried": list(first.untried),
-                "others": list(first.others),
-                "lines": list(first.lines),
-            },
+            "first": None if self.first is None else self.first.to_dict(),
             "errors": {
                 layout: {name: _finite(error) for name, error in errors.items()}
                 for layout, errors in self.errors.items()
@@ -229,7 +226,7 @@ class Comparison:
             "tolerance": self.tolerance,
             "spread": self.spread,
             "dtype": self.dtype,
-        }  # fmt: skip
+        }
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """A heading and a row for each value that was seen: its difference under each layout, ``!`` where too large."""

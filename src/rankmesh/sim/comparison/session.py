@@ -19,7 +19,7 @@ from rankmesh.core.boxes import Box, uncovered
 from rankmesh.core.sharding import Shard, Sharding
 from rankmesh.errors import LayoutError, RankmeshError, quoted
 from rankmesh.sim.calls import Call, Site, call_site
-from rankmesh.sim.channel import Channel
+from rankmesh.sim.channel import Channel, Observer
 from rankmesh.sim.comparison.layouts import Layout
 from rankmesh.sim.comparison.messages import Rerouting, regrouped
 from rankmesh.sim.comparison.noise import Scale, largest
@@ -28,7 +28,6 @@ from rankmesh.sim.comparison.seen import Seen, piece
 from rankmesh.sim.comparison.stacks import Stack, stack_here
 from rankmesh.sim.failures import RanksFailed
 from rankmesh.sim.group import SimulatedGroup
-from rankmesh.sim.observer import Observer
 from rankmesh.sim.simulation import current_context
 
 __all__ = ["SAME_SHAPE", "Deviation", "Key", "Record", "Reference", "Session", "Stopped"]
@@ -145,17 +144,12 @@ class Session(Observer):
         self._covered: dict[Key, list[Box]] = defaultdict(list)
         self._kinds: dict[int, str] = {}
         # By identity, kept alive so that none is reused: the call, and the members of its group in the program.
-        self._chosen: dict[int, tuple[Call, tuple[int, ...]]] = {}
+        self.chosen: dict[int, tuple[Call, tuple[int, ...]]] = {}
 
     @property
     def looks_at_lines(self) -> bool:
         """Whether the lines that led to each collective matter."""
         return self.trace or (self.repair is not None and self.repair.node is not None)
-
-    @property
-    def chose(self) -> bool:
-        """Whether the collectives of the repair were made."""
-        return bool(self._chosen)
 
     # -- what is seen -------------------------------------------------------------------------------------------
 
@@ -287,15 +281,9 @@ class Session(Observer):
         """The group of a collective, or the one that the repair gives it."""
         if not self.looks_at_lines or pg.channel.name.startswith("seen/"):
             return pg
-        kind = self._kind(pg.channel)
-        stack = stack_here(pg)
-        call.stack = stack.sites
-        if self.trace:
-            self.records[call.rank].append(Record(self._next(call.rank), stack, kind, call))
-        if self.repair is None or not self.repair.changes(stack.sites, kind, call.operation):
+        if not self._changes(pg, call, self.records) or self.repair is None or self.repair.form != "group":
             return pg
-        self._chosen[id(call)] = call, pg.channel.ranks
-        return self._moved(pg, call, self.repair.what) if self.repair.form == "group" else pg
+        return self._moved(pg, call, self.repair.what)
 
     def route_message(
         self, pg: SimulatedGroup, call: Call, peer: int | None, tag: int
@@ -303,16 +291,20 @@ class Session(Observer):
         """The group, the peer and the tag of a send or a receive, or those that the repair gives it."""
         if not self.looks_at_lines:
             return pg, peer, tag
+        if not self._changes(pg, call, self.messages) or self._rerouting is None:
+            return pg, peer, tag
+        return self._rerouting.apply(pg, call, peer, tag)
+
+    def _changes(self, pg: SimulatedGroup, call: Call, records: dict[int, list[Record]]) -> bool:
+        """Record a call where that is wanted; whether it is one that the repair changes."""
         kind, stack = self._kind(pg.channel), stack_here(pg)
         call.stack = stack.sites
         if self.trace:
-            self.messages[call.rank].append(Record(self._next(call.rank), stack, kind, call))
-        if self.repair is None or self._rerouting is None:
-            return pg, peer, tag
-        if not self.repair.changes(stack.sites, kind, call.operation):
-            return pg, peer, tag
-        self._chosen[id(call)] = call, pg.channel.ranks
-        return self._rerouting.apply(pg, call, peer, tag)
+            records[call.rank].append(Record(self._next(call.rank), stack, kind, call))
+        changes = self.repair is not None and self.repair.changes(stack.sites, kind, call.operation)
+        if changes:
+            self.chosen[id(call)] = call, pg.channel.ranks
+        return changes
 
     def delivered(self, send: Call, recv: Call) -> None:
         """Keep which receive got what was sent."""
@@ -337,7 +329,7 @@ class Session(Observer):
     def computed(self, channel: Channel, calls: Sequence[Call]) -> None:
         """Scale the results that the repair scales; count what a repair's sums add up."""
         repair = self.repair
-        if repair is None or not any(id(call) in self._chosen for call in calls):
+        if repair is None or not any(id(call) in self.chosen for call in calls):
             return
         if repair.form == "scale":
             factor = repair.factor(self.layout)
@@ -350,7 +342,7 @@ class Session(Observer):
         """Whether what the former groups summed is now summed with equal numbers: then it is only scaled."""
         sums: dict[object, torch.Tensor] = {}
         for call in calls:
-            _, former = self._chosen[id(call)]
+            _, former = self.chosen[id(call)]
             flat = torch.cat([tensor.reshape(-1).to(torch.float64) for tensor in call.given])
             sums[former] = sums[former] + flat if former in sums else flat
         first, *others = sums.values()

@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from types import FrameType
 from typing import Any
 
@@ -95,7 +94,7 @@ def _lines(frame: FrameType | None) -> Iterator[_Line]:
     while frame is not None:
         code = frame.f_code
         if is_users_file(code.co_filename):
-            yield _site(code.co_filename, frame.f_lineno, code.co_name), _given(frame)
+            yield Site(code.co_filename, frame.f_lineno, code.co_name), _given(frame)
         elif code.co_name == _ENGINE[1] and code.co_filename.endswith(_ENGINE[0]):
             node = autograd_node()
             made_by = None if node is None else node.metadata.get(_KEPT)
@@ -103,11 +102,6 @@ def _lines(frame: FrameType | None) -> Iterator[_Line]:
                 yield from made_by
                 return
         frame = frame.f_back
-
-
-@lru_cache(maxsize=65536)
-def _site(file: str, line: int, function: str) -> Site:
-    return Site(file, line, function)
 
 
 def _given(frame: FrameType) -> frozenset[int]:
