@@ -233,9 +233,7 @@ class Mpu(Getters):
         """The topology to give to a ``PipelineModule``."""
         return Topology(self.groups.plan.mesh)
 
-    @property
-    def _topo(self) -> Topology:
-        return self.topology()
+    _topo = property(topology)
 
     @contextmanager
     def as_grid(self) -> Iterator[Topology]:
@@ -269,10 +267,7 @@ class Mpu(Getters):
     dp_proc_group = property(group_of("dp"))
     slice_proc_group = property(group_of("tp"))
 
-    @property
-    def global_rank(self) -> int:
-        """The global rank of this process."""
-        return self.groups.rank
+    global_rank = property(get_global_rank)
 
     @property
     def world_size(self) -> int:

@@ -85,11 +85,6 @@ class AdoptedGroups(LiveGroups):
             )
         return pg
 
-    def look_up_all(self) -> None:
-        """Look up every process group of this rank."""
-        for group in self.values():
-            self._open(group.local)
-
     def close(self) -> None:
         """Forget the process groups; whoever made the ``DeviceMesh`` destroys them."""
         self._made.clear()
@@ -104,7 +99,8 @@ def adopt(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None) -> Ado
     """
     # Two dimensions with the same ranks may have two process groups; each handle has its own dimension's.
     groups = AdoptedGroups(device_mesh, plan_of(device_mesh, names=names, options=Options(share=False)))
-    groups.look_up_all()
+    for group in groups.values():
+        groups._open(group.local)
     return groups
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from rankmesh.core import Options, Plan, recipes
-from rankmesh.runtime.getters import Getters, first_of, group_of, rank_in, ranks_of, size_of
+from rankmesh.runtime.getters import SharedGetters, first_of, group_of, rank_in, size_of
 from rankmesh.runtime.handles import LiveGroup
 from rankmesh.runtime.registry import Registry, refusing_sizes, world_size
 
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-class ModelParallel(Getters):
+class ModelParallel(SharedGetters):
     """One state: no groups, or the groups of ``initialize_model_parallel``."""
 
     def __init__(self) -> None:
@@ -93,31 +93,10 @@ class ModelParallel(Getters):
         """Destroy the groups; nothing where there are none."""
         self._registry.close()
 
-    # -- model ------------------------------------------------------------------------------------
-
     get_model_parallel_group = group_of("tp")
     get_model_parallel_world_size = size_of("tp")
     get_model_parallel_rank = rank_in("tp")
     get_model_parallel_src_rank = first_of("tp")
-
-    # -- context ----------------------------------------------------------------------------------
-
-    get_context_parallel_group = group_of("cp")
-    get_context_parallel_ranks = ranks_of("cp")
-    get_context_parallel_world_size = size_of("cp")
-    get_context_parallel_rank = rank_in("cp")
-
-    # -- data -------------------------------------------------------------------------------------
-
-    get_data_parallel_group = group_of("dp")
-    get_data_parallel_ranks = ranks_of("dp")
-    get_data_parallel_world_size = size_of("dp")
-    get_data_parallel_rank = rank_in("dp")
-
-    # -- pipeline ---------------------------------------------------------------------------------
-
-    get_pipeline_parallel_group = group_of("pp")
-    get_pipeline_parallel_ranks = ranks_of("pp")
 
 
 _default = ModelParallel()

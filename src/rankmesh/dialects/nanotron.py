@@ -34,7 +34,7 @@ import torch.distributed as dist
 from rankmesh.backend.default import DefaultGroup, default_group
 from rankmesh.backend.members import destroy
 from rankmesh.backend.single_rank import single_rank_group
-from rankmesh.core import Options, Plan, recipes
+from rankmesh.core import Options, recipes
 from rankmesh.errors import ConnectError, NotInitialized, SizesError, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import NO_LAUNCHER
@@ -177,7 +177,7 @@ class ParallelContext:
 
     def get_local_ranks(self, world_rank: int) -> dict[str, int]:
         """The position of a global rank along each axis, in ``parallel_order``."""
-        place = self._plan.mesh.coordinate(world_rank)
+        place = self.groups.plan.mesh.coordinate(world_rank)
         return {axis: place[axis] for axis in self.parallel_order}
 
     def get_global_rank(
@@ -195,18 +195,14 @@ class ParallelContext:
         """
         place = {"ep": ep_rank, "pp": pp_rank, "dp": dp_rank, "cp": cp_rank, "tp": tp_rank}
         single = {axis: int(at) for axis, at in place.items() if isinstance(at, int | np.integer)}
-        rank = self._plan.mesh.rank(view=None, **{axis: single.get(axis, 0) for axis in place})
+        rank = self.groups.plan.mesh.rank(view=None, **{axis: single.get(axis, 0) for axis in place})
         ranks: NDArray[np.int64] = self._matrix[tuple(place.values())]
         return np.int64(rank) if len(single) == len(place) else ranks
 
     @property
     def _matrix(self) -> NDArray[np.int64]:
-        axes = self._plan.mesh.axes
+        axes = self.groups.plan.mesh.axes
         return np.arange(self.world_size).reshape([axes[name] for name in _ORDER])
-
-    @property
-    def _plan(self) -> Plan:
-        return self.groups.plan
 
     # -- the end ------------------------------------------------------------------------------------------------
 

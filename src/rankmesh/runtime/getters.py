@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rankmesh.runtime.handles import LiveGroup
 
-__all__ = ["Getters", "first_of", "group_of", "rank_in", "ranks_of", "size_of"]
+__all__ = ["Getters", "SharedGetters", "first_of", "group_of", "rank_in", "ranks_of", "size_of"]
 
 _Answer = TypeVar("_Answer")
 
@@ -75,3 +75,18 @@ def _getter(kind: str, answer: Callable[[LiveGroup], _Answer], form: str, meanin
 
     getter.__doc__, getter.__annotations__ = meaning, {"return": form}
     return getter
+
+
+class SharedGetters(Getters):
+    """The getters that ezpz and fairscale have in common, which lay out their groups alike."""
+
+    get_context_parallel_group = group_of("cp")
+    get_context_parallel_ranks = ranks_of("cp")
+    get_context_parallel_world_size = size_of("cp")
+    get_context_parallel_rank = rank_in("cp")
+    get_pipeline_parallel_group = group_of("pp")
+    get_pipeline_parallel_ranks = ranks_of("pp")
+    get_data_parallel_group = group_of("dp")
+    get_data_parallel_ranks = ranks_of("dp")
+    get_data_parallel_world_size = size_of("dp")
+    get_data_parallel_rank = rank_in("dp")

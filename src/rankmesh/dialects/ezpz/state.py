@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from rankmesh.core import Options, Plan, recipes
 from rankmesh.errors import AlreadyInitialized, NotInitialized
-from rankmesh.runtime.getters import Getters, group_of, rank_in, ranks_of, size_of
+from rankmesh.runtime.getters import SharedGetters, group_of, rank_in, ranks_of, size_of
 from rankmesh.runtime.handles import LiveGroup
 from rankmesh.runtime.registry import Registry, refusing_sizes, register, world_size
 
@@ -68,7 +68,7 @@ def _there(value: _Value | None, what: str) -> _Value:
     return value
 
 
-class TensorParallel(Getters):
+class TensorParallel(SharedGetters):
     """One state; the functions of ``rankmesh.dialects.ezpz`` are the methods of one, any other is independent of it.
 
     Without groups the tensor-parallel size is 1 and the rank 0, so that a model can be built without parallelism;
@@ -174,26 +174,10 @@ class TensorParallel(Getters):
             return self._group("tp").first
         return dist.get_rank() if dist.is_initialized() else 0
 
-    # -- context ----------------------------------------------------------------------------------
-
-    get_context_parallel_group = group_of("cp")
-    get_context_parallel_ranks = ranks_of("cp")
-    get_context_parallel_world_size = size_of("cp")
-    get_context_parallel_rank = rank_in("cp")
-
     # -- pipeline ---------------------------------------------------------------------------------
 
-    get_pipeline_parallel_group = group_of("pp")
-    get_pipeline_parallel_ranks = ranks_of("pp")
     get_pipeline_parallel_world_size = size_of("pp")
     get_pipeline_parallel_rank = rank_in("pp")
-
-    # -- data -------------------------------------------------------------------------------------
-
-    get_data_parallel_group = group_of("dp")
-    get_data_parallel_ranks = ranks_of("dp")
-    get_data_parallel_world_size = size_of("dp")
-    get_data_parallel_rank = rank_in("dp")
 
     # -- a state belongs to its process -----------------------------------------------------------
 

@@ -26,11 +26,7 @@ _DENSE = {
     "spmd_types": ("dp_replicate", "dp_shard", "cp"),
 }
 # The axes of a dense layer's mesh; those of experts.
-_SPMD = {
-    "partial_dtensor": ("dp_replicate", "fsdp", "tp"),
-    "full_dtensor": ("dp_replicate", "dp_shard", "cp", "tp"),
-    "spmd_types": ("dp", "cp", "tp"),
-}
+_SPMD = {backend: (*axes, "tp") for backend, axes in _DENSE.items()} | {"spmd_types": ("dp", "cp", "tp")}
 _SPARSE = ("dp_replicate", "efsdp", "ep")
 # Axes of a tensor's layout that a mesh has; it leaves the others out.
 _IN_BAND = {"partial_dtensor": ("tp", "ep"), "spmd_types": ("dp", "cp", "tp", "ep")}
