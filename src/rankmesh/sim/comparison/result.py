@@ -115,7 +115,7 @@ class Difference:
         where = list(map(int, torch.unravel_index(torch.tensor(index), expected.shape))) if expected.dim() else []
         return where, float(left[index]), float(right[index])
 
-    def to_dict(self) -> dict[str, Any]:
+    def _plain(self) -> dict[str, Any]:
         """Plain data; ``element`` is where the value differs most."""
         names = ("site", "operation", "group", "repair", "settles", "untried", "others", "lines")
         given = {name: getattr(self, name) for name in names}
@@ -217,7 +217,7 @@ class Comparison:
         return {
             "same": self.same,
             "layouts": list(self.layouts),
-            "first": None if self.first is None else self.first.to_dict(),
+            "first": None if self.first is None else self.first._plain(),
             "errors": {
                 layout: {name: _finite(error) for name, error in errors.items()}
                 for layout, errors in self.errors.items()
