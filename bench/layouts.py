@@ -2,7 +2,7 @@
 
 ```
 drawn       sizes, order of the axes and microbatches from SEED, for four hosts of two ranks in two racks
-calibrated  latencies and the bandwidth inside of a host, from ``measure``; the rates of the links are known
+calibrated  latencies and bandwidths of all levels, by ``measure``, as a user does it
 predicted   as ``rankmesh search`` predicts, with computation that takes no time; written to the file
 measured    each rank's calls of one step of the example, recorded, then made again without its computation
 ```
@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -39,17 +39,15 @@ from rankmesh.placement.predict import Links, predict
 
 __all__ = ["COUNT", "Layout", "drawn", "main", "predicted"]
 
-FIGURES = Path(__file__).with_name("layouts.json")
+FIGURES = Path(__file__).parent
 RACKS = (("node1", "node2"), ("node3", "node4"))
 RANKS, LINK, TRUNK, BURST = 2, 50, 50, 16
-# Of what a link carries, this part is payload: 1,448 bytes of a frame of 1,514.
-PAYLOAD = 1448 / 1514
 SEED, COUNT = 30, 30
 # The example's model and batch: every size that eight ranks can have divides them.
 SHAPE = {"layers": 8, "hidden": 128, "heads": 8, "experts": 4, "top": 4, "sequence": 128, "batch": 16}
 # A layout is measured again until the quickest two of its steps differ by less than this part.
 SPREAD, LEAST, MOST = 0.03, 2, 3
-SIZES = (4 * 2**10, 256 * 2**10)
+SIZES = (4 * 2**10, 2**20)
 _AXES = ("tp", "cp", "dp", "pp")
 
 
@@ -133,24 +131,13 @@ def predicted(layout: Layout, cluster: Cluster) -> float:
 
 
 def _calibration() -> rm.Plan:
-    """Groups inside a host, a rack, and between racks."""
-    return rm.Plan(rm.Mesh(tp=2, dp=2, pp=2), [rm.GroupSpec(name) for name in ("tp", "dp", "pp")])
+    """Groups inside a host, a rack, and between racks, for which `measure` takes the collectives of the example."""
+    return rm.Plan(rm.Mesh(tp=2, cp=2, dp=2), [rm.GroupSpec(name) for name in ("tp", "cp", "dp")])
 
 
 def _measured() -> Measurement:
-    """Latencies of all levels, and the bandwidth inside of a host."""
     with rm.connect(_calibration()) as groups:
-        inside, between = groups.measure(SIZES, kinds=["tp"]), groups.measure(SIZES[:1], kinds=["dp", "pp"])
-    return replace(inside, rows=(*inside.rows, *between.rows))
-
-
-def _known(cluster: Cluster, found: Measurement) -> Cluster:
-    """The cluster with these latencies, and with the rates that its links were given."""
-    host, *outer = calibrated(cluster, _calibration(), found).levels
-    rates = (rate * 1e6 / 8 * PAYLOAD for rate in (LINK, TRUNK))
-    return cluster.with_levels(
-        [host, *(replace(level, bandwidth=rate, uplink=rate) for level, rate in zip(outer, rates, strict=True))]
-    )
+        return groups.measure(SIZES)
 
 
 def _ahead() -> None:
@@ -230,10 +217,10 @@ def _settled(times: Sequence[float]) -> bool:
 # -- the program --------------------------------------------------------------------------------------------------
 
 
-def predictions(layouts: Sequence[Layout], cluster: Cluster) -> dict[str, Any]:
+def predictions(layouts: Sequence[Layout], cluster: Cluster, seed: int = SEED) -> dict[str, Any]:
     """What the file says before anything is measured."""
     return {
-        "seed": SEED,
+        "seed": seed,
         "link": LINK,
         "trunk": TRUNK,
         "shape": SHAPE,
@@ -272,9 +259,11 @@ def main() -> None:
     """Draw, predict, write, measure, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=COUNT)
-    parser.add_argument("--json", type=Path, default=FIGURES)
+    parser.add_argument("--seed", type=int, default=SEED, help="of the draw; another one tells whether the model fits")
+    parser.add_argument("--json", type=Path, help="layouts.json beside this file; layouts_32.json with --seed 32")
     parser.add_argument("--resume", action="store_true", help="go on with the predictions of the file")
     given = parser.parse_args()
+    path = given.json or FIGURES / ("layouts.json" if given.seed == SEED else f"layouts_{given.seed}.json")
     why = problem()
     if why is not None:
         raise SystemExit(f"error: {why}")
@@ -285,20 +274,20 @@ def main() -> None:
     with emulated(RACKS, ranks=RANKS, link=LINK, trunk=TRUNK, burst=BURST) as there:
 
         def calibrate() -> Cluster:
-            return _known(there.cluster, there.on_ranks(_measured)[0])
+            return calibrated(there.cluster, _calibration(), there.on_ranks(_measured)[0])
 
         def measure(layout: Layout) -> tuple[float, list[float]]:
             found = there.on_ranks(_step, layout)
             return max(whole for whole, _ in found), found[0][1]
 
         def save(found: Mapping[str, Any]) -> None:
-            given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             done = [row for row in found["rows"] if "measured" in row]
             for row in done[-1:]:
                 sys.stderr.write(f"{len(done)}: {row['predicted'] / row['measured']:.3f} {json.dumps(row)}\n")
 
-        found = json.loads(given.json.read_text(encoding="utf-8")) if given.resume else None
-        complete(found or predictions(drawn(given.count), calibrate()), measure, save)
+        found = json.loads(path.read_text(encoding="utf-8")) if given.resume else None
+        complete(found or predictions(drawn(given.count, given.seed), calibrate(), given.seed), measure, save)
 
 
 if __name__ == "__main__":

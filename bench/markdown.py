@@ -11,7 +11,7 @@ from bench.cluster_text import cluster_section
 from bench.compare_text import compare_section
 from bench.gloo_text import gloo_section
 from bench.gpu_text import gpu_section
-from bench.layouts_text import layouts_section
+from bench.layouts_text import another_draw, layouts_section
 from bench.published_text import published_section
 from bench.results import Results
 from bench.scale_text import scale_section
@@ -26,6 +26,7 @@ __all__ = ["METHODS", "markdown", "recorded_transfers"]
 _SECTIONS = {
     "published": published_section,
     "layouts": layouts_section,
+    "layouts_32": another_draw,
     "cluster": cluster_section,
     "gpu": gpu_section,
     "gloo": gloo_section,

@@ -6,7 +6,7 @@ import pytest
 
 import rankmesh as rm
 from bench.layouts import COUNT, complete, drawn, load_example, predicted, predictions
-from bench.layouts_text import layouts_section
+from bench.layouts_text import another_draw, layouts_section
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -54,3 +54,14 @@ def test_the_section_hides_nothing():
     assert text.count("not measured |") == 1
     assert "| 0.86 |" in text
     assert "on an emulated cluster of 4 hosts with 2 ranks each in 2 racks" in text
+
+
+def test_another_draw_is_told_beside_it():
+    """Its seed, how many are near, and each ratio; the draw is another one."""
+    assert drawn(12, 31) != drawn(12)
+    found = predictions(drawn(3, 31), _cluster(), 31)
+    for row, ratio in zip(found["rows"], (1.2, 0.95), strict=False):
+        row |= {"measured": row["predicted"] / ratio}
+    text = "\n".join(another_draw(found))
+    assert "Another draw of 3 layouts (`--seed 31 --count 3`)" in text
+    assert "Of 2 measured, 1 are within 10 % and 1 within 15 %. Ratios: 0.95, 1.20." in text

@@ -21,6 +21,9 @@ ep     behind the computation of another microbatch (a schedule that computes tw
 
 Computation loses CONTENTION of what hides behind it. Groups of one kind run at once and share links, as in ``cost``;
 different kinds do not wait for each other's links.
+
+gloo: a connection carries an output, then a gradient (``cost``): two messages for each microbatch that does not pass
+the stages alone. The first and the last stage send one of them, and wait for the other.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from rankmesh.core.picks import ends
 from rankmesh.core.plan import Plan
 from rankmesh.core.recipes.megatron import megatron_mesh
 from rankmesh.core.spec import GroupSpec
+from rankmesh.core.strided import IntArray
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.compute import Work, optimizer, stage_work
 from rankmesh.placement.cost import Lay, seconds
@@ -118,7 +122,7 @@ class Links:
     """How the groups of a plan lie on a cluster: seconds of what they send."""
 
     def __init__(self, plan: Plan, cluster: Cluster, backend: str = "nccl") -> None:
-        self.roles, self._backend, self._levels = Roles.of(plan), backend, cluster.levels
+        self.roles, self.backend, self._levels = Roles.of(plan), backend, cluster.levels
         _, machine, given = devices_of(plan, cluster)
         self._plain = plain = plan.replace(rank_map=None)
         self._machine, self._given = machine, given[None]
@@ -126,9 +130,10 @@ class Links:
         self._by_stage: dict[tuple[str, int], Lay] = {}
         ranks = plain.mesh.rank_range  # groups of positions, whose devices the plan's rank map gives
         self._lying = {
-            name: Lay(ranks.positions(groups.array), machine, given[None], backend=backend)
+            name: Lay(positions, machine, given[None], backend=backend, stages=self._stages(positions)[:, 0])
             for name, groups in plain.kinds.items()
             if groups.size > 1
+            for positions in [ranks.positions(groups.array)]
         }
 
     def seconds(self, name: str, messages: list[Message], stage: int | None = None) -> float:
@@ -136,17 +141,22 @@ class Links:
         if name not in self._lying:
             return 0.0
         lying = self._lying[name] if stage is None or not self._shared else self._of_stage(name, stage)
-        return float(seconds(messages, lying, self._levels, backend=self._backend)[0])
+        return float(seconds(messages, lying, self._levels, backend=self.backend)[0])
 
     def _of_stage(self, name: str, stage: int) -> Lay:
         """The groups of a kind that lie on one pipeline stage; all where the kind joins stages."""
         if (name, stage) not in self._by_stage:
-            mesh, positions = self._plain.mesh, self._plain.mesh.rank_range.positions(self._plain.groups(name).array)
-            stages = positions // mesh.strides["pp"] % mesh.axes["pp"]
-            here = positions[(stages == stage).all(axis=1)]
-            lay = Lay(here, self._machine, self._given, backend=self._backend) if len(here) else self._lying[name]
+            positions = self._plain.mesh.rank_range.positions(self._plain.groups(name).array)
+            here = positions[(self._stages(positions) == stage).all(axis=1)]
+            lay = Lay(here, self._machine, self._given, backend=self.backend) if len(here) else self._lying[name]
             self._by_stage[name, stage] = lay
         return self._by_stage[name, stage]
+
+    def _stages(self, positions: IntArray) -> IntArray:
+        """The pipeline stage of each position; 0 where the mesh has none."""
+        mesh = self._plain.mesh
+        stages: IntArray = positions // mesh.strides["pp"] % mesh.axes["pp"] if "pp" in mesh.axes else 0 * positions
+        return stages
 
 
 @dataclass(frozen=True)
@@ -257,6 +267,8 @@ def _stage(
 
     scalars = [message for message in sent.get(names["pp"], []) if message.collective == "all-reduce"]  # once a step
     total = links.seconds(names["pp"], scalars)
+    ends = stage in (0, sizes.pp - 1)
+    turns = 2 if ends and links.backend == "gloo" else 1  # what it sends, then what it receives
     tp, cp, ep, pp = all_of("tp"), all_of("cp"), all_of("ep"), all_of("pp") - total * each
     behind = {
         "tp": min(tp * (1 - 1 / sizes.tp), work.parts["matrices"]) if "tp" in overlap else 0.0,
@@ -264,13 +276,14 @@ def _stage(
         "ep": min(ep, work.seconds) if "ep" in overlap else 0.0,
         "pp": pp if "pp" in overlap and (training.virtual_stages > 1 or training.schedule != "1f1b") else 0.0,
     }
-    waits = {"tp": tp - behind["tp"], "cp": cp - behind["cp"], "ep": ep - behind["ep"], "pp": pp - behind["pp"]}
+    waits = {"tp": tp - behind["tp"], "cp": cp - behind["cp"], "ep": ep - behind["ep"]}
     waits["ep"] += all_of("etp")
+    waits["pp"] = turns * (pp - behind["pp"])
     hidden = {name: value / each for name, value in behind.items()}
     repeated, once, hidden["dp"] = _replicas(training, links, sent, work, each)
     waits["dp"] = repeated
     waits["contention"] = CONTENTION * sum(hidden.values()) * each
-    unshared = dict(waits)
+    unshared = waits | {"pp": pp - behind["pp"]}
     for name, roles in (("tp", ("tp",)), ("cp", ("cp",)), ("ep", ("ep", "etp"))):
         shared = sum(all_of(role) - all_of(role, stage) for role in roles)
         unshared[name] = max(0.0, waits[name] - shared)
