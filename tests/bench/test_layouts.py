@@ -56,7 +56,7 @@ def test_the_section_hides_nothing():
     assert "on an emulated cluster of 4 hosts with 2 ranks each in 2 racks" in text
 
 
-def test_another_draw_is_told_beside_it():
+def test_another_draw_has_its_seed_and_ratios():
     """Its seed, how many are near, and each ratio; the draw is another one."""
     assert drawn(12, 31) != drawn(12)
     found = predictions(drawn(3, 31), _cluster(), 31)
