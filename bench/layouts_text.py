@@ -22,8 +22,8 @@ def layouts_section(found: Mapping[str, Any]) -> Iterator[str]:
         f"{_near(rows)} Measured: each rank's calls of a step made again without its computation, the "
         f"quickest of two or three. Load {min(loads):.1f} to {max(loads):.1f} at the beginning and end of each. Model: "
         f"{shape}. Least certain are pipelines of four stages with little else to send: how far their replicas drift "
-        "apart on a shared link is not predicted. How often ranks of gloo take turns (docs/decisions.md) was chosen with "
-        "an earlier measurement of these layouts in view, so this table is no blind test; the draw below it is. "
+        "apart on a shared link is not predicted. How often ranks of gloo take turns (docs/decisions.md) was chosen "
+        "with an earlier measurement of these layouts in view, so this table is no blind test; the draw below it is. "
         "`python -m bench.layouts`"
     )
     yield from ("", "| sizes | order, innermost first | microbatches | predicted | measured | ratio |")
