@@ -20,11 +20,11 @@ def counted(monkeypatch):
     calls, counting = Counter(), set()
     original = SimulatedGroup._call
 
-    def call(self, operation, given, *rest):
+    def call(self, operation, given, *rest, **more):
         if self.owner in counting and self.size() > 1 and operation in COLLECTIVE:
             size = sum(tensor.numel() * tensor.element_size() for tensor in given)
             calls[self.owner, self.channel.ranks, COLLECTIVE[operation], size] += 1
-        return original(self, operation, given, *rest)
+        return original(self, operation, given, *rest, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(SimulatedGroup, "_call", call)
