@@ -1,12 +1,18 @@
 """Heartbeats: replies, silence and closed connections are told apart; hostile data ends nothing."""
 
 import errno
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
+from tests.sockets import descriptors
 
+from rankmesh.survival import heartbeat as module
 from rankmesh.survival.heartbeat import PING, Heartbeat, exchange
 
 
@@ -124,3 +130,91 @@ def test_how_long_it_stood_still(heartbeat):
 def test_a_host_to_which_no_route_leads_shows_nothing():
     """A network that is down refuses at once, on this host: the process at the other end may live."""
     assert exchange({3: ("255.255.255.255", 9)}, PING, 1.0) == {3: "unresponsive"}
+
+
+FORKED = """
+import os, time
+from rankmesh.survival.heartbeat import Heartbeat
+
+heartbeat = Heartbeat("127.0.0.1", dict)
+if os.fork() == 0:  # as the worker of a DataLoader, which looks only now and then whether its parent lives
+    time.sleep(60)
+    os._exit(0)
+print(heartbeat.port, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_process_is_gone_while_a_child_of_it_lives():
+    """It is noticed at once, and whoever asks finds nobody, though the child has all descriptors of its parent."""
+    with subprocess.Popen([sys.executable, "-c", FORKED], stdout=subprocess.PIPE) as killed:
+        port = int(killed.stdout.readline())
+        children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text(encoding="utf-8").split()
+        try:
+            timer = threading.Timer(0.3, killed.kill)
+            timer.start()
+            found, seconds, _ = _noticed(_at(port), 10)
+            assert exchange({1: _at(port)}, PING, 1.0) == {1: "gone"}
+            assert (found, Path(f"/proc/{children[0]}").exists()) == (["gone"], True)
+            assert seconds < 8
+        finally:
+            for child in children:
+                os.kill(int(child), 9)
+            killed.kill()
+
+
+def _of_the_thread():
+    """What the thread that replies has open."""
+    (number,) = {thread.native_id for thread in threading.enumerate() if thread.name == "rankmesh-heartbeat"}
+    return sorted(str(path.readlink()) for path in Path(f"/proc/self/task/{number}/fd").iterdir())
+
+
+def test_its_sockets_are_the_threads_alone(tmp_path):
+    """Nothing of the process is open in the thread, and of the thread nothing in the process; nothing is left."""
+    before = sorted(descriptors())
+    with (tmp_path / "file").open("w") as file:
+        one = Heartbeat("127.0.0.1", dict)
+        with socket.create_connection(_at(one.port)):
+            assert exchange({1: _at(one.port)}, PING, 10) == {1: PING}
+            kinds = [name.partition(":")[0] for name in _of_the_thread()]
+            assert file.name not in kinds
+            assert kinds == ["/dev/null"] * 3 + ["anon_inode"] + ["socket"] * 3  # wakes, listens, is connected
+            assert sum(name.startswith("socket:") for name in set(descriptors()) - set(before)) == 2
+        one.close()
+    assert sorted(descriptors()) == before
+
+
+def test_a_system_that_shares_all_descriptors(monkeypatch):
+    """The same replies, and nothing is left."""
+    monkeypatch.setattr(module, "separate", lambda _: False)
+    before = sorted(descriptors())
+    one = Heartbeat("127.0.0.1", dict)
+    assert exchange({1: _at(one.port)}, PING, 10) == {1: PING}
+    one.close()
+    assert exchange({1: _at(one.port)}, PING, 10) == {1: "gone"}
+    assert sorted(descriptors()) == before
+
+
+def test_a_reply_has_the_descriptors_of_the_process(tmp_path):
+    """What a message starts, such as the thread of an abort, finds the connections that it is to end."""
+    found = []
+
+    def reply(message):
+        thread = threading.Thread(target=lambda: found.append(os.fstat(file.fileno()).st_ino))
+        thread.start()
+        thread.join()
+        return message
+
+    with (tmp_path / "file").open("w") as file:
+        one = Heartbeat("127.0.0.1", reply)
+        assert exchange({1: _at(one.port)}, PING, 10) == {1: PING}
+        one.close()
+        assert found == [os.fstat(file.fileno()).st_ino]
+
+
+def test_a_host_that_is_not_this_one():
+    """No port is opened at an address of another host; nothing is left."""
+    before = sorted(descriptors())
+    with pytest.raises(OSError, match="assign"):
+        Heartbeat("192.0.2.1", dict)
+    assert sorted(descriptors()) == before

@@ -14,14 +14,19 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, Literal
+
+from rankmesh.survival.descriptors import separate
 
 __all__ = ["PING", "Address", "Heartbeat", "Message", "Presence", "exchange"]
 
@@ -41,27 +46,29 @@ _SHARE, _SELDOM = 10, 0.5
 class Heartbeat:
     """This process as others see it: a thread that replies, and one that pings another member.
 
-    ``reply`` is called on the thread for each message but a ping's, and returns the reply at once.
+    ``reply`` is called for each message, on a thread of its own, and returns the reply at once. The connections are
+    closed as soon as the process is killed, where the system allows that (`descriptors`).
     """
 
     def __init__(self, host: str, reply: Callable[[Message], Message]) -> None:
-        self._reply = reply
-        self._listening = socket.create_server((host, 0), backlog=1024)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listening, selectors.EVENT_READ)
-        self._wake, woken = socket.socketpair()
-        self._selector.register(woken, selectors.EVENT_READ)
-        self._woken = woken
-        self._partial: dict[socket.socket, bytes] = {}
+        self._replies = _Replies(reply)
         self._watch: _Watch | None = None
         self._looked, self._longest = time.monotonic(), 0.0
-        self._thread = threading.Thread(target=self._serve, daemon=True, name="rankmesh-heartbeat")
+        self._over = threading.Event()
+        self._wake, woken = socket.socketpair()
+        number, self._separated, port = woken.detach(), False, Future[int]()
+        self._thread = threading.Thread(
+            target=self._run, args=(host, number, port), daemon=True, name="rankmesh-heartbeat"
+        )
         self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """The port at which others reach this process."""
-        return int(self._listening.getsockname()[1])
+        try:
+            self.port = port.result()
+        except OSError:
+            self.close()
+            raise
+        finally:
+            if self._separated:  # the thread has it, too
+                os.close(number)
 
     def stood_still(self) -> float:
         """The longest time, in seconds, that this process gave no reply, since ``start_over``."""
@@ -71,39 +78,29 @@ class Heartbeat:
         """Count anew how long this process stood still."""
         self._longest = 0.0
 
-    def _serve(self) -> None:
-        while True:
-            events = self._selector.select(_SELDOM)
+    def _run(self, host: str, woken: int, port: Future[int]) -> None:
+        """Serve until it is woken. No other thread touches a socket of this one, whose numbers are its own."""
+        self._separated = separate(woken)
+        with socket.socket(fileno=woken) as wake:
+            try:
+                listening = socket.create_server((host, 0), backlog=1024)
+            except OSError as error:
+                port.set_exception(error)
+                return
+            with listening, _Served(wake, listening, self._replies) as served:
+                port.set_result(int(listening.getsockname()[1]))
+                try:
+                    self._serve(served)
+                except Exception:  # noqa: BLE001 - connections that close would say that the process has ended
+                    self._over.wait()
+
+    def _serve(self, served: _Served) -> None:
+        going_on = True
+        while going_on:
+            events = served.wait()
             self._longest = self.stood_still()
             self._looked = time.monotonic()
-            for key, _ in events:
-                one = key.fileobj
-                if one is self._woken:
-                    return
-                if one is self._listening:
-                    with suppress(OSError):
-                        accepted = self._listening.accept()[0]
-                        accepted.settimeout(1.0)
-                        self._partial[accepted] = b""
-                        self._selector.register(accepted, selectors.EVENT_READ)
-                elif isinstance(one, socket.socket) and not self._answered(one):
-                    self._selector.unregister(one)
-                    self._partial.pop(one, None)
-                    one.close()
-
-    def _answered(self, one: socket.socket) -> bool:
-        """Read what there is, and reply to it; whether the connection goes on."""
-        with suppress(OSError, ValueError, RecursionError):
-            read = one.recv(1 << 16)
-            *lines, rest = (self._partial[one] + read).split(b"\n")
-            self._partial[one] = rest
-            for line in lines:
-                message = json.loads(line)
-                if not isinstance(message, dict):
-                    return False
-                one.sendall(_line(self._reply(message)))
-            return bool(read) and len(rest) < _LARGEST
-        return False
+            going_on = served.handle(events)
 
     def watch(
         self, address: Address, timeout: float, late: Callable[[], object], lost: Callable[[Presence], None]
@@ -125,15 +122,104 @@ class Heartbeat:
     def close(self) -> None:
         """Reply no more, and ping nobody; calling it again is nothing."""
         self.unwatch()
-        if not self._thread.is_alive():
+        if self._over.is_set():
             return
-        self._wake.send(b".")
+        self._over.set()
+        with suppress(OSError):  # it may have ended
+            self._wake.send(b".")
         self._thread.join(1)
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.fileobj, socket.socket):
-                key.fileobj.close()
-        self._selector.close()
+        self._replies.close()
         self._wake.close()
+
+
+class _Replies:
+    """Makes the replies, on a thread that has the descriptors of the process: so what a reply starts has them, too."""
+
+    def __init__(self, reply: Callable[[Message], Message]) -> None:
+        self._reply = reply
+        self._asked: SimpleQueue[Message | None] = SimpleQueue()
+        self._given: SimpleQueue[Message | Exception] = SimpleQueue()
+        self._thread = threading.Thread(target=self._make, daemon=True, name="rankmesh-heartbeat-reply")
+        self._thread.start()
+
+    def __call__(self, message: Message) -> Message:
+        self._asked.put(message)
+        given = self._given.get()
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    def _make(self) -> None:
+        while (message := self._asked.get()) is not None:
+            self._given.put(self._made(message))
+
+    def _made(self, message: Message) -> Message | Exception:
+        try:
+            return self._reply(message)
+        except Exception as error:  # noqa: BLE001 - raised again where it is asked for
+            return error
+
+    def close(self) -> None:
+        """End the thread, once it has made the replies so far."""
+        self._asked.put(None)
+        self._thread.join(1)
+
+
+class _Served:
+    """The connections on which others send messages, until something comes on ``wake``."""
+
+    def __init__(self, wake: socket.socket, listening: socket.socket, reply: Callable[[Message], Message]) -> None:
+        self._wake, self._listening, self._reply = wake, listening, reply
+        self._partial: dict[socket.socket, bytes] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listening, selectors.EVENT_READ)
+        self._selector.register(wake, selectors.EVENT_READ)
+
+    def __enter__(self) -> _Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
+        for one in self._partial:
+            one.close()
+
+    def wait(self) -> list[Any]:
+        """Wait for what comes, or a while: where something can be read."""
+        return [key.fileobj for key, _ in self._selector.select(_SELDOM)]
+
+    def handle(self, readable: Iterable[Any]) -> bool:
+        """Read from these, and reply; whether it goes on."""
+        for one in readable:
+            if one is self._wake:
+                return False
+            if one is self._listening:
+                self._accept()
+            elif not self._answered(one):
+                self._selector.unregister(one)
+                self._partial.pop(one, None)
+                one.close()
+        return True
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            accepted = self._listening.accept()[0]
+            accepted.settimeout(1.0)
+            self._partial[accepted] = b""
+            self._selector.register(accepted, selectors.EVENT_READ)
+
+    def _answered(self, one: socket.socket) -> bool:
+        """Read what there is, and reply to it; whether the connection goes on."""
+        with suppress(OSError, ValueError, RecursionError):
+            read = one.recv(1 << 16)
+            *lines, rest = (self._partial[one] + read).split(b"\n")
+            self._partial[one] = rest
+            for line in lines:
+                message = json.loads(line)
+                if not isinstance(message, dict):
+                    return False
+                one.sendall(_line(self._reply(message)))
+            return bool(read) and len(rest) < _LARGEST
+        return False
 
 
 @dataclass
