@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -14,7 +15,9 @@ __all__ = ["ARRIVAL", "LOOK", "Drain"]
 ARRIVAL, LOOK = 0.5, 0.002
 # Seconds that a connection is kept: others may hear later of the abort.
 _KEPT = 2.0
-_BYTES = 1 << 20
+_BYTES, _READS = 1 << 20, 16
+# Seconds between two looks at whether all is over, where nothing comes.
+_IDLE = 0.05
 
 
 class Drain:
@@ -38,12 +41,18 @@ class Drain:
             reader.start()
 
     def _read(self, ended: Mapping[str, socket.socket], polled: Callable[[], Collection[str]]) -> None:
-        end, waste, came = time.monotonic() + _KEPT, bytearray(_BYTES), 0
-        gloos = set(ended)
-        while time.monotonic() < end and not self._over.wait(LOOK if came else 10 * LOOK):
-            if gloos:
-                gloos.intersection_update(polled())
-            came = sum(_bytes(one, waste) for what, one in ended.items() if what not in gloos)
+        end, waste, pause = time.monotonic() + _KEPT, bytearray(_BYTES), LOOK
+        known = {one.fileno(): what for what, one in ended.items()}
+        gloos, came = set(ended), set[str]()
+        with select.epoll() as poll:
+            for number in known:
+                poll.register(number, select.EPOLLIN | select.EPOLLET)  # once at first, then whenever something comes
+            while (left := end - time.monotonic()) > 0 and not self._over.is_set():
+                came.update(known[number] for number, _ in poll.poll(min(left, pause if came else _IDLE)))
+                pause = min(2 * pause, 10 * LOOK) if came else LOOK
+                if not gloos.isdisjoint(came):
+                    gloos.intersection_update(polled())
+                came = {what for what in came if what in gloos or not _is_emptied(ended[what], waste)}
         for what, one in ended.items():
             one.close()
             self._kept.discard(what)
@@ -55,10 +64,8 @@ class Drain:
             reader.join()
 
 
-def _bytes(one: socket.socket, into: bytearray) -> int:
-    """Read what a connection has now; how many bytes."""
-    read = 0
+def _is_emptied(one: socket.socket, into: bytearray) -> bool:
+    """Read what a connection has now; whether that was all."""
     with suppress(OSError):
-        while came := one.recv_into(into, flags=socket.MSG_DONTWAIT):
-            read += came
-    return read
+        return any(not one.recv_into(into, flags=socket.MSG_DONTWAIT) for _ in range(_READS))
+    return True
