@@ -41,6 +41,9 @@ _LARGEST = 1 << 20
 _AT_ONCE = 256
 # Of a timeout, and seconds at most: how often a member is pinged.
 _SHARE, _SELDOM = 10, 0.5
+# Seconds until a process that is gone counts as lost. Others may be about to end a step that it has ended, which they
+# can without it: interrupted, all would do that step again.
+_SKEW = 0.05
 
 
 class Heartbeat:
@@ -234,6 +237,8 @@ class _Watch:
 
     def run(self) -> None:
         presence = self._presence()
+        if presence == "gone":
+            self._stopped.wait(_SKEW)
         if presence is not None and not self._stopped.is_set():
             self.lost(presence)
 
