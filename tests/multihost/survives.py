@@ -1,4 +1,4 @@
-"""One process of a job that survives: ``python survives.py TIMEOUT``; one line of JSON with what came of it.
+"""One process of a job that survives: ``python survives.py TIMEOUT [STEPS]``; one line of JSON with what came of it.
 
 With RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; it says when three steps are done.
 """
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import rankmesh as rm
 
-STEPS = 12
+STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 12
 
 
 def train(job):
@@ -28,7 +28,8 @@ def train(job):
         if step == 2:
             sys.stderr.write("three steps are done\n")
             sys.stderr.flush()
-    return {"epoch": job.epoch, "began": job.step, "total": total.item(), "dp": job.plan.mesh.axes["dp"]}
+    where = {"epoch": job.epoch, "began": job.step, "dp": job.plan.mesh.axes["dp"]}
+    return {**where, "total": total.item(), "seconds": dict(job.seconds)}
 
 
 if __name__ == "__main__":

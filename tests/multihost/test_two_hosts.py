@@ -3,12 +3,15 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from tests.multihost.resolver import ADDRESS
+
+from rankmesh.launch.table import torchrun_variables
 
 HERE = Path(__file__).parent
 TIMEOUT = 15
@@ -114,6 +117,31 @@ def test_nobody_waits_for_a_resolver(hosts):
     assert requested, "torch asks as the ranks join the world"
     joined, ended = (pick(one[when] for one in answer) for pick, when in ((max, "began"), (min, "ended")))
     assert not [at for at in requested if joined + 1 < at < ended + 1]
+
+
+def test_a_loss_waits_for_no_name_server(hosts):
+    """3 ranks of a job that survives, one of which is killed; from then on a name server gives no answer, for 5 s each.
+
+    Torch asks it for the names of both ends of each connection to a store: the ranks have connections by then.
+    """
+    host, slow = hosts[0], 5.0
+    (host.files / "resolv.conf").write_text(f"nameserver {ADDRESS}\n", encoding="utf-8")
+    resolver = host.start(HERE / "resolver.py")
+    assert resolver.stdout.readline() == "listens\n"
+    commands = []
+    for rank in range(3):
+        variables = torchrun_variables(rank, 3, local_rank=rank, local_world_size=3, port=29500)
+        variables |= {"RES_OPTIONS": f"timeout:{slow:g} attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        commands.append(host.start(HERE / "survives.py", 20, 30, **variables))
+    _await_line(commands[2], "three steps", 1)
+    time.sleep(2)
+    resolver.send_signal(signal.SIGUSR1)
+    commands[1].kill()
+    ended = [json.loads(_end(commands[rank])[1]) for rank in (0, 2)]
+    assert [(one.get("epoch"), one.get("dp")) for one in ended] == [(1, 2)] * 2, ended
+    assert all(one["seconds"]["agree"] + one["seconds"]["connect"] < slow for one in ended), ended
+    resolver.kill()
+    assert resolver.communicate(timeout=10)[0], "torch asks as connections are made"
 
 
 def test_a_check_asks_no_name_server(hosts):

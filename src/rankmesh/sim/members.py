@@ -160,6 +160,9 @@ class SimulatedPeers:
             )
         return MemberStore(self._members, server, self.member)
 
+    def prepare(self, servers: Collection[int], seconds: float) -> None:
+        """Nothing: to connect takes no time."""
+
     def world(self, connection: MemberStore, epoch: str, members: Members, seconds: float) -> SimulatedWorld:
         self._world = SimulatedWorld(connection, epoch, members, self._context)
         return self._world

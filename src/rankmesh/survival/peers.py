@@ -13,8 +13,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
@@ -25,7 +27,7 @@ from rankmesh.errors import ConnectError, first_line, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.rendezvous import Round, StoreChannel
 from rankmesh.rendezvous.gather import gather
-from rankmesh.rendezvous.waiting import answered_within, submit
+from rankmesh.rendezvous.waiting import Worker, answered_within, submit
 from rankmesh.runtime.devices import capabilities
 from rankmesh.runtime.init import device_of, together
 from rankmesh.runtime.served_store import is_served
@@ -36,6 +38,7 @@ from rankmesh.survival.world import EpochWorld
 
 __all__ = ["Contact", "Peers"]
 
+_HERE, _BACKLOG = "127.0.0.1", 2048
 _MOMENT = 2.0
 # Seconds that a member has for a reply to a process that joins, and between two questions.
 _ASKED, _AGAIN = 2.0, 0.2
@@ -76,10 +79,12 @@ class Peers:
         several_hosts = self.joined is not None or launch.local_world_size != launch.world_size
         self._drain = Drain()
         self._heartbeat = Heartbeat("" if several_hosts else "127.0.0.1", reply)
-        self._server: TCPStore | None
-        self._server = served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         towards = self.joined or (str(launch.address), launch.port)
-        address = _address(*towards) if several_hosts else "127.0.0.1"
+        address = _address(*towards) if several_hosts else _HERE
+        self._server: TCPStore | None
+        self._server = served = _served("" if several_hosts else _HERE, address)
+        self._prepared: dict[int, Future[CutStore]] = {}
+        self._preparing = Worker("rankmesh-store")
         self._contact = Contact(launch.host, address, self._heartbeat.port, served.port)
         self.contacts: dict[int, Contact] = {self.member: self._contact}
         if self.joined is None:
@@ -168,17 +173,35 @@ class Peers:
 
     def client(self, server: int, seconds: float) -> CutStore:
         """A connection to the store of a member; ``ConnectError`` where it does not answer in time."""
-        contact = self.contacts[server]
-        address = "127.0.0.1" if server == self.member else contact.address
-        made = submit(lambda: CutStore(address, contact.store, timedelta(seconds=seconds)), "rankmesh-store")
+        made = self._prepared.pop(server, None)
+        if made is None or (made.done() and made.exception() is not None):
+            made = submit(lambda: self._connected(server, seconds), "rankmesh-store")
         try:
-            return answered_within(made, seconds + _MOMENT)
+            client = answered_within(made, seconds + _MOMENT)
         except RuntimeError as error:
             raise ConnectError(
                 f"member {self.member}: the store of member {server} does not answer ({first_line(error)})",
                 rank=self.member,
                 missing=(server,),
             ) from error
+        client.store.set_timeout(timedelta(seconds=seconds))
+        return client
+
+    def prepare(self, servers: Collection[int], seconds: float) -> None:
+        """Connect to the stores of these members meanwhile, and to no others: ``client`` then finds a connection.
+
+        Torch asks for the names of both ends of each, which takes seconds where an answer of a name server is lost.
+        """
+        self._prepared = {server: made for server, made in self._prepared.items() if server in servers}
+        for server in servers:
+            if server not in self._prepared:
+                self._prepared[server] = self._preparing.submit(partial(self._connected, server, seconds))
+        self._preparing.close()
+
+    def _connected(self, server: int, seconds: float) -> CutStore:
+        contact = self.contacts[server]
+        address = _HERE if server == self.member else contact.address
+        return CutStore(address, contact.store, timedelta(seconds=seconds))
 
     def world(self, connection: Connection, epoch: str, members: Members, seconds: float) -> EpochWorld:
         """This member's world of an epoch, not entered yet."""
@@ -207,7 +230,26 @@ class Peers:
         """Reply no more, watch nobody, and serve no store."""
         self._drain.close()
         self._heartbeat.close()
+        self._prepared.clear()
         self._server = None
+
+
+def _served(host: str, address: str) -> TCPStore:
+    """A store that this process serves, at a host as ``socket.create_server`` takes it; others reach it at an address.
+
+    Torch's own choice is a socket of IPv6, on which others have addresses such as ::ffff:127.0.0.1: it asks a name
+    server for the name of each, as no /etc/hosts has it.
+    """
+    both = ":" in address
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with socket.create_server((host, 0), family=family, backlog=_BACKLOG, dualstack_ipv6=both) as listening:
+        return TCPStore(
+            _HERE,
+            int(listening.getsockname()[1]),
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=os.dup(listening.fileno()),
+        )
 
 
 def _at(join: str) -> Address:

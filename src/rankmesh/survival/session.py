@@ -101,7 +101,7 @@ class Session:
         self._newcomers, self._rounds = Newcomers(), Rounds(timeout)
         self._history: dict[int, Members] = {}
         self._states: list[EpochState] = []
-        self._exists = False
+        self._exists = self._is_prepared = False
         # The epoch from whose snapshots hold() restores, or whether it loads everything; and the step of it.
         self._source: int | None = None
         self._load = False
@@ -198,9 +198,10 @@ class Session:
         members = self._members
         self._watch()
         server = min(members.all)
-        world = self._peers.world(
-            self._peers.client(server, _LIMIT), f"{self._epoch}{self._agreed}", members, 2 * self._timeout
-        )
+        # That of the round, of which the next one has another: to connect anew may take seconds.
+        connection = self._rounds.release(server) or self._peers.client(server, _LIMIT)
+        world = self._peers.world(connection, f"{self._epoch}{self._agreed}", members, 2 * self._timeout)
+        self._is_prepared = False
         with self._lock:
             self._world = world
             ended = self._end.came.is_set()
@@ -261,6 +262,7 @@ class Session:
         """A spare's part in ``hold``: it may have been at a rank of the old plan."""
         self._restored(None)
         self._all_hold(self._states, None)
+        self._prepare()
 
     def _restored(self, new: EpochState | None) -> None:
         if self._load and new is not None and self._restore is not None:
@@ -295,9 +297,16 @@ class Session:
         state.commit(step)
         job.step = step
         self._peers.committed(step)
+        self._prepare()
         if self._newcomers.let_grow(self._members):
             self._announce()
             self._check(job)
+
+    def _prepare(self) -> None:
+        """Connect to the store that the next round will be in: of the lowest member that lives, of two to be sure."""
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._peers.prepare(sorted(self._members.all)[:2], self._timeout)
 
     def _check(self, job: Job) -> None:
         if self._end.came.is_set() and not self._end.over:

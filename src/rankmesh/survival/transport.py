@@ -83,6 +83,9 @@ class Transport(Protocol):
     def client(self, server: int, seconds: float) -> Connection:
         """A connection to the store of a member; ``ConnectError`` where it does not answer in time."""
 
+    def prepare(self, servers: Collection[int], seconds: float) -> None:
+        """Connect to the stores of these members meanwhile, and to no others: ``client`` then finds a connection."""
+
     def world(self, connection: Connection, epoch: str, members: Members, seconds: float) -> EpochWorld:
         """This member's world of an epoch, not entered yet, in which so many seconds bound each wait."""
 

@@ -1,0 +1,104 @@
+"""How members reach each other's stores: by IPv4 where they can, over connections that are there before a loss."""
+
+import socket
+import time
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+from tests.sockets import kept
+from torch.distributed import TCPStore
+
+from rankmesh.errors import ConnectError
+from rankmesh.rendezvous.waiting import Worker
+from rankmesh.survival import peers
+from rankmesh.survival.peers import Contact, Peers
+
+
+def _reached(address, port):
+    with suppress(OSError), socket.create_connection((address, port), 10):
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("address", "ways"),
+    [("127.0.0.1", {"127.0.0.1": True, "::1": False}), ("::1", {"127.0.0.1": True, "::1": True})],
+)
+def test_a_store_is_served_by_the_family_of_its_address(address, ways):
+    """IPv4 alone: then torch finds 127.0.0.1 in /etc/hosts, and asks no name server for ::ffff:127.0.0.1."""
+    if not _reached_by_ipv6():
+        pytest.skip("no IPv6 here")
+    served = peers._served("", address)
+    assert {way: _reached(way, served.port) for way in ways} == ways
+    other = TCPStore("127.0.0.1", served.port, is_master=False, wait_for_workers=False)
+    served.set("key", "value")
+    assert other.get("key") == b"value"
+
+
+def _reached_by_ipv6():
+    with suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+@pytest.fixture
+def member(monkeypatch):
+    """A member, which the store of member 0 is reached by, and a list of the connections that it makes."""
+    served, made = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), []
+    connect = peers.CutStore
+
+    def connecting(*how):
+        made.append(how[1])
+        return connect(*how)
+
+    monkeypatch.setattr(peers, "CutStore", connecting)
+    one = object.__new__(Peers)
+    one.member, one._prepared, one._preparing = 5, {}, Worker("rankmesh-store")
+    one.contacts = {0: Contact("a", "127.0.0.1", 1, served.port), 1: Contact("a", "127.0.0.1", 1, _closed())}
+    yield one, made
+    one._prepared.clear()
+
+
+def _closed():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_a_connection_that_was_prepared_is_used(member):
+    """Once: the next client is a new connection."""
+    one, made = member
+    one.prepare([0], 10)
+    one.prepare([0], 10)  # it has one
+    first, second = one.client(0, 7), one.client(0, 7)
+    assert len(made) == 2
+    assert first.store.timeout == timedelta(seconds=7)
+    first.cut()
+    with pytest.raises(RuntimeError):
+        first.store.set("key", "value")
+    second.store.set("key", "value")
+
+
+def test_a_connection_that_could_not_be_prepared_is_tried_again(member):
+    """A member that does not answer is named, and asked again when there is one to ask."""
+    one, _ = member
+    one.prepare([0, 1], 0.5)
+    with pytest.raises(ConnectError, match="the store of member 1 does not answer"):
+        one.client(1, 0.5)
+    one.contacts[1] = one.contacts[0]
+    one.client(1, 10).store.set("key", "value")
+
+
+def test_connections_to_others_are_left(member):
+    """Those that the next round will not be in; no thread and no socket of them is left."""
+    one, _ = member
+    before = kept()
+    one.prepare([0], 10)
+    one.client(0, 10)
+    one.prepare([0], 10)
+    one._prepared[0].result(10)
+    one.prepare([], 10)
+    end = time.monotonic() + 10
+    while kept() != before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert kept() == before
