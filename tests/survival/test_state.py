@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from itertools import pairwise
 from unittest import mock
@@ -21,6 +23,7 @@ from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.launch.table import torchrun_variables
 from rankmesh.survival.agreement import Report, conclude
+from rankmesh.survival.held import Held
 from rankmesh.survival.members import Members
 from rankmesh.survival.redundancy import Copies, Keepers, Stretch, checked
 from rankmesh.survival.state import EpochState, Snapshots, load_boxes
@@ -110,6 +113,43 @@ def test_fewer_copies_than_asked_for_are_warned_of(recwarn):
     assert not enough.warn_of_fewer_copies()
     assert not EpochState(0, Mesh(dp=2), {}, {}, hosts=["a", "a"], **how).warn_of_fewer_copies()
     assert len(recwarn) == 0
+
+
+# -- what is said of it ---------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(jobs())
+def test_what_is_held_is_read_as_it_was_written(job):
+    """Shardings, hosts and redundancy; on another mesh with the same axes the shardings are those of its ranks."""
+    stored, hosts, redundancy = job
+    mesh = next(iter(stored.values())).mesh
+    held = Held(mesh, stored, tuple(hosts), redundancy)
+    assert Held.read(held.text) == held
+    moved = held.on(Mesh.from_dict({**mesh.to_dict(), "offset": 5}))
+    assert {name: one.of(rank + 5) for name, one in moved.items() for rank in range(mesh.size)} == {
+        name: one.of(rank) for name, one in stored.items() for rank in range(mesh.size)
+    }
+
+
+def test_equal_shardings_are_written_once():
+    """1,000 tensors of three shardings, each made anew: as much text as 1,000 names and numbers need."""
+    mesh = Mesh(tp=2, pp=2)
+    stored = {
+        f"layer {number}": Sharding(mesh, ("tp", None), (64, 8), at={"pp": number % 2}) for number in range(999)
+    } | {"table": Sharding(mesh, ("tp", None), (64, 8), "bfloat16")}
+    text = Held(mesh, stored, ("a",) * 4, 0).text
+    assert text.count('"shape"') == 3
+    assert Held.read(text).shardings == stored
+
+
+def test_a_restore_loads_no_module():
+    """What it needs is there before a loss, for which all ranks would wait; numpy loads a part of itself on demand."""
+    code = (
+        "import sys, rankmesh.survival; print('numpy.ma' in sys.modules, 'rankmesh.transfer.live.run' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    assert run.stdout.split() == ["True", "True"]
 
 
 # -- commit ---------------------------------------------------------------------------------------------------------
@@ -263,6 +303,7 @@ def member(me, port, deaths, layout, loads, coupled, how):
                 time.sleep(2)
                 os.kill(os.getpid(), signal.SIGKILL)
             if ["together", step] in deaths.get(str(me.rank), ()):
+                time.sleep(1)  # the others have ended the step before
                 try:  # neither is lost while the other one may still take part in a change
                     dist.barrier(group=job.groups["tp"].pg)
                 finally:
@@ -409,7 +450,7 @@ def test_state_is_lost_with_its_keeper(job):
 
 def test_restore_loads_exactly_what_nobody_holds(job):
     """On the rank that needs it, at the step that all others have; the rest comes from the other ranks."""
-    ended = job(5, {3: [["step", 3]]}, "tp=2,pp=2", spares=1, loads=True)
+    ended = job(5, {3: [["late", 3]]}, "tp=2,pp=2", spares=1, loads=True)
     assert _restored(ended, 3, (3,)) == (SHARDS - 48, [["cut", [[6, 8], [0, 3]], 3]])
     assert [len(value["loaded"]) for value in ended] == [0, 0, 0, 1]
 

@@ -13,7 +13,6 @@ left, at the shardings of the epoch in which they were taken, to the tensors and
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -26,8 +25,8 @@ from rankmesh.core.boxes import Box
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import LostState, PlanError, quoted
+from rankmesh.survival.held import Held, transfer
 from rankmesh.survival.redundancy import Copies, Keepers, Stretch, overwritten
-from rankmesh.transfer import Transfer
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import where
 
@@ -92,8 +91,8 @@ class EpochState:
         redundancy: int,
         device: torch.device,
     ) -> None:
-        self.epoch, self.mesh, self.tensors, self.shardings = epoch, mesh, tensors, shardings
-        self.rank = rank
+        self.epoch, self.tensors, self.shardings, self.rank = epoch, tensors, shardings, rank
+        self.held = Held(mesh, shardings, tuple(hosts), redundancy)
         self._keepers = Keepers(shardings, hosts, redundancy)
         self.copies = Copies(self._keepers, rank, device) if redundancy else None
         self.snapshots = Snapshots(() if self.copies is None else self.copies.names)
@@ -136,12 +135,6 @@ class EpochState:
         if wait:
             self.copies.wait()
 
-    @property
-    def text(self) -> str:
-        """The mesh, the shardings and who keeps copies as JSON, for members that do not have them."""
-        shardings = {name: one.to_dict() for name, one in self.shardings.items()}
-        return json.dumps([self.mesh.to_dict(), shardings, list(self._keepers.hosts), self._keepers.redundancy])
-
 
 class Shares(Protocol):
     """What this needs of the world of an epoch."""
@@ -175,13 +168,13 @@ def restore(
     size = world.size
     source = min(position for position in positions if position < size)
     if old is not None and world.rank == source:
-        world.give("before", old.text)
+        world.give("before", old.held.text)
     if new is not None and world.rank == 0:
-        world.give("now", new.text)
-    before = json.loads(world.taken("before") if old is None else old.text)
-    now = json.loads(world.taken("now") if new is None else new.text)
+        world.give("now", new.held.text)
+    before = Held.read(world.taken("before")) if old is None else old.held
+    now = Held.read(world.taken("now")) if new is None else new.held
     lost = [position for position in positions if position >= size]
-    moves = _moves(before, now, positions, lost)
+    moves = transfer(before, now, positions, lost)
     if moves.missing and load is None:
         ranks = {position: rank for rank, position in enumerate(positions)}
         missing = [(name, box, tuple(sorted(ranks[one] for one in had))) for name, box, had in moves.missing]
@@ -189,32 +182,11 @@ def restore(
     kept: dict[int, dict[str, Tensor]] = {}
     if old is not None and old.copies is not None:
         kept = {positions[rank]: tensors for rank, tensors in old.copies.at(step).items()}
-    tensors = {} if old is None else {name: one for name, one in old.snapshots[step].items() if name in now[1]}
+    tensors = {} if old is None else {name: one for name, one in old.snapshots[step].items() if name in now.shardings}
     moves.run(tensors, {} if new is None else new.tensors, timeout=seconds, kept=kept)
     if new is not None and load is not None:
         load_boxes(new, moves.of(world.rank).missing, step, load)
     return lost
-
-
-def _moves(before: Any, now: Any, positions: Sequence[int], lost: Sequence[int]) -> Transfer:
-    """The transfer between what two epochs held, by their texts, from the ranks that the old one's members have now."""
-    mesh, shardings, hosts, redundancy = before
-    there = Mesh.from_dict(mesh)
-    keepers = Keepers({name: Sharding.from_dict(there, data) for name, data in shardings.items()}, hosts, redundancy)
-    copies: dict[int, dict[int, list[int]]] = {}
-    for of in keepers.by_name.values():
-        if id(of) not in copies:  # many tensors have one
-            copies[id(of)] = {positions[rank]: [positions[one] for one in ranks] for rank, ranks in of.items()}
-    # The same mesh of other ranks, in no order.
-    moved = Mesh.from_dict({**mesh, "offset": min(positions), "rank_map": list(positions), "consecutive": False})
-    here = Mesh.from_dict(now[0])
-    return Transfer(
-        {name: Sharding.from_dict(moved, data) for name, data in shardings.items() if name in now[1]},
-        {name: Sharding.from_dict(here, data) for name, data in now[1].items()},
-        lost=lost,
-        copies={name: copies[id(of)] for name, of in keepers.by_name.items()},
-        partial=True,
-    )
 
 
 def load_boxes(new: EpochState, boxes: Iterable[tuple[str, Box]], step: int, load: Load) -> None:

@@ -1,0 +1,90 @@
+"""Held: how what an epoch holds is sharded, and who keeps copies of it, as a value that members exchange as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+# Numpy loads this when it looks for distinct values first: now, and not while all ranks wait after a loss.
+import numpy.ma  # noqa: F401
+
+# The same of what moves the tensors.
+import rankmesh.transfer.live.run  # noqa: F401
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.sharding import Sharding
+from rankmesh.survival.redundancy import Keepers
+from rankmesh.transfer import Transfer
+
+__all__ = ["Held", "transfer"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """The shardings of an epoch by name, on one mesh; the hosts of its ranks, and how many of them keep copies.
+
+    A model has thousands of names and few shardings: the text has each once.
+
+    >>> mesh = Mesh(tp=2)
+    >>> held = Held(mesh, {name: Sharding(mesh, ("tp",), shape=(8,)) for name in "ab"}, ("node1", "node1"), 0)
+    >>> held.text.count("shape"), Held.read(held.text) == held
+    (1, True)
+    """
+
+    mesh: Mesh
+    shardings: Mapping[str, Sharding]
+    hosts: tuple[str, ...]
+    redundancy: int
+
+    @cached_property
+    def text(self) -> str:
+        """All of it as JSON."""
+        numbers: dict[Hashable, int] = {}
+        different: list[object] = []
+        numbered = {}
+        for name, one in self.shardings.items():
+            numbered[name] = numbers.setdefault(_kind(one), len(numbers))
+            if numbered[name] == len(different):
+                different.append(one.to_dict())
+        return json.dumps([self.mesh.to_dict(), different, numbered, self.hosts, self.redundancy])
+
+    @classmethod
+    def read(cls, text: str) -> Held:
+        """What a text says that another member gave."""
+        mesh, different, numbered, hosts, redundancy = json.loads(text)
+        here = Mesh.from_dict(mesh)
+        shardings = [Sharding.from_dict(here, data) for data in different]
+        return cls(here, {name: shardings[number] for name, number in numbered.items()}, tuple(hosts), redundancy)
+
+    def on(self, mesh: Mesh) -> dict[str, Sharding]:
+        """The shardings on this mesh, which has the same axes."""
+        moved: dict[Hashable, Sharding] = {}
+        for one in self.shardings.values():
+            if _kind(one) not in moved:
+                moved[_kind(one)] = replace(one, mesh=mesh)
+        return {name: moved[_kind(one)] for name, one in self.shardings.items()}
+
+
+def _kind(sharding: Sharding) -> Hashable:
+    """Equal for equal shardings on one mesh, as long as they exist: what follows from their fields is made once."""
+    return id(sharding.shard_map), id(sharding.cuts), sharding.dtype
+
+
+def transfer(before: Held, now: Held, positions: Sequence[int], lost: Sequence[int]) -> Transfer:
+    """The transfer between what two epochs held, from the ranks that the old one's members have now."""
+    copies: dict[int, dict[int, list[int]]] = {}
+    by_name = Keepers(before.on(before.mesh), before.hosts, before.redundancy).by_name
+    for of in by_name.values():
+        if id(of) not in copies:  # many tensors have one
+            copies[id(of)] = {positions[rank]: [positions[one] for one in ranks] for rank, ranks in of.items()}
+    # The same mesh of other ranks, in no order.
+    where = {"offset": min(positions), "rank_map": list(positions), "consecutive": False}
+    moved = before.on(Mesh.from_dict({**before.mesh.to_dict(), **where}))
+    return Transfer(
+        {name: one for name, one in moved.items() if name in now.shardings},
+        now.on(now.mesh),
+        lost=lost,
+        copies={name: copies[id(of)] for name, of in by_name.items()},
+        partial=True,
+    )
