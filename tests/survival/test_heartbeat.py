@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,27 @@ def test_a_process_that_is_gone_is_noticed_at_once(heartbeat):
     assert seconds < 10
 
 
+def test_others_have_a_moment_to_end_a_step(heartbeat, monkeypatch):
+    """A process that is gone counts as lost a moment later, and not if it is watched no more by then."""
+    monkeypatch.setattr(module, "_SKEW", 0.5)
+    watcher, found = Heartbeat("127.0.0.1", dict), []
+    watcher.watch(_at(heartbeat.port), 60, lambda: None, lambda presence: found.append((presence, time.monotonic())))
+    time.sleep(0.2)
+    began = time.monotonic()
+    heartbeat.close()
+    end = began + 20
+    while not found and time.monotonic() < end:
+        time.sleep(0.01)
+    ((presence, at),) = found
+    assert (presence, at - began >= 0.5) == ("gone", True)
+    watcher.watch(_at(heartbeat.port), 60, lambda: None, found.append)  # its port is closed
+    time.sleep(0.1)
+    watcher.unwatch()
+    time.sleep(0.7)
+    watcher.close()
+    assert len(found) == 1
+
+
 def test_an_unresponsive_process_is_noticed_after_the_timeout(stalled):
     """And a little earlier there is a warning."""
     found, seconds, late = _noticed(_at(stalled), 1.0)
@@ -163,10 +185,14 @@ def test_a_killed_process_is_gone_while_a_child_of_it_lives():
             killed.kill()
 
 
-def _of_the_thread():
-    """What the thread that replies has open."""
+def _kinds_of_the_thread():
+    """What the thread that replies has open; a connection that was closed may be for a moment."""
     (number,) = {thread.native_id for thread in threading.enumerate() if thread.name == "rankmesh-heartbeat"}
-    return sorted(str(path.readlink()) for path in Path(f"/proc/self/task/{number}/fd").iterdir())
+    found = []
+    for path in Path(f"/proc/self/task/{number}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(str(path.readlink()).partition(":")[0])
+    return sorted(found)
 
 
 def test_its_sockets_are_the_threads_alone(tmp_path):
@@ -176,9 +202,11 @@ def test_its_sockets_are_the_threads_alone(tmp_path):
         one = Heartbeat("127.0.0.1", dict)
         with socket.create_connection(_at(one.port)):
             assert exchange({1: _at(one.port)}, PING, 10) == {1: PING}
-            kinds = [name.partition(":")[0] for name in _of_the_thread()]
-            assert file.name not in kinds
-            assert kinds == ["/dev/null"] * 3 + ["anon_inode"] + ["socket"] * 3  # wakes, listens, is connected
+            kinds = ["/dev/null"] * 3 + ["anon_inode"] + ["socket"] * 3  # one wakes, one listens, one is connected
+            end = time.monotonic() + 10
+            while _kinds_of_the_thread() != kinds and time.monotonic() < end:
+                time.sleep(0.01)
+            assert (_kinds_of_the_thread(), file.closed) == (kinds, False)
             assert sum(name.startswith("socket:") for name in set(descriptors()) - set(before)) == 2
         one.close()
     assert sorted(descriptors()) == before
