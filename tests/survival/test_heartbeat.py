@@ -240,6 +240,15 @@ def test_a_reply_has_the_descriptors_of_the_process(tmp_path):
         assert found == [os.fstat(file.fileno()).st_ino]
 
 
+def test_a_message_after_the_end_is_refused():
+    """It comes while the process closes: the thread that has read it ends, too."""
+    replies = module._Replies(dict)
+    assert replies(PING) == PING
+    replies.close()
+    with pytest.raises(OSError, match="replies no more"):
+        replies(PING)
+
+
 def test_a_host_that_is_not_this_one():
     """No port is opened at an address of another host; nothing is left."""
     before = sorted(descriptors())

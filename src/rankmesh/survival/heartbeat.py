@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 from rankmesh.survival.descriptors import separate
@@ -147,7 +147,12 @@ class _Replies:
 
     def __call__(self, message: Message) -> Message:
         self._asked.put(message)
-        given = self._given.get()
+        while True:
+            with suppress(Empty):
+                given = self._given.get(timeout=_SELDOM)
+                break
+            if not self._thread.is_alive():
+                raise OSError("this process replies no more")
         if isinstance(given, Exception):
             raise given
         return given
