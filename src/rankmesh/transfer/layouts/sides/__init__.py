@@ -18,7 +18,7 @@ from rankmesh.transfer.layouts.layout import Layout, Side, read
 
 __all__ = ["SIDES", "layout", "side"]
 
-SIDES = ("megatron", "transformers", "vllm")
+SIDES = ("megatron", "sglang", "transformers", "vllm")
 
 
 def side(text: str, config: Mapping[str, Any]) -> Side:

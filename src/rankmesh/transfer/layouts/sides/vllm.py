@@ -9,13 +9,9 @@ The mesh is that of `rankmesh.recipes.vllm`. Source: vLLM 0.33.0, run without a 
 
 from __future__ import annotations
 
-import json
-import logging
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -24,6 +20,7 @@ from torch import Tensor
 from vllm import platforms
 
 from rankmesh.core.recipes import vllm as recipe
+from rankmesh.transfer.layouts.engines import Quantised, default_dtype, model_folder, quiet
 from rankmesh.transfer.layouts.layout import Side
 from rankmesh.transfer.layouts.sides import transformers
 
@@ -50,8 +47,7 @@ def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep
     weights = transformers.weights(config)
     quantization = config.get("quantization_config")
     config = {name: value for name, value in config.items() if name != "quantization_config"}
-    with tempfile.TemporaryDirectory() as folder, _quiet():
-        _write(config, Path(folder))
+    with model_folder(config, transformers.architecture(config)) as folder, quiet():
         asked = EngineArgs(
             model=folder,
             tensor_parallel_size=tp,
@@ -72,7 +68,7 @@ def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep
     def load(rank: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         asked.parallel_config.rank = rank % (tp * pp)
         asked.parallel_config.data_parallel_rank = rank // (tp * pp)
-        with _one_process(), set_current_vllm_config(asked), _default_dtype(asked.model_config.dtype):
+        with _one_process(), set_current_vllm_config(asked), default_dtype(asked.model_config.dtype):
             parallel_state.init_distributed_environment(mesh.size, rank, "env://", 0, "fake")
             parallel_state.initialize_model_parallel(tp, pp, backend="fake")
             try:
@@ -99,56 +95,16 @@ def _parameters(asked: Any, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str,
     return transformers.saved_tensors(model), model
 
 
-class _Quantised(QuantizationConfig):  # type: ignore[misc]
-    """Asks a configuration which layers it quantises, and leaves all as they are, so that a plain checkpoint loads."""
+class _Quantised(Quantised, QuantizationConfig):  # type: ignore[misc]
+    UNQUANTISED = (UnquantizedLinearMethod, UnquantizedFusedMoEMethod)
 
-    def __init__(self, config: QuantizationConfig) -> None:
-        super().__init__()
-        self._config = config
-        self._found: list[tuple[torch.nn.Module, str]] = []
-
-    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        self._config.packed_modules_mapping = self.packed_modules_mapping
-        plain = None
+    def plain(self, layer: torch.nn.Module) -> Any:
         if isinstance(layer, LinearBase):
-            plain = UnquantizedLinearMethod()
-        elif isinstance(layer, RoutedExperts):
-            plain = UnquantizedFusedMoEMethod(layer.moe_config)
-        try:
-            method = self._config.get_quant_method(layer, prefix)
-        except Exception:  # noqa: BLE001  - no kernel for this machine, so it quantises the layer
-            self._found.append((layer, self._config.get_name()))
-            return plain
-        if method is not None and not isinstance(method, UnquantizedLinearMethod | UnquantizedFusedMoEMethod):
-            self._found.append((layer, f"{self._config.get_name()} ({type(method).__name__})"))
-        return plain
-
-    def kernels(self, model: torch.nn.Module) -> dict[str, str]:
-        """The parameters of the layers that it quantises in a model, with their format."""
-        names = {id(module): name for name, module in model.named_modules()}
-        return {
-            f"{names[id(layer)]}.{parameter}": kind
-            for layer, kind in self._found
-            if id(layer) in names
-            for parameter, _ in layer.named_parameters()
-        }
+            return UnquantizedLinearMethod()
+        return UnquantizedFusedMoEMethod(layer.moe_config) if isinstance(layer, RoutedExperts) else None
 
     def apply_vllm_mapper(self, mapper: Any) -> None:
         self._config.apply_vllm_mapper(mapper)
-
-    def get_name(self) -> Any:
-        return "unquantised"
-
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16, torch.float32]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return 0
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
@@ -163,31 +119,6 @@ def _quantization(given: Mapping[str, Any], model_type: str) -> Any:
     return get_quantization_config(kind).from_config(dict(given))
 
 
-def _write(config: Mapping[str, Any], folder: Path) -> None:
-    """A folder with a configuration, from which vLLM reads what it constructs."""
-    data = {**config, "architectures": config.get("architectures") or [transformers.architecture(config)]}
-    (folder / "config.json").write_text(json.dumps(data), encoding="utf-8")
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
 @contextmanager
 def _one_process() -> Iterator[None]:
     """vLLM without the channels between processes that are not there."""
@@ -197,7 +128,7 @@ def _one_process() -> Iterator[None]:
         return group(*given, **{**options, "use_message_queue_broadcaster": False})
 
     with (
-        _quiet(),
+        quiet(),
         mock.patch.object(parallel_state, "init_model_parallel_group", without_queue),
         mock.patch.object(parallel_state, "_node_count", return_value=1),
     ):
