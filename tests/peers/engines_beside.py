@@ -31,7 +31,7 @@ MODELS = {
                                     "mlp_only_layers": []},
     "Mixtral": BASE | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "DeepSeek-V3": BASE | MIXTURE | {
-        "model_type": "deepseek_v3", "first_k_dense_replace": 3, "n_routed_experts": 8,
+        "model_type": "deepseek_v3", "first_k_dense_replace": 3, "moe_layer_freq": 1, "n_routed_experts": 8,
         "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "q_lora_rank": 32, "kv_lora_rank": 16,
         "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 8,
         "topk_method": "noaux_tc", "scoring_func": "sigmoid", "num_nextn_predict_layers": 0},
@@ -43,6 +43,8 @@ SIDES = {
                      "transformers:tp=2,fsdp=2,ep=2", "transformers:dp_replicate=2,fsdp=2", "transformers:pp=2",
                      "transformers:tp=2,pp=2"],
     "vllm": ["vllm:tp=2", "vllm:tp=4", "vllm:tp=2,pp=2", "vllm:tp=2,dp=2", "vllm:tp=2,dp=2,ep=1"],
+    "sglang": ["sglang:tp=2", "sglang:tp=4", "sglang:tp=2,pp=2", "sglang:tp=4,ep=4", "sglang:tp=4,dp=2",
+               "sglang:tp=4,dp=2,ep=2"],
     # The vocabulary of 100 is padded to 256, and to 104.
     "megatron": ["megatron:tp=2", "megatron:tp=4,vocab=1", "megatron:tp=2,pp=2,first=1,vocab=4",
                  "megatron:dp=2,pp=2,vpp=2,vocab=1", "megatron:tp=2,dp=2,ep=2,vocab=1",
@@ -51,7 +53,7 @@ SIDES = {
 # What each change is checked with: one of each kind of model and of parallelism.
 QUICK = {
     "models": ["Llama 3", "Qwen 3 MoE"],
-    "sides": ["transformers:tp=2,fsdp=2", "vllm:tp=2,dp=2", "megatron:tp=2,pp=2,first=1,vocab=4",
+    "sides": ["transformers:tp=2,fsdp=2", "vllm:tp=2,dp=2", "sglang:tp=4,dp=2,ep=2", "megatron:tp=2,pp=2,first=1,vocab=4",
               "megatron:tp=2,pp=2,ep=2,etp=1,vocab=1"],
 }  # fmt: skip
 WHOLE = {"models": list(MODELS), "sides": [text for texts in SIDES.values() for text in texts]}
@@ -175,7 +177,7 @@ def main(models, sides):
 def kernels():
     """Quantised models under each side: the names that have a sharding, and those that are refused."""
     for model, kind in KERNELS:
-        for text in ("transformers:tp=2", "vllm:tp=2", "megatron:tp=2"):
+        for text in ("transformers:tp=2", "vllm:tp=2", "sglang:tp=2", "megatron:tp=2"):
             if model == "GPT-OSS" and text.startswith("megatron"):
                 continue  # mbridge does not have it
             found = read(side(text, MODELS[model] | {"quantization_config": FORMATS[kind]}))

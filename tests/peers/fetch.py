@@ -29,8 +29,8 @@ KEPT = {"vllm": "vllm/distributed", "sglang": "sglang/srt"}
 # What a release imports that the tests have not, in its folder.
 BESIDE = {"deepspeed": ("hjson==3.1.0", "msgpack==1.2.4", "psutil==7.2.2", "py-cpuinfo==9.0.0", "tqdm==4.70.1")}
 
-# What vLLM and transformers import to construct and load a model, without vLLM's kernels; mbridge, which loads into
-# Megatron-Core; and JAX. One folder.
+# What vLLM, SGLang and transformers import to construct and load a model, without the engines' kernels; mbridge, which
+# loads into Megatron-Core; and JAX. One folder.
 ENGINES = (
     "mbridge==0.15.1",
     "transformers==5.23.0",
@@ -39,6 +39,7 @@ ENGINES = (
     "ml_dtypes==0.6.0",
     "opt_einsum==3.4.0",
     f"vllm=={OTHERS['vllm']}",
+    f"sglang=={OTHERS['sglang']}", "dill==0.4.1",
     "accelerate==1.15.0", "aiohappyeyeballs==2.7.1", "aiohttp==3.14.5", "aiosignal==1.4.0", "anthropic==2.12.0",
     "anyio==4.16.0", "apache-tvm-ffi==0.1.15.post2", "astor==0.8.1", "blake3==1.0.11", "cachetools==8.0.1",
     "cbor2==6.3.0", "cloudpickle==3.1.2", "compressed-tensors==0.20.0", "depyf==0.20.0", "diskcache==5.6.3",
@@ -68,7 +69,7 @@ def folder(name, version=None, root=None):
 
 
 def engines():
-    """The folder of vLLM, transformers and mbridge."""
+    """The folder of vLLM, SGLang, transformers and mbridge."""
     return Path(os.environ["RANKMESH_PEERS"]).resolve() / "engines"
 
 
@@ -97,22 +98,30 @@ def fetch(name, version, root):
     unfinished.rename(place)
 
 
+# Of the engines, what no test loads: kernels, servers, models of images.
+UNUSED = ("vllm/**/*.so", "sglang/**/*.so", "sglang/multimodal_gen", "sglang/test")
+
+
 def fetch_engines(root):
-    """Install vLLM, transformers and JAX with what they import, in one folder; kernels of vLLM are left out."""
+    """Install vLLM, SGLang, transformers and JAX with what they import, in one folder; what is there stays."""
     place = Path(root).resolve() / "engines"
     listed = place / "fetched.txt"
-    if listed.exists() and listed.read_text(encoding="utf-8").split() == list(ENGINES):
+    have = listed.read_text(encoding="utf-8").split() if listed.exists() else []
+    if have == list(ENGINES):
         return
-    shutil.rmtree(place, ignore_errors=True)
+    if not set(have) < set(ENGINES):  # another release of something
+        shutil.rmtree(place, ignore_errors=True)
+        have = []
     unfinished = place.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
            "--no-compile", "--target", str(unfinished)]  # fmt: skip
-    subprocess.run([*pip, *ENGINES], check=True, timeout=1200)
-    for kernel in (unfinished / "vllm").rglob("*.so"):
-        kernel.unlink()
-    (unfinished / "fetched.txt").write_text("\n".join(ENGINES), encoding="utf-8")
-    unfinished.rename(place)
+    subprocess.run([*pip, *(one for one in ENGINES if one not in have)], check=True, timeout=1200)
+    for path in [path for pattern in UNUSED for path in unfinished.glob(pattern)]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(unfinished, place, dirs_exist_ok=True)
+    shutil.rmtree(unfinished)
+    listed.write_text("\n".join(ENGINES), encoding="utf-8")
 
 
 if __name__ == "__main__":
