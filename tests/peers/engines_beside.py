@@ -3,6 +3,7 @@
 ``python -m tests.peers.engines_beside all`` takes minutes, ``quick`` a slice of it. A row has ``model``, ``side`` and
 ``result``: "exact", with the tensors that were compared, or "refused" and why; or ``from`` and ``to`` of a transfer.
 
+``again`` reads layouts after others have been read, and gives a row for each: whether it is the same.
 ``kernels`` gives a row for each model, side and format of quantisation: what has a sharding, what is refused and why.
 """
 
@@ -35,7 +36,8 @@ MODELS = {
         "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "q_lora_rank": 32, "kv_lora_rank": 16,
         "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 8,
         "topk_method": "noaux_tc", "scoring_func": "sigmoid", "num_nextn_predict_layers": 0},
-    "GPT-OSS": BASE | {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2},
+    # SGLang's attention sinks are bfloat16 whatever the model is.
+    "GPT-OSS": BASE | {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "dtype": "bfloat16"},
     "Gemma 3": BASE | {"model_type": "gemma3_text"},
 }  # fmt: skip
 SIDES = {
@@ -174,6 +176,28 @@ def main(models, sides):
             write_row({"model": model, "from": source, "to": target, "tensors": count, "wrong": bad[:5]})
 
 
+def again():
+    """Layouts of engines read alone, and once more after other models; vLLM takes models of one id for the same."""
+    asked = [("GPT-OSS", "vllm:tp=2,pp=2"), ("Llama 3", "sglang:tp=2,pp=2"), ("Mixtral", "sglang:tp=4,dp=2,ep=2"),
+             ("Mixtral", "vllm:tp=2,pp=2")]  # fmt: skip
+    alone = {one: read(side(one[1], MODELS[one[0]])).to_dict() for one in asked}
+    utils = import_module("vllm.model_executor.models.utils")
+    # A model may have the id of one that is gone: here all of a class have one.
+    utils.id = lambda one: type(one) if isinstance(one, torch.nn.Module) else id(one)
+    for model, text in reversed(asked):
+        row = {"model": model, "side": text, "again": read(side(text, MODELS[model])).to_dict() == alone[model, text]}
+        write_row(row | {"refused": alone[model, text]["refused"]})
+
+
+def refusals():
+    """What the side of SGLang says to sizes and names that it does not have."""
+    for text in ("sglang:tp=2,cp=2", "sglang:tp=4,dp=3", "sglang:tp=4,ep=8", "sglang:tp=3"):
+        try:
+            read(side(text, MODELS["Llama 3"]))
+        except LayoutError as error:
+            write_row({"model": "Llama 3", "side": text, "why": str(error)})
+
+
 def kernels():
     """Quantised models under each side: the names that have a sharding, and those that are refused."""
     for model, kind in KERNELS:
@@ -191,7 +215,8 @@ if __name__ == "__main__":
     stand_ins.triton()
     import_module("rankmesh.transfer.layouts.sides.megatron")
     stand_ins.no_triton()
-    if sys.argv[1] == "kernels":
-        kernels()
+    programs = {"kernels": kernels, "again": again, "refusals": refusals}
+    if sys.argv[1] in programs:
+        programs[sys.argv[1]]()
     else:
         main(**{"quick": QUICK, "all": WHOLE}[sys.argv[1]])

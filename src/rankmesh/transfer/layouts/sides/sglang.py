@@ -66,6 +66,7 @@ with _kernels(), quiet():
     from sglang.srt.layers.quantization.base_config import QuantizationConfig
     from sglang.srt.layers.quantization.mxfp4 import Mxfp4Config
     from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod, UnquantizedLinearMethod
+    from sglang.srt.layers.rotary_embedding import factory
     from sglang.srt.model_loader import loader
     from sglang.srt.server_args import ServerArgs
 
@@ -75,23 +76,21 @@ _HOOK = "fill it before the process_weights_after_loading(module) of its module'
 _OPTIONS = ("tp", "pp", "dp", "ep")
 
 
-def side(
-    config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, **others: int
-) -> Side:
+def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, **others: int) -> Side:
     """A model in SGLang; ``dp`` is attention's, and divides ``tp`` as ``ep`` does."""
     if others:
         raise LayoutError(f"sglang has no option {next(iter(others))!r}; it has {', '.join(_OPTIONS)}")
     for name, size in (("dp", dp), ("ep", ep)):
         if size < 1 or tp % size:
             raise LayoutError(
-                f"{name}={size} does not divide tp={tp}, of which it is a part in SGLang; give a {name} that does"
+                f"{name}={size} does not divide tp={tp}, of which it is a part in SGLang; give another {name}"
             )
     mesh = recipe(tp=tp, pp=pp, attn_dp=dp, ep=ep).mesh
     weights = transformers.weights(config)
     quantization = config.get("quantization_config")
     config = {name: value for name, value in config.items() if name != "quantization_config"}
     dtype = next(iter(weights.values()))[1]
-    with model_folder(config, transformers.architecture(config)) as folder, _kernels(), quiet():
+    with model_folder(config, transformers.architecture(config)) as folder, _kernels(), _unchanged(), quiet():
         asked = ServerArgs(
             model_path=folder,
             tp_size=tp,
@@ -100,7 +99,6 @@ def side(
             ep_size=ep,
             moe_runner_backend="triton",
             disable_shared_experts_fusion=True,
-            disable_custom_all_reduce=True,
             skip_tokenizer_init=True,
             load_format="dummy",
             device="cuda",
@@ -130,10 +128,9 @@ def _engine(asked: Any, model_config: Any, rank: int) -> Iterator[None]:
     runtime_context.reset_context()
     try:
         # Without the channels between processes that are not there.
-        with quiet(), mock.patch.dict(os.environ, {"SGLANG_USE_MESSAGE_QUEUE_BROADCASTER": "0"}):
+        with quiet(), _unchanged(SGLANG_USE_MESSAGE_QUEUE_BROADCASTER="0"):
             ranks = runtime_context.SpawnRanks(world_rank=rank, gpu_id=0)
             runtime_context.publish(asked, role="scheduler", ranks=ranks)
-            parallel_state.set_custom_all_reduce(False)
             parallel_state.init_distributed_environment(torch.distributed.get_world_size(), rank, "env://", 0, "fake")
             parallel_state.initialize_model_parallel(backend="fake")
             initialize_dp_attention(server_args=asked)
@@ -144,6 +141,17 @@ def _engine(asked: Any, model_config: Any, rank: int) -> Iterator[None]:
         parallel_state.destroy_model_parallel()
         parallel_state.destroy_distributed_environment()
         runtime_context.restore_context(before)
+
+
+@contextmanager
+def _unchanged(**variables: str) -> Iterator[None]:
+    """SGLang sets variables of the environment, and keeps modules of rotary embeddings: what was there is back after it."""
+    with (
+        mock.patch.dict(os.environ, variables),
+        mock.patch.dict(factory._ROPE_DICT, clear=True),
+        mock.patch.object(parallel_state, "_ENABLE_CUSTOM_ALL_REDUCE", False),
+    ):
+        yield
 
 
 class _Quantised(Quantised, QuantizationConfig):  # type: ignore[misc]
