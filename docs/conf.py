@@ -31,7 +31,7 @@ myst_enable_extensions = ["colon_fence"]
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints_format = "short"
 # Whose layouts are read; the pages need no more of them than their names.
-autodoc_mock_imports = ["mbridge", "megatron", "transformers", "vllm"]
+autodoc_mock_imports = ["mbridge", "megatron", "sglang", "transformers", "vllm"]
 autodoc_preserve_defaults = True
 add_module_names = False
 python_use_unqualified_type_names = True

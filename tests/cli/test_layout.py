@@ -46,7 +46,7 @@ def test_a_model_by_its_name(tmp_path, monkeypatch):
 
 def test_unknown_sides_and_sizes_are_refused(monkeypatch):
     """Before anything is imported; a framework that is not installed is named."""
-    with pytest.raises(LayoutError, match="unknown side 'trt'; known are megatron, transformers, vllm"):
+    with pytest.raises(LayoutError, match="unknown side 'trt'; known are megatron, sglang, transformers, vllm"):
         sides.side("trt:tp=2", {})
     with pytest.raises(LayoutError, match="'tp=two' of side 'vllm:tp=two' is no size; write tp=8"):
         sides.side("vllm:tp=two", {})

@@ -86,7 +86,7 @@ def test_the_table_of_the_page_is_the_measured_one(whole):
 
 HOOKS = {"transformers": "then quantise it: from_pretrained(None, config=config, state_dict=model.state_dict()",
          "vllm": "fill it before vLLM's process_weights_after_loading(model, model_config, device), then",
-         "sglang": "fill it before the process_weights_after_loading(module) of its module's quant_method, then"}  # fmt: skip
+         "sglang": "fill it before the process_weights_after_loading(module) of its module's quant_method"}  # fmt: skip
 # What a format leaves as it is.
 PLAIN = {"fp8": ("norm", "embed_tokens", "lm_head"), "awq": ("norm", "embed_tokens", "lm_head"),
          "gptq": ("norm", "embed_tokens", "lm_head"),

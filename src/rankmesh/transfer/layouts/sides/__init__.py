@@ -3,6 +3,7 @@
 ```
 transformers:tp=2,fsdp=4      DistributedConfig: tp, fsdp (FSDP2), dp_replicate, pp, ep
 vllm:tp=8                     tp, pp, dp; ep=1: --enable-expert-parallel
+sglang:tp=8,dp=2              tp, pp; of tp: dp (attention's), ep
 megatron:tp=2,pp=2,ep=2       tp, cp, dp, pp, ep, etp; vpp, first, last: stages; vocab=128: multiple of the vocabulary
 ```
 """
