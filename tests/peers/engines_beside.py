@@ -36,7 +36,7 @@ MODELS = {
         "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "q_lora_rank": 32, "kv_lora_rank": 16,
         "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 8,
         "topk_method": "noaux_tc", "scoring_func": "sigmoid", "num_nextn_predict_layers": 0},
-    # SGLang's attention sinks are bfloat16 whatever the model is.
+    # SGLang's sinks are bfloat16 and its biases of experts float32, whatever the model is.
     "GPT-OSS": BASE | {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "dtype": "bfloat16"},
     "Gemma 3": BASE | {"model_type": "gemma3_text"},
 }  # fmt: skip
@@ -177,16 +177,16 @@ def main(models, sides):
 
 
 def again():
-    """Layouts of engines read alone, and once more after other models; vLLM takes models of one id for the same."""
+    """Layouts of engines, and once more after other models; vLLM takes models of one id for the same."""
     asked = [("GPT-OSS", "vllm:tp=2,pp=2"), ("Llama 3", "sglang:tp=2,pp=2"), ("Mixtral", "sglang:tp=4,dp=2,ep=2"),
              ("Mixtral", "vllm:tp=2,pp=2")]  # fmt: skip
-    alone = {one: read(side(one[1], MODELS[one[0]])).to_dict() for one in asked}
+    first = {one: read(side(one[1], MODELS[one[0]])).to_dict() for one in asked}
     utils = import_module("vllm.model_executor.models.utils")
     # A model may have the id of one that is gone: here all of a class have one.
     utils.id = lambda one: type(one) if isinstance(one, torch.nn.Module) else id(one)
     for model, text in reversed(asked):
-        row = {"model": model, "side": text, "again": read(side(text, MODELS[model])).to_dict() == alone[model, text]}
-        write_row(row | {"refused": alone[model, text]["refused"]})
+        row = {"model": model, "side": text, "again": read(side(text, MODELS[model])).to_dict() == first[model, text]}
+        write_row(row | {"refused": first[model, text]["refused"]})
 
 
 def refusals():

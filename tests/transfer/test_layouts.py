@@ -243,6 +243,26 @@ def test_a_shard_in_several_pieces_of_a_parameter():
         assert shards["k"].data_ptr() in range(parameters["qkv"].data_ptr(), parameters["qkv"].data_ptr() + 8 * 6 * 4)
 
 
+def test_a_parameter_of_another_dtype_than_the_checkpoint():
+    """A float32 bias of a bfloat16 model: its shard is a copy of the checkpoint's dtype, and fill() writes it back."""
+
+    def load(rank, tensors):
+        bias = torch.zeros(4, dtype=torch.float32)
+        bias.copy_(tensors["bias"].narrow(0, rank * 4, 4))
+        return {"bias": bias}
+
+    layout = read(Side("toy", rm.Mesh(tp=2), {"bias": ((8,), "bfloat16")}, load))
+    whole = torch.randn(8).bfloat16()
+    for rank in range(2):
+        parameters = load(rank, {"bias": whole})
+        shards = layout.shards(parameters, rank)
+        assert shards["bias"].dtype is torch.bfloat16
+        assert torch.equal(shards["bias"], whole.chunk(2)[rank])
+        empty = {"bias": torch.zeros(4)}
+        layout.fill(empty, rank, shards)
+        assert torch.equal(empty["bias"], parameters["bias"])
+
+
 def test_ranks_whose_rows_are_all_padding_hold_nothing():
     """A table of 3 rows padded to 8 over four ranks: the last two have no row, yet the parameter is a filled one."""
 

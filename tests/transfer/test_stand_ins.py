@@ -45,10 +45,10 @@ def test_what_is_installed_stays_unless_it_is_hidden(installed):
     """A package that is installed is imported itself; a hidden one comes back, with its modules, when they end."""
     with stand_ins(installed):
         assert import_module(installed).value == 7
-    own = sys.modules[installed]
+    itself = sys.modules[installed]
     with stand_ins(hidden=[installed]):
         assert import_module(installed).value != 7
-    assert sys.modules[installed] is own
+    assert sys.modules[installed] is itself
 
 
 def test_an_error_ends_them_too():

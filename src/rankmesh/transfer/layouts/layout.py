@@ -112,15 +112,19 @@ class Layout:
     def shards(self, parameters: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
         """A rank's shards by checkpoint name: views of the parameters, or copies of those that are in several pieces.
 
-        Call `fill` after a transfer has written into them. Raises ``LayoutError`` as `views` does.
+        So are those of another dtype than the checkpoint's, such as the float32 biases of a bfloat16 model. Call `fill`
+        after a transfer has written into them. Raises ``LayoutError`` as `views` does.
         """
+        import torch
+
         made: dict[str, Tensor] = {}
         for name, place in self._places(rank):
             pieces = [(piece, self._view(parameters, name, place, piece)) for piece in place.pieces]
-            if place.is_view:
+            dtype = getattr(torch, self.shardings[name].dtype)
+            if place.is_view and pieces[0][1].dtype is dtype:
                 made[name] = pieces[0][1]
                 continue
-            made[name] = pieces[0][1].new_zeros(place.shape)
+            made[name] = pieces[0][1].new_zeros(place.shape, dtype=dtype)
             for piece, there in pieces:
                 _part(made[name], piece).copy_(there)
         return made

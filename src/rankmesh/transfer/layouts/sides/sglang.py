@@ -32,7 +32,6 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from transformers.utils import is_torchvision_available
 
 from rankmesh.backend.tracing import settle_triton
 from rankmesh.core.recipes import sglang as recipe
@@ -50,7 +49,6 @@ def _kernels() -> Any:
 
 # Who looks for these packages themselves does so before stand-ins answer.
 settle_triton()
-is_torchvision_available()
 import_module("transformers.image_utils")
 
 with _kernels(), quiet():
