@@ -60,7 +60,7 @@ def _short(why):
     """The reason without what differs from model to model."""
     why = re.sub(r"`\w+ForCausalLM`", "this model", why.partition(". Pass")[0].partition(" [type=")[0])
     why = re.sub(r"KeyError: '[\w.]+'", "KeyError: the name of a weight of another stage", why)
-    why = re.sub(r"The expanded size of the tensor .*", "all experts of a layer are more than a rank's parameter has", why)
+    why = re.sub(r"The expanded size of the tensor .*", "a layer has more experts than a rank's parameter", why)
     return re.sub(r" as rank \d+", "", why.partition("; change")[0].partition("; it has")[0])
 
 
