@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,6 +55,21 @@ def test_unknown_sides_and_sizes_are_refused(monkeypatch):
     monkeypatch.delitem(sys.modules, "rankmesh.transfer.layouts.sides.vllm", raising=False)
     with pytest.raises((MissingExtra, LayoutError)):
         sides.side("vllm:tp=2", {})
+
+
+def test_what_a_framework_asserts_of_its_sizes_is_a_refusal(monkeypatch):
+    """SGLang and vLLM check their arguments with assertions too, some of them without a word."""
+
+    def made(message):
+        def side(config, *, tp):
+            raise AssertionError(*message)
+
+        return SimpleNamespace(side=side)
+
+    for message, why in ((["tp_size must divide"], "tp_size must divide"), ([], "AssertionError")):
+        monkeypatch.setattr(sides, "import_module", lambda _, message=message: made(message))
+        with pytest.raises(LayoutError, match=f"sglang refuses 'tp=3' for this model: {why}; change the sizes"):
+            sides.side("sglang:tp=3", {})
 
 
 def test_a_layout_is_printed_as_a_table_and_as_json(tmp_path, monkeypatch, rankmesh):

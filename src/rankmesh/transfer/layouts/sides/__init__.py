@@ -46,9 +46,9 @@ def side(text: str, config: Mapping[str, Any]) -> Side:
         found: Side = made.side(config, **given)
     except RankmeshError:
         raise
-    except (TypeError, ValueError) as error:
+    except (AssertionError, TypeError, ValueError) as error:
         # vLLM's configuration is checked by pydantic, which says what is wrong in its second line.
-        why = " ".join(line.strip() for line in str(error).splitlines()[:2])
+        why = " ".join(line.strip() for line in str(error).splitlines()[:2]) or type(error).__name__
         raise LayoutError(
             f"{name} refuses {quoted(sizes)} for this model: {why}; change the sizes or the model", side=text
         ) from error
