@@ -50,7 +50,7 @@ def test_who_sends_is_through(connected, drain):
     theirs.sendall(SENT)
 
 
-def _unread(one):
+def _queued(one):
     """Bytes that have come and were not read."""
     return int.from_bytes(fcntl.ioctl(one, termios.FIONREAD, bytes(4)), sys.byteorder)
 
@@ -62,12 +62,12 @@ def test_what_gloo_reads_is_left_to_it(connected, drain):
     drain.take({"one": _cut(ours)}, lambda: set(gloos))
     theirs.sendall(bytes(1000))
     time.sleep(0.3)
-    assert _unread(ours) == 1000
+    assert _queued(ours) == 1000
     gloos.clear()
     end = time.monotonic() + 1
-    while _unread(ours) and time.monotonic() < end:
+    while _queued(ours) and time.monotonic() < end:
         time.sleep(0.01)
-    assert not _unread(ours)
+    assert not _queued(ours)
 
 
 class _Counted(socket.socket):

@@ -22,8 +22,9 @@ STANDARD = {"_exit", "_getframe", "_current_frames", "_asdict", "_replace", "_va
 
 _OF_TORCH = [torch, dist, native, c10d, c10d._world, torch.Tensor, dist.ProcessGroup, dist.Work, dist.Store, DeviceMesh]
 _OF_TORCH += [value for value in vars(native).values() if isinstance(value, type)]
-# Private in mbridge, which has no public function that builds the model of one rank alone.
-OF_MBRIDGE = {"_model_provider"}
+# Private in mbridge and SGLang, which have no public function that builds the model of one rank alone, or that forgets
+# the rotary embeddings of the model before.
+OF_OTHERS = {"_model_provider", "_initialize_model", "_ROPE_DICT"}
 TORCH_NAMES = {name for owner in _OF_TORCH for name in dir(owner) if re.fullmatch(r"_[a-zA-Z]\w*(?<!__)", name)}
 
 
@@ -81,7 +82,7 @@ def private_uses(source, local=()):
             while isinstance(root, ast.Attribute | ast.Call | ast.Subscript):
                 root = root.func if isinstance(root, ast.Call) else root.value
             torchs = isinstance(root, ast.Name) and root.id in of_torch
-            if node.attr not in STANDARD | OF_MBRIDGE and (torchs or node.attr not in local):
+            if node.attr not in STANDARD | OF_OTHERS and (torchs or node.attr not in local):
                 found.append((node.lineno, ast.unparse(node)))
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr", "delattr"):
             name = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""

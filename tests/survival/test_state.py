@@ -23,10 +23,10 @@ from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.launch.table import torchrun_variables
 from rankmesh.survival.agreement import Report, conclude
-from rankmesh.survival.held import Held
 from rankmesh.survival.members import Members
 from rankmesh.survival.redundancy import Copies, Keepers, Stretch, checked
 from rankmesh.survival.state import EpochState, Snapshots, load_boxes
+from rankmesh.survival.state_layout import StateLayout
 from rankmesh.transfer import Transfer
 
 STEPS = 6
@@ -120,13 +120,13 @@ def test_fewer_copies_than_asked_for_are_warned_of(recwarn):
 
 @settings(max_examples=50)
 @given(jobs())
-def test_what_is_held_is_read_as_it_was_written(job):
+def test_a_layout_is_read_as_it_was_written(job):
     """Shardings, hosts and redundancy; on another mesh with the same axes the shardings are those of its ranks."""
     stored, hosts, redundancy = job
     mesh = next(iter(stored.values())).mesh
-    held = Held(mesh, stored, tuple(hosts), redundancy)
-    assert Held.read(held.text) == held
-    moved = held.on(Mesh.from_dict({**mesh.to_dict(), "offset": 5}))
+    layout = StateLayout(mesh, stored, tuple(hosts), redundancy)
+    assert StateLayout.read(layout.text) == layout
+    moved = layout.on(Mesh.from_dict({**mesh.to_dict(), "offset": 5}))
     assert {name: one.of(rank + 5) for name, one in moved.items() for rank in range(mesh.size)} == {
         name: one.of(rank) for name, one in stored.items() for rank in range(mesh.size)
     }
@@ -138,9 +138,9 @@ def test_equal_shardings_are_written_once():
     stored = {
         f"layer {number}": Sharding(mesh, ("tp", None), (64, 8), at={"pp": number % 2}) for number in range(999)
     } | {"table": Sharding(mesh, ("tp", None), (64, 8), "bfloat16")}
-    text = Held(mesh, stored, ("a",) * 4, 0).text
+    text = StateLayout(mesh, stored, ("a",) * 4, 0).text
     assert text.count('"shape"') == 3
-    assert Held.read(text).shardings == stored
+    assert StateLayout.read(text).shardings == stored
 
 
 def test_a_restore_loads_no_module():

@@ -25,8 +25,8 @@ from rankmesh.core.boxes import Box
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import LostState, PlanError, quoted
-from rankmesh.survival.held import Held, transfer
 from rankmesh.survival.redundancy import Copies, Keepers, Stretch, overwritten
+from rankmesh.survival.state_layout import StateLayout, transfer
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import where
 
@@ -92,7 +92,7 @@ class EpochState:
         device: torch.device,
     ) -> None:
         self.epoch, self.tensors, self.shardings, self.rank = epoch, tensors, shardings, rank
-        self.held = Held(mesh, shardings, tuple(hosts), redundancy)
+        self.layout = StateLayout(mesh, shardings, tuple(hosts), redundancy)
         self._keepers = Keepers(shardings, hosts, redundancy)
         self.copies = Copies(self._keepers, rank, device) if redundancy else None
         self.snapshots = Snapshots(() if self.copies is None else self.copies.names)
@@ -168,11 +168,11 @@ def restore(
     size = world.size
     source = min(position for position in positions if position < size)
     if old is not None and world.rank == source:
-        world.give("before", old.held.text)
+        world.give("before", old.layout.text)
     if new is not None and world.rank == 0:
-        world.give("now", new.held.text)
-    before = Held.read(world.taken("before")) if old is None else old.held
-    now = Held.read(world.taken("now")) if new is None else new.held
+        world.give("now", new.layout.text)
+    before = StateLayout.read(world.taken("before")) if old is None else old.layout
+    now = StateLayout.read(world.taken("now")) if new is None else new.layout
     lost = [position for position in positions if position >= size]
     moves = transfer(before, now, positions, lost)
     if moves.missing and load is None:

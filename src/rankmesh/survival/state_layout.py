@@ -1,4 +1,4 @@
-"""Held: how what an epoch holds is sharded, and who keeps copies of it, as a value that members exchange as text."""
+"""The layout of an epoch's state: its shardings, and who keeps copies; a value that members exchange as text."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rankmesh.core.sharding import Sharding
 from rankmesh.survival.redundancy import Keepers
 from rankmesh.transfer import Transfer
 
-__all__ = ["Held", "transfer"]
+__all__ = ["StateLayout", "transfer"]
 
 
 @dataclass(frozen=True)
-class Held:
+class StateLayout:
     """The shardings of an epoch by name, on one mesh; the hosts of its ranks, and how many of them keep copies.
 
     A model has thousands of names and few shardings: the text has each once.
 
     >>> mesh = Mesh(tp=2)
-    >>> held = Held(mesh, {name: Sharding(mesh, ("tp",), shape=(8,)) for name in "ab"}, ("node1", "node1"), 0)
-    >>> held.text.count("shape"), Held.read(held.text) == held
+    >>> layout = StateLayout(mesh, {name: Sharding(mesh, ("tp",), shape=(8,)) for name in "ab"}, ("node1", "node1"), 0)
+    >>> layout.text.count("shape"), StateLayout.read(layout.text) == layout
     (1, True)
     """
 
@@ -50,7 +50,7 @@ class Held:
         return json.dumps([self.mesh.to_dict(), different, numbered, self.hosts, self.redundancy])
 
     @classmethod
-    def read(cls, text: str) -> Held:
+    def read(cls, text: str) -> StateLayout:
         """What a text says that another member gave."""
         mesh, different, numbered, hosts, redundancy = json.loads(text)
         here = Mesh.from_dict(mesh)
@@ -71,7 +71,7 @@ def _kind(sharding: Sharding) -> Hashable:
     return id(sharding.shard_map), id(sharding.cuts), sharding.dtype
 
 
-def transfer(before: Held, now: Held, positions: Sequence[int], lost: Sequence[int]) -> Transfer:
+def transfer(before: StateLayout, now: StateLayout, positions: Sequence[int], lost: Sequence[int]) -> Transfer:
     """The transfer between what two epochs held, from the ranks that the old one's members have now."""
     copies: dict[int, dict[int, list[int]]] = {}
     by_name = Keepers(before.on(before.mesh), before.hosts, before.redundancy).by_name
