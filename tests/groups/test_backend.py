@@ -251,6 +251,21 @@ def test_a_member_that_stops_before_its_pairs_connect(capfd):
     capfd.readouterr()  # gloo writes why
 
 
+def test_threads_that_make_devices_at_once_know_their_own():
+    """4 threads make a device each, 20 times: each knows one epoll descriptor, its own, so it cuts no other's."""
+    for _ in range(20):
+        devices, begin = [GlooDevices() for _ in range(4)], threading.Barrier(4)
+
+        def make(one, begin=begin):
+            begin.wait()
+            return one.of(lazily=True)
+
+        made = [submit(partial(make, one), "makes-a-device") for one in devices]
+        assert all(one.result(timeout=60) for one in made)
+        assert [len(one._polls) for one in devices] == [1] * 4
+        assert len({descriptor for one in devices for descriptor in one._polls}) == 4
+
+
 def test_abort_ends_what_is_blocked(ranks):
     """4 gloo ranks, one of them stopped: the three others are out of their collective within a second."""
     assert ranks(4, _aborted, limit=60) == [True, True, True, None]

@@ -15,6 +15,7 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -51,6 +52,7 @@ _STILL = 0.04
 _LAST_RECEIVED = 52
 
 _DESCRIPTORS = "/proc/self/fd"
+_ONE_AT_A_TIME = threading.Lock()
 # Gloo asks for it whenever it connects a group.
 _TOGETHER = "GLOO_ENABLE_STORE_V2_API"
 
@@ -90,15 +92,19 @@ class GlooDevices:
         return [self._made(make) for make in makers or [partial(gloo.create_default_device, lazy_init=lazily)]]
 
     def _made(self, make: Callable[[], Any]) -> Any:
-        """One device; its epoll descriptor has one of the lowest numbers that were free, or is searched for."""
-        free = _lowest_free()
-        made = make()
-        found = set(filter(_is_poll, free))
-        if not found:
-            before = _targets()
-            made = make() if before else made
-            found = _polls_since(before)
-        self._keep(found)
+        """One device; its epoll descriptor has one of the lowest numbers that were free, or is searched for.
+
+        One thread at a time: else the descriptor may be that of another world, whose connections would be cut as ours.
+        """
+        with _ONE_AT_A_TIME:
+            free = _lowest_free()
+            made = make()
+            found = set(filter(_is_poll, free))
+            if not found:
+                before = _targets()
+                made = make() if before else made
+                found = _polls_since(before)
+            self._keep(found)
         return made
 
     def _keep(self, polls: set[int]) -> None:
