@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -41,7 +42,7 @@ class Column:
     least: int = 24
     shorten: Callable[[int, int], str] | None = None
 
-    @property
+    @cached_property  # each line asks for it
     def width(self) -> int:
         """The width that every cell needs."""
         return max(map(len, (self.head, *self.cells)))
