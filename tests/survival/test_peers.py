@@ -102,3 +102,15 @@ def test_connections_to_others_are_left(member):
     while kept() != before and time.monotonic() < end:
         time.sleep(0.01)
     assert kept() == before
+
+
+def test_a_member_that_has_ended_is_not_tried_for_long(member):
+    """However long a round may wait: the thread that tries to connect to its store is gone a moment later."""
+    one, _ = member
+    before = kept()
+    one.prepare([1], 60)
+    one._prepared.clear()
+    end = time.monotonic() + 15
+    while kept() != before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert kept() == before

@@ -190,12 +190,14 @@ class Peers:
     def prepare(self, servers: Collection[int], seconds: float) -> None:
         """Connect to the stores of these members meanwhile, and to no others: ``client`` then finds a connection.
 
-        Torch asks for the names of both ends of each, which takes seconds where an answer of a name server is lost.
+        Torch asks for the names of both ends of each, which takes seconds where an answer of a name server is lost. A
+        member that has ended has no store, and nothing ends a call that tries to connect to it but its limit.
         """
+        limit = min(seconds, _MOMENT)
         self._prepared = {server: made for server, made in self._prepared.items() if server in servers}
         for server in servers:
             if server not in self._prepared:
-                self._prepared[server] = self._preparing.submit(partial(self._connected, server, seconds))
+                self._prepared[server] = self._preparing.submit(partial(self._connected, server, limit))
         self._preparing.close()
 
     def _connected(self, server: int, seconds: float) -> CutStore:
