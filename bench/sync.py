@@ -6,7 +6,8 @@ python -m bench.sync --json bench/sync.json
 
 Two trainer ranks (FSDP: rows) and two engine ranks (tensor parallel), with the shapes of Llama 3 8B at a tenth of the
 width. Each round every method brings a version once, and its result is checked; a first round does not count. A rate is
-taken in the same round: that of a method to that of the plain copy, or of the raw socket, of the same bytes.
+taken in the same round: that of a method to that of the plain copy, or of the raw socket, of the same bytes. Socket and
+gloo are measured again between two emulated hosts, over a link of 10 Gbit/s (as root).
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ import json
 import os
 import platform
 import shutil
+import signal
 import socket
 import statistics
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import rankmesh as rm
+from bench.emulated import emulated
 from bench.memory import highest, resident
 from bench.processes import run_world
 
@@ -105,10 +110,10 @@ def planned() -> dict[str, Any]:
 class Side:
     """One rank's part: its shards, and what a version must be."""
 
-    def __init__(self, rank: int, store: Any) -> None:
+    def __init__(self, rank: int, store: Any, address: str = "127.0.0.1") -> None:
         import torch
 
-        self.rank, self.store, self.trains = rank, store, rank < 2
+        self.rank, self.store, self.address, self.trains = rank, store, address, rank < 2
         self.layouts = llama()
         self.moves = rm.Transfer(*self.layouts)
         mine = self.layouts[0 if self.trains else 1]
@@ -155,14 +160,14 @@ def raw_socket(side: Side) -> Callable[[int], float]:
     sizes = {pair: sum(m.bytes for m in side.moves.of(pair[1]).receives if m.source == pair[0]) for pair in pairs}
     connections = {}
     if not side.trains:
-        listening = socket.create_server(("127.0.0.1", 0))
-        side.store.set(f"port/{side.rank}", str(listening.getsockname()[1]))
+        listening = socket.create_server((side.address, 0))
+        side.store.set(f"address/{side.rank}", json.dumps(listening.getsockname()))
         for _ in (0, 1):
             one = listening.accept()[0]
             connections[one.recv(1)[0], side.rank] = one
     else:
         for target in (2, 3):
-            one = socket.create_connection(("127.0.0.1", int(side.store.get(f"port/{target}"))))
+            one = socket.create_connection(tuple(json.loads(side.store.get(f"address/{target}"))))
             one.sendall(bytes([side.rank]))
             connections[side.rank, target] = one
     buffers = {pair: bytearray(sizes[pair]) for pair in connections}
@@ -288,41 +293,62 @@ METHODS: dict[str, Callable[[Side], Callable[[int], float]]] = {
 }
 
 
-def measured(rounds: int) -> Callable[[int, Any], Mapping[str, Any]]:
+LINK = 10_000
+LINKED = ("socket", "gloo", "gloo_swap")
+
+
+def measured(side: Side, names: Sequence[str], rounds: int) -> Mapping[str, Any]:
     """What each rank does: each method once a round, in turn."""
+    import torch.distributed as dist
 
-    def body(rank: int, store: Any) -> Mapping[str, Any]:
-        import torch.distributed as dist
+    methods = {name: METHODS[name](side) for name in names}
+    found: dict[str, list[list[float]]] = {name: [] for name in methods}
+    for number in range(rounds + 1):
+        side.fill(number)
+        for name, move in methods.items():
+            if not side.trains:
+                side.fill(number)
+            before = resident()
+            dist.barrier()
+            seconds = move(number + 1)
+            grown = highest() - before
+            dist.barrier()
+            if name not in ("copy", "socket"):
+                side.check(number)
+            if number:
+                found[name].append([round(seconds, 5), grown >> 10])
+    return {"rank": side.rank, "found": found, "bytes_in": side.moves.bytes_in(side.rank)}
 
-        side = Side(rank, store)
-        methods = {name: make(side) for name, make in METHODS.items()}
-        found: dict[str, list[list[float]]] = {name: [] for name in methods}
-        for number in range(rounds + 1):
-            side.fill(number)
-            for name, move in methods.items():
-                if not side.trains:
-                    side.fill(number)
-                before = resident()
-                dist.barrier()
-                seconds = move(number + 1)
-                grown = highest() - before
-                dist.barrier()
-                if name not in ("copy", "socket"):
-                    side.check(number)
-                if number:
-                    found[name].append([round(seconds, 5), grown >> 10])
-        return {"rank": rank, "found": found, "bytes_in": side.moves.bytes_in(rank)}
 
-    return body
+def over_link(addresses: Sequence[str], rounds: int) -> Mapping[str, Any]:
+    """The same on a rank of an emulated cluster: the trainer is on the first of two hosts, the engine on the other."""
+    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
+
+    rank, limit = dist.get_rank(), timedelta(seconds=60)
+    store = TCPStore(addresses[0], 29900, is_master=rank == 0, wait_for_workers=False, timeout=limit)
+    return measured(Side(rank, store, addresses[rank // 2]), LINKED, rounds)
+
+
+def linked(rounds: int) -> dict[str, Any]:
+    """The figures over a link that is the limit, as it is between hosts."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves no namespaces behind
+    with emulated([["host0", "host1"]], ranks=2, link=LINK, trunk=None, burst=1024) as there:
+        reports = there.on_ranks(over_link, [there.address(host) for host in there.hosts], rounds)
+    seconds = {name: [max(one["found"][name][i][0] for one in reports) for i in range(rounds)] for name in LINKED}
+    return {
+        "link": LINK,
+        "rounds": rounds,
+        "seconds": {name: _spread(values) for name, values in seconds.items()},
+        "rates": _to_socket(seconds),
+    }
 
 
 def run(rounds: int) -> dict[str, Any]:
     """The figures: of each method the seconds of each round by rank, and the rates."""
-    import rankmesh.transfer.sync  # noqa: F401  - loaded once, before the ranks are forked
-
     shutil.rmtree(FOLDER, ignore_errors=True)
     load = os.getloadavg()[0]
-    outcome = run_world(4, measured(rounds), limit=280)
+    outcome = run_world(4, lambda rank, store: measured(Side(rank, store), list(METHODS), rounds), limit=280)
     shutil.rmtree(FOLDER, ignore_errors=True)
     if outcome.failure:
         raise SystemExit(outcome.failure)
@@ -337,7 +363,6 @@ def run(rounds: int) -> dict[str, Any]:
     rates = {
         "publish to files / copy": [a / b for a, b in zip(trainer["copy"], trainer["files"], strict=True)],
         "receive from files / copy": [a / b for a, b in zip(engine["copy"], engine["files"], strict=True)],
-        "gloo / socket": [a / b for a, b in zip(seconds["socket"], seconds["gloo"], strict=True)],
     }
     memory = {name: max(max(row[1] for row in one["found"][name]) << 10 for one in reports) for name in METHODS}
     return {
@@ -345,8 +370,17 @@ def run(rounds: int) -> dict[str, Any]:
         "load": [load, os.getloadavg()[0]],
         "bytes": sum(one["bytes_in"] for one in reports),
         "seconds": {name: _spread(values) for name, values in seconds.items()},
-        "rates": {name: _spread(values) for name, values in rates.items()},
+        "rates": {name: _spread(values) for name, values in rates.items()} | _to_socket(seconds),
         "memory": memory,
+    }
+
+
+def _to_socket(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """The rates of both updates over gloo to that of the raw socket."""
+    kinds = {"gloo": "gloo, copy / socket", "gloo_swap": "gloo, swap / socket"}
+    return {
+        words: _spread([a / b for a, b in zip(seconds["socket"], seconds[name], strict=True)])
+        for name, words in kinds.items()
     }
 
 
@@ -362,9 +396,12 @@ def main() -> None:
     given = parser.parse_args()
     import torch
 
+    import rankmesh.transfer.sync  # noqa: F401  - loaded once, before the ranks are forked
+
     document = {
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__},
         "llama": run(given.rounds),
+        "linked": linked(given.rounds),
         "kimi": planned(),
     }
     given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

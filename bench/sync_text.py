@@ -25,8 +25,8 @@ def sync_section(found: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"One version of Llama 3 8B at a tenth of its width, bfloat16, {llama['bytes'] / 1e6:.0f} MB, from two trainer "
         f"ranks (rows, as FSDP) to two engine ranks (tp=2). Medians of {llama['rounds']} alternating rounds, with the "
-        f"lowest and the highest; four ranks on {machine['cores']} cores, load {llama['load'][1]:.0f} after: other "
-        f"programs ran at the same time. torch {machine['torch']}. `python -m bench.sync --json bench/sync.json`"
+        f"lowest and the highest; four ranks on {machine['cores']} cores, load {llama['load'][1]:.1f} after. torch "
+        f"{machine['torch']}. `python -m bench.sync --json bench/sync.json`"
     )
     yield from ("", "| method | milliseconds | peak memory of a rank, MB |", "| --- | --- | --- |")
     for name, words in _WORDS.items():
@@ -35,6 +35,7 @@ def sync_section(found: Mapping[str, Any]) -> Iterator[str]:
     yield from ("", "| rate in the same round | times |", "| --- | --- |")
     for name, values in llama["rates"].items():
         yield f"| {name} | {_cell(values, 2)} |"
+    yield from _linked(found["linked"])
     yield from (
         "",
         f"The plan for Kimi-K2's shapes ({kimi['parameters'] / 1e12:.2f}T parameters) on 1,024 trainer ranks and 512",
@@ -44,6 +45,18 @@ def sync_section(found: Mapping[str, Any]) -> Iterator[str]:
     for name, words in (("direct", "group"), ("stored", "files")):
         row = kimi[name]
         yield f"| {words} | {1e3 * row['all']:.0f} | {1e3 * row['one']:.1f} | {row['bytes'] / 1e12:.2f} |"
+
+
+def _linked(found: Mapping[str, Any]) -> Iterator[str]:
+    yield ""
+    yield "The loopback has no limit of its own: four ranks on two cores are as fast as their processor time, where"
+    yield "packing and each version's agreement count in full. Between hosts the link is the limit. The same with"
+    yield f"trainer and engine on two emulated hosts, over a link of {found['link'] // 1000} Gbit/s:"
+    yield from ("", "| method | milliseconds | of the socket's rate |", "| --- | --- | --- |")
+    rates = {"socket": "", **dict(zip(("gloo", "gloo_swap"), found["rates"].values(), strict=True))}
+    for name, rate in rates.items():
+        milliseconds = [1e3 * value for value in found["seconds"][name]]
+        yield f"| {_WORDS[name]} | {_cell(milliseconds, 0)} | {_cell(rate, 2) if rate else ''} |"
 
 
 def _cell(values: Sequence[float], digits: int) -> str:

@@ -9,7 +9,7 @@ any other                                         through a buffer of bytes
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,6 +31,8 @@ __all__ = ["Copy", "Exchange", "GroupWire", "Underway", "Wire", "batches"]
 
 # Sends and receives of one call: NCCL hangs above some 8,000.
 _OPERATIONS = 4000
+# Rounds underway at a time, where none has a buffer.
+_AHEAD = 32
 # An error that comes after so much of the time limit is that it is over.
 _WHOLE = 0.99
 
@@ -115,6 +117,7 @@ class Exchange:
         self._wire, self._tensors, self._into, self._timeout = wire, tensors, into, timeout
         self._advance, self._progress = advance, progress
         self._device = wire.staging((*tensors.values(), *into.values()))
+        self._ahead = 2 if self._device.type == "cuda" else _AHEAD
         self._free: list[Tensor] = []
         self._lost: dict[int, str] = {}
         self._error = ""
@@ -127,14 +130,18 @@ class Exchange:
         self._total = sum(message.payload for row in receives for message in row)
         self._longest = max((message.bytes for row in (*sends, *receives) for message in row), default=0)
         self._arrived = 0
-        before: list[Underway] = []
+        rows: deque[list[Underway]] = deque()
+        buffered = 0
         for number in range(len(sends)):
-            now = self._post(sends[number], receives[number])
+            while buffered >= 2 or len(rows) >= self._ahead:
+                buffered -= _has_buffer(rows[0])
+                self._finish(rows.popleft())
+            rows.append(self._post(sends[number], receives[number]))
+            buffered += _has_buffer(rows[-1])
             if number == 0:
                 self.attempt(self._copy, copies)
-            self._finish(before)
-            before = now
-        self._finish(before)
+        for row in rows:
+            self._finish(row)
         if not sends:
             self.attempt(self._copy, copies)
         if self._error:
@@ -242,6 +249,10 @@ class Exchange:
             if not same_place(part, place):
                 place.copy_(part)
         self.copied = True
+
+
+def _has_buffer(row: Sequence[Underway]) -> bool:
+    return any(one.buffer is not None for one in row)
 
 
 def batches(peers: Sequence[tuple[int, bool]], rank: int, size: int, limit: int = _OPERATIONS) -> list[list[int]]:

@@ -23,6 +23,9 @@ __all__ = ["Message", "Piece", "Slices", "located", "messages", "where"]
 
 Slices = tuple[slice, ...]
 
+# A box of so many bytes is sent in less time by itself than it is copied into and out of a buffer.
+_ALONE = 256 << 10
+
 
 class Piece(NamedTuple):
     """A box of a rank's own tensor, and its place in a message: ``offset`` and ``bytes``."""
@@ -78,7 +81,7 @@ def messages(
 
     for move in moves:
         itemsize = shardings[move.name].itemsize
-        large = 2 * move.bytes >= limit
+        large = move.bytes >= min(limit // 2, _ALONE)
         if large or end + move.bytes + itemsize > limit:
             close()
         for box in _fitting(move.box, limit // itemsize):

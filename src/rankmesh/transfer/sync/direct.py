@@ -45,8 +45,9 @@ __all__ = ["Announced", "Connect", "GlooGroup", "Group", "Publisher", "Requester
 PREFIX = "rankmesh-sync"
 _Result = TypeVar("_Result")
 
-# Seconds between two looks for requests; of one look for an answer; that a call may take longer than its limit.
-_PAUSE, _SLICE, _MOMENT = 0.005, 1.0, 5.0
+# Seconds between the first two looks for requests, and between later ones; of one look for an answer; that a call may
+# take longer than its limit.
+_PAUSE, _LONGEST_PAUSE, _SLICE, _MOMENT = 0.0005, 0.005, 1.0, 5.0
 
 
 class Group(Wire, Protocol):
@@ -188,7 +189,7 @@ class Publisher(_Member):
 
     def _requests(self) -> dict[str, Any]:
         """The requests that are not served yet."""
-        end, found = time.monotonic() + self.timeout.total_seconds(), dict[str, Any]()
+        end, found, pause = time.monotonic() + self.timeout.total_seconds(), dict[str, Any](), _PAUSE
         while True:
             texts = self._ask(_all_requests)
             there = {engine: json.loads(text) for engine, text in texts.items() if text}
@@ -199,7 +200,8 @@ class Publisher(_Member):
             awaited = [engine for engine in self._expected if engine in there and engine not in found]
             if (not awaited and len(found) >= (0 if self._served else self.least)) or time.monotonic() >= end:
                 return found
-            time.sleep(_PAUSE)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def send(self, history: History, _: Delta | None, value: str) -> dict[str, str]:
         """Send a version to the engines that were chosen; why it did not reach an engine, by engine."""
