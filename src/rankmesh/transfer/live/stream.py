@@ -23,8 +23,8 @@ __all__ = ["Message", "Piece", "Slices", "located", "messages", "where"]
 
 Slices = tuple[slice, ...]
 
-# A box of so many bytes is sent in less time by itself than it is copied into and out of a buffer.
-_ALONE = 256 << 10
+# A box of so many bytes is sent by itself in less time than it is copied into and out of a buffer.
+_DIRECT = 256 << 10
 
 
 class Piece(NamedTuple):
@@ -81,7 +81,7 @@ def messages(
 
     for move in moves:
         itemsize = shardings[move.name].itemsize
-        large = move.bytes >= min(limit // 2, _ALONE)
+        large = move.bytes >= min(limit // 2, _DIRECT)
         if large or end + move.bytes + itemsize > limit:
             close()
         for box in _fitting(move.box, limit // itemsize):
