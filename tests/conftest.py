@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -177,7 +177,18 @@ def ranks(outcomes):
     return run
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """The files with the most long tests come first: one that comes last keeps the other workers waiting."""
+    """Of a test marked ``few`` the other parameters are long. The files with the most long tests come first."""
+    repeated = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few"):
+            repeated[item.path, item.function].append(item)
+    for group in repeated.values():
+        kept = group[0].get_closest_marker("few").args[0]
+        places = {round(place * (len(group) - 1) / max(1, kept - 1)) for place in range(kept)}
+        for place, item in enumerate(group):
+            if place not in places:
+                item.add_marker(pytest.mark.long)
     long = Counter(item.path for item in items if item.get_closest_marker("long"))
     items.sort(key=lambda item: -long[item.path])

@@ -141,6 +141,7 @@ def test_a_speed_that_is_none_is_refused(rankmesh, tmp_path, monkeypatch, speed,
     assert words in _refused(rankmesh, status, *asked, "--speed", speed)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("flags", "name", "assumed"),
     [

@@ -73,6 +73,7 @@ def test_a_terminal_without_lines(process) -> None:
     assert process("show", "--help", PYTHONIOENCODING="ascii").code == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", ["show tp=2", "groups tp=2,dp=100000 tp", "show tp=2 --svg /dev/full"])
 def test_a_full_disk_is_an_error(arguments: str) -> None:

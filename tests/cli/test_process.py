@@ -101,6 +101,7 @@ def test_json_of_every_group_of_131072_ranks_parses(process) -> None:
     assert (data["count"], len(data["groups"]), data["groups"][-1][-1]) == (16384, 16384, 131071)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [

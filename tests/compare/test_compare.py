@@ -109,6 +109,7 @@ CUTS = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("case", CUTS)
 def test_cuts_are_those_of_shardings(case):
     """A shard is compared with its own elements; one that holds others differs."""

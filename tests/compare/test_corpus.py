@@ -11,6 +11,7 @@ from rankmesh import sim
 FOUND, REPAIRED = 19, 15
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_program_is_the_same(name):
     """No difference, whatever the layout: no false alarm."""
@@ -27,6 +28,7 @@ def line_of(program):
     return f"wrong.py:{marked[0]}"
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_program_is_found(name):
     """The line, the group and the operation that made it differ, and the change that makes it right."""

@@ -34,6 +34,7 @@ def test_any_two_groups_swapped_on_all_ranks(pair):
         sim.run(_swapped, PLAN, *pair, None)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_any_two_groups_swapped_on_one_rank(pair):
     """12 ranks: any two kinds of group swapped on the first or the last rank that is in both are detected."""

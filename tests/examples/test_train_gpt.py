@@ -73,6 +73,7 @@ def _both(me):
     return result, plain_gpt.train(weights, TINY, batches)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_has_the_losses_of_one_process(ranks, single, layout):
     """2 to 16 ranks, float64: every rank is told the losses and norms of the run on one process, to 1e-9."""
@@ -80,6 +81,7 @@ def test_layout_has_the_losses_of_one_process(ranks, single, layout):
         assert difference(result, single()) < 1e-9
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", ["cp=2,dp=2,ep=2", "tp=2,pp=2,dp=2"])
 def test_single_precision(ranks, single, layout):
     """4 and 8 ranks, float32: the same to 1e-4."""

@@ -99,6 +99,7 @@ def _odd_then_same(me, odd):
     return first | {"seconds": seconds, "then": [_connect(GOOD).get("epoch") for _ in range(2)]}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("what", ODD)
 def test_one_rank_with_another_plan_is_named_on_every_rank(ranks, what):
     """4 ranks: each raises at once, naming the odd rank and the field; nothing was made; then all agree."""
@@ -164,6 +165,7 @@ def test_a_mismatch_does_not_wait_for_ranks_outside_the_mesh(ranks):
         assert answer["seconds"] < limits.AT_ONCE
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("come", ["first", "last"])
 @pytest.mark.parametrize("fields", [{"version": "9.9"}, {"live_world_size": 5}, {"live_world_size": 3}])
 def test_another_version_or_world_view_is_named(ranks, fields, come):

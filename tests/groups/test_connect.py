@@ -98,6 +98,7 @@ def _check(plan, rank, seen):
         assert group["description"] == prefix + str(plan.of(rank)[plan.of(rank)[name].canonical]), name
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("what", PLANS)
 def test_every_group_of_a_plan_is_what_the_plan_says(ranks, what):
     """8 to 16 ranks: sums, gathers and positions in every group of every kind, in the members' own order."""

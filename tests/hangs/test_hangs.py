@@ -50,6 +50,7 @@ def test_every_cause_has_its_hang():
     assert {folder.name for folder in KEPT.iterdir()} == set(HANGS)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", sorted(HANGS))
 def test_kept_recordings(name):
     """4 to 16 ranks, recorded: the first cause is the mistake of the program."""
@@ -59,6 +60,7 @@ def test_kept_recordings(name):
 ALL = [(KEPT, HANGS), (KEPT_ON_NCCL, ON_NCCL), (KEPT_TIMED_OUT, TIMED_OUT)]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("place", "hang"), [(kept / name, hangs[name]) for kept, hangs in ALL for name in sorted(hangs)]
 )
@@ -69,6 +71,7 @@ def test_no_innocent_rank_is_at_fault(place, hang):
     assert bool(at_fault) is (hang.cause in ("dead", "absent", "late")) or hang.cause in ("different", "order")
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", sorted(ON_NCCL))
 def test_kept_recordings_of_nccl(name):
     """4 to 16 ranks that shared a GPU, recorded: the same mistakes, whose calls the device had not come to."""

@@ -79,6 +79,7 @@ FOLLOWED = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("text", "arguments", "plan"), FOLLOWED)
 def test_whatever_bash_does_is_followed(script, text, arguments, plan):
     """Arguments, conditions, functions, files, computed values, launchers in launchers, jobs: the plan of the run."""

@@ -225,6 +225,7 @@ def test_one_withdraws(real):
         assert again == answers[2][2] == Outcome(value=texts("new"))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("probes", [False, True])
 def test_a_slow_coordinator_is_not_two(real, monkeypatch, probes):
     """3 participants, the coordinator stands still for longer than the others wait: all hear one outcome."""
@@ -285,6 +286,7 @@ def test_two_with_one_rank(real):
     assert real.run(lambda rank, channel: _again(channel, "meet", rank), THREE) == [Outcome(value=texts("new"))] * 3
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_another_size(real, order):
     """Two that expect three participants and one that expects four: nobody agrees, nobody waits past the limit."""
@@ -382,6 +384,7 @@ def test_gather_gives_all_of_it_to_all(place):
 # -- without arriving --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 def test_one_works_on_while_it_answers_a_probe(real):
     """3 participants that publish texts; two of them arrive only after a probe has come: it is answered meanwhile."""
 
@@ -419,6 +422,7 @@ def test_one_works_on_while_it_answers_a_probe(real):
     assert real.left() in (4, None), "the number of the next epoch, and what this test wrote"
 
 
+@pytest.mark.few(3)
 def test_one_that_listens_learns_that_the_prober_is_lost(real, monkeypatch):
     """A participant that answers a probe of another one, which then dies: it is named when its time is over."""
     monkeypatch.setattr(rounds, "_MOMENT", 0.3)

@@ -271,6 +271,7 @@ def scripts(draw):
     return [[(sizes, draw(STEPS)) for sizes in rounds] for _ in range(SIZE)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", DIALECTS)
 @given(scripts(), st.one_of(st.just("deterministic"), st.integers(0, 100)))
 @settings(max_examples=25)

@@ -124,6 +124,7 @@ def dying(monkeypatch, place, member, times):
     return counts
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("second", [0, 1, 8, 5])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_second_loss_in_the_regroup(place, second, without_loss, monkeypatch):
@@ -165,6 +166,7 @@ def test_state_that_nobody_holds():
     assert {type(error) for error in raised.value.failures.values()} == {rm.LostState}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("order", ["deterministic", 1, 2])
 @pytest.mark.parametrize("lose", [{1: 3}, {0: 3}, {2: 1}, {3: STEPS}, {0: 2, 3: 4}], ids=str)
 def test_copies_on_other_ranks(lose, order):

@@ -384,6 +384,7 @@ def _restored(ended, rank, steps):
 SHARDS = 48 + 20 + 8
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "moment", [["step", 3], ["take", 4], ["sent", 4], ["arrived", 3], ["sent", 1]], ids=lambda moment: moment[0]
 )

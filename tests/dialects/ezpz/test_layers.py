@@ -84,6 +84,7 @@ def _linear(me):
         _compare(row, nn.Linear(ROWS, COLUMNS, bias=bias), torch.randn(5, ROWS), 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_linear_layers(ranks, size):
     """1, 2 and 4 ranks: outputs and all gradients of both linear layers are those of torch's, with and without bias."""
@@ -161,6 +162,7 @@ def _embeddings(me, options):
         _close(layer.get_master_weight(), whole.weight.detach())
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_embeddings(ranks, size, options):
