@@ -76,6 +76,13 @@ def test_a_training_survives(trained, expected):
 
 
 @pytest.mark.long
+def test_tied_weights_come_from_either_stage(trained, expected):
+    """16 ranks and 4 spares: of the last stage's first replica, the table comes from the first stage, bit-equal."""
+    ended = trained(20, [{"member": 9, "at": "step", "n": 1}], spares=4)
+    assert _steps(ended) == expected(((0, 4),))
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_any_moment(trained, expected, seed):
     """16 ranks and 4 spares: one or two members, or four of a host, die or stop at any moment: bit-equal steps.

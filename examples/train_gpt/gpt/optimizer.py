@@ -96,13 +96,17 @@ class ShardedAdamW:
         dense = [piece for piece in weights.pieces if not piece.expert]
         experts = [piece for piece in weights.pieces if piece.expert]
         self.table = next((piece.parameter for piece in dense if piece.name == "table"), None)
-        self.dense = Share(dense, groups.shards, rate)
+        # A sum's order follows the place in the buffer. The table, which two stages have, has the same place on both
+        # in a buffer of its own: its copies stay equal to the bit.
+        tied = [piece for piece in dense if groups.tied and piece.parameter is self.table]
+        rest = [piece for piece in dense if not (groups.tied and piece.parameter is self.table)]
+        self.dense = [Share(pieces, groups.shards, rate) for pieces in (rest, tied) if pieces]
         self.experts = Share(experts, groups.expert_shards, rate) if experts else None
 
     @property
     def shares(self) -> list[Share]:
-        """The dense share, and that of the experts where this stage has some."""
-        return [self.dense] if self.experts is None else [self.dense, self.experts]
+        """The dense shares, and that of the experts where this stage has some."""
+        return self.dense if self.experts is None else [*self.dense, self.experts]
 
     def step(self) -> float:
         """Update all weights; the norm of the gradients before clipping."""
@@ -117,6 +121,7 @@ class ShardedAdamW:
     def norm(self) -> Tensor:
         """The norm over the whole model: dense weights and experts are replicated over, and split by, other groups."""
         none = torch.zeros((), dtype=self.dtype, device=self.device)
-        dense = total(self.dense.collect(), self.groups.shards, *self.groups.model)
+        collected = [share.collect() for share in self.dense]
+        dense = total(torch.stack(collected).sum(), self.groups.shards, *self.groups.model)
         experts = self.experts.collect() if self.experts else none
         return (dense + total(experts, self.groups.expert_shards, *self.groups.expert_model)).sqrt()
