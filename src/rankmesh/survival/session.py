@@ -18,6 +18,7 @@ from datetime import timedelta
 from hashlib import sha256
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from rankmesh.backend import torch_threads
@@ -465,6 +466,9 @@ class Session:
             world, self._world = self._world, None
         if world is not None:
             world.close()
+            # torch keeps what a failed backward pass did not reach, with its activations and groups, until the next
+            # one on this thread: a spare has none.
+            torch.zeros((), device="cpu", requires_grad=True).backward()
 
     def _report(self, *, done: bool, error: Exception | None, first: bool) -> Report:
         text = "" if error is None else f"{type(error).__name__}: {first_line(error)}"[:200]
