@@ -1,11 +1,14 @@
-"""A port that is free, and what a process holds: sockets and threads."""
+"""A port that is free, and what a process holds: descriptors and threads."""
 
 import contextlib
+import os
+import socket
+import threading
 from pathlib import Path
 
 from bench.processes import free_port
 
-__all__ = ["descriptors", "free_port", "kept"]
+__all__ = ["descriptors", "free_port", "kept", "named", "served_once"]
 
 
 def descriptors():
@@ -18,5 +21,36 @@ def descriptors():
 
 
 def kept():
-    """How many sockets and threads this process has."""
-    return sum(name.startswith("socket:") for name in descriptors()), len(list(Path("/proc/self/task").iterdir()))
+    """How many descriptors and threads this process has."""
+    return len(descriptors()), len(list(Path("/proc/self/task").iterdir()))
+
+
+def served_once():
+    """Serve a store, once: the library below it keeps a pipe for the process."""
+    from torch.distributed import TCPStore
+
+    TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def named():
+    """For a test that fails: both ends of each socket of this process, its other descriptors, its threads' names."""
+    threads = {one.native_id: one.name for one in threading.enumerate()}
+    tasks = [int(path.name) for path in Path("/proc/self/task").iterdir()]
+    others = [name for name in descriptors() if not name.startswith("socket:")]
+    return [[_ends(one) for one in _sockets()], others, [threads.get(task, "not of Python") for task in tasks]]
+
+
+def _sockets():
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if path.readlink().name.startswith("socket:"):
+                yield int(path.name)
+
+
+def _ends(descriptor):
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
+        ends = [one.getsockname()[:2], "listens" if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else ""]
+        with contextlib.suppress(OSError):
+            ends[1] = one.getpeername()[:2]
+        return ends
+    return None

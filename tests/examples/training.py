@@ -11,7 +11,7 @@ from examples.train_gpt.gpt.layout import Refused, Sizes
 from examples.train_gpt.gpt.loop import GROUPS, Run, Trainer
 from examples.train_gpt.gpt.model import Shape
 from examples.train_gpt.gpt.survive import survive
-from tests.sockets import kept
+from tests.sockets import kept, named, served_once
 from tests.survival.deaths import Deaths, left_behind
 
 from rankmesh.launch.table import torchrun_variables
@@ -93,6 +93,7 @@ def survives(me, port, folder, deaths, layout, spares, shrink):
     os.environ.update({**variables, "TORCH_CPP_LOG_LEVEL": "ERROR"})
     me.meet("every member has reached the store that rank 0 serves")
     time.sleep(0.1)  # and its connection is there
+    served_once()
     before, dying, sizes = kept(), Deaths(me.rank, deaths, folder), {}
     step, hold = Trainer.step, Job.hold
 
@@ -107,7 +108,9 @@ def survives(me, port, folder, deaths, layout, spares, shrink):
     Trainer.step, Job.hold = dies, hooked
     found = survive(SURVIVES, layout, spares, shrink, 5.0, lambda *_: None)
     outcome = None if found is None else [str(found[0]), arguments_of(found[1])]
-    return {"outcome": outcome, "sizes": sizes, "left": left_behind(folder, before), "pid": os.getpid()}
+    left = left_behind(folder, before)
+    still = named() if max(left) > 0 else []
+    return {"outcome": outcome, "sizes": sizes, "left": left, "still": still, "pid": os.getpid()}
 
 
 def refused_checkpoints(me, folder):

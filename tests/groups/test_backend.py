@@ -15,6 +15,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from tests.sockets import descriptors
 
 import rankmesh as rm
 from rankmesh.backend import public, releases
@@ -266,6 +267,16 @@ def test_threads_that_make_devices_at_once_know_their_own():
         assert all(one.result(timeout=60) for one in made)
         assert [len(one._polls) for one in devices] == [1] * 4
         assert len({descriptor for one in devices for descriptor in one._polls}) == 4
+
+
+def test_a_cut_leaves_no_descriptor():
+    """A device has a pipe and an epoll, which are no sockets: they are looked at, and nothing stays open."""
+    devices = GlooDevices()
+    kept = devices.of(lazily=True)
+    before = sorted(descriptors())
+    devices.cut()
+    assert sorted(descriptors()) == before
+    del kept
 
 
 def test_abort_ends_what_is_blocked(ranks):

@@ -111,7 +111,7 @@ def moments(seed, steps, members=20):
 
 
 def left_behind(folder, before):
-    """How many sockets and threads this process has more than ``before``, after the stopped members were ended."""
+    """How many descriptors and threads this process has more than ``before``, after the stopped members were ended."""
     for path in Path(folder).glob("dead-*"):  # those that are only stopped would outlive the test
         with suppress(ProcessLookupError):
             os.kill(int(path.read_text(encoding="utf-8").split()[0]), signal.SIGKILL)
@@ -123,7 +123,7 @@ def left_behind(folder, before):
 
 
 def _left(before):
-    """Sockets and threads that are left, but for those of a group whose connections gloo still waits for."""
+    """Descriptors and threads that are left, but for those of a group whose connections gloo still waits for."""
     waiting = sum(thread.name == "rankmesh-gloo" for thread in threading.enumerate())
-    sockets, threads = (now - then for now, then in zip(kept(), before, strict=True))
-    return [0 if waiting else sockets, threads - 4 * waiting]
+    opened, threads = (now - then for now, then in zip(kept(), before, strict=True))
+    return [0 if waiting else opened, threads - 4 * waiting]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from tests.sockets import kept
+from tests.sockets import kept, named, served_once
 from tests.survival.deaths import Deaths, left_behind
 
 import rankmesh as rm
@@ -99,6 +99,7 @@ def member(me, port, folder, deaths, steps, layout, how):
             for name in torchrun_variables(0, 1, local_rank=0, local_world_size=1, port=port):
                 del os.environ[name]
             how["join"] = _address(Path(folder))
+    served_once()
     before, dying = kept(), Deaths(me.rank, deaths, folder)
     history, losses = [], {}
 
@@ -134,7 +135,9 @@ def member(me, port, folder, deaths, steps, layout, how):
     except (rm.RankmeshError, ValueError, RuntimeError) as error:
         outcome["error"] = f"{type(error).__name__}: {error}"
     left = left_behind(folder, before)
-    return {**outcome, "history": history, "losses": losses, "left": left, "initialised": dist.is_initialized()}
+    still = named() if max(left) > 0 else []
+    ended = {"left": left, "still": still, "initialised": dist.is_initialized()}
+    return {**ended, **outcome, "history": history, "losses": losses}
 
 
 def _address(folder):

@@ -1,20 +1,22 @@
 """Heartbeats: replies, silence and closed connections are told apart; hostile data ends nothing."""
 
+import ctypes
 import errno
+import gc
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tests.sockets import descriptors
 
 from rankmesh.survival import heartbeat as module
-from rankmesh.survival.heartbeat import PING, Heartbeat, exchange
+from rankmesh.survival.heartbeat import PING, Address, Heartbeat, exchange
+from rankmesh.survival.liveness import LivenessPort
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def heartbeat():
 
 
 def _at(port):
-    return ("127.0.0.1", port)
+    return Address("127.0.0.1", port)
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_many_at_once(heartbeat):
 )
 def test_hostile_data_ends_its_own_connection(heartbeat, data):
     """What is no message closes the connection that it came by; others get replies."""
-    with socket.create_connection(_at(heartbeat.port)) as one:
+    with socket.create_connection(_at(heartbeat.port)[:2]) as one:
         one.settimeout(10)
         try:
             one.sendall(data)
@@ -151,7 +153,7 @@ def test_how_long_it_stood_still(heartbeat):
 
 def test_a_host_to_which_no_route_leads_shows_nothing():
     """A network that is down refuses at once, on this host: the process at the other end may live."""
-    assert exchange({3: ("255.255.255.255", 9)}, PING, 1.0) == {3: "unresponsive"}
+    assert exchange({3: Address("255.255.255.255", 9)}, PING, 1.0) == {3: "unresponsive"}
 
 
 FORKED = """
@@ -162,7 +164,7 @@ heartbeat = Heartbeat("127.0.0.1", dict)
 if os.fork() == 0:  # as the worker of a DataLoader, which looks only now and then whether its parent lives
     time.sleep(60)
     os._exit(0)
-print(heartbeat.port, flush=True)
+print(heartbeat.port, heartbeat.liveness, flush=True)
 time.sleep(60)
 """
 
@@ -170,13 +172,13 @@ time.sleep(60)
 def test_a_killed_process_is_gone_while_a_child_of_it_lives():
     """It is noticed at once, and whoever asks finds nobody, though the child has all descriptors of its parent."""
     with subprocess.Popen([sys.executable, "-c", FORKED], stdout=subprocess.PIPE) as killed:
-        port = int(killed.stdout.readline())
+        address = Address("127.0.0.1", *map(int, killed.stdout.readline().split()))
         children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text(encoding="utf-8").split()
         try:
             timer = threading.Timer(0.3, killed.kill)
             timer.start()
-            found, seconds, _ = _noticed(_at(port), 10)
-            assert exchange({1: _at(port)}, PING, 1.0) == {1: "gone"}
+            found, seconds, _ = _noticed(address, 10)
+            assert exchange({1: address}, PING, 1.0) == {1: "gone"}
             assert (found, Path(f"/proc/{children[0]}").exists()) == (["gone"], True)
             assert seconds < 8
         finally:
@@ -185,68 +187,104 @@ def test_a_killed_process_is_gone_while_a_child_of_it_lives():
             killed.kill()
 
 
-def _kinds_of_the_thread():
-    """What the thread that replies has open; a connection that was closed may be for a moment."""
-    (number,) = {thread.native_id for thread in threading.enumerate() if thread.name == "rankmesh-heartbeat"}
-    found = []
-    for path in Path(f"/proc/self/task/{number}/fd").iterdir():
-        with suppress(FileNotFoundError):
-            found.append(str(path.readlink()).partition(":")[0])
-    return sorted(found)
-
-
-def test_its_sockets_are_the_threads_alone(tmp_path):
-    """Nothing of the process is open in the thread, and of the thread nothing in the process; nothing is left."""
-    before = sorted(descriptors())
-    with (tmp_path / "file").open("w") as file:
-        one = Heartbeat("127.0.0.1", dict)
-        with socket.create_connection(_at(one.port)):
-            assert exchange({1: _at(one.port)}, PING, 10) == {1: PING}
-            kinds = ["/dev/null"] * 3 + ["anon_inode"] + ["socket"] * 3  # one wakes, one listens, one is connected
-            end = time.monotonic() + 10
-            while _kinds_of_the_thread() != kinds and time.monotonic() < end:
-                time.sleep(0.01)
-            assert (_kinds_of_the_thread(), file.closed) == (kinds, False)
-            assert sum(name.startswith("socket:") for name in set(descriptors()) - set(before)) == 2
-        one.close()
+def test_a_liveness_port_is_open_in_no_thread_of_python():
+    """Nothing of the process is open in its thread, and it is not open in the process; nothing is left."""
+    before, had = sorted(descriptors()), set(Path("/proc/self/task").iterdir())
+    one = LivenessPort("127.0.0.1")
+    end = time.monotonic() + 10
+    while len(new := set(Path("/proc/self/task").iterdir()) - had) > 1 and time.monotonic() < end:
+        time.sleep(0.01)  # the thread that started it ends
+    (task,) = new
+    assert [path.readlink().name.partition(":")[0] for path in (task / "fd").iterdir()] == ["socket"]
     assert sorted(descriptors()) == before
+    assert int(task.name) not in {thread.native_id for thread in threading.enumerate()}
+    with socket.create_connection(("127.0.0.1", one.port)) as waits:
+        one.close()
+        with pytest.raises(ConnectionResetError):
+            waits.recv(1)
+    one.close()
+    assert (sorted(descriptors()), task.exists()) == (before, False)
+
+
+def test_a_liveness_port_is_looked_at_where_no_reply_comes(stalled):
+    """A process that is stopped has an open one; once it is closed, whoever asks hears so before the time is up."""
+    one = LivenessPort("127.0.0.1")
+    address = Address("127.0.0.1", stalled, one.port)
+    assert exchange({1: address}, PING, 0.3) == {1: "unresponsive"}
+    one.close()
+    started = time.monotonic()
+    assert exchange({1: address}, PING, 20) == {1: "gone"}
+    assert time.monotonic() - started < 10
+
+
+def test_a_liveness_port_that_cannot_be_reached_shows_nothing(heartbeat, monkeypatch):
+    """Of a process that replies, behind a network that refuses to connect there: it is watched by its replies."""
+    begun = module._begun
+
+    def refused(host, port):
+        return (socket.socket(), errno.EHOSTUNREACH) if port == 9 else begun(host, port)
+
+    monkeypatch.setattr(module, "_begun", refused)
+    monkeypatch.setattr(module, "_SLOW", 0.0)
+    address = Address("127.0.0.1", heartbeat.port, 9)
+    assert exchange({1: address}, PING, 10) == {1: {"got": PING}}
+    timer = threading.Timer(1.0, heartbeat.close)
+    timer.start()
+    found, seconds, _ = _noticed(address, 30)
+    timer.join()
+    assert found == ["gone"]
+    assert 1.0 <= seconds < 20
 
 
 def test_a_system_that_shares_all_descriptors(monkeypatch):
-    """The same replies, and nothing is left."""
-    monkeypatch.setattr(module, "separate", lambda _: False)
+    """There is no liveness port, and there are the same replies; nothing is left."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     before = sorted(descriptors())
     one = Heartbeat("127.0.0.1", dict)
+    assert one.liveness == 0
     assert exchange({1: _at(one.port)}, PING, 10) == {1: PING}
     one.close()
     assert exchange({1: _at(one.port)}, PING, 10) == {1: "gone"}
     assert sorted(descriptors()) == before
 
 
-def test_a_reply_has_the_descriptors_of_the_process(tmp_path):
-    """What a message starts, such as the thread of an abort, finds the connections that it is to end."""
-    found = []
+def test_the_collector_is_as_it_was():
+    """Whether garbage is collected is the program's affair, before and after a liveness port is made."""
+    gc.disable()
+    try:
+        LivenessPort("127.0.0.1").close()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    LivenessPort("127.0.0.1").close()
+    assert gc.isenabled()
 
-    def reply(message):
-        thread = threading.Thread(target=lambda: found.append(os.fstat(file.fileno()).st_ino))
-        thread.start()
-        thread.join()
-        return message
 
-    with (tmp_path / "file").open("w") as file:
-        one = Heartbeat("127.0.0.1", reply)
+def test_what_its_thread_frees_is_closed(monkeypatch):
+    """Garbage is collected on any thread: a socket that is in it is closed in the process, also by this one."""
+    line = module._line
+
+    def collects(message):
+        if threading.current_thread().name == "rankmesh-heartbeat":
+            gc.collect()
+        return line(message)
+
+    one = Heartbeat("127.0.0.1", dict)
+    before = sorted(descriptors())
+    monkeypatch.setattr(module, "_line", collects)
+    gc.disable()
+    try:
+        cycle = list(socket.socketpair())
+        cycle.append(cycle)
+        del cycle
         assert exchange({1: _at(one.port)}, PING, 10) == {1: PING}
+        end = time.monotonic() + 10
+        while sorted(descriptors()) != before and time.monotonic() < end:
+            time.sleep(0.01)  # the connection that the message came by
+        assert sorted(descriptors()) == before
+    finally:
+        gc.enable()
         one.close()
-        assert found == [os.fstat(file.fileno()).st_ino]
-
-
-def test_a_message_after_the_end_is_refused():
-    """It comes while the process closes: the thread that has read it ends, too."""
-    replies = module._Replies(dict)
-    assert replies(PING) == PING
-    replies.close()
-    with pytest.raises(OSError, match="replies no more"):
-        replies(PING)
 
 
 def test_a_host_that_is_not_this_one():

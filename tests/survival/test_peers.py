@@ -55,7 +55,7 @@ def member(monkeypatch):
     monkeypatch.setattr(peers, "CutStore", connecting)
     one = object.__new__(Peers)
     one.member, one._prepared, one._preparing = 5, {}, Worker("rankmesh-store")
-    one.contacts = {0: Contact("a", "127.0.0.1", 1, served.port), 1: Contact("a", "127.0.0.1", 1, _closed())}
+    one.contacts = {0: Contact("a", "127.0.0.1", 1, served.port, 0), 1: Contact("a", "127.0.0.1", 1, _closed(), 0)}
     yield one, made
     one._prepared.clear()
 

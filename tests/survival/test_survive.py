@@ -29,7 +29,7 @@ def job(outcomes, tmp_path):
                 values.append(None)
                 continue
             assert outcome.ok, text_of(ended)
-            assert max(outcome.value["left"]) <= 0, text_of(ended)
+            assert max(outcome.value["left"]) <= 0, f"{outcome.value['still']} {text_of(ended)}"
             assert outcome.value["initialised"] is False
             assert may_fail or "error" not in outcome.value, text_of(ended)
             values.append(outcome.value)

@@ -202,8 +202,10 @@ def _polls_since(before: dict[int, str]) -> set[int]:
 
 def _peer_port(descriptor: int) -> int | None:
     """The port that a descriptor is connected to, None where it is no such socket."""
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
-        return int(one.getpeername()[1]) if one.family in (socket.AF_INET, socket.AF_INET6) else None
+    one = _socket(descriptor)
+    if one is not None:
+        with suppress(OSError), one:
+            return int(one.getpeername()[1]) if one.family in (socket.AF_INET, socket.AF_INET6) else None
     return None
 
 
@@ -243,13 +245,23 @@ def _polled(poll: int) -> dict[int, bool]:
     return {int(words[1]): bool(int(words[3], 16) & select.EPOLLOUT) for words in found}
 
 
+def _socket(descriptor: int) -> socket.socket | None:
+    """A descriptor of our own of a socket, to be closed; None for what is none, of which nothing stays open."""
+    with suppress(OSError):
+        copy = os.dup(descriptor)
+        try:
+            return socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
+    return None
+
+
 def _connection(descriptor: int) -> socket.socket | None:
     """A descriptor of our own of a connection, to be closed; None for what listens, or is no socket."""
-    with suppress(OSError):
-        one = socket.socket(fileno=os.dup(descriptor))
-        if one.type == socket.SOCK_STREAM and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return one
-        one.close()
+    one = _socket(descriptor)
+    if one is None or (one.type == socket.SOCK_STREAM and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
+        return one
+    one.close()
     return None
 
 
@@ -273,8 +285,10 @@ def _comes(one: socket.socket, within: float) -> bool:
 
 def _shut_down(descriptor: int) -> None:
     """End both directions of a connection, which stays its owner's to close."""
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
-        one.shutdown(socket.SHUT_RDWR)
+    one = _socket(descriptor)
+    if one is not None:
+        with suppress(OSError), one:
+            one.shutdown(socket.SHUT_RDWR)
 
 
 def put_gloo_under(

@@ -6,37 +6,47 @@ member 3 ──ping──> member 4        a reply: alive      closed or refused
 ```
 
 Each member listens at a port. One message is one line of JSON, and so is its reply, which a thread gives: a process
-replies while it computes or waits in a collective, not while it is stopped. A connection that is refused shows that the
-process has ended, as long as its host lives; a silence shows nothing.
+replies while it computes or waits in a collective, not while it is stopped. A connection that is refused, there or at
+the process's liveness port, shows that the process has ended, as long as its host lives; a silence shows nothing.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import os
+import math
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from rankmesh.survival.descriptors import separate
+from rankmesh.survival.liveness import LivenessPort
 
 __all__ = ["PING", "Address", "Heartbeat", "Message", "Presence", "exchange"]
 
-Address = tuple[str, int]
 Message = dict[str, Any]
 Presence = Literal["gone", "unresponsive"]
+
+
+class Address(NamedTuple):
+    """Where a process replies, and its liveness port, 0 for none."""
+
+    host: str
+    port: int
+    liveness: int = 0
+
 
 PING: Message = {"what": "ping"}
 # Bytes of one message: the members of 100,000 ranks fit.
 _LARGEST = 1 << 20
+# Errors of a connection that say that nobody listens any more.
+_ENDED = (errno.ECONNREFUSED, errno.ECONNRESET)
+# Seconds without a reply after which the liveness port is looked at: seldom, since nobody accepts what connects there.
+_SLOW = 0.05
 # Connections that one process opens at a time.
 _AT_ONCE = 256
 # Of a timeout, and seconds at most: how often a member is pinged.
@@ -49,29 +59,27 @@ _SKEW = 0.05
 class Heartbeat:
     """This process as others see it: a thread that replies, and one that pings another member.
 
-    ``reply`` is called for each message, on a thread of its own, and returns the reply at once. The connections are
-    closed as soon as the process is killed, where the system allows that (`descriptors`).
+    ``reply`` is called for each message, on that thread, and returns the reply at once.
     """
 
     def __init__(self, host: str, reply: Callable[[Message], Message]) -> None:
-        self._replies = _Replies(reply)
         self._watch: _Watch | None = None
         self._looked, self._longest = time.monotonic(), 0.0
         self._over = threading.Event()
+        with ExitStack() as made:
+            listening = made.enter_context(socket.create_server((host, 0), backlog=1024))
+            self._liveness = LivenessPort(host)
+            made.pop_all()
+        self.port = int(listening.getsockname()[1])
         self._wake, woken = socket.socketpair()
-        number, self._separated, port = woken.detach(), False, Future[int]()
-        self._thread = threading.Thread(
-            target=self._run, args=(host, number, port), daemon=True, name="rankmesh-heartbeat"
-        )
+        served = _Served(woken, listening, reply)
+        self._thread = threading.Thread(target=self._run, args=(served,), daemon=True, name="rankmesh-heartbeat")
         self._thread.start()
-        try:
-            self.port = port.result()
-        except OSError:
-            self.close()
-            raise
-        finally:
-            if self._separated:  # the thread has it, too
-                os.close(number)
+
+    @property
+    def liveness(self) -> int:
+        """The liveness port of this process, 0 for none."""
+        return self._liveness.port
 
     def stood_still(self) -> float:
         """The longest time, in seconds, that this process gave no reply, since ``start_over``."""
@@ -81,21 +89,12 @@ class Heartbeat:
         """Count anew how long this process stood still."""
         self._longest = 0.0
 
-    def _run(self, host: str, woken: int, port: Future[int]) -> None:
-        """Serve until it is woken. No other thread touches a socket of this one, whose numbers are its own."""
-        self._separated = separate(woken)
-        with socket.socket(fileno=woken) as wake:
+    def _run(self, served: _Served) -> None:
+        with served:
             try:
-                listening = socket.create_server((host, 0), backlog=1024)
-            except OSError as error:
-                port.set_exception(error)
-                return
-            with listening, _Served(wake, listening, self._replies) as served:
-                port.set_result(int(listening.getsockname()[1]))
-                try:
-                    self._serve(served)
-                except Exception:  # noqa: BLE001 - connections that close would say that the process has ended
-                    self._over.wait()
+                self._serve(served)
+            except Exception:  # noqa: BLE001 - connections that close would say that the process has ended
+                self._over.wait()
 
     def _serve(self, served: _Served) -> None:
         going_on = True
@@ -131,46 +130,8 @@ class Heartbeat:
         with suppress(OSError):  # it may have ended
             self._wake.send(b".")
         self._thread.join(1)
-        self._replies.close()
         self._wake.close()
-
-
-class _Replies:
-    """Makes the replies, on a thread that has the descriptors of the process: so what a reply starts has them, too."""
-
-    def __init__(self, reply: Callable[[Message], Message]) -> None:
-        self._reply = reply
-        self._asked: SimpleQueue[Message | None] = SimpleQueue()
-        self._given: SimpleQueue[Message | Exception] = SimpleQueue()
-        self._thread = threading.Thread(target=self._make, daemon=True, name="rankmesh-heartbeat-reply")
-        self._thread.start()
-
-    def __call__(self, message: Message) -> Message:
-        self._asked.put(message)
-        while True:
-            with suppress(Empty):
-                given = self._given.get(timeout=_SELDOM)
-                break
-            if not self._thread.is_alive():
-                raise OSError("this process replies no more")
-        if isinstance(given, Exception):
-            raise given
-        return given
-
-    def _make(self) -> None:
-        while (message := self._asked.get()) is not None:
-            self._given.put(self._made(message))
-
-    def _made(self, message: Message) -> Message | Exception:
-        try:
-            return self._reply(message)
-        except Exception as error:  # noqa: BLE001 - raised again where it is asked for
-            return error
-
-    def close(self) -> None:
-        """End the thread, once it has made the replies so far."""
-        self._asked.put(None)
-        self._thread.join(1)
+        self._liveness.close()
 
 
 class _Served:
@@ -188,7 +149,7 @@ class _Served:
 
     def __exit__(self, *_: object) -> None:
         self._selector.close()
-        for one in self._partial:
+        for one in (self._wake, self._listening, *self._partial):
             one.close()
 
     def wait(self) -> list[Any]:
@@ -254,14 +215,14 @@ class _Watch:
         """What ends the watch; None where it was stopped."""
         interval = min(self.timeout / _SHARE, _SELDOM)
         try:
-            with socket.create_connection(self.address, self.timeout) as one:
+            with _Watched(self.address, self.timeout) as one:
                 replied = time.monotonic()
                 while not self._stopped.is_set():
-                    one.sendall(_line(PING))
+                    one.connection.sendall(_line(PING))
                     if not self._replied(one, replied + self.timeout):
                         return "unresponsive"
                     replied = time.monotonic()
-                    if _readable(one, interval):  # nothing is owed: the other end has closed
+                    if one.is_readable(interval):  # nothing is owed: the other end has closed
                         return "gone"
         except TimeoutError:
             return "unresponsive"
@@ -271,24 +232,74 @@ class _Watch:
             return "unresponsive"
         return None
 
-    def _replied(self, one: socket.socket, end: float) -> bool:
+    def _replied(self, one: _Watched, end: float) -> bool:
         """Whether a reply comes in time; also where the watch is stopped meanwhile."""
         soon = end - min(1.0, self.timeout / 4)
-        if not _readable(one, soon - time.monotonic()):
+        if not one.is_readable(soon - time.monotonic()):
             if self._stopped.is_set():
                 return True
             self.late()
-            if not _readable(one, end - time.monotonic()):
+            if not one.is_readable(end - time.monotonic()):
                 return False
-        if not one.recv(1 << 16):
+        if not one.connection.recv(1 << 16):
             raise ConnectionResetError
         return True
 
 
-def _readable(one: socket.socket, seconds: float) -> bool:
-    with selectors.PollSelector() as selector:
-        selector.register(one, selectors.EVENT_READ)
-        return bool(selector.select(max(seconds, 0)))
+class _Watched:
+    """A connection to a process, and one to its liveness port, as far as it has one that can be reached."""
+
+    def __init__(self, address: Address, timeout: float) -> None:
+        with ExitStack() as opened:
+            self.connection = opened.enter_context(socket.create_connection(address[:2], timeout))
+            self._liveness: socket.socket | None = None
+            if address.liveness:
+                self._liveness, error = _begun(address.host, address.liveness)
+                opened.enter_context(self._liveness)
+                if error in _ENDED:
+                    raise ConnectionResetError
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> _Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def is_readable(self, seconds: float) -> bool:
+        """Whether something comes from the process; ``ConnectionResetError`` where its liveness port shows its end."""
+        end = time.monotonic() + seconds
+        with selectors.PollSelector() as selector:
+            selector.register(self.connection, selectors.EVENT_READ)
+            if self._liveness is not None:
+                selector.register(self._liveness, selectors.EVENT_READ)
+            while found := [key.fileobj for key, _ in selector.select(max(end - time.monotonic(), 0))]:
+                if self._liveness in found:
+                    if _has_ended(self._liveness):
+                        raise ConnectionResetError
+                    selector.unregister(self._liveness)
+                    self._liveness = None  # it cannot be reached
+                if self.connection in found:
+                    return True
+        return False
+
+
+def _begun(host: str, port: int) -> tuple[socket.socket, int]:
+    """A connection that does not wait, and the error so far."""
+    one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    one.setblocking(False)
+    error = one.connect_ex((host, port))
+    return one, 0 if error == errno.EINPROGRESS else error
+
+
+def _has_ended(liveness: socket.socket) -> bool:
+    """Whether what came of a connection to a liveness port shows that its process has ended."""
+    if error := liveness.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        return error in _ENDED
+    try:
+        return not liveness.recv(1)
+    except OSError as failed:
+        return failed.errno in _ENDED
 
 
 def _line(message: Message) -> bytes:
@@ -306,30 +317,35 @@ def exchange(addresses: Mapping[int, Address], message: Message, seconds: float)
 
 def _exchange(addresses: Mapping[int, Address], line: bytes, end: float) -> Iterable[tuple[int, Message | Presence]]:
     found: dict[int, Message | Presence] = {}
-    with selectors.PollSelector() as selector:
+    look_at = time.monotonic() + _SLOW
+    with ExitStack() as opened, selectors.PollSelector() as selector:
+
+        def begin(member: int, port: int, call: type[_Call | _Look]) -> None:
+            one, error = _begun(addresses[member].host, port)
+            opened.enter_context(one)
+            if not error:
+                selector.register(one, selectors.EVENT_WRITE, call(member, one, line))
+            elif error in _ENDED:
+                found[member] = "gone"
+            elif call is _Call:  # such as that no route leads there, which shows nothing
+                found[member] = "unresponsive"
+
         for member, address in addresses.items():
-            one = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
-            one.setblocking(False)
-            error = one.connect_ex(address)
-            if error not in (0, errno.EINPROGRESS):  # such as that no route leads there, which shows nothing
-                found[member] = "gone" if error == errno.ECONNREFUSED else "unresponsive"
-                one.close()
-                continue
-            selector.register(one, selectors.EVENT_WRITE, _Call(member, one))
-        while selector.get_map() and (left := end - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
-                call: _Call = key.data
-                presence = call.go_on(line)
-                if presence is None:
+            begin(member, address.port, _Call)
+        while len(found) < len(addresses) and (now := time.monotonic()) < end:
+            for key, _ in selector.select(max(min(end, look_at) - now, 0)):
+                call: _Call | _Look = key.data
+                if (presence := call.go_on()) is None:
                     selector.modify(call.connection, selectors.EVENT_READ, call)
                     continue
-                found[call.member] = presence
                 selector.unregister(call.connection)
-                call.connection.close()
-        for key in list(selector.get_map().values()):
-            found[key.data.member] = "unresponsive"
-            key.data.connection.close()
-    return found.items()
+                if presence != "open":
+                    found.setdefault(call.member, presence)
+            if time.monotonic() >= look_at:
+                look_at = math.inf
+                for member in [one for one in addresses if addresses[one].liveness and one not in found]:
+                    begin(member, addresses[member].liveness, _Look)
+    return {member: found.get(member, "unresponsive") for member in addresses}.items()
 
 
 @dataclass
@@ -338,10 +354,11 @@ class _Call:
 
     member: int
     connection: socket.socket
+    line: bytes
     sent: bool = False
     read: bytes = b""
 
-    def go_on(self, line: bytes) -> Message | Presence | None:
+    def go_on(self) -> Message | Presence | None:
         """Send, or read on; the reply, or why there is none; None as long as one may come."""
         one = self.connection
         try:
@@ -349,7 +366,7 @@ class _Call:
                 error = one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if error:
                     raise OSError(error, "")
-                one.sendall(line)
+                one.sendall(self.line)
                 self.sent = True
                 return None
             read = one.recv(1 << 16)
@@ -362,3 +379,16 @@ class _Call:
             return "gone"
         except (OSError, ValueError, RecursionError):
             return "unresponsive"
+
+
+@dataclass
+class _Look:
+    """A look whether a liveness port is still open."""
+
+    member: int
+    connection: socket.socket
+    line: bytes
+
+    def go_on(self) -> Literal["gone", "open"]:
+        """What the end of the attempt to connect shows."""
+        return "gone" if self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _ENDED else "open"

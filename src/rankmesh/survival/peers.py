@@ -46,17 +46,27 @@ _ASKED, _AGAIN = 2.0, 0.2
 
 @dataclass(frozen=True)
 class Contact:
-    """Where a member is reached: its host and address, the ports of its heartbeat and of the store that it serves."""
+    """Where a member is reached: its host and address, and the ports of what it has there.
+
+    Its heartbeat, the store that it serves, and its liveness port, 0 for none.
+    """
 
     host: str
     address: str
     heartbeat: int
     store: int
+    liveness: int
+
+    @property
+    def replies_at(self) -> Address:
+        """Where it replies to messages."""
+        return Address(self.address, self.heartbeat, self.liveness)
 
     @classmethod
     def read(cls, data: Any) -> Contact:
         """A contact from plain data."""
-        return cls(str(data["host"]), str(data["address"]), int(data["heartbeat"]), int(data["store"]))
+        ports = (int(data[name]) for name in ("heartbeat", "store", "liveness"))
+        return cls(str(data["host"]), str(data["address"]), *ports)
 
 
 class Peers:
@@ -79,13 +89,13 @@ class Peers:
         several_hosts = self.joined is not None or launch.local_world_size != launch.world_size
         self._drain = Drain()
         self._heartbeat = Heartbeat("" if several_hosts else "127.0.0.1", reply)
-        towards = self.joined or (str(launch.address), launch.port)
+        towards = self.joined[:2] if self.joined else (str(launch.address), launch.port)
         address = _address(*towards) if several_hosts else _HERE
         self._server: TCPStore | None
         self._server = served = _served("" if several_hosts else _HERE, address)
         self._prepared: dict[int, Future[CutStore]] = {}
         self._preparing = Worker("rankmesh-store")
-        self._contact = Contact(launch.host, address, self._heartbeat.port, served.port)
+        self._contact = Contact(launch.host, address, self._heartbeat.port, served.port, self._heartbeat.liveness)
         self.contacts: dict[int, Contact] = {self.member: self._contact}
         if self.joined is None:
             try:
@@ -117,13 +127,13 @@ class Peers:
                     continue
                 if isinstance(reply.get("welcome"), dict):
                     return dict(reply["welcome"])
-                known = [address, *((str(at), int(port)) for at, port in reply.get("members", ()))]
+                known = [address, *(Address(str(at), int(port)) for at, port in reply.get("members", ()))]
                 break
             else:
                 raise ConnectError(
-                    f"no member of the job replies at {known[0][0]}:{known[0][1]}; give join= the address that "
+                    f"no member of the job replies at {known[0].host}:{known[0].port}; give join= the address that "
                     "job.address has on a rank that lives",
-                    address=known[0],
+                    address=known[0][:2],
                 )
             time.sleep(_AGAIN)
 
@@ -143,11 +153,7 @@ class Peers:
 
     def exchange(self, members: Collection[int], message: Message, seconds: float) -> Mapping[int, Message | Presence]:
         """Send a message to other members; the reply of each, or why there is none."""
-        addresses = {
-            member: (self.contacts[member].address, self.contacts[member].heartbeat)
-            for member in members
-            if member != self.member
-        }
+        addresses = {member: self.contacts[member].replies_at for member in members if member != self.member}
         return exchange(addresses, message, seconds)
 
     def announce(self, members: Collection[int], message: Message, seconds: float) -> None:
@@ -158,8 +164,7 @@ class Peers:
 
     def watch(self, member: int, timeout: float, late: Callable[[], object], lost: Callable[[Presence], None]) -> None:
         """Watch another member from now on, instead of the one before."""
-        contact = self.contacts[member]
-        self._heartbeat.watch((contact.address, contact.heartbeat), timeout, late, lost)
+        self._heartbeat.watch(self.contacts[member].replies_at, timeout, late, lost)
 
     def stood_still(self) -> float:
         """The longest time, in seconds, that this process gave no reply, since ``start_over``."""
@@ -263,7 +268,7 @@ def _at(join: str) -> Address:
             "'10.0.0.1:40123'",
             join=join,
         )
-    return host, int(port)
+    return Address(host, int(port))
 
 
 def _address(host: str, port: int) -> str:
