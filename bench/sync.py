@@ -340,7 +340,7 @@ def linked(rounds: int) -> dict[str, Any]:
         "link": LINK,
         "rounds": rounds,
         "seconds": {name: _spread(values) for name, values in seconds.items()},
-        "rates": _to_socket(seconds),
+        "to_socket": _to_socket(seconds),
     }
 
 
@@ -370,17 +370,17 @@ def run(rounds: int) -> dict[str, Any]:
         "load": [load, os.getloadavg()[0]],
         "bytes": sum(one["bytes_in"] for one in reports),
         "seconds": {name: _spread(values) for name, values in seconds.items()},
-        "rates": {name: _spread(values) for name, values in rates.items()} | _to_socket(seconds),
+        "rates": {name: _spread(values) for name, values in rates.items()},
+        "to_socket": _to_socket(seconds),
         "memory": memory,
     }
 
 
 def _to_socket(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """The rates of both updates over gloo to that of the raw socket."""
-    kinds = {"gloo": "gloo, copy / socket", "gloo_swap": "gloo, swap / socket"}
+    """The rates of both updates over gloo to that of the raw socket, by method."""
     return {
-        words: _spread([a / b for a, b in zip(seconds["socket"], seconds[name], strict=True)])
-        for name, words in kinds.items()
+        name: _spread([a / b for a, b in zip(seconds["socket"], seconds[name], strict=True)])
+        for name in ("gloo", "gloo_swap")
     }
 
 

@@ -16,6 +16,7 @@ _WORDS = {
     "full_tensor": "`full_tensor` and broadcast, gloo",
     "checkpoint": "torch DCP: save to shared memory, then load",
 }
+_RATES = {"gloo": "gloo, copy", "gloo_swap": "gloo, swap"}
 
 
 def sync_section(found: Mapping[str, Any]) -> Iterator[str]:
@@ -33,7 +34,8 @@ def sync_section(found: Mapping[str, Any]) -> Iterator[str]:
         seconds, memory = llama["seconds"][name], llama["memory"][name]
         yield f"| {words} | {_cell([1e3 * value for value in seconds], 0)} | {memory / 1e6:.0f} |"
     yield from ("", "| rate in the same round | times |", "| --- | --- |")
-    for name, values in llama["rates"].items():
+    gloo = {f"{_RATES[name]} / socket": values for name, values in llama["to_socket"].items()}
+    for name, values in (llama["rates"] | gloo).items():
         yield f"| {name} | {_cell(values, 2)} |"
     yield from _linked(found["linked"])
     yield from (
@@ -53,8 +55,8 @@ def _linked(found: Mapping[str, Any]) -> Iterator[str]:
     yield "packing and each version's agreement count in full. Between hosts the link is the limit. The same with"
     yield f"trainer and engine on two emulated hosts, over a link of {found['link'] // 1000} Gbit/s:"
     yield from ("", "| method | milliseconds | of the socket's rate |", "| --- | --- | --- |")
-    rates = {"socket": "", **dict(zip(("gloo", "gloo_swap"), found["rates"].values(), strict=True))}
-    for name, rate in rates.items():
+    for name in ("socket", *_RATES):
+        rate = found["to_socket"].get(name)
         milliseconds = [1e3 * value for value in found["seconds"][name]]
         yield f"| {_WORDS[name]} | {_cell(milliseconds, 0)} | {_cell(rate, 2) if rate else ''} |"
 

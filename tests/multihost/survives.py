@@ -12,14 +12,12 @@ import torch.distributed as dist
 
 import rankmesh as rm
 
-STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 12
 
-
-def train(job):
+def train(job, steps):
     """Count in each step the ranks that take part."""
     total = torch.zeros(1)
     job.hold({"total": total}, {"total": rm.Sharding(job.plan.mesh, None, (1,), "float32")})
-    for step in range(job.step, STEPS):
+    for step in range(job.step, steps):
         time.sleep(0.3)
         x = torch.ones(1)
         dist.all_reduce(x, group=job.groups["dp"].pg)
@@ -33,8 +31,9 @@ def train(job):
 
 
 if __name__ == "__main__":
+    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 12
     try:
-        result = rm.survive(train, "dp=*", shrink="dp", timeout=float(sys.argv[1]))
+        result = rm.survive(lambda job: train(job, steps), "dp=*", shrink="dp", timeout=float(sys.argv[1]))
     except rm.ConnectError as error:
         result = {"error": str(error)}
     sys.stdout.write(json.dumps(result))

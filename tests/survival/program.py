@@ -152,5 +152,9 @@ def _address(folder):
 
 
 def text_of(outcomes):
-    """For a failing test: how each member ended."""
-    return json.dumps([[outcome.rank, outcome.code, outcome.value or outcome.error] for outcome in outcomes])[:4000]
+    """For a failing test: how each member ended, without what it has trained."""
+    return json.dumps([[one.rank, one.code, _short(one.value) or one.error] for one in outcomes])[:8000]
+
+
+def _short(value):
+    return value and {name: part for name, part in value.items() if name not in ("result", "losses")}

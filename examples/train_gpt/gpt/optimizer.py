@@ -98,10 +98,9 @@ class ShardedAdamW:
         self.table = next((piece.parameter for piece in dense if piece.name == "table"), None)
         # A sum's order follows the place in the buffer. The table, which two stages have, has the same place on both
         # in a buffer of its own: its copies stay equal to the bit.
-        copied = any(group.size() > 1 for group in groups.tied)
-        tied = [piece for piece in dense if copied and piece.parameter is self.table]
-        rest = [piece for piece in dense if not (copied and piece.parameter is self.table)]
-        self.dense = [Share(pieces, groups.shards, rate) for pieces in (rest, tied) if pieces]
+        tied = self.table if any(group.size() > 1 for group in groups.tied) else None
+        parts = [[piece for piece in dense if (piece.parameter is tied) == apart] for apart in (False, True)]
+        self.dense = [Share(pieces, groups.shards, rate) for pieces in parts if pieces]
         self.experts = Share(experts, groups.expert_shards, rate) if experts else None
 
     @property
