@@ -1,6 +1,7 @@
 """The backend: the oldest torch, the fallback to public API, abort, and groups in a forked child."""
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from tests.sockets import descriptors
 
 import rankmesh as rm
-from rankmesh.backend import public, releases
+from rankmesh.backend import gloo, public, releases
 from rankmesh.backend.default import DefaultGroup
 from rankmesh.backend.gloo import SNDBUFFORCE, GlooDevices, put_gloo_under
 from rankmesh.backend.members import Torch213, Torch214, Torch215
@@ -277,6 +278,31 @@ def test_a_cut_leaves_no_descriptor():
     devices.cut()
     assert sorted(descriptors()) == before
     del kept
+
+
+def test_a_cut_leaves_a_number_alone_that_is_anothers_by_now(monkeypatch):
+    """Gloo closes a connection after the cut has listed it, and the next one of the process gets its number."""
+    listening, poll = socket.create_server(("127.0.0.1", 0)), select.epoll()
+    pairs = [socket.socketpair() for _ in range(3)]
+    cut, closed, another = (pair[0] for pair in pairs)
+    for one in (listening, cut, closed):
+        poll.register(one, select.EPOLLIN)
+    devices, polled = GlooDevices(), gloo._polled
+    devices._keep({poll.fileno()})
+
+    def listed(number):
+        found = polled(number)
+        os.dup2(another.fileno(), closed.fileno())
+        return found
+
+    monkeypatch.setattr(gloo, "_polled", listed)
+    devices.cut()
+    assert cut.recv(1) == b""
+    with pytest.raises(BlockingIOError):
+        another.recv(1, socket.MSG_DONTWAIT)
+    devices.drain.close()
+    for one in (listening, poll, *(one for pair in pairs for one in pair)):
+        one.close()
 
 
 def test_abort_ends_what_is_blocked(ranks):

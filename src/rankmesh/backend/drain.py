@@ -25,11 +25,11 @@ class Drain:
 
     def __init__(self) -> None:
         self._over = threading.Event()
-        self._kept: set[str] = set()
+        self._kept: set[int] = set()
         self._readers: list[threading.Thread] = []
 
-    def take(self, ended: Mapping[str, socket.socket], polled: Callable[[], Collection[str]]) -> None:
-        """Own these connections, by what they are, and close them in the end; ``polled`` are those that gloo reads."""
+    def take(self, ended: Mapping[int, socket.socket], polled: Callable[[], Collection[int]]) -> None:
+        """Own these connections, by their inodes, and close them in the end; ``polled`` are those that gloo reads."""
         new = {what: one for what, one in ended.items() if what not in self._kept and not self._over.is_set()}
         for what, one in ended.items():
             if what not in new:
@@ -40,10 +40,10 @@ class Drain:
             self._readers = [other for other in self._readers if other.is_alive()] + [reader]
             reader.start()
 
-    def _read(self, ended: Mapping[str, socket.socket], polled: Callable[[], Collection[str]]) -> None:
+    def _read(self, ended: Mapping[int, socket.socket], polled: Callable[[], Collection[int]]) -> None:
         end, waste, pause = time.monotonic() + _KEPT, bytearray(_BYTES), LOOK
         known = {one.fileno(): what for what, one in ended.items()}
-        gloos, came = set(ended), set[str]()
+        gloos, came = set(ended), set[int]()
         with select.epoll() as poll:
             for number in known:
                 poll.register(number, select.EPOLLIN | select.EPOLLET)  # once at first, then whenever something comes

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial, wraps
 from pathlib import Path
@@ -69,8 +70,8 @@ class GlooDevices:
         # under whoever reads one. One that is there changes its value in place.
         os.environ.setdefault(_TOGETHER, "0")
         self._shared: list[Any] = []
-        # What each epoll descriptor polled when its device was made: a socket that listens.
-        self._polls: dict[int, frozenset[str]] = {}
+        # What each epoll descriptor polled when its device was made: a pipe, and a socket that listens.
+        self._polls: dict[int, frozenset[int]] = {}
         # The descriptors that were open when a call began that is observed.
         self._observed: list[dict[int, str]] = []
         # What reads on when connections are cut.
@@ -109,7 +110,7 @@ class GlooDevices:
 
     def _keep(self, polls: set[int]) -> None:
         for descriptor in polls:
-            self._polls[descriptor] = frozenset(map(_target, _polled(descriptor)))
+            self._polls[descriptor] = frozenset(one.inode for one in _polled(descriptor))
 
     def observing(self, make: Callable[..., _Made]) -> Callable[..., _Made]:
         """The same function, which makes groups on devices of their own: they are cut as these, now and later."""
@@ -144,26 +145,26 @@ class GlooDevices:
         in_use, ended = False, {}
         for descriptor, listening in list(self._polls.items()):
             polled = _polled(descriptor)
-            if listening.isdisjoint(map(_target, polled)):  # the device is gone, and its number is another's
+            if listening.isdisjoint(one.inode for one in polled):  # the device is gone, and its number is another's
                 continue
-            for connection, waits_to_write in polled.items():
-                one = _connection(connection)
+            for found in polled:
+                one = _connection(found)
                 if one is None:
                     continue
                 _enlarge(one)
-                if left > 0 and (waits_to_write or _comes(one, _STILL * left)) and _peer_port(connection) is not None:
+                if left > 0 and (found.waits_to_write or _comes(one, _STILL * left)) and _peer_port(one) is not None:
                     in_use = True
                     one.close()
                     continue
                 with suppress(OSError):
                     one.shutdown(socket.SHUT_RD)
-                ended[_target(one.fileno())] = one
+                ended[found.inode] = one
         self.drain.take(ended, self._gloos)
         return in_use
 
-    def _gloos(self) -> set[str]:
-        """The connections that gloo still reads."""
-        return {_target(one) for descriptor in list(self._polls) for one in _polled(descriptor)}
+    def _gloos(self) -> set[int]:
+        """The connections that gloo still reads, by their inodes."""
+        return {one.inode for descriptor in list(self._polls) for one in _polled(descriptor)}
 
     def release(self) -> None:
         """Keep no device; each ends with the last group on it."""
@@ -181,13 +182,24 @@ class CutStore:
         before = _targets()
         self.store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
         new = _targets().items() - before.items()
-        self._connections = {one: target for one, target in new if _peer_port(one) == port}
+        self._connections = {number: target for number, target in new if self._leads_to(port, number)}
+
+    @staticmethod
+    def _leads_to(port: int, descriptor: int) -> bool:
+        one = _socket(descriptor)
+        if one is None:
+            return False
+        with one:
+            return _peer_port(one) == port
 
     def cut(self) -> None:
         """End the connection: every call fails from now on."""
         for descriptor, target in self._connections.items():
-            if _target(descriptor) == target:  # else it is closed, and its number another's
-                _shut_down(descriptor)
+            one = _socket(descriptor)
+            if one is not None:
+                with suppress(OSError), one:
+                    if _target(one.fileno()) == target:  # else it is closed, and its number another's
+                        one.shutdown(socket.SHUT_RDWR)
 
 
 def _targets() -> dict[int, str]:
@@ -200,12 +212,10 @@ def _polls_since(before: dict[int, str]) -> set[int]:
     return {descriptor for descriptor, _ in _targets().items() - before.items() if _is_poll(descriptor)}
 
 
-def _peer_port(descriptor: int) -> int | None:
-    """The port that a descriptor is connected to, None where it is no such socket."""
-    one = _socket(descriptor)
-    if one is not None:
-        with suppress(OSError), one:
-            return int(one.getpeername()[1]) if one.family in (socket.AF_INET, socket.AF_INET6) else None
+def _peer_port(one: socket.socket) -> int | None:
+    """The port that a socket is connected to, None where it is not."""
+    with suppress(OSError):
+        return int(one.getpeername()[1]) if one.family in (socket.AF_INET, socket.AF_INET6) else None
     return None
 
 
@@ -235,14 +245,27 @@ def _target(descriptor: int) -> str:
         return ""
 
 
-def _polled(poll: int) -> dict[int, bool]:
-    """The descriptors that an epoll descriptor waits for, and whether it waits to write there."""
+@dataclass(frozen=True)
+class _Polled:
+    """A descriptor that an epoll descriptor waits for, what it is by its inode, and whether to write there."""
+
+    descriptor: int
+    inode: int
+    waits_to_write: bool
+
+
+def _polled(poll: int) -> list[_Polled]:
+    """What an epoll descriptor waits for."""
     try:
         lines = Path(f"/proc/self/fdinfo/{poll}").read_bytes().splitlines()
     except OSError:
-        return {}
-    found = [line.split() for line in lines if line.startswith(b"tfd:")]  # tfd: 12 events: 1d data: ...
-    return {int(words[1]): bool(int(words[3], 16) & select.EPOLLOUT) for words in found}
+        return []
+    # tfd:       12 events:       1d data: ... pos:0 ino:61af sdev:7
+    found = [line.split() for line in lines if line.startswith(b"tfd:")]
+    return [
+        _Polled(int(words[1]), int(words[-2].removeprefix(b"ino:"), 16), bool(int(words[3], 16) & select.EPOLLOUT))
+        for words in found
+    ]
 
 
 def _socket(descriptor: int) -> socket.socket | None:
@@ -256,10 +279,16 @@ def _socket(descriptor: int) -> socket.socket | None:
     return None
 
 
-def _connection(descriptor: int) -> socket.socket | None:
-    """A descriptor of our own of a connection, to be closed; None for what listens, or is no socket."""
-    one = _socket(descriptor)
-    if one is None or (one.type == socket.SOCK_STREAM and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
+def _connection(polled: _Polled) -> socket.socket | None:
+    """A descriptor of our own of a connection, to be closed; None for what listens, is no socket, or is closed by now.
+
+    Its number may be that of another connection since it was listed.
+    """
+    one = _socket(polled.descriptor)
+    if one is None:
+        return None
+    is_same = os.fstat(one.fileno()).st_ino == polled.inode
+    if is_same and one.type == socket.SOCK_STREAM and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return one
     one.close()
     return None
@@ -281,14 +310,6 @@ def _comes(one: socket.socket, within: float) -> bool:
         (ago,) = struct.unpack_from("I", one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), _LAST_RECEIVED)
         return bool(ago < 1000 * within)
     return False
-
-
-def _shut_down(descriptor: int) -> None:
-    """End both directions of a connection, which stays its owner's to close."""
-    one = _socket(descriptor)
-    if one is not None:
-        with suppress(OSError), one:
-            one.shutdown(socket.SHUT_RDWR)
 
 
 def put_gloo_under(
