@@ -124,6 +124,28 @@ def dying(monkeypatch, place, member, times):
     return counts
 
 
+@pytest.mark.parametrize("spares", [0, 1])
+def test_the_last_to_return_ends_before_it_has_said_so(spares, without_loss, monkeypatch):
+    """8 ranks: the store knows that ``train`` has returned on all of them, so nobody does a step again."""
+    finish = world.EpochWorld.finish
+    ended = []
+
+    def finishes(self):
+        last = finish(self)
+        if last and not ended:
+            context = sim.simulation.current_context()
+            ended.append(context.rank)
+            context.simulation.members.lost([context.rank])
+        return last
+
+    monkeypatch.setattr(world.EpochWorld, "finish", finishes)
+    values = survived(8 + spares, {}, spares=spares)
+    (last,) = ended
+    assert values[last] is None
+    values[last] = without_loss[last]
+    same(values, without_loss)
+
+
 @pytest.mark.few(7)
 @pytest.mark.parametrize("second", [0, 1, 8, 5])
 @pytest.mark.parametrize("place", PLACES)

@@ -18,8 +18,8 @@ from rankmesh.survival.transport import Transport
 
 __all__ = ["KEPT", "REPLY", "Probe"]
 
-# Seconds in which a member that lives replies.
-REPLY = 0.3
+# Seconds in which a member that lives replies, and the share of the timeout in which one does that is slow.
+REPLY, _SLOW = 0.3, 0.25
 # Outcomes that a member keeps for those that have not read them.
 KEPT = 8
 
@@ -36,7 +36,8 @@ class Probe:
     timeout: float
     started: float
     _last: dict[int, Message | Presence] = field(default_factory=dict)
-    _unresponsive_since: dict[int, float] = field(default_factory=dict)
+    _replied: dict[int, float] = field(default_factory=dict)
+    _seconds: float = REPLY
 
     def alive(self, member: int) -> bool:
         """Whether a member replies now."""
@@ -84,15 +85,14 @@ class Probe:
             return False
         if reply != "unresponsive":
             return True
-        since = self._unresponsive_since.get(member, self.started)
+        since = self._replied.get(member, self.started)
         return member not in self.suspects and self.peers.now() - since < self.timeout
 
     def ask(self, members: Collection[int]) -> None:
-        """Ask members where they are, and for the outcome."""
+        """Ask members where they are, and for the outcome; where one does not reply, with more patience next time."""
         message = {"what": "outcome", "epoch": self.epoch}
-        self._last.update(self.peers.exchange(members, message, REPLY))
-        for member in members:
-            if self._last.get(member) == "unresponsive":
-                self._unresponsive_since.setdefault(member, self.started)
-            else:
-                self._unresponsive_since.pop(member, None)
+        self._last.update(self.peers.exchange(members, message, self._seconds))
+        is_slow = any(self._last.get(member) == "unresponsive" and member not in self.suspects for member in members)
+        self._seconds = min(2 * self._seconds, max(REPLY, _SLOW * self.timeout)) if is_slow else REPLY
+        now = self.peers.now()
+        self._replied.update((member, now) for member in members if isinstance(self._last.get(member), dict))

@@ -11,6 +11,7 @@ from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.members import Members
 from rankmesh.survival.probe import KEPT, Probe
 from rankmesh.survival.transport import Connection, Transport
+from rankmesh.survival.world import has_finished
 
 __all__ = ["Ending", "Rounds"]
 
@@ -69,7 +70,8 @@ class Rounds:
         self._client = None
 
     def _round(self, peers: Transport, ending: Ending, report: Report, started: float) -> Outcome | None:
-        me, everyone = peers.member, sorted(ending.history[ending.epoch].all)
+        members = ending.history[ending.epoch]
+        me, everyone = peers.member, sorted(members.all)
         probe = Probe(peers, ending.epoch, ending.agreed, ending.suspects, ending.evicted, self._timeout, started)
         server = self._server(peers.member, everyone, probe)
         if server is None:
@@ -84,6 +86,8 @@ class Rounds:
             reports = {
                 member: Report.read(texts[-1]) for member, texts in arrivals.texts.items() if member not in absent
             }
+            if absent and has_finished(client.store, f"{ending.epoch}{ending.agreed}", members.plan.mesh.size):
+                return Outcome(value={"over": True})  # whoever is absent knows it, and may have ended since
             # Whoever stood still does not know whether the others were lost, or have ended without it.
             gone = [member for member in absent if probe.gone(member)]
             if (seconds := peers.stood_still()) >= self._timeout:

@@ -225,7 +225,7 @@ class Session:
                 rank=self._rank,
             )
         world = self._world
-        if world is not None and world.store.add("finished", 1) == self._members.plan.mesh.size:
+        if world is not None and world.finish():
             self._announce(over=True)
 
     @property

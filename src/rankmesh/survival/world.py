@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.backend.drain import Drain
 from rankmesh.backend.world_group import WorldGroup
@@ -35,7 +35,10 @@ from rankmesh.survival.members import Members
 if TYPE_CHECKING:
     from rankmesh.survival.transport import Connection
 
-__all__ = ["EpochWorld"]
+__all__ = ["EpochWorld", "has_finished"]
+
+# How many ranks have returned from ``train``.
+_FINISHED = "finished"
 
 # Seconds between two cuts: a connection may be made while the others are cut.
 _AGAIN = 0.05
@@ -67,7 +70,7 @@ class EpochWorld:
         drain: Drain | None = None,
     ) -> None:
         self.rank, self.size = members.all.index(member), len(members.all)
-        self.store = PrefixStore(f"epoch/{epoch}", client.store)
+        self.store = _part(client.store, epoch)
         self.groups: LiveGroups | None = None
         self._client, self._members, self._device = client, members, device
         self._seconds, self._drain = seconds, drain
@@ -162,6 +165,10 @@ class EpochWorld:
             self.store.set(key, "")
         wait_for(self.store, [key], _LONG)
 
+    def finish(self) -> bool:
+        """Say that ``train`` has returned on this rank; whether it has on every rank."""
+        return self.store.add(_FINISHED, 1) == self._members.plan.mesh.size
+
     # -- out --------------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
@@ -203,6 +210,17 @@ class EpochWorld:
         if dist.is_initialized():
             with suppress(RuntimeError):
                 dist.destroy_process_group()
+
+
+def _part(store: Store, epoch: str) -> PrefixStore:
+    """The part of a store that the world of an epoch has."""
+    return PrefixStore(f"epoch/{epoch}", store)
+
+
+def has_finished(store: Store, epoch: str, size: int) -> bool:
+    """Whether ``train`` has returned on all ranks of an epoch, by the store that its world was on."""
+    part = _part(store, epoch)
+    return bool(part.check([_FINISHED])) and part.add(_FINISHED, 0) >= size
 
 
 def _free(entering: Future[None]) -> None:
