@@ -31,6 +31,7 @@ import rankmesh as rm
 from bench.lost import measured_losses
 from bench.processes import run_world
 from bench.survive_text import survive_section
+from rankmesh.rendezvous.waiting import submit
 from rankmesh.survival.state import EpochState
 
 __all__ = ["measured"]
@@ -40,6 +41,11 @@ RANKS = 2
 # 24 · hidden² weights in 4 layers, half of them on each rank, and two moments of each.
 HIDDEN = 608
 WARM = 3
+
+
+def on_thread(call: Callable[[], None]) -> None:
+    """Wait for other ranks on a thread, as a job does."""
+    submit(call, "rankmesh-gloo").result()
 
 
 def _kept(tensors: dict[str, torch.Tensor], rank: int, redundancy: int) -> EpochState:
@@ -92,7 +98,7 @@ def _step(trainer: Any, step: int, kept: EpochState | None) -> tuple[list[float]
     """A step with its commit, and the commit: seconds, and processor seconds of all threads of this rank."""
     marks = [(time.perf_counter(), time.process_time())]
     if kept is not None:
-        kept.commit(step)
+        kept.commit(step, on_thread)
     marks.append((time.perf_counter(), time.process_time()))
     trainer.step(step)
     if kept is not None and kept.copies is not None:

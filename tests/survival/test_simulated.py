@@ -125,7 +125,7 @@ def dying(monkeypatch, place, member, times):
 
 
 @pytest.mark.parametrize("spares", [0, 1])
-def test_the_last_to_return_ends_before_it_has_said_so(spares, without_loss, monkeypatch):
+def test_the_last_to_return_ends_before_the_others_know(spares, without_loss, monkeypatch):
     """8 ranks: the store knows that ``train`` has returned on all of them, so nobody does a step again."""
     finish = world.EpochWorld.finish
     ended = []

@@ -399,6 +399,37 @@ def test_redundancy_keeps_a_shard_without_a_replica(job, moment):
     assert _restored(ended, 3, (2, 3)) == (SHARDS, [])
 
 
+def _copied(me, port, elements):
+    """A rank is killed while it receives the copy of another, of which gloo has sent a part by then."""
+    variables = torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port)
+    os.environ.update({**variables, "TORCH_CPP_LOG_LEVEL": "ERROR"})
+    me.meet("every member has reached the store that rank 0 serves")
+    send = Copies.send
+
+    def sends(self, step, snapshot):
+        send(self, step, snapshot)
+        if self.rank == 1 and me.rank == 1:
+            time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Copies.send = sends
+
+    def train(job):
+        tensors = {"w": torch.zeros(elements)}
+        job.hold(tensors, {"w": Sharding(job.plan.mesh, ("dp",), (2 * elements,), "float32")})
+        tensors["w"] += 1
+        job.commit(1)
+        return job.epoch
+
+    return rm.survive(train, "dp=2", spares=1, redundancy=1, timeout=3)
+
+
+def test_a_rank_is_killed_in_the_middle_of_a_message(outcomes):
+    """2 ranks and a spare: gloo never ends the call of the one that sent to it, which goes on without that call."""
+    ended = outcomes(3, _copied, free_port(), 1 << 24, world=None, limit=60.0)
+    assert [one.value for one in ended] == [1, None, 1], "\n".join(map(str, ended))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize(
@@ -444,7 +475,7 @@ def test_state_is_lost_without_copies_on_every_rank(job):
 
 def test_state_is_lost_with_its_keeper(job):
     """Rank 3's keeper is rank 0: both had it."""
-    ended = job(6, {0: [["step", 3]], 3: [["step", 3]]}, "tp=2,pp=2", spares=2, redundancy=1)
+    ended = job(6, {0: [["late", 3]], 3: [["late", 3]]}, "tp=2,pp=2", spares=2, redundancy=1)
     missing = [["cut", [[6, 8], [0, 3]], [0, 3]]]
     assert [(value.get("error"), value.get("missing")) for value in ended] == [("LostState", missing)] * 4
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rankmesh.sim.simulation import RankContext, Simulation
 
 __all__ = ["MemberStore", "SimulatedEvent", "SimulatedMembers", "SimulatedPeers", "SimulatedWorld"]
+
+_Result = TypeVar("_Result")
 
 # Simulated seconds in which all ranks call rm.survive().
 _LIMIT = 300.0
@@ -257,6 +259,10 @@ class SimulatedWorld(EpochWorld):
         started = self._context.simulation.scheduler.clock
         self._install()
         return self._context.simulation.scheduler.clock - started
+
+    def wait_for(self, call: Callable[[], _Result]) -> _Result:
+        """What a call returns, on the thread of this rank: what it waits for ends with an abort."""
+        return call()
 
     def watch(self, limit: float | None, diagnosed: object) -> None:
         """Nothing: simulated ranks that deadlock fail immediately."""

@@ -256,7 +256,7 @@ class Session:
         if job.rank == 0 and not self._warned:
             self._warned = new.warn_of_fewer_copies()
         self._restored(new)
-        new.commit(self._step, wait=True)
+        new.commit(self._step, self._entered.wait_for, wait=True)
         self._all_hold([*self._states, new], new)
 
     def _follow(self) -> None:
@@ -295,7 +295,7 @@ class Session:
                 f"rank {job.rank}: commit({step}) was called before hold(); name what must survive first", step=step
             )
         state = self._states[-1]
-        state.commit(step)
+        state.commit(step, self._entered.wait_for)
         job.step = step
         self._peers.committed(step)
         self._prepare()

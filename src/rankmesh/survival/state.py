@@ -30,11 +30,13 @@ from rankmesh.survival.state_layout import StateLayout, transfer
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import where
 
-__all__ = ["EpochState", "Load", "Snapshots", "load_all", "load_boxes", "restore"]
+__all__ = ["EpochState", "Load", "Snapshots", "WaitFor", "load_all", "load_boxes", "restore"]
 
 
 # What loads a box of a tensor, as it was at the beginning of a step, from elsewhere: (name, box, step) -> its elements.
 Load = Callable[[str, Box, int], Any]
+# What makes a call that waits for other members, as ``EpochWorld.wait_for`` does.
+WaitFor = Callable[[Callable[[], object]], object]
 
 
 class Snapshots:
@@ -122,18 +124,19 @@ class EpochState:
         """Bytes of memory that all copies take."""
         return self.snapshots.bytes + (0 if self.copies is None else self.copies.bytes)
 
-    def commit(self, step: int, *, wait: bool = False) -> None:
+    def commit(self, step: int, wait_for: WaitFor, *, wait: bool = False) -> None:
         """Keep the tensors as they are now, at the beginning of a step.
 
-        Copies for other ranks travel meanwhile, until the next commit; with ``wait`` until they are there.
+        Copies for other ranks travel meanwhile, until the next commit; with ``wait`` until they are there. ``wait_for``
+        makes the calls that wait for them.
         """
         if self.copies is None:
             self.snapshots.take(step, self.tensors)
             return
-        self.copies.wait()
+        wait_for(self.copies.wait)
         self.copies.send(step, self.snapshots.take(step, self.tensors))
         if wait:
-            self.copies.wait()
+            wait_for(self.copies.wait)
 
 
 class Shares(Protocol):
@@ -147,6 +150,9 @@ class Shares(Protocol):
 
     def taken(self, key: str) -> str:
         """A text that another member gives, or will."""
+
+    def wait_for(self, call: Callable[[], object]) -> object:
+        """Make a call that waits for messages of other members."""
 
 
 def restore(
@@ -183,7 +189,8 @@ def restore(
     if old is not None and old.copies is not None:
         kept = {positions[rank]: tensors for rank, tensors in old.copies.at(step).items()}
     tensors = {} if old is None else {name: one for name, one in old.snapshots[step].items() if name in now.shardings}
-    moves.run(tensors, {} if new is None else new.tensors, timeout=seconds, kept=kept)
+    target = {} if new is None else new.tensors
+    world.wait_for(lambda: moves.run(tensors, target, timeout=seconds, kept=kept))
     if new is not None and load is not None:
         load_boxes(new, moves.of(world.rank).missing, step, load)
     return lost

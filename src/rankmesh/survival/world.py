@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from rankmesh.survival.transport import Connection
 
 __all__ = ["EpochWorld", "has_finished"]
+
+_Result = TypeVar("_Result")
 
 # How many ranks have returned from ``train``.
 _FINISHED = "finished"
@@ -98,16 +100,31 @@ class EpochWorld:
         On a thread that is left behind when the world is aborted meanwhile: gloo waits for a member that is gone.
         """
         started = time.perf_counter()
-        entering = submit(self._enter, "rankmesh-enter")
-        wait([entering, self._aborted], return_when=FIRST_COMPLETED)
-        if not entering.done() and not wait([entering], _GRACE).done:
-            entering.add_done_callback(_free)
-            raise ConnectError("the members changed while they connected")
-        try:
-            entering.result()
-        finally:
-            del entering  # an error has this frame, which would have the error
+        self._unless_aborted(self._enter, "rankmesh-enter", "they connected")
         return time.perf_counter() - started
+
+    def wait_for(self, call: Callable[[], _Result]) -> _Result:
+        """What a call returns that waits for messages of other members; ``ConnectError`` when the world is aborted.
+
+        Gloo never ends a message of which a part was sent when its receiver was killed. So over gloo a thread makes the
+        call, and is left behind with it.
+        """
+        if self._device.type != "cpu":
+            return call()
+        return self._unless_aborted(call, "rankmesh-gloo", "it waited for them")
+
+    def _unless_aborted(self, call: Callable[[], _Result], thread: str, meanwhile: str) -> _Result:
+        """What a call returns, on a thread that is left behind where it is not back soon after an abort."""
+        made = submit(call, thread)
+        futures: list[Future[Any]] = [made, self._aborted]
+        wait(futures, return_when=FIRST_COMPLETED)
+        if not made.done() and not wait([made], _GRACE).done:
+            made.add_done_callback(_free)
+            raise ConnectError(f"the members changed while {meanwhile}")
+        try:
+            return made.result()
+        finally:
+            del made, futures  # an error has this frame, which would have the error
 
     def _enter(self) -> None:
         if self._device.type == "cuda":
@@ -223,9 +240,9 @@ def has_finished(store: Store, epoch: str, size: int) -> bool:
     return bool(part.check([_FINISHED])) and part.add(_FINISHED, 0) >= size
 
 
-def _free(entering: Future[None]) -> None:
+def _free(made: Future[Any]) -> None:
     """Free what a call had that was left behind, and failed since: connections, and the threads that poll them."""
-    error = entering.exception()
+    error = made.exception()
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
