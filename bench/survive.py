@@ -43,7 +43,7 @@ HIDDEN = 608
 WARM = 3
 
 
-def on_thread(call: Callable[[], None]) -> None:
+def on_thread(call: Callable[[], object]) -> None:
     """Wait for other ranks on a thread, as a job does."""
     submit(call, "rankmesh-gloo").result()
 

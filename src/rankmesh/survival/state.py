@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from rankmesh.core.boxes import Box
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import LostState, PlanError, quoted
+from rankmesh.errors import LostState, PlanError, RankmeshError, quoted
 from rankmesh.survival.redundancy import Copies, Keepers, Stretch, overwritten
 from rankmesh.survival.state_layout import StateLayout, transfer
 from rankmesh.transfer.live.shards import local
@@ -151,6 +152,9 @@ class Shares(Protocol):
     def taken(self, key: str) -> str:
         """A text that another member gives, or will."""
 
+    def meet(self, key: str) -> None:
+        """Wait until every member has come here."""
+
     def wait_for(self, call: Callable[[], object]) -> object:
         """Make a call that waits for messages of other members."""
 
@@ -184,6 +188,9 @@ def restore(
     if moves.missing and load is None:
         ranks = {position: rank for rank, position in enumerate(positions)}
         missing = [(name, box, tuple(sorted(ranks[one] for one in had))) for name, box, had in moves.missing]
+        # Whoever raises it ends the epoch, also of a rank that has not found out yet.
+        with suppress(RankmeshError, RuntimeError):
+            world.meet("lost")
         raise LostState(missing, [ranks[position] for position in lost])
     kept: dict[int, dict[str, Tensor]] = {}
     if old is not None and old.copies is not None:
