@@ -208,7 +208,7 @@ def _aborted_midway(me, call):
     return longest
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("call", [dist.all_reduce, partial(dist.broadcast, src=0)], ids=["all_reduce", "broadcast"])
 def test_abort_ends_what_is_under_way(ranks, call):
     """2 gloo ranks that send 16 MiB when both abort: neither waits for gloo's timeout, sender or receiver."""

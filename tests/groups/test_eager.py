@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -63,6 +64,7 @@ def _one_is_slow(me):
     assert rounds == [0, 1]
 
 
+@pytest.mark.long
 def test_a_slow_member_is_waited_for(ranks):
     """4 ranks, of which the first, or the last, is slow between its groups: the others wait, and all are used."""
     ranks(4, _one_is_slow)

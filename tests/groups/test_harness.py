@@ -1,6 +1,7 @@
 import os
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -26,6 +27,7 @@ def test_ranks_are_real_processes_of_one_world(ranks):
     assert ranks(4, _sum) == [4.0] * 4
 
 
+@pytest.mark.long
 def test_every_way_to_fail_is_distinguished(outcomes):
     """4 ranks: one that hangs, dies or raises is named as such, and no process survives."""
     fine, hung, died, raised = outcomes(4, _one_hangs_one_dies_one_raises, world=None, limit=6)

@@ -76,7 +76,7 @@ def _stopped(me):
     _loses_one(me, signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("lost", [_killed, _stopped])
+@pytest.mark.parametrize("lost", [_killed, pytest.param(_stopped, marks=pytest.mark.long)])
 def test_a_rank_that_is_lost_is_named_within_the_limit(outcomes, lost):
     """4 ranks, one is killed or stopped while it measures: the others name it, soon after their limit of 4 s."""
     ended = outcomes(4, lost)

@@ -203,6 +203,9 @@ def test_a_liveness_port_is_open_in_no_thread_of_python():
         with pytest.raises(ConnectionResetError):
             waits.recv(1)
     one.close()
+    end = time.monotonic() + 10
+    while task.exists() and time.monotonic() < end:
+        time.sleep(0.01)  # joined, a thread is still ending
     assert (sorted(descriptors()), task.exists()) == (before, False)
 
 

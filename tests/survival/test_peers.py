@@ -104,6 +104,7 @@ def test_connections_to_others_are_left(member):
     assert kept() == before
 
 
+@pytest.mark.long
 def test_a_member_that_has_ended_is_not_tried_for_long(member):
     """However long a round may wait: the thread that tries to connect to its store is gone a moment later."""
     one, _ = member

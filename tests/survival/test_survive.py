@@ -118,7 +118,8 @@ def test_a_rank_that_is_stopped(job, expected, who):
     _same(job(9, [{"member": who, "at": "step", "n": 3, "how": "SIGSTOP"}], spares=1, timeout=4), expected)
 
 
-@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.long), 5])
+@pytest.mark.long
+@pytest.mark.parametrize("who", [0, 5])
 def test_a_stopped_rank_goes_on(job, expected, who):
     """8 ranks and a spare: a rank that was left out while it was stopped hears so, and disturbs nobody."""
     deaths = [{"member": who, "at": "step", "n": 3, "how": "SIGSTOP", "again": 8.0}]
@@ -128,6 +129,7 @@ def test_a_stopped_rank_goes_on(job, expected, who):
     assert ended[who]["error"].startswith((f"ConnectError: {left_out}", f"ConnectError: {too_late}"))
 
 
+@pytest.mark.long
 def test_a_slow_rank_is_waited_for(job, expected):
     """8 ranks and a spare: a rank that is busy for four timeouts while it responds costs nobody anything."""
     ended = job(9, [{"member": 5, "at": "step", "n": 3, "how": "sleep", "seconds": 8.0}], spares=1, timeout=2)
@@ -135,6 +137,7 @@ def test_a_slow_rank_is_waited_for(job, expected):
     assert [epoch for epoch, *_ in ended[5]["history"]] == [0]
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_is_evicted(job, expected):
     """8 ranks and a spare: a rank responds, and comes to no call; the others name it after 2 s, and leave it out."""
     deaths = [{"member": 5, "at": "step", "n": 3, "how": "sleep", "seconds": 20.0}]

@@ -19,22 +19,15 @@ TIMEOUT = 4.0
 # The parts of the calls of version 2 after which a rank is killed: some, and with make test-sweeps SWEEP=all many.
 MOMENTS = tuple(step / 24 for step in range(25)) if ALL else (0.25, 0.6, 0.9)
 VICTIMS = {"trainer": 1, "engine": 3}  # of 2 trainer ranks, and two engines of 2
-# Each victim and each wire once; make test-all runs the others.
-SHORT = (("trainer", "files"), ("engine", "gloo"))
 
 
 def _layouts():
     return syncing.model(rm.Mesh(tp=2), rm.Mesh(tp=2))
 
 
-@pytest.mark.parametrize(
-    ("victim", "wire"),
-    [
-        pytest.param(victim, wire, marks=() if (victim, wire) in SHORT else pytest.mark.long)
-        for victim in VICTIMS
-        for wire in WIRES
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("victim", VICTIMS)
 def test_a_killed_rank_costs_the_others_nothing(outcomes, tmp_path, wire, victim):
     """SIGKILL of one rank in the middle of version 2: the others end in time, each engine with one version, whole."""
 
