@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -44,10 +45,12 @@ class Outcome:
 
 
 def free_port() -> int:
-    """A port of this host at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of this host at which nobody listens, and that the system gives to no connection by itself."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def run_isolated(body: Callable[[], Report], *, limit: float) -> Outcome:
