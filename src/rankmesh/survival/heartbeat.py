@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from rankmesh.survival.liveness import LivenessPort
@@ -320,18 +321,17 @@ def _exchange(addresses: Mapping[int, Address], line: bytes, end: float) -> Iter
     look_at = time.monotonic() + _SLOW
     with ExitStack() as opened, selectors.PollSelector() as selector:
 
-        def begin(member: int, port: int, call: type[_Call | _Look]) -> None:
+        def begin(member: int, port: int, call: Callable[[int, socket.socket], _Call | _Look]) -> int:
             one, error = _begun(addresses[member].host, port)
             opened.enter_context(one)
             if not error:
-                selector.register(one, selectors.EVENT_WRITE, call(member, one, line))
-            elif error in _ENDED:
-                found[member] = "gone"
-            elif call is _Call:  # such as that no route leads there, which shows nothing
-                found[member] = "unresponsive"
+                selector.register(one, selectors.EVENT_WRITE, call(member, one))
+            return error
 
         for member, address in addresses.items():
-            begin(member, address.port, _Call)
+            if error := begin(member, address.port, partial(_Call, line)):
+                # Another error, such as that no route leads there, shows nothing.
+                found[member] = "gone" if error in _ENDED else "unresponsive"
         while len(found) < len(addresses) and (now := time.monotonic()) < end:
             for key, _ in selector.select(max(min(end, look_at) - now, 0)):
                 call: _Call | _Look = key.data
@@ -344,7 +344,8 @@ def _exchange(addresses: Mapping[int, Address], line: bytes, end: float) -> Iter
             if time.monotonic() >= look_at:
                 look_at = math.inf
                 for member in [one for one in addresses if addresses[one].liveness and one not in found]:
-                    begin(member, addresses[member].liveness, _Look)
+                    if begin(member, addresses[member].liveness, _Look) in _ENDED:
+                        found[member] = "gone"
     return {member: found.get(member, "unresponsive") for member in addresses}.items()
 
 
@@ -352,9 +353,9 @@ def _exchange(addresses: Mapping[int, Address], line: bytes, end: float) -> Iter
 class _Call:
     """One message on its way."""
 
+    line: bytes
     member: int
     connection: socket.socket
-    line: bytes
     sent: bool = False
     read: bytes = b""
 
@@ -387,7 +388,6 @@ class _Look:
 
     member: int
     connection: socket.socket
-    line: bytes
 
     def go_on(self) -> Literal["gone", "open"]:
         """What the end of the attempt to connect shows."""
