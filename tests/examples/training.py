@@ -11,7 +11,7 @@ from examples.train_gpt.gpt.layout import Refused, Sizes
 from examples.train_gpt.gpt.loop import GROUPS, Run, Trainer
 from examples.train_gpt.gpt.model import Shape
 from examples.train_gpt.gpt.survive import survive
-from tests.sockets import kept, named, served_once
+from tests.sockets import kept, served_once
 from tests.survival.deaths import Deaths, left_behind
 
 from rankmesh.launch.table import torchrun_variables
@@ -108,9 +108,7 @@ def survives(me, port, folder, deaths, layout, spares, shrink):
     Trainer.step, Job.hold = dies, hooked
     found = survive(SURVIVES, layout, spares, shrink, 5.0, lambda *_: None)
     outcome = None if found is None else [str(found[0]), arguments_of(found[1])]
-    left = left_behind(folder, before)
-    still = named() if max(left) > 0 else []
-    return {"outcome": outcome, "sizes": sizes, "left": left, "still": still, "pid": os.getpid()}
+    return {"outcome": outcome, "sizes": sizes, **left_behind(folder, before), "pid": os.getpid()}
 
 
 def refused_checkpoints(me, folder):

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tests.sockets import kept
+from tests.sockets import kept, named
 
 from rankmesh.survival import peers, session, state, world
 
@@ -111,7 +111,10 @@ def moments(seed, steps, members=20):
 
 
 def left_behind(folder, before):
-    """How many descriptors and threads this process has more than ``before``, after the stopped members were ended."""
+    """What this process has more than ``before``, after the stopped members were ended.
+
+    ``left``: how many descriptors and threads; ``still``: their names, where there are any.
+    """
     for path in Path(folder).glob("dead-*"):  # those that are only stopped would outlive the test
         with suppress(ProcessLookupError):
             os.kill(int(path.read_text(encoding="utf-8").split()[0]), signal.SIGKILL)
@@ -119,7 +122,7 @@ def left_behind(folder, before):
     end = time.monotonic() + 15
     while max(left := _left(before)) > 0 and time.monotonic() < end:
         time.sleep(0.02)
-    return left
+    return {"left": left, "still": named() if max(left) > 0 else []}
 
 
 def _left(before):

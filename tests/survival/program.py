@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from tests.sockets import kept, named, served_once
+from tests.sockets import kept, served_once
 from tests.survival.deaths import Deaths, left_behind
 
 import rankmesh as rm
@@ -134,9 +134,7 @@ def member(me, port, folder, deaths, steps, layout, how):
         outcome["result"] = rm.survive(train_on if how.pop("regroups", False) else train, layout, **how)
     except (rm.RankmeshError, ValueError, RuntimeError) as error:
         outcome["error"] = f"{type(error).__name__}: {error}"
-    left = left_behind(folder, before)
-    still = named() if max(left) > 0 else []
-    ended = {"left": left, "still": still, "initialised": dist.is_initialized()}
+    ended = {**left_behind(folder, before), "initialised": dist.is_initialized()}
     return {**ended, **outcome, "history": history, "losses": losses}
 
 
