@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests import limits
+from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rankmesh as rm
@@ -74,15 +75,24 @@ def test_a_lazy_group_whose_members_do_not_come_names_them(ranks):
 
 
 def _lazy_late(me):
+    class Slow(c10d.ProcessGroupGloo):
+        def __init__(self, *given):
+            time.sleep(0.1)
+            super().__init__(*given)
+
     with rm.connect(_plan(3, timeout=20, lazy=True), timeout=1) as groups:
         time.sleep(2 if me.rank == 2 else 0)
+        c10d.ProcessGroupGloo = Slow
         total = torch.ones(1)
         dist.all_reduce(total, group=groups["dp"].pg)
     return total.item()
 
 
 def test_a_lazy_group_waits_as_long_as_its_own_timeout(ranks):
-    """3 ranks, connected within 1 s, the last comes to the lazy group after 2 s: its own time limit counts."""
+    """3 ranks, connected within 1 s, the last comes to the lazy group after 2 s: its own time limit counts.
+
+    Also for making it, which takes 0.1 s once the limit of connect is over.
+    """
     assert ranks(3, _lazy_late) == [3.0] * 3
 
 

@@ -328,10 +328,11 @@ def put_gloo_under(
 ) -> Any:
     """Put gloo under a process group, whose pairs connect now or when they first talk; the backend that was made.
 
-    ``within`` is how long members that connect now wait for each other; those of a group of more than ``eager_size``
-    connect when they first talk, for which gloo waits up to ``PAIR_TIMEOUTS`` times ``timeout``. Raises ``NotJoined``
-    when a member does not join.
+    ``within`` is how long members that connect now, or that ask for a ``lazy`` group, wait for each other; those of a
+    group of more than ``eager_size`` connect when they first talk, for which gloo waits up to ``PAIR_TIMEOUTS`` times
+    ``timeout``. Raises ``NotJoined`` when a member does not join.
     """
+    end = time.monotonic() + within.total_seconds()
     lazily = lazy or len(ranks) > (eager_size or EAGER_SIZE)
     pg._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
@@ -345,11 +346,10 @@ def put_gloo_under(
             # On a thread, which is left behind where a member has died meanwhile: gloo waits PAIR_TIMEOUTS for it.
             making = submit(partial(c10d.ProcessGroupGloo, addresses, rank, len(ranks), options), "rankmesh-gloo")
             made = answered_within(making, within.total_seconds())
-        if lazy and not wait_for(
-            addresses, [f"0/{position}" for position in range(len(ranks))], timeout.total_seconds()
-        ):
-            # So that one that never comes is named here, not at some later collective.
-            raise NotJoined(f"not all of its members asked for it within {timeout.total_seconds():g} s", ())
+        keys = [f"0/{position}" for position in range(len(ranks))]
+        # So that one that never comes is named here, not at some later collective.
+        if lazy and not wait_for(addresses, keys, max(end - time.monotonic(), 0.0)):
+            raise NotJoined(f"not all of its members asked for it within {within.total_seconds():g} s", ())
     except ChannelLost as error:
         reason = f"not all of its members have connected within {within.total_seconds():.3g} s"
         raise NotJoined(reason, _seen(addresses, ranks)) from error
