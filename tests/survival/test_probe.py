@@ -1,5 +1,6 @@
 """What is known of members that have not arrived: slow ones are told from those that have stopped."""
 
+from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.probe import REPLY, Probe
 
 
@@ -16,14 +17,11 @@ class _Peers:
     def exchange(self, members, _, seconds):
         self.asked.append(seconds)
         self.time += min(seconds, max(self.after[member] for member in members))
-        return {
-            member: {"epoch": 3, "agreed": ""} if self.after[member] <= seconds else "unresponsive"
-            for member in members
-        }
+        return {member: {"epoch": "3"} if self.after[member] <= seconds else "unresponsive" for member in members}
 
 
 def _probe(peers, suspects=(), timeout=6.0):
-    return Probe(peers, 3, "", suspects, (), timeout, 0.0)
+    return Probe(peers, Epoch(3), suspects, (), timeout, 0.0)
 
 
 def test_a_member_that_replies_late_may_arrive():

@@ -181,12 +181,12 @@ class CutStore:
     def __init__(self, host: str, port: int, timeout: timedelta) -> None:
         before = _targets()
         self.store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-        new = _targets().items() - before.items()
-        self._connections = {number: target for number, target in new if self._leads_to(port, number)}
+        new = [(descriptor, _inode(descriptor)) for descriptor in dict(_targets().items() - before.items())]
+        self._connections = [one for one in new if self._leads_to(port, *one)]
 
     @staticmethod
-    def _leads_to(port: int, descriptor: int) -> bool:
-        one = _socket(descriptor)
+    def _leads_to(port: int, descriptor: int, inode: int) -> bool:
+        one = _socket(descriptor, inode)
         if one is None:
             return False
         with one:
@@ -194,12 +194,11 @@ class CutStore:
 
     def cut(self) -> None:
         """End the connection: every call fails from now on."""
-        for descriptor, target in self._connections.items():
-            one = _socket(descriptor)
+        for descriptor, inode in self._connections:
+            one = _socket(descriptor, inode)
             if one is not None:
                 with suppress(OSError), one:
-                    if _target(one.fileno()) == target:  # else it is closed, and its number another's
-                        one.shutdown(socket.SHUT_RDWR)
+                    one.shutdown(socket.SHUT_RDWR)
 
 
 def _targets() -> dict[int, str]:
@@ -268,27 +267,35 @@ def _polled(poll: int) -> list[_Polled]:
     ]
 
 
-def _socket(descriptor: int) -> socket.socket | None:
-    """A descriptor of our own of a socket, to be closed; None for what is none, of which nothing stays open."""
+def _inode(descriptor: int) -> int:
+    """What an open descriptor is, by a number that no other has while it is open; 0 for a closed one."""
+    with suppress(OSError):
+        return os.fstat(descriptor).st_ino
+    return 0
+
+
+def _socket(descriptor: int, inode: int) -> socket.socket | None:
+    """A descriptor of our own of the socket with this inode, to be closed; None for what is none.
+
+    None also where the socket is closed by now, and its number another's. In no case does a copy stay open.
+    """
     with suppress(OSError):
         copy = os.dup(descriptor)
         try:
-            return socket.socket(fileno=copy)
-        except OSError:
-            os.close(copy)
+            if _inode(copy) == inode:
+                return socket.socket(fileno=copy)
+        except OSError:  # no socket
+            pass
+        os.close(copy)
     return None
 
 
 def _connection(polled: _Polled) -> socket.socket | None:
-    """A descriptor of our own of a connection, to be closed; None for what listens, is no socket, or is closed by now.
-
-    Its number may be that of another connection since it was listed.
-    """
-    one = _socket(polled.descriptor)
+    """A descriptor of our own of a connection, to be closed; None for what listens, is no socket, or is closed."""
+    one = _socket(polled.descriptor, polled.inode)
     if one is None:
         return None
-    is_same = os.fstat(one.fileno()).st_ino == polled.inode
-    if is_same and one.type == socket.SOCK_STREAM and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+    if one.type == socket.SOCK_STREAM and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return one
     one.close()
     return None

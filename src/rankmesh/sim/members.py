@@ -21,6 +21,7 @@ from rankmesh.rendezvous import Round, StoreChannel
 from rankmesh.rendezvous.gather import gather
 from rankmesh.sim.scheduler import Abandoned
 from rankmesh.sim.store import Keys, SimulatedStore
+from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import Message, Presence
 from rankmesh.survival.members import Members
 from rankmesh.survival.world import EpochWorld
@@ -165,7 +166,7 @@ class SimulatedPeers:
     def prepare(self, servers: Collection[int], seconds: float) -> None:
         """Nothing: to connect takes no time."""
 
-    def world(self, connection: MemberStore, epoch: str, members: Members, seconds: float) -> SimulatedWorld:
+    def world(self, connection: MemberStore, epoch: Epoch, members: Members, seconds: float) -> SimulatedWorld:
         self._world = SimulatedWorld(connection, epoch, members, self._context)
         return self._world
 
@@ -245,10 +246,10 @@ def unreachable(server: int) -> Exception:
 class SimulatedWorld(EpochWorld):
     """The world of one epoch, for one simulated rank."""
 
-    def __init__(self, connection: MemberStore, epoch: str, members: Members, context: RankContext) -> None:
+    def __init__(self, connection: MemberStore, epoch: Epoch, members: Members, context: RankContext) -> None:
         backend, device = context.simulation.backend, torch.device("cpu")
         super().__init__(connection, epoch, members, context.rank, backend=backend, device=device, seconds=_LONG)
-        self._standing, self._context = (epoch, members.all), context
+        self._standing, self._context = (str(epoch), members.all), context
 
     def enter(self) -> float:
         """Join the default group, and connect the groups of the plan; the simulated seconds that it took."""

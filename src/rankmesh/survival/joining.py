@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rankmesh.rendezvous import Outcome
+from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import Message
 from rankmesh.survival.members import Members
 from rankmesh.survival.peers import Contact
@@ -50,14 +51,14 @@ class Newcomers:
     def welcome(
         self,
         outcome: Outcome,
-        epoch: int,
+        epoch: Epoch,
         history: Mapping[int, Members],
         world_size: int,
         reached_at: Mapping[int, Mapping[str, Any]],
     ) -> None:
         """Prepare the replies to those that this outcome of an epoch makes members."""
         shared = {
-            "epoch": epoch,
+            "epoch": str(epoch),
             "outcome": outcome.text,
             "history": {
                 str(number): (of.sizes.replicas(of.plan), of.ranks, of.spares, of.started)

@@ -31,6 +31,7 @@ from rankmesh.rendezvous.waiting import Worker, answered_within, submit
 from rankmesh.runtime.devices import capabilities
 from rankmesh.runtime.init import device_of, together
 from rankmesh.runtime.served_store import is_served
+from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import Address, Heartbeat, Message, Presence, exchange
 from rankmesh.survival.members import Members
 from rankmesh.survival.transport import Connection
@@ -210,7 +211,7 @@ class Peers:
         address = _HERE if server == self.member else contact.address
         return CutStore(address, contact.store, timedelta(seconds=seconds))
 
-    def world(self, connection: Connection, epoch: str, members: Members, seconds: float) -> EpochWorld:
+    def world(self, connection: Connection, epoch: Epoch, members: Members, seconds: float) -> EpochWorld:
         """This member's world of an epoch, not entered yet."""
         return EpochWorld(
             *(connection, epoch, members, self.member),

@@ -10,9 +10,11 @@ a reply in a later one     the others went on        no reply for the timeout   
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rankmesh.rendezvous import Outcome
+from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import Message, Presence
 from rankmesh.survival.transport import Transport
 
@@ -29,8 +31,7 @@ class Probe:
     """What is known of members that have not arrived at the end of an epoch, since ``started``."""
 
     peers: Transport
-    epoch: int
-    agreed: str
+    epoch: Epoch
     suspects: Collection[int]
     evicted: Collection[int]
     timeout: float
@@ -51,14 +52,14 @@ class Probe:
     def went_on(self, member: int) -> bool:
         """Whether a member was in a later epoch when it replied last, or in one that follows another agreement."""
         reply = self._last.get(member)
-        return self._epoch_of(reply) > self.epoch or self._differs(reply)
+        return self._number_of(reply) > self.epoch.number or self._differs(reply)
 
     def outcome(self) -> Outcome | None:
         """The outcome that others have already: whoever served it may have been lost before this member read it."""
         for reply in self._last.values():
             if isinstance(reply, dict) and isinstance(reply.get("outcome"), str):
                 return Outcome.read(reply["outcome"], "outcome")
-        if any(self._epoch_of(reply) > self.epoch + KEPT for reply in self._last.values()):
+        if any(self._number_of(reply) > self.epoch.number + KEPT for reply in self._last.values()):
             return Outcome("failed", message="the others went on long ago, without this member")
         if any(map(self._differs, self._last.values())):
             return Outcome("failed", message="the others agreed on another plan, without this member")
@@ -66,12 +67,13 @@ class Probe:
 
     def _differs(self, reply: object) -> bool:
         """Whether a member is in an epoch of this number that follows another agreement."""
-        return self._epoch_of(reply) == self.epoch and isinstance(reply, dict) and reply.get("agreed") != self.agreed
+        found = _epoch_of(reply)
+        return found is not None and found != self.epoch and found.number == self.epoch.number
 
     @staticmethod
-    def _epoch_of(reply: object) -> int:
-        epoch = reply.get("epoch") if isinstance(reply, dict) else None
-        return epoch if isinstance(epoch, int) else -1
+    def _number_of(reply: object) -> int:
+        found = _epoch_of(reply)
+        return -1 if found is None else found.number
 
     def any_may_arrive(self, members: Collection[int]) -> bool:
         """Whether one of these lives, or has been unresponsive for less than the timeout; not once others went on."""
@@ -90,9 +92,16 @@ class Probe:
 
     def ask(self, members: Collection[int]) -> None:
         """Ask members where they are, and for the outcome; where one does not reply, with more patience next time."""
-        message = {"what": "outcome", "epoch": self.epoch}
+        message = {"what": "outcome", "epoch": str(self.epoch)}
         self._last.update(self.peers.exchange(members, message, self._seconds))
         is_slow = any(self._last.get(member) == "unresponsive" and member not in self.suspects for member in members)
         self._seconds = min(2 * self._seconds, max(REPLY, _SLOW * self.timeout)) if is_slow else REPLY
         now = self.peers.now()
         self._replied.update((member, now) for member in members if isinstance(self._last.get(member), dict))
+
+
+def _epoch_of(reply: object) -> Epoch | None:
+    """The epoch that a member is in, as it replied; None where it did not."""
+    with suppress(ValueError, KeyError):
+        return Epoch.read(reply["epoch"]) if isinstance(reply, dict) else None
+    return None

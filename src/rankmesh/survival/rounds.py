@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
 from rankmesh.survival.agreement import Report, conclude
+from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.members import Members
 from rankmesh.survival.probe import KEPT, Probe
 from rankmesh.survival.transport import Connection, Transport
@@ -26,8 +27,7 @@ class Ending:
     ``raised`` are the errors that ended the epoch before, by coordinate.
     """
 
-    epoch: int
-    agreed: str
+    epoch: Epoch
     history: Mapping[int, Members]
     raised: Mapping[str, str]
     suspects: Collection[int]
@@ -43,9 +43,9 @@ class Rounds:
         self._outcomes: dict[int, str] = {}
         self._client: tuple[int, Connection] | None = None
 
-    def outcome_of(self, epoch: int) -> str | None:
-        """The outcome of an epoch that ended not long ago, for a member that has not read it."""
-        return self._outcomes.get(epoch)
+    def outcome_of(self, number: int) -> str | None:
+        """The outcome of the epoch of a number that ended not long ago, for a member that has not read it."""
+        return self._outcomes.get(number)
 
     def agree(self, peers: Transport, ending: Ending, report: Report) -> Outcome:
         """One round of all members; again through another store, where the one that serves it is lost meanwhile."""
@@ -55,7 +55,10 @@ class Rounds:
             outcome = self._round(peers, ending, report, started)
             if outcome is not None and (outcome.agreed or outcome.reason == "failed"):
                 kept = sorted(self._outcomes)[-KEPT:]
-                self._outcomes = {**{epoch: self._outcomes[epoch] for epoch in kept}, ending.epoch: outcome.text}
+                self._outcomes = {
+                    **{number: self._outcomes[number] for number in kept},
+                    ending.epoch.number: outcome.text,
+                }
                 return outcome
             if peers.now() > limit:
                 return outcome or Outcome("lost", message="the members reached no agreement")
@@ -70,9 +73,9 @@ class Rounds:
         self._client = None
 
     def _round(self, peers: Transport, ending: Ending, report: Report, started: float) -> Outcome | None:
-        members = ending.history[ending.epoch]
+        members = ending.history[ending.epoch.number]
         me, everyone = peers.member, sorted(members.all)
-        probe = Probe(peers, ending.epoch, ending.agreed, ending.suspects, ending.evicted, self._timeout, started)
+        probe = Probe(peers, ending.epoch, ending.suspects, ending.evicted, self._timeout, started)
         server = self._server(peers.member, everyone, probe)
         if server is None:
             return None
@@ -86,7 +89,7 @@ class Rounds:
             reports = {
                 member: Report.read(texts[-1]) for member, texts in arrivals.texts.items() if member not in absent
             }
-            if absent and has_finished(client.store, f"{ending.epoch}{ending.agreed}", members.plan.mesh.size):
+            if absent and has_finished(client.store, ending.epoch, members.plan.mesh.size):
                 return Outcome(value={"over": True})  # whoever is absent knows it, and may have ended since
             # Whoever stood still does not know whether the others were lost, or have ended without it.
             gone = [member for member in absent if probe.gone(member)]
@@ -95,7 +98,7 @@ class Rounds:
                     message = f"member {me} stood still for {seconds:.0f} s, and the others ended without it"
                     return Outcome("failed", (me,), message=message)
                 gone = []
-            return conclude(ending.history, ending.epoch, reports, gone, ending.raised)
+            return conclude(ending.history, ending.epoch.number, reports, gone, ending.raised)
 
         if probe.went_on(server):
             self.took_part = False
@@ -104,7 +107,7 @@ class Rounds:
             client = self._connected(peers, server)
             found = Round(
                 StoreChannel(client.store, "survive"),
-                f"epoch/{ending.epoch}",
+                f"epoch/{ending.epoch.number}",
                 everyone,
                 me,
                 server == me,

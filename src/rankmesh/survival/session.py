@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from hashlib import sha256
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +26,7 @@ from rankmesh.debug.watch.recorder import prepare
 from rankmesh.errors import ConnectError, LostState, PlanError, RankmeshError, first_line, in_words
 from rankmesh.rendezvous import Outcome
 from rankmesh.survival.agreement import Report
+from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import PING, Message, Presence
 from rankmesh.survival.job import Job
 from rankmesh.survival.joining import Newcomers, addresses, history_of
@@ -94,9 +94,8 @@ class Session:
         self._timeout, self._restore, self._evict = timeout, restore, evict
         if evict:
             prepare()
-        # The epoch, and what agreement it follows: two of one number may have been agreed where a store was lost.
-        self._epoch, self._agreed = 0, ""
-        self._ends: dict[tuple[int, str], _End] = {}
+        self._epoch = Epoch()
+        self._ends: dict[Epoch, _End] = {}
         self._lock = threading.Lock()
         self._world: EpochWorld | None = None
         self._newcomers, self._rounds = Newcomers(), Rounds(timeout)
@@ -136,7 +135,7 @@ class Session:
 
     @property
     def _members(self) -> Members:
-        return self._history[self._epoch]
+        return self._history[self._epoch.number]
 
     # -- the life of a member -----------------------------------------------------------------------------------
 
@@ -189,10 +188,10 @@ class Session:
 
     @property
     def _end(self) -> _End:
-        return self._end_of(self._epoch, self._agreed)
+        return self._end_of(self._epoch)
 
-    def _end_of(self, epoch: int, agreed: str) -> _End:
-        return self._ends.setdefault((epoch, agreed), _End(self._peers.event()))
+    def _end_of(self, epoch: Epoch) -> _End:
+        return self._ends.setdefault(epoch, _End(self._peers.event()))
 
     def _begin(self) -> Job | None:
         """Enter the world of the epoch: the job of a member that has a rank; a spare takes part in what those do."""
@@ -201,7 +200,7 @@ class Session:
         server = min(members.all)
         # That of the round, of which the next one has another: to connect anew may take seconds.
         connection = self._rounds.release(server) or self._peers.client(server, _LIMIT)
-        world = self._peers.world(connection, f"{self._epoch}{self._agreed}", members, 2 * self._timeout)
+        world = self._peers.world(connection, self._epoch, members, 2 * self._timeout)
         self._is_prepared = False
         with self._lock:
             self._world = world
@@ -210,11 +209,11 @@ class Session:
             raise _Interrupted
         self._seconds["connect"] = world.enter()
         if self._evict:
-            world.watch(None if self._evict is True else self._evict, self._evicted((self._epoch, self._agreed)))
+            world.watch(None if self._evict is True else self._evict, self._evicted(self._epoch))
         if world.groups is None:
             self._follow()
             return None
-        return Job(members.plan, world.groups, self._epoch, self._step, self.device, dict(self._seconds), self)
+        return Job(members.plan, world.groups, self._epoch.number, self._step, self.device, dict(self._seconds), self)
 
     def _finished(self) -> None:
         """``train`` has returned here: the last one for which this is so ends the job."""
@@ -244,7 +243,7 @@ class Session:
         """Keep these from now on, after they have been set to what was held before."""
         self._check(job)
         new = EpochState(
-            self._epoch,
+            self._epoch.number,
             job.plan.mesh,
             tensors,
             shardings,
@@ -285,12 +284,12 @@ class Session:
         self._entered.meet("held")
         self._states = [] if new is None else [new]
         self._exists, self._source, self._load = True, None, False
-        self._history = {self._epoch: self._members}
+        self._history = {self._epoch.number: self._members}
 
     def commit(self, job: Job, step: int) -> None:
         """Keep a copy of what is held, as it is at the beginning of a step."""
         self._check(job)
-        if not self._states or self._states[-1].epoch != self._epoch:
+        if not self._states or self._states[-1].epoch != self._epoch.number:
             raise ConnectError(
                 f"rank {job.rank}: commit({step}) was called before hold(); name what must survive first", step=step
             )
@@ -312,10 +311,10 @@ class Session:
     def _check(self, job: Job) -> None:
         if self._end.came.is_set() and not self._end.over:
             raise _Interrupted
-        if job.epoch != self._epoch:
+        if job.epoch != self._epoch.number:
             raise ConnectError(
-                f"this job is of epoch {job.epoch}, and the members are in epoch {self._epoch}; use the one that "
-                "train() was called with last",
+                f"this job is of epoch {job.epoch}, and the members are in epoch {self._epoch.number}; use the one "
+                "that train() was called with last",
                 epoch=job.epoch,
             )
 
@@ -326,7 +325,7 @@ class Session:
         everyone = sorted(self._members.all)
         if len(everyone) < 2:
             return
-        epoch, watched = (self._epoch, self._agreed), everyone[(everyone.index(self.member) + 1) % len(everyone)]
+        epoch, watched = self._epoch, everyone[(everyone.index(self.member) + 1) % len(everyone)]
         suspects: set[int] = set()
 
         def late() -> None:
@@ -341,7 +340,7 @@ class Session:
 
         self._peers.watch(watched, self._timeout, late, lost)
 
-    def _evicted(self, epoch: tuple[int, str]) -> Callable[[str, tuple[int, ...]], None]:
+    def _evicted(self, epoch: Epoch) -> Callable[[str, tuple[int, ...]], None]:
         """What ends an epoch where a call hangs because of some members, which lose their places."""
 
         def diagnosed(verdict: str, members: tuple[int, ...]) -> None:
@@ -349,7 +348,7 @@ class Session:
                 self._announce(evicted=dict.fromkeys(members, verdict), epoch=epoch)
             else:
                 with self._lock:
-                    self._end_of(*epoch).unclear = verdict
+                    self._end_of(epoch).unclear = verdict
 
         return diagnosed
 
@@ -359,14 +358,14 @@ class Session:
         over: bool = False,
         suspects: Collection[int] = (),
         evicted: Mapping[int, str] | None = None,
-        epoch: tuple[int, str] | None = None,
+        epoch: Epoch | None = None,
     ) -> bool:
         """End the epoch on every member; whether this member is the first that does, as far as it knows."""
-        number, agreed = epoch or (self._epoch, self._agreed)
-        message = {"what": "end", "epoch": number, "agreed": agreed, "over": over, "suspects": sorted(suspects)}
+        epoch = epoch or self._epoch
+        message = {"what": "end", "epoch": str(epoch), "over": over, "suspects": sorted(suspects)}
         message["evicted"] = {str(member): verdict for member, verdict in (evicted or {}).items()}
         first = self._ended(message)
-        members = self._history.get(number, self._members)
+        members = self._history.get(epoch.number, self._members)
         others = [member for member in members.all if member != self.member] if first or suspects or evicted else []
         self._peers.announce(others, message, REPLY)
         return first
@@ -374,15 +373,15 @@ class Session:
     def _ended(self, message: Mapping[str, Any]) -> bool:
         """Take note that an epoch has ended, whether by this member or by another; whether that is new."""
         with self._lock:
-            named = (message["epoch"], message["agreed"])
-            end = self._end_of(*named)
+            epoch = Epoch.read(message["epoch"])
+            end = self._end_of(epoch)
             end.suspects.update(message["suspects"])
             end.evicted.update({int(member): str(verdict) for member, verdict in message["evicted"].items()})
             new = not end.came.is_set()
             if new:
                 end.over, end.noticed = message["over"], self._peers.now()
                 end.came.set()
-            world = self._world if named == (self._epoch, self._agreed) else None
+            world = self._world if epoch == self._epoch else None
         if new and world is not None:
             world.abort()
         return new
@@ -395,13 +394,13 @@ class Session:
             if message["what"] == "join":
                 return self._asked_to_join(message["contact"])
             if message["what"] == "outcome":
-                return {**self._place, "outcome": self._rounds.outcome_of(message["epoch"])}
+                return {**self._place, "outcome": self._rounds.outcome_of(Epoch.read(message["epoch"]).number)}
         return self._place
 
     @property
     def _place(self) -> Message:
         with self._lock:
-            return {"epoch": self._epoch, "agreed": self._agreed}
+            return {"epoch": str(self._epoch)}
 
     @property
     def address(self) -> str:
@@ -424,7 +423,7 @@ class Session:
         """Become a member in the epoch that the others have agreed on."""
         self._peers.admit({int(member): contact for member, contact in welcome["contacts"].items()})
         self._history |= history_of(welcome, replace(first, hosts=self._peers.hosts))
-        self._epoch = welcome["epoch"]
+        self._epoch = Epoch.read(welcome["epoch"])
         self._adopt(Outcome.read(welcome["outcome"], "welcome"), None)
 
     # -- the end of an epoch ------------------------------------------------------------------------------------
@@ -487,14 +486,14 @@ class Session:
             unclear=self._end.unclear,
             began=self._step,
             at=max(
-                (step for one in self._states if one.epoch == self._epoch for step in one.snapshots.steps),
+                (step for one in self._states if one.epoch == self._epoch.number for step in one.snapshots.steps),
                 default=self._step,
             ),
         )
 
     def _agree(self, report: Report) -> Outcome:
         end = self._end
-        ending = Ending(self._epoch, self._agreed, self._history, self._raised, end.suspects, end.evicted)
+        ending = Ending(self._epoch, self._history, self._raised, end.suspects, end.evicted)
         return self._rounds.agree(self._peers, ending, report)
 
     def _adopt(self, outcome: Outcome, error: Exception | None) -> None:
@@ -520,11 +519,12 @@ class Session:
         self._source, self._step, self._load = value["source"], value["step"], value["load"]
         self._raised = value["raised"]
         self._history = {
-            epoch: members
-            for epoch, members in self._history.items()
-            if epoch in {state.epoch for state in self._states} or epoch == self._source
+            number: members
+            for number, members in self._history.items()
+            if number in {state.epoch for state in self._states} or number == self._source
         }
-        self._history[self._epoch + 1] = following
+        entered = self._epoch.after(outcome.text)
+        self._history[entered.number] = following
         with self._lock:
-            self._epoch, self._agreed = self._epoch + 1, f"-{sha256(outcome.text.encode()).hexdigest()[:12]}"
-            self._ends = {named: end for named, end in self._ends.items() if named[0] >= self._epoch}
+            self._epoch = entered
+            self._ends = {epoch: end for epoch, end in self._ends.items() if epoch.number >= self._epoch.number}

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
 
+from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import Message, Presence
 from rankmesh.survival.members import Members
 from rankmesh.survival.world import EpochWorld
@@ -86,7 +87,7 @@ class Transport(Protocol):
     def prepare(self, servers: Collection[int], seconds: float) -> None:
         """Connect to the stores of these members meanwhile, and to no others: ``client`` then finds a connection."""
 
-    def world(self, connection: Connection, epoch: str, members: Members, seconds: float) -> EpochWorld:
+    def world(self, connection: Connection, epoch: Epoch, members: Members, seconds: float) -> EpochWorld:
         """This member's world of an epoch, not entered yet, in which so many seconds bound each wait."""
 
     def event(self) -> Event:

@@ -30,6 +30,7 @@ from rankmesh.rendezvous.waiting import submit, wait_for
 from rankmesh.runtime.connect import connect
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.world import World
+from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.members import Members
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class EpochWorld:
     def __init__(
         self,
         client: Connection,
-        epoch: str,
+        epoch: Epoch,
         members: Members,
         member: int,
         *,
@@ -229,12 +230,12 @@ class EpochWorld:
                 dist.destroy_process_group()
 
 
-def _part(store: Store, epoch: str) -> PrefixStore:
+def _part(store: Store, epoch: Epoch) -> PrefixStore:
     """The part of a store that the world of an epoch has."""
     return PrefixStore(f"epoch/{epoch}", store)
 
 
-def has_finished(store: Store, epoch: str, size: int) -> bool:
+def has_finished(store: Store, epoch: Epoch, size: int) -> bool:
     """Whether ``train`` has returned on all ranks of an epoch, by the store that its world was on."""
     part = _part(store, epoch)
     return bool(part.check([_FINISHED])) and part.add(_FINISHED, 0) >= size
