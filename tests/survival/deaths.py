@@ -18,8 +18,9 @@ from rankmesh.survival import peers, session, state, world
 SEEDS = {"": 1, "1": 10, "all": 100}[os.environ.get("RANKMESH_TEST_SWEEP", "")]
 HOST = [4, 5, 6, 7]
 
-# Where a member may die: what is called then, by the name that a test gives.
+# Where a member may die: what is called then, by the name that a test gives. None dies in "gather": there is no job yet.
 PLACES = {
+    "gather": (peers, "gather"),
     "enter": (world.EpochWorld, "enter"),
     "leave": (world.EpochWorld, "close"),
     "agree": (session.Session, "_agree"),
@@ -97,7 +98,7 @@ def _moment(pick, member, steps):
         return {"member": member, "at": "time", "n": pick.uniform(0.0, 1.5), "how": how}
     if pick.random() < 0.4:
         return {"member": member, "at": "step", "n": pick.randrange(steps), "how": how}
-    most = steps if (place := pick.choice(sorted(PLACES))) in ("commit", "take") else 2
+    most = steps if (place := pick.choice(sorted(PLACES.keys() - {"gather"}))) in ("commit", "take") else 2
     return {"member": member, "at": place, "n": pick.randint(1, most), "how": how, "after": pick.random() < 0.3}
 
 

@@ -97,6 +97,10 @@ DEATHS = {
     "a second one in the transfer": [{"member": 3, "at": "step", "n": 4}, {"member": 1, "at": "restore", "n": 1}],
     "a spare": [{"member": 8, "at": "enter", "n": 1, "after": True}, {"member": 3, "at": "step", "n": 4}],
     "a spare that takes over": [{"member": 3, "at": "step", "n": 4}, {"member": 8, "at": "enter", "n": 2}],
+    "as another one begins": [
+        {"member": 6, "at": "client", "n": 1},
+        {"member": 2, "at": "gather", "n": 1, "how": "sleep", "seconds": 1.0, "after": True},
+    ],
 }
 
 

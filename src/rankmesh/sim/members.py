@@ -104,6 +104,9 @@ class SimulatedPeers:
         self._lost: Callable[[Presence], None] = lambda _: None
         self._world: SimulatedWorld | None = None
 
+    def introduce(self) -> None:
+        """Nothing: the ranks of a simulation know each other."""
+
     @property
     def hosts(self) -> Mapping[int, str]:
         """The host of each member; they are all on this one."""

@@ -19,6 +19,7 @@ import selectors
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -95,6 +96,7 @@ class Heartbeat:
             try:
                 self._serve(served)
             except Exception:  # noqa: BLE001 - connections that close would say that the process has ended
+                traceback.print_exc()
                 self._over.wait()
 
     def _serve(self, served: _Served) -> None:

@@ -73,8 +73,8 @@ class Contact:
 class Peers:
     """The other members, which are processes, as this one reaches them.
 
-    ``member`` is this one's number, ``reply`` what it replies to a message. All members have so many ``seconds`` to
-    find each other through the launcher's store.
+    ``member`` is this one's number, ``reply`` what it replies to a message, from ``introduce`` on. All members have so
+    many ``seconds`` to find each other through the launcher's store.
     """
 
     def __init__(self, reply: Callable[[Message], Message], seconds: float, join: str | None = None) -> None:
@@ -98,12 +98,9 @@ class Peers:
         self._preparing = Worker("rankmesh-store")
         self._contact = Contact(launch.host, address, self._heartbeat.port, served.port, self._heartbeat.liveness)
         self.contacts: dict[int, Contact] = {self.member: self._contact}
+        self._learn = None
         if self.joined is None:
-            try:
-                self._gather(store, f"{prefix}/survive", launch.world_size, seconds)
-            except BaseException:
-                self.close()
-                raise
+            self._learn = partial(self._gather, store, f"{prefix}/survive", launch.world_size, seconds)
 
     @property
     def reached_at(self) -> Mapping[int, Mapping[str, Any]]:
@@ -114,11 +111,19 @@ class Peers:
         """Further members, and where they are reached."""
         self.contacts.update({member: Contact.read(contact) for member, contact in joined.items()})
 
-    def ask_to_join(self) -> Message:
-        """Ask the members of a running job to be one of them, until they have agreed to it; what they tell a new one.
+    def introduce(self) -> Message | None:
+        """Tell the others where this member is reached, and learn where they are; what they tell one that joins.
 
-        Raises ``ConnectError`` where none of them replies.
+        Those of a running job are asked until they have agreed to have it. Raises ``ConnectError`` where none of them
+        replies, or one does not come.
         """
+        learn, self._learn = self._learn, None  # nothing else needs the launcher's store
+        if learn is None:
+            return self._ask_to_join()
+        learn()
+        return None
+
+    def _ask_to_join(self) -> Message:
         known = [] if self.joined is None else [self.joined]
         message = {"what": "join", "contact": vars(self._contact)}
         while True:

@@ -111,14 +111,11 @@ class Session:
         self._seconds: dict[str, float] = {}
         simulated = torch_threads.answering()
         self._peers: Transport
-        processes = None
-        if simulated is None:
-            self._peers = processes = Peers(self._reply, _LIMIT, join)
-        else:
-            self._peers = simulated.peers(self._reply)
-        self.device, hosts = self._peers.device, self._peers.hosts
+        self._peers = Peers(self._reply, _LIMIT, join) if simulated is None else simulated.peers(self._reply)
+        self.device = self._peers.device
         try:
-            welcome = None if processes is None or join is None else processes.ask_to_join()
+            welcome = self._peers.introduce()
+            hosts = self._peers.hosts
             size = len(hosts) if welcome is None else welcome["world_size"]
             first = Members.first(layout, world_size=size, spares=spares, shrink=shrink, hosts=hosts)
             self._redundancy, self._warned = checked(redundancy, first.plan.mesh.size), False

@@ -52,6 +52,12 @@ class Transport(Protocol):
     member: int
     device: torch.device
 
+    def introduce(self) -> Message | None:
+        """Tell the others where this member is reached, and learn where they are; what they tell one that joins.
+
+        Messages come from now on, before it returns.
+        """
+
     @property
     def hosts(self) -> Mapping[int, str]:
         """The host of each member."""
