@@ -18,7 +18,7 @@ from rankmesh.survival import peers, session, state, world
 SEEDS = {"": 1, "1": 10, "all": 100}[os.environ.get("RANKMESH_TEST_SWEEP", "")]
 HOST = [4, 5, 6, 7]
 
-# Where a member may die: what is called then, by the name that a test gives. None dies in "gather": there is no job yet.
+# Where a member may die: what is called then, by the name that a test gives; in "gather" there is no job yet.
 PLACES = {
     "gather": (peers, "gather"),
     "enter": (world.EpochWorld, "enter"),
