@@ -134,6 +134,9 @@ def _main() -> None:
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("survive.json"))
     given = parser.parse_args()
     found: dict[str, Any] = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
+    for name, option, number in (("commit", "--rounds", given.rounds), ("losses", "--losses", given.losses)):
+        if not number and name not in found:
+            parser.error(f"{given.json} has no figures to keep where {option} is 0; give {option} above 0")
     if given.rounds:
         found["commit"] = measured(given.rounds)
     if given.losses:

@@ -190,8 +190,9 @@ def again():
 
 
 def refusals():
-    """What the side of SGLang says to sizes and names that it does not have."""
-    for text in ("sglang:tp=2,cp=2", "sglang:tp=4,dp=3", "sglang:tp=4,ep=8", "sglang:tp=3"):
+    """What the sides say to options that they do not have, and that of SGLang to sizes."""
+    options = ("sglang:tp=2,cp=2", "vllm:cp=2", "megatron:tp=2,fsdp=2", "transformers:tp=2,cp=2", "vllm:tp=2,tp=4")
+    for text in (*options, "sglang:tp=4,dp=3", "sglang:tp=4,ep=8", "sglang:tp=3"):
         write_row({"model": "Llama 3", "side": text, "why": why_not(text)})
 
 

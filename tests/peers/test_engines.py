@@ -129,10 +129,14 @@ def test_a_layout_does_not_depend_on_those_that_were_read_before_it():
 
 
 @pytest.mark.timeout(700)
-def test_what_sglang_does_not_have_is_refused():
+def test_what_a_side_does_not_have_is_refused():
     """An option, sizes that do not divide tp, and heads that tp does not divide: what it is, and what to give."""
     why = {row["side"]: row["why"] for row in engines_table.measured("refusals", limit=600)}
     assert why["sglang:tp=2,cp=2"] == "sglang has no option 'cp'; it has tp, pp, dp, ep"
+    assert why["vllm:cp=2"] == "vllm has no option 'cp'; it has tp, pp, dp, ep"
+    assert why["megatron:tp=2,fsdp=2"].startswith("megatron has no option 'fsdp'; it has tp, cp, dp, pp")
+    assert why["transformers:tp=2,cp=2"] == "transformers has no option 'cp'; it has tp, fsdp, dp_replicate, pp, ep"
+    assert why["vllm:tp=2,tp=4"] == "side 'vllm:tp=2,tp=4' has tp twice; give it once"
     assert why["sglang:tp=4,dp=3"] == "dp=3 does not divide tp=4, of which it is a part in SGLang; give another dp"
     assert why["sglang:tp=4,ep=8"] == "ep=8 does not divide tp=4, of which it is a part in SGLang; give another ep"
     assert why["sglang:tp=3"].startswith("sglang cannot load this model as rank 0: AssertionError")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from rankmesh.errors import LayoutError, MissingExtra, RankmeshError, quoted
@@ -32,6 +33,8 @@ def side(text: str, config: Mapping[str, Any]) -> Side:
         axis, equals, size = part.partition("=")
         if not equals or not size.isdecimal():
             raise LayoutError(f"{quoted(part)} of side {quoted(text)} is no size; write tp=8", side=text)
+        if axis in given:
+            raise LayoutError(f"side {quoted(text)} has {axis} twice; give it once", side=text)
         given[axis] = int(size)
     try:
         made = import_module(f"{__name__}.{name}")
@@ -42,6 +45,10 @@ def side(text: str, config: Mapping[str, Any]) -> Side:
             name=package,
             extra=name,
         ) from error
+    options = list(signature(made.side).parameters)[1:]
+    unknown = [axis for axis in given if axis not in options]
+    if unknown:
+        raise LayoutError(f"{name} has no option {unknown[0]!r}; it has {', '.join(options)}", side=text)
     try:
         found: Side = made.side(config, **given)
     except RankmeshError:

@@ -71,13 +71,10 @@ with _kernels(), quiet():
 __all__ = ["side"]
 
 _HOOK = "fill it before the process_weights_after_loading(module) of its module's quant_method, then call that"
-_OPTIONS = ("tp", "pp", "dp", "ep")
 
 
-def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, **others: int) -> Side:
+def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1) -> Side:
     """A model in SGLang; ``dp`` is attention's, and divides ``tp`` as ``ep`` does."""
-    if others:
-        raise LayoutError(f"sglang has no option {next(iter(others))!r}; it has {', '.join(_OPTIONS)}")
     for name, size in (("dp", dp), ("ep", ep)):
         if size < 1 or tp % size:
             raise LayoutError(

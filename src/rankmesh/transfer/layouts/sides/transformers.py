@@ -38,7 +38,6 @@ _HOOK = (
     "fill a model that has no quantization_config, then quantise it: from_pretrained(None, config=config, "
     "state_dict=model.state_dict(), quantization_config=...)"
 )
-_AXES = ("tp", "fsdp", "dp_replicate", "pp")
 
 
 def weights(config: Mapping[str, Any]) -> Weights:
@@ -62,18 +61,18 @@ def saved_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **buffers}
 
 
-def side(config: Mapping[str, Any], *, ep: int = 1, **sizes: int) -> Side:
-    """A model over ``tp``, ``fsdp``, ``dp_replicate``, ``pp`` and ``ep``, each 1 by default."""
+def side(
+    config: Mapping[str, Any], *, tp: int = 1, fsdp: int = 1, dp_replicate: int = 1, pp: int = 1, ep: int = 1
+) -> Side:
+    """A model in transformers; ``fsdp`` is FSDP2's size, and ``ep`` divides ``tp`` x ``fsdp``."""
     made = configuration(config)
-    axes = {axis: sizes.pop(axis, 1) for axis in _AXES}
-    if sizes:
-        raise LayoutError(f"transformers has no axis {next(iter(sizes))!r}; it has {', '.join(_AXES)} and ep")
+    outer = {"dp_replicate": dp_replicate, "pp": pp}
+    axes = {"tp": tp, "fsdp": fsdp, **outer}
     mesh = Mesh.of(axes)
-    inner = axes["tp"] * axes["fsdp"]
+    inner = tp * fsdp
     if inner % ep:
         raise LayoutError(f"ep={ep} does not divide tp x fsdp = {inner}; give an ep that does")
     if ep > 1:
-        outer = {axis: axes[axis] for axis in _AXES[2:]}
         mesh = mesh.with_view("expert", ep=ep, efsdp=inner // ep, **outer, shared=tuple(outer))
     names = {"tp": "tp_size", "fsdp": "fsdp_size", "dp_replicate": "dp_replicate_size", "pp": "pp_size"}
     kind = type(_empty(made))
