@@ -162,14 +162,21 @@ def test_a_rank_that_is_interrupted_while_ranks_agree_is_the_missing_one(ranks):
 
 
 def _interrupted_at_the_end(me):
+    complete = Agreement.complete
+
+    def interrupt(*_):
+        me.store.wait(["made"])  # else rank 0 may see that a connection closes before it has its own group
+        raise KeyboardInterrupt
+
+    def say(*given):
+        me.store.set("made", "")
+        return complete(*given)
+
     if me.rank == 1:
-
-        def interrupt(*_):
-            raise KeyboardInterrupt
-
         Agreement.complete = interrupt
         me.error(KeyboardInterrupt, rm.connect, TWO, timeout=limits.LONG)
         return None
+    Agreement.complete = say
     return me.error(ConnectError, rm.connect, TWO, timeout=limits.LONG)
 
 

@@ -77,6 +77,23 @@ def test_hostile_data_ends_its_own_connection(heartbeat, data):
         assert exchange({1: _at(heartbeat.port)}, PING, 10) == {1: {"got": PING}}
 
 
+def test_a_reply_that_fails_is_no_silence(capfd):
+    """A program error in a reply is printed; the process replies still."""
+
+    def reply(message):
+        raise (KeyError if message == PING else OSError)("a bug")
+
+    one = Heartbeat("127.0.0.1", reply)
+    try:
+        for message in (PING, {"what": "end"}, PING):
+            assert exchange({1: _at(one.port)}, message, 10) == {1: {}}
+    finally:
+        one.close()
+    said = capfd.readouterr().err
+    assert said.count("KeyError: 'a bug'") == 2
+    assert "OSError: a bug" in said
+
+
 def _noticed(address, timeout):
     """What a watch of an address finds, and after how many seconds."""
     watcher, found, event = Heartbeat("127.0.0.1", dict), [], threading.Event()

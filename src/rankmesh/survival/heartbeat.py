@@ -189,9 +189,17 @@ class _Served:
                 message = json.loads(line)
                 if not isinstance(message, dict):
                     return False
-                one.sendall(_line(self._reply(message)))
+                one.sendall(_line(self._reply_to(message)))
             return bool(read) and len(rest) < _LARGEST
         return False
+
+    def _reply_to(self, message: Message) -> Message:
+        """The reply, an empty one where making it fails: silence, or a connection that closes, would show an end."""
+        try:
+            return self._reply(message)
+        except Exception:  # noqa: BLE001  - whatever it is, this process lives
+            traceback.print_exc()
+            return {}
 
 
 @dataclass
