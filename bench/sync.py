@@ -154,10 +154,37 @@ def plain_copy(side: Side) -> Callable[[int], float]:
     return move
 
 
+def pair_sizes(side: Side) -> dict[tuple[int, int], int]:
+    """How many bytes go from each trainer rank to each engine rank."""
+    pairs = [(source, target) for source in (0, 1) for target in (2, 3)]
+    return {pair: sum(m.bytes for m in side.moves.of(pair[1]).receives if m.source == pair[0]) for pair in pairs}
+
+
+def plain_gloo(side: Side) -> Callable[[int], float]:
+    """As many bytes between the same ranks as one message of gloo for each pair, from and into one buffer."""
+    import torch
+    import torch.distributed as dist
+
+    sizes = {pair: size for pair, size in pair_sizes(side).items() if side.rank in pair}
+    buffers = {pair: torch.zeros(size, dtype=torch.uint8) for pair, size in sizes.items()}
+
+    def move(_: int) -> float:
+        started = time.perf_counter()
+        calls = [
+            dist.isend(buffer, target) if side.trains else dist.irecv(buffer, source)
+            for (source, target), buffer in buffers.items()
+        ]
+        for call in calls:
+            if call is not None:
+                call.wait()
+        return time.perf_counter() - started
+
+    return move
+
+
 def raw_socket(side: Side) -> Callable[[int], float]:
     """As many bytes between the same ranks over TCP, a thread for each pair, from and into one buffer."""
-    pairs = [(source, target) for source in (0, 1) for target in (2, 3)]
-    sizes = {pair: sum(m.bytes for m in side.moves.of(pair[1]).receives if m.source == pair[0]) for pair in pairs}
+    sizes = pair_sizes(side)
     connections = {}
     if not side.trains:
         listening = socket.create_server((side.address, 0))
@@ -286,6 +313,7 @@ METHODS: dict[str, Callable[[Side], Callable[[int], float]]] = {
     "copy": plain_copy,
     "files": lambda side: synced(side, FOLDER),
     "socket": raw_socket,
+    "gloo_plain": plain_gloo,
     "gloo": lambda side: synced(side, dist_store(side, "copy")),
     "gloo_swap": lambda side: synced(side, dist_store(side, "swap"), "swap"),
     "full_tensor": full_tensor,
@@ -294,7 +322,7 @@ METHODS: dict[str, Callable[[Side], Callable[[int], float]]] = {
 
 
 LINK = 10_000
-LINKED = ("socket", "gloo", "gloo_swap")
+LINKED = ("socket", "gloo_plain", "gloo", "gloo_swap")
 
 
 def measured(side: Side, names: Sequence[str], rounds: int) -> Mapping[str, Any]:
@@ -313,7 +341,7 @@ def measured(side: Side, names: Sequence[str], rounds: int) -> Mapping[str, Any]
             seconds = move(number + 1)
             grown = highest() - before
             dist.barrier()
-            if name not in ("copy", "socket"):
+            if name not in ("copy", "socket", "gloo_plain"):
                 side.check(number)
             if number:
                 found[name].append([round(seconds, 5), grown >> 10])
@@ -377,10 +405,10 @@ def run(rounds: int) -> dict[str, Any]:
 
 
 def _to_socket(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """The rates of both updates over gloo to that of the raw socket, by method."""
+    """The rates over gloo, its own and ours of both updates, to that of the raw socket, by method."""
     return {
         name: _spread([a / b for a, b in zip(seconds["socket"], seconds[name], strict=True)])
-        for name in ("gloo", "gloo_swap")
+        for name in ("gloo_plain", "gloo", "gloo_swap")
     }
 
 
