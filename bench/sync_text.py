@@ -53,7 +53,7 @@ def sync_section(found: Mapping[str, Any]) -> Iterator[str]:
 def _linked(found: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "The loopback has no limit of its own: four ranks on two cores are as fast as their processor time, where"
-    yield "packing, many small messages and each version's agreement count in full. Between hosts the link is the limit."
+    yield "packing, many small messages and a version's agreement count in full. Between hosts the link is the limit."
     yield f"The same with trainer and engine on two emulated hosts, over a link of {found['link'] // 1000} Gbit/s:"
     yield from ("", "| method | milliseconds | of the socket's rate |", "| --- | --- | --- |")
     for name in ("socket", *_RATES):

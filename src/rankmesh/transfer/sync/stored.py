@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from math import prod
 from pathlib import Path
@@ -35,6 +36,7 @@ from rankmesh.errors import AgreementError, quoted
 from rankmesh.rendezvous import FolderChannel
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import Slices, where
+from rankmesh.transfer.planning.local import LocalMoves
 from rankmesh.transfer.planning.transfer import Transfer
 from rankmesh.transfer.sync.delta import Delta, History, merged, restricted
 from rankmesh.transfer.sync.layouts import ranks_of
@@ -216,6 +218,16 @@ class Publisher:
             self._folder.rmdir()
 
 
+class _Part(NamedTuple):
+    """A box of a tensor: where it is in the file of a trainer's rank, and where in the engine's tensor."""
+
+    source: int
+    name: str
+    here: Slices
+    there: Slices
+    bytes: int
+
+
 @dataclass(eq=False)
 class Announced:
     """A version that this rank can read whole: the files are there, and locked."""
@@ -298,15 +310,25 @@ class Reader:
 
     def fill(self, announced: Announced, into: Mapping[str, Tensor]) -> int:
         """Copy what changed; the bytes of it."""
-        total = 0
-        for source, moves in groupby(restricted(self._local, announced.delta).receives, key=lambda move: move.source):
-            tensors = announced.files[source].tensors
-            shards = {name: self._moves.source[name].of(source) for name in tensors}
-            for move in moves:
-                part = tensors[move.name][where(shards[move.name], move.box)]
-                into[move.name][where(self._target[move.name], move.box)].copy_(part)
-                total += move.bytes
-        return total
+        parts = self._whole if announced.delta is None else self._parts(restricted(self._local, announced.delta))
+        for part in parts:
+            tensor = announced.files[part.source].tensors[part.name]
+            into[part.name][part.there].copy_(tensor[part.here])
+        return sum(part.bytes for part in parts)
+
+    @cached_property
+    def _whole(self) -> list[_Part]:
+        """All that is copied, which is looked up once: that takes as long as a third of the copy."""
+        return self._parts(self._local)
+
+    def _parts(self, moves: LocalMoves) -> list[_Part]:
+        found = []
+        for source, ones in groupby(moves.receives, key=lambda move: move.source):
+            shards = {name: self._moves.source[name].of(source) for name in self._places[source][0]}
+            for move in ones:
+                here, there = where(shards[move.name], move.box), where(self._target[move.name], move.box)
+                found.append(_Part(source, move.name, here, there, move.bytes))
+        return found
 
     def hold(self, announced: Announced) -> None:
         """This version is the one in use now."""
