@@ -168,7 +168,7 @@ def _interrupted_at_the_end(me):
         me.store.wait(["made"])  # else rank 0 may see that a connection closes before it has its own group
         raise KeyboardInterrupt
 
-    def say(*given):
+    def publishes(*given):
         me.store.set("made", "")
         return complete(*given)
 
@@ -176,7 +176,7 @@ def _interrupted_at_the_end(me):
         Agreement.complete = interrupt
         me.error(KeyboardInterrupt, rm.connect, TWO, timeout=limits.LONG)
         return None
-    Agreement.complete = say
+    Agreement.complete = publishes
     return me.error(ConnectError, rm.connect, TWO, timeout=limits.LONG)
 
 

@@ -89,9 +89,9 @@ def test_a_reply_that_fails_is_no_silence(capfd):
             assert exchange({1: _at(one.port)}, message, 10) == {1: {}}
     finally:
         one.close()
-    said = capfd.readouterr().err
-    assert said.count("KeyError: 'a bug'") == 2
-    assert "OSError: a bug" in said
+    printed = capfd.readouterr().err
+    assert printed.count("KeyError: 'a bug'") == 2
+    assert "OSError: a bug" in printed
 
 
 def _noticed(address, timeout):
