@@ -34,6 +34,7 @@ def sync_section(found: Mapping[str, Any]) -> Iterator[str]:
     for name, words in _WORDS.items():
         seconds, memory = llama["seconds"][name], llama["memory"][name]
         yield f"| {words} | {_cell([1e3 * value for value in seconds], 0)} | {memory / 1e6:.0f} |"
+    yield from ("", "checkpoint-engine 0.4.2 is not among them: its `ParameterServer` needs CUDA or an NPU.")
     yield from ("", "| rate in the same round | times |", "| --- | --- |")
     gloo = {f"{_RATES[name]} / socket": values for name, values in llama["to_socket"].items()}
     for name, values in (llama["rates"] | gloo).items():
