@@ -69,9 +69,6 @@ class MemberBackend:
     def _gloo(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
         store = PrefixStore(f"{request.name}/", self._default.store)
         pg = dist.ProcessGroup(store, request.rank, len(request.ranks))
-        # Those of a lazy group wait as long as a call of it may take: the call of connect() is long over. Torch takes
-        # zero for no limit.
-        left = timedelta(seconds=max(deadline - time.monotonic(), 0.01))
         made = put_gloo_under(
             pg,
             self._devices,
@@ -80,7 +77,8 @@ class MemberBackend:
             rank=request.rank,
             name=request.name,
             timeout=request.kind.timeout,
-            within=request.kind.timeout if request.lazy else left,
+            # Torch takes zero for no limit.
+            within=timedelta(seconds=max(deadline - time.monotonic(), 0.01)),
             eager_size=self.eager_size,
             lazy=request.lazy,
             device_types=list(config(request.kind.backend)[0]),

@@ -9,6 +9,7 @@ plan.of(rank) ── canonical groups ── process groups ── handles by na
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -60,7 +61,7 @@ class LiveGroups(ByKind[LiveGroup]):
         self.phases = phases
         self._world = world
         self._default = world.default
-        # Until when members let this rank wait (``time.monotonic``); a lazy group has its own timeout.
+        # Until when members let this rank wait in connect() (``time.monotonic``).
         self._deadline = deadline
         self._process = os.getpid()
         self._local = local or plan.of(world.default.rank)
@@ -129,14 +130,16 @@ class LiveGroups(ByKind[LiveGroup]):
 
     def hold(self, name: str, action: Making) -> None:
         """Make the process group of a canonical group now."""
-        self._made[name] = self._make(self._local[name], action)
+        self._made[name] = self._make(self._local[name], action, self._deadline)
 
     def _create(self, local: LocalGroup) -> ProcessGroup:
-        return self._make(local, making(self.plan, self.key, local, self._default, self.epoch))
+        """At its first use, which may be long after connect(), members wait as long as a call of the group may take."""
+        action = making(self.plan, self.key, local, self._default, self.epoch)
+        return self._make(local, action, time.monotonic() + action.request.kind.timeout.total_seconds())
 
-    def _make(self, local: LocalGroup, action: Making) -> ProcessGroup:
+    def _make(self, local: LocalGroup, action: Making, deadline: float) -> ProcessGroup:
         try:
-            return execute(action, self._world.backend, self._deadline)
+            return execute(action, self._world.backend, deadline)
         except RankmeshError:
             raise
         except (RuntimeError, ValueError) as error:
