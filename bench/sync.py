@@ -407,8 +407,7 @@ def run(rounds: int) -> dict[str, Any]:
 def _to_socket(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """The rates over gloo, its own and ours of both updates, to that of the raw socket, by method."""
     return {
-        name: _spread([a / b for a, b in zip(seconds["socket"], seconds[name], strict=True)])
-        for name in ("gloo_plain", "gloo", "gloo_swap")
+        name: _spread([a / b for a, b in zip(seconds["socket"], seconds[name], strict=True)]) for name in LINKED[1:]
     }
 
 

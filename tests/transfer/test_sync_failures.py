@@ -58,6 +58,7 @@ def test_a_killed_rank_costs_the_others_nothing(outcomes, tmp_path, wire, victim
         if victim == "engine":
             assert left[0]["published"] == left[1]["published"] == [1, 2, 3], what
             assert left[4]["version"] == 3, what
+            assert left[2]["version"] in (1, 2, 3), what
     assert killed  # a rank that has to look less often makes fewer calls, and is not killed at a late one
 
 

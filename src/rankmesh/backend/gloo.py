@@ -181,7 +181,7 @@ class CutStore:
     def __init__(self, host: str, port: int, timeout: timedelta) -> None:
         before = _targets()
         self.store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-        new = [(descriptor, _inode(descriptor)) for descriptor in dict(_targets().items() - before.items())]
+        new = [(descriptor, _inode(descriptor)) for descriptor in _opened_since(before)]
         self._connections = [one for one in new if self._leads_to(port, *one)]
 
     @staticmethod
@@ -206,9 +206,14 @@ def _targets() -> dict[int, str]:
     return {descriptor: _target(descriptor) for descriptor in _open_descriptors()}
 
 
+def _opened_since(before: dict[int, str]) -> set[int]:
+    """The descriptors that were not open before, or were something else."""
+    return {descriptor for descriptor, _ in _targets().items() - before.items()}
+
+
 def _polls_since(before: dict[int, str]) -> set[int]:
-    """The epoll descriptors that were not open before."""
-    return {descriptor for descriptor, _ in _targets().items() - before.items() if _is_poll(descriptor)}
+    """The epoll descriptors among them."""
+    return set(filter(_is_poll, _opened_since(before)))
 
 
 def _peer_port(one: socket.socket) -> int | None:
@@ -356,7 +361,7 @@ def put_gloo_under(
         keys = [f"0/{position}" for position in range(len(ranks))]
         # So that one that never comes is named here, not at some later collective.
         if lazy and not wait_for(addresses, keys, max(end - time.monotonic(), 0.0)):
-            raise NotJoined(f"not all of its members asked for it within {within.total_seconds():g} s", ())
+            raise NotJoined(f"not all of its members asked for it within {within.total_seconds():.3g} s", ())
     except ChannelLost as error:
         reason = f"not all of its members have connected within {within.total_seconds():.3g} s"
         raise NotJoined(reason, _seen(addresses, ranks)) from error

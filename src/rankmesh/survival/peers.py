@@ -117,14 +117,15 @@ class Peers:
         Those of a running job are asked until they have agreed to have it. Raises ``ConnectError`` where none of them
         replies, or one does not come.
         """
+        if self.joined is not None:
+            return self._ask_to_join(self.joined)
         learn, self._learn = self._learn, None  # nothing else needs the launcher's store
-        if learn is None:
-            return self._ask_to_join()
-        learn()
+        if learn is not None:
+            learn()
         return None
 
-    def _ask_to_join(self) -> Message:
-        known = [] if self.joined is None else [self.joined]
+    def _ask_to_join(self, first: Address) -> Message:
+        known = [first]
         message = {"what": "join", "contact": vars(self._contact)}
         while True:
             for address in known:

@@ -52,14 +52,14 @@ class Probe:
     def went_on(self, member: int) -> bool:
         """Whether a member was in a later epoch when it replied last, or in one that follows another agreement."""
         reply = self._last.get(member)
-        return self._number_of(reply) > self.epoch.number or self._differs(reply)
+        return _epoch_of(reply).number > self.epoch.number or self._differs(reply)
 
     def outcome(self) -> Outcome | None:
         """The outcome that others have already: whoever served it may have been lost before this member read it."""
         for reply in self._last.values():
             if isinstance(reply, dict) and isinstance(reply.get("outcome"), str):
                 return Outcome.read(reply["outcome"], "outcome")
-        if any(self._number_of(reply) > self.epoch.number + KEPT for reply in self._last.values()):
+        if any(_epoch_of(reply).number > self.epoch.number + KEPT for reply in self._last.values()):
             return Outcome("failed", message="the others went on long ago, without this member")
         if any(map(self._differs, self._last.values())):
             return Outcome("failed", message="the others agreed on another plan, without this member")
@@ -68,12 +68,7 @@ class Probe:
     def _differs(self, reply: object) -> bool:
         """Whether a member is in an epoch of this number that follows another agreement."""
         found = _epoch_of(reply)
-        return found is not None and found != self.epoch and found.number == self.epoch.number
-
-    @staticmethod
-    def _number_of(reply: object) -> int:
-        found = _epoch_of(reply)
-        return -1 if found is None else found.number
+        return found != self.epoch and found.number == self.epoch.number
 
     def any_may_arrive(self, members: Collection[int]) -> bool:
         """Whether one of these lives, or has been unresponsive for less than the timeout; not once others went on."""
@@ -100,8 +95,9 @@ class Probe:
         self._replied.update((member, now) for member in members if isinstance(self._last.get(member), dict))
 
 
-def _epoch_of(reply: object) -> Epoch | None:
-    """The epoch that a member is in, as it replied; None where it did not."""
+def _epoch_of(reply: object) -> Epoch:
+    """The epoch that a member is in, as it replied; one before all others where it did not."""
     with suppress(ValueError, KeyError):
-        return Epoch.read(reply["epoch"]) if isinstance(reply, dict) else None
-    return None
+        if isinstance(reply, dict):
+            return Epoch.read(reply["epoch"])
+    return Epoch(-1)
