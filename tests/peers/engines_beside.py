@@ -8,6 +8,7 @@
 """
 
 import json
+import resource
 import sys
 import warnings
 from importlib import import_module
@@ -22,6 +23,8 @@ from rankmesh.transfer import Transfer
 from rankmesh.transfer.layouts.layout import read
 from rankmesh.transfer.layouts.sides import side
 
+# What it needs is 2 GB: beyond this, an error that says where, and no machine without memory.
+MEMORY = 12 << 30
 BASE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8,
         "num_hidden_layers": 4, "vocab_size": 100, "max_position_embeddings": 128}  # fmt: skip
 MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -217,6 +220,7 @@ def kernels():
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     # Megatron-Core imports triton, and vLLM and transformers look whether there is one.
     stand_ins.triton()
     import_module("rankmesh.transfer.layouts.sides.megatron")

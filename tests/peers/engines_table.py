@@ -25,7 +25,7 @@ def measured(which, limit):
         [sys.executable, "-m", "tests.peers.engines_beside", which],
         capture_output=True, text=True, timeout=limit, env=environment, check=False, cwd=REPOSITORY,
     )  # fmt: skip
-    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-4000:]}"
+    assert done.returncode == 0, f"{done.returncode}: {done.stdout[-1000:]}\n{done.stderr[-4000:]}"
     return parsed(done.stdout)
 
 

@@ -329,3 +329,18 @@ def test_a_layout_is_not_read_inside_a_job():
     """A default group that exists is left alone."""
     with fake_world(0, 2), pytest.raises(ConnectError, match="part of a job already"), fake_world(1, 2):
         pass
+
+
+def test_objects_of_others_are_not_read_from_memory():
+    """No rank has sent any: a receiver's stay as they were, where torch would unpickle what was there before."""
+    with fake_world(1, 2):
+        for _ in range(50):
+            sizes = torch.full((1,), 1 << 45)  # what a size would be read from
+            objects = [None]
+            del sizes
+            torch.distributed.broadcast_object_list(objects, src=0)
+            torch.distributed.recv_object_list(objects, src=0)
+            assert objects == [None]
+        everyone = [None, None]
+        torch.distributed.all_gather_object(everyone, "mine")
+        assert everyone == [None, None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
 import torch.distributed.tensor.debug as dtensor
@@ -13,6 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rankmesh.errors import ConnectError
 
 __all__ = ["fake_world"]
+
+_OF_OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "recv_object_list", "scatter_object_list")
 
 
 @contextmanager
@@ -31,13 +34,18 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
     def fake_group(*given: Any, **options: Any) -> Any:
         return new_group(*given, **{**options, "backend": "fake", "pg_options": None, "device_id": None})
 
+    # A receiver of objects would make memory of a size that nobody sent, and unpickle what was there before.
+    replaced: dict[str, Any] = {"new_group": fake_group, **dict.fromkeys(_OF_OBJECTS, _nothing)}
     dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
-    dist.new_group = fake_group
     try:
-        yield
+        with mock.patch.multiple(dist, **replaced):
+            yield
     finally:
-        dist.new_group = new_group
         if dist.is_initialized():  # what ran may have ended it
             dist.destroy_process_group()
         # DTensor remembers meshes of equal ranks, and with them the position of the rank that this process was.
         dtensor._clear_sharding_prop_cache()
+
+
+def _nothing(*_given: Any, **_options: Any) -> None:
+    pass
