@@ -98,7 +98,7 @@ def _step(trainer: Any, step: int, kept: EpochState | None) -> tuple[list[float]
     """A step with its commit, and the commit: seconds, and processor seconds of all threads of this rank."""
     marks = [(time.perf_counter(), time.process_time())]
     if kept is not None:
-        kept.commit(step, on_thread)
+        kept.commit(step, on_thread, tuple)
     marks.append((time.perf_counter(), time.process_time()))
     trainer.step(step)
     if kept is not None and kept.copies is not None:

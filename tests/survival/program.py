@@ -45,12 +45,12 @@ class Model:
     """One rank's part of the model."""
 
     def __init__(self, job):
-        self.groups, mesh = job.groups, job.plan.mesh
+        self.groups, self.device, mesh = job.groups, job.device, job.plan.mesh
         where = mesh.coordinate(job.rank)
         self.stage, self.stages = where["pp"], mesh.axes["pp"]
         self.tp, self.dp = self.groups["tp"], self.groups["dp"]
         each = ROWS // self.tp.size
-        self.w = started(self.stage)[where["tp"] * each : (where["tp"] + 1) * each].clone()
+        self.w = started(self.stage)[where["tp"] * each : (where["tp"] + 1) * each].clone().to(self.device)
         self.m = torch.zeros_like(self.w)
         self.shardings = shardings(mesh, self.stages)
         self.tensors = {f"w{self.stage}": self.w, f"m{self.stage}": self.m}
@@ -58,7 +58,7 @@ class Model:
     def step(self, step):
         """Train on the batch of a step; the loss, on every rank."""
         each = BATCH // self.dp.size
-        x = batch(step)[self.dp.rank * each : (self.dp.rank + 1) * each]
+        x = batch(step)[self.dp.rank * each : (self.dp.rank + 1) * each].to(self.device)
         if self.stage:
             self._pass(x, src=0)
         y = x @ self.w.T  # this rank's rows of the product
@@ -71,7 +71,7 @@ class Model:
         dist.all_reduce(gradient, group=self.dp.pg)
         self.m.mul_(0.9).add_(gradient)
         self.w.sub_(0.1 * self.m)
-        loss = x.square().sum() / BATCH if self.stage + 1 == self.stages else torch.zeros((), dtype=torch.float64)
+        loss = x.square().sum() / BATCH * (self.stage + 1 == self.stages)
         dist.all_reduce(loss, group=self.dp.pg)
         if self.stages > 1:
             dist.all_reduce(loss, group=self.groups["pp"].pg)

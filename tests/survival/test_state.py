@@ -161,7 +161,7 @@ def test_commits_copy_into_memory_of_two_snapshots():
     snapshots = Snapshots(first=["b"])
     for step in range(5):
         with mock.patch.object(torch, "empty", wraps=torch.empty) as made:
-            memory = snapshots.take(step, tensors).memory
+            memory = snapshots.take(step, tensors, tuple).memory
         assert made.call_count == (step < 2)
         assert memory[:8].view(torch.int64).item() == 3 + step
         for tensor in tensors.values():
@@ -176,8 +176,67 @@ def test_a_step_that_is_committed_again_replaces_its_snapshot():
     """Not the other one."""
     snapshots = Snapshots()
     for step, value in ((1, 1.0), (2, 2.0), (2, 3.0)):
-        snapshots.take(step, {"a": torch.tensor(value)})
+        snapshots.take(step, {"a": torch.tensor(value)}, tuple)
     assert [(step, snapshots[step]["a"].item()) for step in snapshots.steps] == [(1, 1.0), (2, 3.0)]
+
+
+class _Working:
+    """A GPU that has done its work after a few looks, in place of ``torch.cuda.Event``."""
+
+    def __init__(self, looks):
+        self.looks = looks
+
+    def __call__(self):
+        return self
+
+    def record(self, stream):
+        assert stream == "the current one"
+
+    def query(self):
+        self.looks -= 1
+        return self.looks < 0
+
+
+class _Left(BaseException):
+    """What the check of a commit raises."""
+
+
+@pytest.mark.parametrize("redundancy", [0, 1])
+@pytest.mark.parametrize("ends", [1, 4, None])
+def test_a_commit_waits_for_a_gpu(monkeypatch, redundancy, ends):
+    """A GPU simulated: the step counts once its copies are made, not where the epoch ended before, or meanwhile."""
+    gpu, checks = _Working(looks=3), []
+    monkeypatch.setattr(torch.cuda, "Event", gpu)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the current one")
+    stored = {"w": Sharding(Mesh(dp=2), ("dp",), (4,))}
+    how = {"rank": 0, "hosts": ["a", "b"], "redundancy": redundancy, "device": torch.device("cuda", 0)}
+    state = EpochState(0, Mesh(dp=2), {"w": torch.zeros(2)}, stored, **how)
+    state.copies = mock.Mock() if redundancy else None
+
+    def check():
+        checks.append(gpu.looks)
+        if len(checks) == ends:
+            raise _Left
+
+    if ends is None:
+        state.commit(1, lambda call: call(), check)
+        assert state.snapshots.steps == [1]
+        assert checks == [2, 1, 0, -1]
+    else:
+        with pytest.raises(_Left):
+            state.commit(1, lambda call: call(), check)
+        assert state.snapshots.steps == []
+    assert not redundancy or state.copies.send.called == (ends is None)
+
+
+def test_copies_under_way_between_gpus_do_not_count():
+    """An abort ends them as if they had arrived."""
+    stored = {"w": Sharding(Mesh(dp=2), ("dp",), (4,))}
+    copies = Copies(Keepers(stored, ["", ""], 1), 0, torch.device("cpu"))
+    with mock.patch.object(dist, "P2POp"), mock.patch.object(dist, "batch_isend_irecv", return_value=[mock.Mock()]):
+        copies.send(1, Stretch({"w": torch.zeros(2)}))
+    copies.device = torch.device("cuda", 0)
+    assert copies.steps() == set()
 
 
 def test_a_step_counts_when_the_copies_of_it_have_arrived():

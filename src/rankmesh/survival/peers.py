@@ -23,6 +23,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # a
 
 from rankmesh.backend.drain import Drain
 from rankmesh.backend.gloo import CutStore
+from rankmesh.backend.world_group import outlive_errors
 from rankmesh.errors import ConnectError, first_line, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.rendezvous import Round, StoreChannel
@@ -86,6 +87,7 @@ class Peers:
             self.backend, self.member = str(decision.backend), launch.rank
         else:
             self.backend, self.member = "nccl" if local.index is not None else "gloo", -1
+        outlive_errors(self.backend)
         self.device = device_of(self.backend, local)
         several_hosts = self.joined is not None or launch.local_world_size != launch.world_size
         self._drain = Drain()

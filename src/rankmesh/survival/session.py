@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -35,7 +36,7 @@ from rankmesh.survival.peers import Peers
 from rankmesh.survival.probe import REPLY
 from rankmesh.survival.redundancy import checked
 from rankmesh.survival.rounds import Ending, Rounds
-from rankmesh.survival.state import EpochState, Load, load_all, restore
+from rankmesh.survival.state import EpochState, Load, device_done, load_all, restore
 from rankmesh.survival.transport import Event, Transport
 from rankmesh.survival.world import EpochWorld
 
@@ -145,6 +146,7 @@ class Session:
                 job = self._begin()
                 if job is not None:
                     result = train(job)
+                    device_done(self.device, partial(self._check, job))
                     done = True
                     self._finished()
                 self._end.came.wait()
@@ -252,7 +254,7 @@ class Session:
         if job.rank == 0 and not self._warned:
             self._warned = new.warn_of_fewer_copies()
         self._restored(new)
-        new.commit(self._step, self._entered.wait_for, wait=True)
+        new.commit(self._step, self._entered.wait_for, partial(self._check, job), wait=True)
         self._all_hold([*self._states, new], new)
 
     def _follow(self) -> None:
@@ -291,7 +293,7 @@ class Session:
                 f"rank {job.rank}: commit({step}) was called before hold(); name what must survive first", step=step
             )
         state = self._states[-1]
-        state.commit(step, self._entered.wait_for)
+        state.commit(step, self._entered.wait_for, partial(self._check, job))
         job.step = step
         self._peers.committed(step)
         self._prepare()

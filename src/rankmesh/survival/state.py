@@ -5,7 +5,8 @@ step 6   step 7          two snapshots: the older one is overwritten by the next
   A        B
 ```
 
-A commit copies the tensors, into memory that is allocated by the first two.
+A commit copies the tensors, into memory that is allocated by the first two. On a GPU it waits for its copies: what a
+stream has been given goes on after an abort, with numbers that no collective has summed.
 
 After a change every member of the new world calls ``restore``: a transfer from the snapshots of the members that are
 left, at the shardings of the epoch in which they were taken, to the tensors and shardings of the new one.
@@ -13,6 +14,7 @@ left, at the shardings of the epoch in which they were taken, to the tensors and
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -31,13 +33,26 @@ from rankmesh.survival.state_layout import StateLayout, transfer
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import where
 
-__all__ = ["EpochState", "Load", "Snapshots", "WaitFor", "load_all", "load_boxes", "restore"]
+__all__ = ["EpochState", "Load", "Snapshots", "WaitFor", "device_done", "load_all", "load_boxes", "restore"]
 
+# Seconds between two looks at a GPU that works.
+_LOOK = 0.0002
 
 # What loads a box of a tensor, as it was at the beginning of a step, from elsewhere: (name, box, step) -> its elements.
 Load = Callable[[str, Box, int], Any]
 # What makes a call that waits for other members, as ``EpochWorld.wait_for`` does.
 WaitFor = Callable[[Callable[[], object]], object]
+
+
+def device_done(device: torch.device, check: Callable[[], object]) -> None:
+    """Wait until a GPU has done what it was given. ``check`` raises when that may be what an abort cut short."""
+    if device.type == "cuda":
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        while not event.query():
+            check()
+            time.sleep(_LOOK)
+        check()  # an epoch ends before it is aborted
 
 
 class Snapshots:
@@ -63,13 +78,17 @@ class Snapshots:
         """Bytes of memory that the copies take."""
         return sum(stretch.memory.nbytes for stretch in self._by_step.values())
 
-    def take(self, step: int, tensors: Mapping[str, Tensor]) -> Stretch:
-        """Copy the tensors as they are now, at the beginning of a step, over the oldest copy."""
+    def take(self, step: int, tensors: Mapping[str, Tensor], done: Callable[[], object]) -> Stretch:
+        """Copy the tensors as they are now, at the beginning of a step, over the oldest copy.
+
+        ``done`` waits until they are copied, or raises.
+        """
         stretch = overwritten(self._by_step, step)
         if stretch is None:
             names = [*self._first, *(name for name in tensors if name not in self._first)]
             stretch = Stretch({name: local(tensors[name]) for name in names})
         stretch.copy({name: local(tensor) for name, tensor in tensors.items()})
+        done()
         self._by_step[step] = stretch
         return stretch
 
@@ -96,7 +115,7 @@ class EpochState:
     ) -> None:
         self.epoch, self.tensors, self.shardings, self.rank = epoch, tensors, shardings, rank
         self.layout = StateLayout(mesh, shardings, tuple(hosts), redundancy)
-        self._keepers = Keepers(shardings, hosts, redundancy)
+        self._keepers, self._device = Keepers(shardings, hosts, redundancy), device
         self.copies = Copies(self._keepers, rank, device) if redundancy else None
         self.snapshots = Snapshots(() if self.copies is None else self.copies.names)
 
@@ -125,17 +144,21 @@ class EpochState:
         """Bytes of memory that all copies take."""
         return self.snapshots.bytes + (0 if self.copies is None else self.copies.bytes)
 
-    def commit(self, step: int, wait_for: WaitFor, *, wait: bool = False) -> None:
-        """Keep the tensors as they are now, at the beginning of a step.
+    def commit(self, step: int, wait_for: WaitFor, check: Callable[[], object], *, wait: bool = False) -> None:
+        """Keep the tensors as they are now, at the beginning of a step; not where ``check`` raises.
 
         Copies for other ranks travel meanwhile, until the next commit; with ``wait`` until they are there. ``wait_for``
         makes the calls that wait for them.
         """
+
+        def done() -> None:
+            device_done(self._device, check)
+
         if self.copies is None:
-            self.snapshots.take(step, self.tensors)
+            self.snapshots.take(step, self.tensors, done)
             return
         wait_for(self.copies.wait)
-        self.copies.send(step, self.snapshots.take(step, self.tensors))
+        self.copies.send(step, self.snapshots.take(step, self.tensors, done))
         if wait:
             wait_for(self.copies.wait)
 
