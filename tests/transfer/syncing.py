@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from tests.transfer import live
+from tests.transfer.together import Together
 
 import rankmesh as rm
 from rankmesh.transfer.live.shards import allocate
@@ -71,6 +72,11 @@ def model(trainer=None, engine=None, hidden=32, layers=2):
 def at(me, wire, folder):
     """Where both sides meet."""
     return str(Path(folder) / "sync") if wire == "files" else me.store
+
+
+def how(wire):
+    """The wire that both sides ask for."""
+    return {"connect": Together} if wire == "together" else {}
 
 
 def until(condition, seconds=20.0):

@@ -17,7 +17,7 @@ WIRES = ("files", "gloo")
 
 
 @pytest.mark.parametrize("update", ["copy", "swap"])
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", [*WIRES, "together"])
 def test_versions_reach_two_engines(ranks, tmp_path, wire, update):
     """A trainer of 4 ranks and two engines of 2: three versions, each whole, in as many bytes as the lower bound."""
     layouts = syncing.model()
@@ -37,7 +37,8 @@ def _three(me, wire, folder, update):
     place = syncing.at(me, wire, folder)
     found = []
     tensors = syncing.values(layouts, rank, 0) if engine is None else syncing.empty(layouts, rank)
-    with rm.Sync(*layouts, tensors, at=place, engines=2, update=update, budget=syncing.BUDGET) as sync:
+    how = {"engines": 2, "update": update, "budget": syncing.BUDGET, **syncing.how(wire)}
+    with rm.Sync(*layouts, tensors, at=place, **how) as sync:
         for version in (1, 2, 3):
             if engine is None:
                 syncing.fill(tensors, layouts, rank, version)
@@ -70,7 +71,7 @@ def _cases(draw):
     return source, target, changes, skips
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", [*WIRES, "together"])
 @settings(
     max_examples=2,
     phases=[Phase.generate],
@@ -119,7 +120,7 @@ def _random(me, wire, folder, cases, update):
         for name, sharding in side.items():
             if sharding.holds(rank):
                 tensors[name] = torch.zeros(sharding.of(rank).shape, dtype=getattr(torch, sharding.dtype))
-        sync = rm.Sync(*layouts, tensors, at=place, update=update, budget=64 * 64, timeout=30)
+        sync = rm.Sync(*layouts, tensors, at=place, update=update, budget=64 * 64, timeout=30, **syncing.how(wire))
         for version in range(4):
             whole = _whole(layouts, changes, version)
             if takes_part and trains:

@@ -27,7 +27,7 @@ def _layouts():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", [*WIRES, "together"])
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_killed_rank_costs_the_others_nothing(outcomes, tmp_path, wire, victim):
     """SIGKILL of one rank in the middle of version 2: the others end in time, each engine with one version, whole."""
@@ -68,7 +68,8 @@ def _killed(me, wire, folder, victim, event):
     engine, rank = syncing.part(me, layouts)
     place = syncing.at(me, wire, folder)
     tensors = syncing.values(layouts, rank, 1) if engine is None else syncing.empty(layouts, rank)
-    sync = rm.Sync(*layouts, tensors, at=place, engines=2, timeout=TIMEOUT, budget=syncing.BUDGET)
+    how = {"engines": 2, "timeout": TIMEOUT, "budget": syncing.BUDGET, **syncing.how(wire)}
+    sync = rm.Sync(*layouts, tensors, at=place, **how)
     found = {"version": None, "wrong": [], "published": [], "errors": [], "calls": 0, "seconds": 0.0}
     _step(sync, engine, 1, found, tensors, layouts, rank)
     me.meet("version 1")

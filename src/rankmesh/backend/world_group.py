@@ -7,7 +7,6 @@ the part after it enters torch's registries.
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from typing import Any
 
@@ -19,17 +18,9 @@ from rankmesh.backend.drain import Drain
 from rankmesh.backend.gloo import GlooDevices, put_gloo_under
 from rankmesh.backend.options import config, kinds_of
 
-__all__ = ["WorldGroup", "outlive_errors"]
+__all__ = ["WorldGroup"]
 
 _NAME = "0"
-# By default torch's watchdog ends the process where a call of NCCL fails, as those do that wait for a lost member.
-_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
-
-
-def outlive_errors(backend: str) -> None:
-    """Have this process live on where a call of NCCL fails; before its first group is made, and other threads run."""
-    if "nccl" in kinds_of(backend):
-        os.environ.update(_WATCHDOG)
 
 
 class WorldGroup:

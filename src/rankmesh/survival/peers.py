@@ -23,7 +23,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # a
 
 from rankmesh.backend.drain import Drain
 from rankmesh.backend.gloo import CutStore
-from rankmesh.backend.world_group import outlive_errors
+from rankmesh.backend.nccl import outlive_errors
 from rankmesh.errors import ConnectError, first_line, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.rendezvous import Round, StoreChannel

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from rankmesh.backend import torch_threads
+from rankmesh.backend.nccl import device_done
 from rankmesh.core.sharding import Sharding
 from rankmesh.debug.watch.recorder import prepare
 from rankmesh.errors import ConnectError, LostState, PlanError, RankmeshError, first_line, in_words
@@ -36,7 +37,7 @@ from rankmesh.survival.peers import Peers
 from rankmesh.survival.probe import REPLY
 from rankmesh.survival.redundancy import checked
 from rankmesh.survival.rounds import Ending, Rounds
-from rankmesh.survival.state import EpochState, Load, device_done, load_all, restore
+from rankmesh.survival.state import EpochState, Load, load_all, restore
 from rankmesh.survival.transport import Event, Transport
 from rankmesh.survival.world import EpochWorld
 

@@ -14,7 +14,6 @@ left, at the shardings of the epoch in which they were taken, to the tensors and
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rankmesh.backend.nccl import device_done
 from rankmesh.core.boxes import Box
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
@@ -33,26 +33,13 @@ from rankmesh.survival.state_layout import StateLayout, transfer
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import where
 
-__all__ = ["EpochState", "Load", "Snapshots", "WaitFor", "device_done", "load_all", "load_boxes", "restore"]
+__all__ = ["EpochState", "Load", "Snapshots", "WaitFor", "load_all", "load_boxes", "restore"]
 
-# Seconds between two looks at a GPU that works.
-_LOOK = 0.0002
 
 # What loads a box of a tensor, as it was at the beginning of a step, from elsewhere: (name, box, step) -> its elements.
 Load = Callable[[str, Box, int], Any]
 # What makes a call that waits for other members, as ``EpochWorld.wait_for`` does.
 WaitFor = Callable[[Callable[[], object]], object]
-
-
-def device_done(device: torch.device, check: Callable[[], object]) -> None:
-    """Wait until a GPU has done what it was given. ``check`` raises when that may be what an abort cut short."""
-    if device.type == "cuda":
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(device))
-        while not event.query():
-            check()
-            time.sleep(_LOOK)
-        check()  # an epoch ends before it is aborted
 
 
 class Snapshots:

@@ -56,7 +56,14 @@ class Underway:
     tensor: Tensor
     buffer: Tensor | None
     sending: bool
-    work: dist.Work | None = None
+    work: Waitable | None = None
+
+
+class Waitable(Protocol):
+    """Work that was started, as torch's is."""
+
+    def wait(self, timeout: timedelta = ...) -> object:
+        """Wait for it; ``RuntimeError`` where it failed, or takes too long."""
 
 
 class Wire(Protocol):
@@ -65,11 +72,14 @@ class Wire(Protocol):
     def staging(self, tensors: Sequence[Tensor]) -> torch.device:
         """Where buffers are: on the GPU of the tensors where messages are sent from there, else in main memory."""
 
+    def together(self, device: torch.device) -> bool:
+        """Whether the messages of a round are started together, with buffers there; they may wait for each other."""
+
     def start(self, tensor: Tensor, peer: int, sending: bool) -> dist.Work | None:
         """Send bytes to a peer, or receive them into a tensor."""
 
     def start_together(self, underway: Sequence[Underway]) -> None:
-        """Start many messages that may wait for each other."""
+        """Start the messages of a round."""
 
 
 class GroupWire:
@@ -82,6 +92,9 @@ class GroupWire:
     def staging(self, tensors: Sequence[Tensor]) -> torch.device:
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), torch.device("cpu"))
         return device if "nccl" in str(dist.get_backend_config(self._group)) else torch.device("cpu")
+
+    def together(self, device: torch.device) -> bool:
+        return device.type == "cuda"
 
     def start(self, tensor: Tensor, peer: int, sending: bool) -> dist.Work | None:
         if sending:
@@ -117,7 +130,8 @@ class Exchange:
         self._wire, self._tensors, self._into, self._timeout = wire, tensors, into, timeout
         self._advance, self._progress = advance, progress
         self._device = wire.staging((*tensors.values(), *into.values()))
-        self._ahead = 2 if self._device.type == "cuda" else _AHEAD
+        self._together = wire.together(self._device)
+        self._ahead = 2 if self._together else _AHEAD
         self._free: list[Tensor] = []
         self._lost: dict[int, str] = {}
         self._error = ""
@@ -169,7 +183,7 @@ class Exchange:
                 self.attempt(self._pack, message, one.buffer)
             underway.append(one)
         underway = [one for one in underway if one.message.peer not in self._lost]
-        if self._device.type == "cuda":
+        if self._together:
             self._wire.start_together(underway)
             return underway
         for one in underway:
@@ -199,7 +213,7 @@ class Exchange:
     def _waited(self, one: Underway) -> bool:
         started = time.monotonic()
         try:
-            if one.work is not None and self._device.type == "cuda":
+            if one.work is not None and self._together:
                 one.work.wait()
             elif one.work is not None:
                 one.work.wait(self._timeout)

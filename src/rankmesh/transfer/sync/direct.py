@@ -3,7 +3,7 @@
 ```
 engine    request/ENGINE     "I hold version 3, over group g1"      stands until it is served
 trainer   go/ENGINE/7        "version 4, over group g1, these boxes"    written by the coordinator of a publish alone
-both      gloo group g1      the messages of the transfer
+both      group g1           the messages of the transfer, over gloo or NCCL
 ```
 
 A publish serves the engines that have asked. It waits for those that took the version before, as long as its timeout:
@@ -28,19 +28,20 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.backend.gloo import PAIR_TIMEOUTS, GlooDevices, delete_address, put_gloo_under
+from rankmesh.backend.nccl import Communicator
 from rankmesh.backend.protocol import NotJoined
-from rankmesh.errors import AgreementError, StoreLost, first_line
+from rankmesh.errors import AgreementError, PlanError, StoreLost, first_line
 from rankmesh.rendezvous import BoundedChannel, Channel, ChannelLost, StoreChannel
 from rankmesh.rendezvous.waiting import answered_within, submit
 from rankmesh.transfer.live.agreement import Fault
-from rankmesh.transfer.live.exchange import Exchange, Underway, Wire
+from rankmesh.transfer.live.exchange import Exchange, Underway, Wire, batches
 from rankmesh.transfer.live.run import Itinerary, itinerary, itinerary_of, longest_message
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.planning.transfer import Transfer
 from rankmesh.transfer.sync.delta import Delta, History, restricted
 from rankmesh.transfer.sync.layouts import ranks_of
 
-__all__ = ["Announced", "Connect", "GlooGroup", "Group", "Publisher", "Requester"]
+__all__ = ["Announced", "Connect", "GlooGroup", "Group", "NcclGroup", "Publisher", "Requester"]
 
 PREFIX = "rankmesh-sync"
 _Result = TypeVar("_Result")
@@ -57,14 +58,17 @@ class Group(Wire, Protocol):
         """End it; after a failure every call that waits in it returns with an error."""
 
 
-# Makes the wire ``key`` of the ranks ``members``, in their order; all of them do. (store, key, members, rank, timeout)
-Connect = Callable[[Any, str, Sequence[int], int, timedelta], Group]
+# Makes the wire ``key`` of the ranks ``members``, in their order; all of them do. The tensors of this rank are on
+# ``device``. (store, key, members, rank, timeout, device)
+Connect = Callable[[Any, str, Sequence[int], int, timedelta, torch.device], Group]
 
 
 class GlooGroup:
     """A gloo group of its own, outside of torch's registries, whose pairs connect when they first talk."""
 
-    def __init__(self, store: Any, key: str, members: Sequence[int], rank: int, timeout: timedelta) -> None:
+    def __init__(
+        self, store: Any, key: str, members: Sequence[int], rank: int, timeout: timedelta, _: torch.device
+    ) -> None:
         self._places = {member: place for place, member in enumerate(members)}
         self._place = self._places[rank]
         self._store = PrefixStore(f"{PREFIX}/{key}", store.clone())
@@ -90,6 +94,9 @@ class GlooGroup:
     def staging(self, tensors: Sequence[Tensor]) -> torch.device:
         return torch.device("cpu")
 
+    def together(self, device: torch.device) -> bool:
+        return False
+
     def start(self, tensor: Tensor, peer: int, sending: bool) -> dist.Work | None:
         call = self._group.send if sending else self._group.recv
         return call([tensor], self._places[peer], 0)
@@ -106,6 +113,47 @@ class GlooGroup:
         del self._group
 
 
+class NcclGroup:
+    """An NCCL communicator of its own, outside of torch's registries, between the GPUs of the ranks' tensors."""
+
+    def __init__(
+        self, store: Any, key: str, members: Sequence[int], rank: int, timeout: timedelta, device: torch.device
+    ) -> None:
+        if device.type != "cuda":
+            raise PlanError(
+                f"the tensors of rank {rank} are on {device}, and NCCL moves what is on GPUs; move them there, or "
+                "connect with GlooGroup",
+                rank=rank,
+            )
+        self._places = {member: place for place, member in enumerate(members)}
+        self._place, self._device = self._places[rank], device
+        part = PrefixStore(f"{PREFIX}/{key}", store.clone())
+        try:
+            self._made = Communicator(part, self._place, len(members), name=key, limit=timeout, device=device)
+        except NotJoined as error:
+            raise Fault(f"the ranks did not connect ({first_line(error)})") from error
+
+    def staging(self, tensors: Sequence[Tensor]) -> torch.device:
+        return self._device
+
+    def together(self, device: torch.device) -> bool:
+        return True
+
+    def start(self, tensor: Tensor, peer: int, sending: bool) -> None:
+        """NCCL needs all messages of a round at once."""
+        raise NotImplementedError
+
+    def start_together(self, underway: Sequence[Underway]) -> None:
+        calls = [(one.tensor, self._places[one.message.peer], one.sending) for one in underway]
+        for batch in batches([call[1:] for call in calls], self._place, len(self._places)):
+            work = self._made.start([calls[number] for number in batch])
+            for number in batch:
+                underway[number].work = work
+
+    def close(self, failed: bool) -> None:
+        self._made.close()
+
+
 @dataclass(eq=False)
 class _Member:
     """What both sides do: messages over the group of one engine, in which this one is ``rank``."""
@@ -116,6 +164,7 @@ class _Member:
     timeout: timedelta
     budget: int
     connect: Connect
+    device: torch.device
     memory: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -138,7 +187,7 @@ class _Member:
 
     def _connected(self, key: str) -> Group:
         """The wire of this name, once all its members have come."""
-        make = partial(self.connect, self.store, key, self._members, self.rank, self.timeout)
+        make = partial(self.connect, self.store, key, self._members, self.rank, self.timeout, self.device)
         return answered_within(submit(make, "rankmesh-sync"), self.timeout.total_seconds() + _MOMENT)
 
     def _itinerary(self, delta: Delta | None, budget: int) -> Itinerary:
@@ -207,6 +256,8 @@ class Publisher(_Member):
         """Send a version to the engines that were chosen; why it did not reach an engine, by engine."""
         served: dict[str, Any] = json.loads(value)
         self.memory = 0
+        if self.device.type == "cuda":  # what this thread has given the GPU is done before other threads send it
+            torch.cuda.current_stream(self.device).synchronize()
         for engine in self._groups.keys() - served.keys():
             self._drop(engine, failed=False)
         self._served.update({engine: one["number"] for engine, one in served.items()})

@@ -22,6 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # absent from its __all__
@@ -82,7 +83,8 @@ class Sync:
     for those that took the version before, and it serves whoever has asked.
 
     ``update``: ``"copy"`` keeps the tensors of an engine and writes into them, ``"swap"`` keeps two sets, which change
-    places. ``budget`` (bytes) bounds the buffers of a rank, ``timeout`` (seconds) every wait.
+    places. ``budget`` (bytes) bounds the buffers of a rank, ``timeout`` (seconds) every wait. ``connect`` makes the
+    wires of a store: ``direct.GlooGroup``, or ``direct.NcclGroup`` between GPUs, the same on both sides.
 
     Raises ``PlanError`` for layouts or options that do not fit.
     """
@@ -172,6 +174,14 @@ class Sync:
         memory = publisher.memory if isinstance(publisher, direct.Publisher) else 0
         return Published(number, time.perf_counter() - started, memory, failed)
 
+    @property
+    def _device(self) -> torch.device:
+        """Where the tensors of this rank are; of one that has none, where new ones would be on a GPU."""
+        known = next((local(tensor).device for tensor in self._weights.tensors.values()), None)
+        if known is None and torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        return known or torch.device("cpu")
+
     def _trainer(self) -> stored.Publisher | direct.Publisher:
         if self._receiver is not None:
             raise PlanError("publish() of a Sync that has received; an engine does not publish")
@@ -186,6 +196,7 @@ class Sync:
             self._timeout,
             self._budget,
             self._connect,
+            self._device,
             tensors,
             run,
             self._least,
@@ -217,7 +228,7 @@ class Sync:
         if isinstance(self._at, Path):
             return stored.Reader(self._at, self._layouts.stored, rank)
         store, moves = self._open(serves=False), self._layouts.direct
-        return direct.Requester(store, moves, rank, self._timeout, self._budget, self._connect, name)
+        return direct.Requester(store, moves, rank, self._timeout, self._budget, self._connect, self._device, name)
 
     def _read(self, reader: stored.Reader, started: float, end: float) -> Received | None:
         """From files: all ranks lock the files of one version, and copy them."""
