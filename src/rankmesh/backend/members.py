@@ -162,9 +162,7 @@ class MemberBackend:
 
     def _together(self, pg: dist.ProcessGroup) -> AbstractContextManager[Any]:
         """Abort several NCCL communicators as one: one by one they wait for each other."""
-        manager: Any = c10d._coalescing_manager
-        chosen: AbstractContextManager[Any] = manager(pg, self._default.bound_device or torch.device("cuda"))
-        return chosen
+        return _coalesced(pg, self._default.bound_device or torch.device("cuda"))
 
 
 def destroy(pg: dist.ProcessGroup, *, addresses: bool = True) -> None:
@@ -205,7 +203,19 @@ class Torch213(Torch214):
 
 
 @contextmanager
+def _coalesced(pg: Any, device: torch.device) -> Iterator[None]:
+    """Not by torch's own manager, whose list of calls another thread may be in, and would lose."""
+    pg._start_coalescing(device)
+    try:
+        yield
+    finally:
+        pg._end_coalescing(device)
+
+
+@contextmanager
 def _grouped(backend: Any) -> Iterator[None]:
     backend._group_start()
-    yield
-    backend._group_end()
+    try:
+        yield
+    finally:
+        backend._group_end()

@@ -216,8 +216,9 @@ class LiveGroups(ByKind[LiveGroup]):
         """Have every collective that is blocked in these groups return with an error, on this rank and its peers.
 
         For when a member is lost: every surviving rank calls it, from any thread, and then ``close``. Connections of
-        other plans of this world are cut too: they share gloo's devices. Raises ``ConnectError`` when the groups are
-        closed, and in another process than the one that made them.
+        other plans of this world are cut too: they share gloo's devices. Over NCCL start the job with
+        ``TORCH_NCCL_ASYNC_ERROR_HANDLING=0``, or torch ends the process where a call fails. Raises ``ConnectError``
+        when the groups are closed, and in another process than the one that made them.
         """
         self._check_open()
         if os.getpid() != self._process:

@@ -204,7 +204,7 @@ class EpochWorld:
             self._group.cut()
             if self._world is not None:
                 self._world.backend.store_lost = True
-                with suppress(ConnectError, RuntimeError):
+                with suppress(Exception):  # whatever it is, connections are cut on
                     if whole:
                         self._world.backend.abort(())
                     else:
