@@ -11,6 +11,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend import nccl
 from rankmesh.backend.protocol import NotJoined
+from rankmesh.backend.world_group import WorldGroup
 
 HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 DEVICE = torch.device("cuda", 0)
@@ -126,3 +127,13 @@ def test_calls_have_a_limit(made, gpu, timeout):
     batch = _communicator(store, limit=0.1 if timeout is None else 60).start([(torch.ones(1), 1, True)])
     with pytest.raises(RuntimeError, match=r"nothing came for 0\.1 s"):
         batch.wait(timeout)
+
+
+@pytest.mark.parametrize(("backend", "known"), [("nccl", True), ("nccl", False), ("cpu:gloo,cuda:nccl", True)])
+def test_a_world_that_may_be_left_connects_later(monkeypatch, backend, known):
+    """torch 2.15 would connect NCCL as the world is made, and wait there for a lost member: it is asked not to."""
+    options, given = type("Options", (), {"lazy_init": False} if known else {}), {}
+    monkeypatch.setattr(c10d, "ProcessGroupNCCL", type("Backend", (), {"Options": options}), raising=False)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **how: given.update(how))
+    WorldGroup(backend, None, 0, 2, timeout=timedelta(seconds=1), eager_size=1, drain=None).install()
+    assert getattr(given["pg_options"], "lazy_init", None) == (True if known and backend == "nccl" else None)

@@ -70,7 +70,8 @@ class WorldGroup:
     def install(self) -> None:
         """Make it torch's default group."""
         if self._made is None:
-            dist.init_process_group(self._backend, store=self._store, rank=self._rank, world_size=self._size)
+            how = {"store": self._store, "rank": self._rank, "world_size": self._size, "pg_options": self._lazily()}
+            dist.init_process_group(self._backend, **how)
             return
         ranks = {rank: rank for rank in range(self._size)}
         registries.register(self._made, self._backend, self._store, _NAME, "default_pg", ranks)
@@ -79,6 +80,14 @@ class WorldGroup:
         c10d._world.group_count = max(c10d._world.group_count, int(_NAME) + 1)
         self._make_group = c10d._new_process_group_helper
         c10d._new_process_group_helper = self._devices.observing(self._make_group)
+
+    def _lazily(self) -> Any:
+        """Options by which NCCL connects at the first call, as it does before torch 2.15: whoever installs it waits."""
+        made: Any = c10d.ProcessGroupNCCL.Options() if self._backend == "nccl" else None
+        if not hasattr(made, "lazy_init"):
+            return None
+        made.lazy_init = True
+        return made
 
     def leave(self) -> None:
         """Leave what torch makes of groups alone; calling it again is nothing."""
