@@ -39,7 +39,7 @@ def site(tmp_path_factory):
     strictly = ("--fail-on-warning", "--nitpicky", "--keep-going", "--quiet")
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", *strictly, "-d", str(folder / "trees"), "docs", str(folder / "html")],
-        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -20,7 +20,7 @@ def _capability(rank, size=3, **more):
     return replace(Capabilities(rank, size, f"host{rank}", 100 + rank, None, 0, "gpu", ""), **more)
 
 
-def _all(capabilities, seconds=1.0):
+def _all(capabilities, seconds=20.0):
     """What each rank got, its choice or its error, and how many keys were left."""
     store = HashStore()
 
