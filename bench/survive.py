@@ -102,7 +102,7 @@ def _step(trainer: Any, step: int, kept: EpochState | None) -> tuple[list[float]
     marks.append((time.perf_counter(), time.process_time()))
     trainer.step(step)
     if kept is not None and kept.copies is not None:
-        kept.copies.wait()
+        kept.copies.wait(tuple)
     marks.append((time.perf_counter(), time.process_time()))
     start, committed, end = marks
     return [after - before for before, after in zip(start, end, strict=True)], [

@@ -17,6 +17,7 @@ from rankmesh import sim
 from rankmesh.errors import AgreementError, PlanError, TransferError
 from rankmesh.transfer import Transfer
 from rankmesh.transfer.live import run
+from rankmesh.transfer.live.exchange import GroupWire
 
 
 def _moved(moves, rank, budget=1 << 20, **how):
@@ -240,3 +241,35 @@ def test_a_budget_that_holds_no_message():
             moves.run({}, {}, 100)
 
     sim.run(small, 2)
+
+
+def test_all_ranks_connect_where_rounds_start_together(ranks):
+    """3 ranks, as if their tensors were on GPUs: also the one without a part makes the call that connects all."""
+    assert ranks(3, _together) == [[1, []], [1, []], [1, []]]
+    assert ranks(3, _together, False) == [[0, []], [0, []], [0, []]]
+
+
+def _together(me, gpus=True):
+    counted = []
+
+    class Wire(GroupWire):
+        parts = 0
+
+        def staging(self, tensors):
+            self.parts = len(tensors)
+            return torch.device("cpu")
+
+        def together(self, device):
+            return gpus and self.parts > 0
+
+        def meet(self):
+            counted.append(1)
+            dist.all_reduce(torch.zeros(1))
+
+    run.GroupWire = Wire
+    one = [{"w": rm.Sharding(rm.Mesh(dp=1, offset=offset), None, (1000, 3))} for offset in (0, 1)]
+    moves = Transfer(*one)
+    whole = torch.arange(3000.0).view(1000, 3)
+    into = {"w": torch.zeros(1000, 3)} if me.rank == 1 else {}
+    moves.run({"w": whole} if me.rank == 0 else {}, into, budget=4096)
+    return [len(counted), [] if me.rank != 1 or torch.equal(into["w"], whole) else ["w"]]

@@ -69,6 +69,7 @@ class Communicator:
         # First, since NCCL itself waits for a member without a limit.
         store.set(f"here/{rank}", "")
         if not wait_for(store, [f"here/{position}" for position in range(size)], self._limit):
+            store.delete_key(f"here/{rank}")
             raise NotJoined(f"not all of its members have come within {self._limit:.3g} s", ())
         options = c10d.ProcessGroupNCCL.Options()
         options._timeout, options.group_name = _LONG, c10d.GroupName(name)

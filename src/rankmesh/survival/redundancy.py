@@ -16,7 +16,7 @@ be restored, as long as of each shard its rank or one of its keepers is left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rankmesh.backend.nccl import device_done
 from rankmesh.core.axes import integer
 from rankmesh.core.shard_map import ShardMap
 from rankmesh.core.sharding import Sharding
@@ -183,29 +184,31 @@ class Copies:
 
     def steps(self) -> set[int]:
         """The steps of which all the copies that this rank keeps have arrived; also after the world has ended."""
-        if self._underway is not None:
+        if self._underway is not None and self.device.type == "cpu":
             step, works = self._underway
             with suppress(RuntimeError):
                 for work in works:
                     work.wait(_MOMENT)
-                # What travels between GPUs ends by an abort as if it had arrived.
-                self._arrived |= {step} if self.device.type == "cpu" else set()
-            self._underway = None
+                self._arrived.add(step)
+        self._underway = None  # what travels between GPUs ends by an abort as if it had arrived
         return self._arrived
 
     def at(self, step: int) -> dict[int, dict[str, Tensor]]:
         """The copies of the shards of other ranks at a step, by rank and name."""
         return {owner: by_step[step].tensors for owner, by_step in self._kept.items() if step in by_step}
 
-    def wait(self) -> None:
-        """Wait until the copies that travel have arrived on every rank: what is older is needed by none."""
+    def wait(self, check: Callable[[], object]) -> None:
+        """Wait until the copies that travel have arrived on every rank: what is older is needed by none.
+
+        ``check`` raises where they may have been cut short.
+        """
         if self._underway is None:
             return
         step, works = self._underway
-        self._wait(works)
+        self._wait(works, check)
         self._underway = None
         self._arrived.add(step)
-        self._meet()
+        self._meet(check)
 
     def send(self, step: int, snapshot: Stretch) -> None:
         """Have the copies of a step travel; ``snapshot`` begins with what this rank sends."""
@@ -227,7 +230,7 @@ class Copies:
             like[name] = torch.empty(sharding.of(owner).shape, dtype=getattr(torch, sharding.dtype), device="meta")
         return Stretch(like, self.device)
 
-    def _meet(self) -> None:
+    def _meet(self, check: Callable[[], object]) -> None:
         """Wait until every rank of the plan is here, in log2(ranks) messages to and from each."""
         size, distance = len(self.keepers.hosts), 1
         while distance < size:
@@ -237,14 +240,13 @@ class Copies:
                 dist.P2POp(dist.irecv, came, source, tag=_ARRIVED),
                 dist.P2POp(dist.isend, sent, to, tag=_ARRIVED),
             ]
-            self._wait(dist.batch_isend_irecv(operations))
+            self._wait(dist.batch_isend_irecv(operations), check)
             distance *= 2
 
-    def _wait(self, works: Sequence[dist.Work]) -> None:
+    def _wait(self, works: Sequence[dist.Work], check: Callable[[], object]) -> None:
         for work in works:
             if self.device.type == "cuda":
                 work.wait()
             else:
                 work.wait(_LONG)
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+        device_done(self.device, check)

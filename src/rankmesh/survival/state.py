@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -137,17 +138,15 @@ class EpochState:
         Copies for other ranks travel meanwhile, until the next commit; with ``wait`` until they are there. ``wait_for``
         makes the calls that wait for them.
         """
-
-        def done() -> None:
-            device_done(self._device, check)
-
+        done = partial(device_done, self._device, check)
         if self.copies is None:
             self.snapshots.take(step, self.tensors, done)
             return
-        wait_for(self.copies.wait)
+        arrived = partial(self.copies.wait, check)
+        wait_for(arrived)
         self.copies.send(step, self.snapshots.take(step, self.tensors, done))
         if wait:
-            wait_for(self.copies.wait)
+            wait_for(arrived)
 
 
 class Shares(Protocol):

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.backend.drain import Drain
+from rankmesh.backend.nccl import device_done
 from rankmesh.backend.world_group import WorldGroup
 from rankmesh.debug.watch.watch import Watch
 from rankmesh.errors import ConnectError
@@ -136,12 +137,14 @@ class EpochWorld:
     def _install(self) -> None:
         """Make the world torch's own, and connect the groups in it."""
         with self._lock:
-            if self._left.is_set():
-                raise ConnectError("the members changed while they connected")
+            self._check()
             self._group.install()
             self._world = World.current()
             self._world.backend.eager_size, self._world.backend.drain = _EAGER_SIZE, self._drain
             self._world.serves = False  # it is served for as long as its process lives, whatever happens to the world
+        if self._device.type == "cuda":  # NCCL connects all members at their first call, which spares make nowhere else
+            dist.all_reduce(torch.zeros(1, device=self._device))
+            device_done(self._device, self._check)
         if self.has_rank:
             plan = self._members.plan
             if not plan.mesh.size == plan.world_size == self.size:
@@ -152,6 +155,10 @@ class EpochWorld:
                 left = self._left.is_set()
             if left:  # while it connected
                 groups.close()
+
+    def _check(self) -> None:
+        if self._aborted.done() or self._left.is_set():
+            raise ConnectError("the members changed while they connected")
 
     def watch(self, limit: float | None, diagnosed: Callable[[str, tuple[int, ...]], None]) -> None:
         """Watch over the calls of this world; ``diagnosed`` takes why one hangs, and the members at fault.

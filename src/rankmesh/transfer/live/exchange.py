@@ -96,6 +96,10 @@ class GroupWire:
     def together(self, device: torch.device) -> bool:
         return device.type == "cuda"
 
+    def meet(self) -> None:
+        """Connect all members over NCCL, which leaves it undefined what a first call does that only some make."""
+        dist.all_reduce(torch.zeros(1, device="cuda"), group=self._group)
+
     def start(self, tensor: Tensor, peer: int, sending: bool) -> dist.Work | None:
         if sending:
             return dist.isend(tensor, group=self._group, group_dst=self._ranks[peer])

@@ -52,6 +52,8 @@ __all__ = ["Itinerary", "Moved", "itinerary", "itinerary_of", "longest_message",
 # Messages beyond this length gain nothing, and longer ones are later to be packed while others travel.
 _LONGEST = 4 << 20
 _SHORTEST = 64
+# What a rank gives for all to know whose messages start together: some ranks have none.
+_TOGETHER = "together"
 
 
 @dataclass(frozen=True)
@@ -97,23 +99,28 @@ def run(
     each other. Raises ``PlanError`` for a budget that holds no message; ``AgreementError`` on every rank when they
     differ or one stays away; ``TransferError`` on every rank when one fails, naming it and what is ``incomplete``.
     """
-    started = time.perf_counter()
+    began = time.perf_counter()
     limit, longest = time_limit(timeout), longest_message(moves, budget)
     world = default_group()
     group = dist.group.WORLD if group is None else group
     ranks = dist.get_process_group_ranks(group)
     side = _Side(moves, tensors, into, world.rank, kept or {})
     itinerary = itinerary_of(moves, world.rank, longest)
-    agreement = None
+    agreement, wire = None, GroupWire(group)
     if not world.dry and len(ranks) > 1:
         serves, name = World.current().serves, group.group_name  # type: ignore[union-attr]
-        agreement = TransferAgreement(world.store, name, world.rank, ranks, limit, serves=serves)
-        agreement.start({"digest": moves.digest, "budget": int(budget)}, side.problem or _outside(moves, ranks))
+        agreement = TransferAgreement(world.store, name, world.rank, ranks, limit, serves=serves, value=_any)
+        together = wire.together(wire.staging((*side.tensors.values(), *side.into.values())))
+        started = agreement.start(
+            {"digest": moves.digest, "budget": int(budget)},
+            side.problem or _outside(moves, ranks),
+            _TOGETHER if together else "",
+        )
+        if started.value:
+            wire.meet()
     elif side.problem:
         raise TransferError(f"rank {world.rank}: {side.problem}", rank=world.rank, ranks=(world.rank,))
-    exchange = Exchange(
-        GroupWire(group), side.tensors, side.into, limit, agreement.advance if agreement else None, progress
-    )
+    exchange = Exchange(wire, side.tensors, side.into, limit, agreement.advance if agreement else None, progress)
     fault = _moved(side, exchange, itinerary, agreement)
     if agreement is not None:
         outcome = agreement.end(fault)
@@ -123,7 +130,7 @@ def run(
         raise side.failed(exchange, itinerary, outcome)
     mark(into, ())
     part = moves.of(world.rank)
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - began
     return Moved(
         part.bytes_in,
         part.bytes_out,
@@ -147,6 +154,10 @@ def _moved(side: _Side, exchange: Exchange, itinerary: Itinerary, agreement: Tra
             agreement.end(Fault(in_one_line(error)))
         raise
     return None
+
+
+def _any(texts: Mapping[int, str]) -> bool:
+    return any(texts.values())
 
 
 class _Side:
