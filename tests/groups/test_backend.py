@@ -305,6 +305,25 @@ def test_a_cut_leaves_a_number_alone_that_is_anothers_by_now(monkeypatch):
         one.close()
 
 
+def test_a_group_may_go_right_after_a_cut(ranks):
+    """6 gloo ranks: 20 groups are cut and destroyed at once; gloo ends a process that polls what it has closed."""
+    assert ranks(6, _cut_and_gone, world=None, limit=60) == [True] * 6
+
+
+def _cut_and_gone(me):
+    limit = timedelta(seconds=20)
+    how = {"ranks": range(me.size), "rank": me.rank, "name": "group", "lazy": True, "device_types": ["cpu"]}
+    for number in range(20):
+        part = dist.PrefixStore(f"group {number}", me.store)
+        pg, devices = dist.ProcessGroup(part, me.rank, me.size), GlooDevices()
+        put_gloo_under(pg, devices, part, timeout=limit, within=limit, **how)
+        pg.allreduce([torch.ones(1)], dist.AllreduceOptions()).wait()
+        me.meet(f"group {number} is used")
+        devices.cut()
+        del pg
+    return True
+
+
 def test_abort_ends_what_is_blocked(ranks):
     """4 gloo ranks, one of them stopped: the three others are out of their collective within a second."""
     assert ranks(4, _aborted, limit=60) == [True, True, True, None]

@@ -251,7 +251,7 @@ def _interrupted_close(me):
     groups = rm.connect(rm.Plan(rm.Mesh(dp=2), [rm.GroupSpec("dp"), rm.GroupSpec("own", "dp", share=False)]))
     destroy = MemberBackend.destroy
 
-    def interrupt(self, pg):
+    def interrupt(self, pg, **_):
         MemberBackend.destroy = destroy
         raise KeyboardInterrupt
 

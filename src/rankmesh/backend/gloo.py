@@ -76,6 +76,7 @@ class GlooDevices:
         self._observed: list[dict[int, str]] = []
         # What reads on when connections are cut.
         self.drain = drain or Drain()
+        self._cutting = threading.Lock()
 
     def of(self, *, lazily: bool) -> list[Any]:
         """The devices for one more group."""
@@ -133,14 +134,26 @@ class GlooDevices:
         A connection is cut when nothing is under way on it: gloo forgets a message of which it has sent or received a
         part, or that it cannot write, when its connection ends, and whoever waits for it waits for the timeout. So
         only what comes is ended here, and what others still send is read for a while.
+
+        Returns once gloo has closed its ends: a device that goes away before, with the last group on it, leaves them
+        polled while they are read here, and gloo ends the process where an event comes for a closed one.
         """
         for before in list(self._observed):  # a call that waits for its members
             self._keep(_polls_since(before))
-        end = time.monotonic() + ARRIVAL
-        while self._end_receives(end - time.monotonic()):
-            time.sleep(LOOK)
+        with self._cutting:
+            end, all_ended = time.monotonic() + ARRIVAL, set[int]()
+            while self._end_receives(end - time.monotonic(), all_ended):
+                time.sleep(LOOK)
+            end = time.monotonic() + ARRIVAL
+            while not all_ended.isdisjoint(self._gloos()) and time.monotonic() < end:
+                time.sleep(LOOK)
 
-    def _end_receives(self, left: float) -> bool:
+    def finish_cut(self) -> None:
+        """Wait for a cut that another thread makes: groups are only destroyed after it."""
+        with self._cutting:
+            pass
+
+    def _end_receives(self, left: float, all_ended: set[int]) -> bool:
         """End what comes on connections, but for those in use while seconds are left; whether there are such."""
         in_use, ended = False, {}
         for descriptor, listening in list(self._polls.items()):
@@ -159,6 +172,7 @@ class GlooDevices:
                 with suppress(OSError):
                     one.shutdown(socket.SHUT_RD)
                 ended[found.inode] = one
+        all_ended.update(ended)
         self.drain.take(ended, self._gloos)
         return in_use
 

@@ -128,9 +128,13 @@ class MemberBackend:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def destroy(self, pg: dist.ProcessGroup) -> None:
-        """Destroy a group, leaving torch's registries and the store as they were."""
-        destroy(pg, addresses=not self.store_lost)
+    def destroy(self, pg: dist.ProcessGroup, *, connected: bool = True) -> None:
+        """Destroy a group, leaving torch's registries and the store as they were.
+
+        But for its address in the store where members may be about to read it: gloo crashes on one that is gone.
+        """
+        self._devices.finish_cut()
+        destroy(pg, addresses=connected and not self.store_lost)
 
     def abort(self, groups: Sequence[dist.ProcessGroup]) -> None:
         """Cut the connections of gloo's groups, on all devices of this world; abort the others' communicators together.

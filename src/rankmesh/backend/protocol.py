@@ -90,8 +90,11 @@ class Backend(Protocol):
     def local(self, request: GroupRequest) -> ProcessGroup:
         """The group of this rank alone."""
 
-    def destroy(self, pg: ProcessGroup) -> None:
-        """Destroy a group; a world that was destroyed before took it along already."""
+    def destroy(self, pg: ProcessGroup, *, connected: bool = True) -> None:
+        """Destroy a group; a world that was destroyed before took it along already.
+
+        ``connected``: all of its members have made it. Until then they may still look for this one in the store.
+        """
 
     def abort(self, groups: Sequence[ProcessGroup]) -> None:
         """Have every collective that is blocked in these groups return with an error; they are only destroyed then."""

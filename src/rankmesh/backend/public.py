@@ -87,7 +87,7 @@ class PublicBackend:
         """Not here: torch's own group of one rank is made by all."""
         return self.create(request, 0.0)
 
-    def destroy(self, pg: dist.ProcessGroup) -> None:
+    def destroy(self, pg: dist.ProcessGroup, *, connected: bool = True) -> None:
         """Destroy a group, if its world has not taken it along."""
         if dist.is_initialized():
             dist.destroy_process_group(pg)

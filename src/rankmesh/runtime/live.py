@@ -67,6 +67,8 @@ class LiveGroups(ByKind[LiveGroup]):
         self._local = local or plan.of(world.default.rank)
         self._made: dict[str, ProcessGroup] = {}
         self._closed = False
+        # Whether every rank has made its groups.
+        self.is_complete = False
         self._handles = {name: LiveGroup(local, self._opener(local)) for name, local in self._local.items()}
         # The same until they are closed: one look-up answers a question.
         self._open_handles = dict(self._handles)
@@ -258,7 +260,7 @@ class LiveGroups(ByKind[LiveGroup]):
     def _destroy(self, pg: ProcessGroup) -> RuntimeError | None:
         """Destroy one process group; its error, so that the others can still be destroyed."""
         try:
-            self._world.backend.destroy(pg)
+            self._world.backend.destroy(pg, connected=self.is_complete)
         except RuntimeError as error:
             return error
         return None

@@ -196,6 +196,8 @@ class World:
                 agreement.give_up(error, deadline - time.monotonic(), within)
             raise
         phases["all"] = time.perf_counter() - started
+        for live in made.values():
+            live.is_complete = True
         return made
 
     def _create(self, made: Mapping[str, LiveGroups], phases: dict[str, float]) -> None:

@@ -108,7 +108,8 @@ class GlooGroup:
     def close(self, failed: bool) -> None:
         if failed:
             self._devices.cut()
-        delete_address(self._store, self._place)
+        else:  # all members have connected, and read it no more
+            delete_address(self._store, self._place)
         self._devices.release()
         del self._group
 
