@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.doctor.making import WORLD, call, document, recordings, write
 
 import rankmesh as rm
-from rankmesh.debug.doctor import diagnose, doctor, recording_of
+from rankmesh.debug.doctor import diagnose, doctor, reader, recording_of
 from rankmesh.debug.doctor.folder import read_folder
 from rankmesh.debug.doctor.formats import document as read_document
 from rankmesh.errors import RecordingError
@@ -128,6 +128,24 @@ def test_a_reader_that_is_ended_is_replaced(tmp_path, monkeypatch):
     found = doctor(tmp_path)
     assert any("nccl_trace_rank_0" in note for note in found.notes)
     assert set(found.history.recordings) == {1, 2, 3}
+
+
+def test_a_reader_that_ends_by_chance_costs_no_recording(tmp_path, monkeypatch):
+    """On a loaded machine one may end before it has begun: its file is given to the next one, once."""
+    asked, calls = reader._asked, []
+
+    def ends_first(process, path, rank):
+        calls.append(path.name)
+        if len(calls) == 1:
+            raise EOFError
+        return asked(process, path, rank)
+
+    monkeypatch.setattr(reader, "_asked", ends_first)
+    write(tmp_path, hung(without=()))
+    found = doctor(tmp_path)
+    assert set(found.history.recordings) == {0, 1, 2, 3}
+    assert calls[0] == calls[1]
+    assert len(calls) == 5
 
 
 def _endless():

@@ -5,7 +5,7 @@ doctor ──"/dir/rank_3"──> reader    at most 1.5 GiB, 30 s a file
        <──answer────────────          the recording, or why there is none
 ```
 
-The file that a reader had when it ended without an answer is skipped, with a note.
+The file that a second reader, too, had when it ended without an answer is skipped, with a note.
 """
 
 from __future__ import annotations
@@ -86,7 +86,18 @@ class _Reader:
         self._process: subprocess.Popen[bytes] | None = None
 
     def read(self, path: Path, rank: int | None) -> Recording | str:
-        """The recording in a file, or why there is none."""
+        """The recording in a file, or why there is none.
+
+        A reader that ends is replaced, once for each file: on a loaded machine it may not have begun.
+        """
+        for _ in range(2):
+            try:
+                return _asked(self._started(), path, rank)
+            except (BrokenPipeError, EOFError, pickle.UnpicklingError):  # noqa: PERF203  - a loop of attempts
+                self.end()
+        return f"{path.name} takes more than {_MEMORY >> 20} MiB or {_SECONDS} s to read: skipped"
+
+    def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._process = subprocess.Popen(  # noqa: S603  - this interpreter, and a module of ours
                 [sys.executable, "-c", f"from rankmesh.debug.doctor.reader import main; main({_SECONDS})"],
@@ -95,11 +106,7 @@ class _Reader:
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )
-        try:
-            return _asked(self._process, path, rank)
-        except (BrokenPipeError, EOFError, pickle.UnpicklingError):
-            self.end()
-            return f"{path.name} takes more than {_MEMORY >> 20} MiB or {_SECONDS} s to read: skipped"
+        return self._process
 
     def end(self) -> None:
         process, self._process = self._process, None
