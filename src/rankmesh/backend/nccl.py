@@ -1,7 +1,7 @@
 """NCCL where members are lost: torch's watchdog leaves the process alone, and waits for a GPU have limits.
 
 ```
-watchdog    by default it ends the process where a call of NCCL fails         it is told not to
+watchdog    by default it ends the process where a call of NCCL fails         a variable turns that off
 a call      returns at once, and goes on for good where a member is lost      who needs it done waits for the GPU
 an abort    lets the stream go on, past a call whose numbers never came       so it is asked for before they count
 ```
