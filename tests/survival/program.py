@@ -98,7 +98,7 @@ def member(me, port, folder, deaths, steps, layout, how):
         if me.rank == me.size - 1:
             for name in torchrun_variables(0, 1, local_rank=0, local_world_size=1, port=port):
                 del os.environ[name]
-            how["join"] = _address(Path(folder))
+            how["join"], os.environ["RANKMESH_JOB_KEY"] = _contact(Path(folder))
     served_once()
     before, dying = kept(), Deaths(me.rank, deaths, folder)
     history, losses = [], {}
@@ -108,7 +108,7 @@ def member(me, port, folder, deaths, steps, layout, how):
         job.hold(model.tensors, model.shardings)
         history.append([job.epoch, job.rank, job.step, job.plan.mesh.axes["dp"], time.time(), dict(job.seconds)])
         if job.rank == 0 and (job.epoch or joins == "before"):
-            (Path(folder) / "address").write_text(job.address, encoding="utf-8")
+            (Path(folder) / "contact").write_text(f"{job.address} {job.key}\n", encoding="utf-8")
         for step in range(job.step, steps):
             dying.step(step)
             if [job.rank, step] == raises:
@@ -138,15 +138,15 @@ def member(me, port, folder, deaths, steps, layout, how):
     return {**ended, **outcome, "history": history, "losses": losses}
 
 
-def _address(folder):
-    """Where a rank of the job is reached, as soon as it has lost one."""
+def _contact(folder):
+    """Where a rank of the job is reached, and the job's key, as soon as the job has lost one."""
     end = time.monotonic() + 30
     while time.monotonic() < end:
         with suppress(OSError):
-            if text := (folder / "address").read_text(encoding="utf-8"):
-                return text
+            if (text := (folder / "contact").read_text(encoding="utf-8")).endswith("\n"):
+                return text.split()
         time.sleep(0.02)
-    raise TimeoutError("no rank said where it is reached")
+    raise TimeoutError("no rank wrote where it is reached")
 
 
 def text_of(outcomes):

@@ -44,6 +44,11 @@ class Job:
         return self._session.address
 
     @property
+    def key(self) -> str:
+        """The key of the job, a secret: a process that joins has it in its variable ``RANKMESH_JOB_KEY``."""
+        return self._session.key
+
+    @property
     def rank(self) -> int:
         """The rank of this process in the plan, in this epoch."""
         return self.groups.rank

@@ -408,6 +408,11 @@ class Session:
         found = self._peers.reached_at.get(self.member)
         return f"{found['address']}:{found['heartbeat']}" if found else ""
 
+    @property
+    def key(self) -> str:
+        """The key of the job, which a process that joins needs."""
+        return self._peers.key
+
     # -- members that join ------------------------------------------------------------------------------------------
 
     def _asked_to_join(self, contact: Mapping[str, Any]) -> Message:
