@@ -11,8 +11,11 @@ members, lazy groups are made with the others, a group of one rank is torch's, a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from rankmesh.backend.default import DefaultGroup
@@ -68,7 +71,7 @@ class PublicBackend:
                 backend=kind.backend,
                 pg_options=options,
                 group_desc=desc if here else kind.name,
-                sort_ranks=False,
+                **_order(kind, ranks),
             )
             found = made if here else found
         return found
@@ -99,3 +102,15 @@ class PublicBackend:
 
     def release(self) -> None:
         """Nothing is kept."""
+
+
+def _order(kind: Kind, ranks: list[int]) -> dict[str, Any]:
+    """What has ``new_group`` keep this order of members; ``ConnectError`` where this torch sorts them."""
+    if ranks == sorted(ranks):
+        return {}
+    if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+        raise ConnectError(
+            f"the members of {kind.name!r} are not in ascending order, and torch {torch.__version__} sorts them; "
+            "pip install 'torch>=2.13'"
+        )
+    return {"sort_ranks": False}
