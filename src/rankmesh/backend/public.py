@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from rankmesh.backend.default import DefaultGroup
 from rankmesh.backend.drain import Drain
+from rankmesh.backend.nccl import abort_together
 from rankmesh.backend.options import check_backend, kinds_of, nccl_options
 from rankmesh.backend.protocol import GroupRequest, Kind
 from rankmesh.errors import ConnectError
@@ -97,8 +98,7 @@ class PublicBackend:
 
     def abort(self, groups: Sequence[dist.ProcessGroup]) -> None:
         """Abort each group; gloo's then still wait for their timeout."""
-        for pg in groups:
-            pg.abort()
+        abort_together(groups)
 
     def release(self) -> None:
         """Nothing is kept."""
