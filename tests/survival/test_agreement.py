@@ -220,5 +220,5 @@ def test_nobody_is_left_out_for_what_several_began(first, unclear):
     again = _torn(*first, raised=outcome.value["raised"], unclear=unclear)
     assert (again.reason, again.ranks, again.fields) == ("failed", first, ("error",))
     assert again.message == (
-        f"calls failed again in step 7, and no rank is known to be at fault: {unclear or 'RuntimeError: timed out'}"
+        f"step 7 failed again, and no rank is known to be at fault: {unclear or 'RuntimeError: timed out'}"
     )
