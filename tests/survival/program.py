@@ -7,6 +7,7 @@ stage 0   w0, m0 (rows over tp, whole over dp)  ── activations ──>  stag
 
 import json
 import os
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -92,7 +93,7 @@ def member(me, port, folder, deaths, steps, layout, how):
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     me.meet("every member has reached the store that rank 0 serves")
     time.sleep(0.1)  # and its connection is there
-    slow, raises = how.pop("slow", 0.0), how.pop("raises", None)
+    slow, raises, strangers = how.pop("slow", 0.0), how.pop("raises", None), how.pop("strangers", False)
     if joins := how.pop("joins", ""):  # the last one starts later: once the plan has shrunk, or before a loss
         os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(me.size - 1)
         if me.rank == me.size - 1:
@@ -114,6 +115,8 @@ def member(me, port, folder, deaths, steps, layout, how):
             if [job.rank, step] == raises:
                 raise RuntimeError("a bug of the program")
             time.sleep(slow)
+            if strangers:
+                disturb(job._session._peers.contacts.values(), job.epoch)
             losses[step] = model.step(step)
             job.commit(step + 1)
             if len(history[-1]) == 6:
@@ -136,6 +139,14 @@ def member(me, port, folder, deaths, steps, layout, how):
         outcome["error"] = f"{type(error).__name__}: {error}"
     ended = {**left_behind(folder, before), "initialised": dist.is_initialized()}
     return {**ended, **outcome, "history": history, "losses": losses}
+
+
+def disturb(contacts, epoch):
+    """Send every member what ends a job, as somebody does who does not have its key."""
+    end = {"what": "end", "epoch": str(epoch), "over": True, "suspects": [], "evicted": {"0": "a", "1": "b"}}
+    for contact in contacts:
+        with suppress(OSError), socket.create_connection((contact.address, contact.heartbeat), 10) as one:
+            one.sendall(json.dumps(end).encode() + b"\n")
 
 
 def _contact(folder):

@@ -82,9 +82,9 @@ def conclude(
     """
     members = history[epoch]
     absent = tuple(sorted(set(members.all) - reports.keys()))
-    if any(report.over for report in reports.values()) or all(
-        reports[member].done if member in reports else False for member in members.ranks
-    ):
+    returned = [reports[member].done for member in members.ranks if member in reports]
+    announced = any(report.over for report in reports.values())
+    if all(returned) and (announced or len(returned) == len(members.ranks)):
         return Outcome(value={"over": True})
     alive = len(members.all) - len(gone)
     half = 2 * len(reports) == alive and min(set(members.all).difference(gone)) in reports

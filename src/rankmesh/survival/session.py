@@ -340,7 +340,7 @@ class Session:
             self._peers.prepare(sorted(self._members.all)[:2], self._timeout)
 
     def _check(self, job: Job) -> None:
-        if self._end.came.is_set() and not self._end.over:
+        if self._end.came.is_set():
             raise _Interrupted
         if job.epoch != self._epoch.number:
             raise ConnectError(
@@ -471,15 +471,16 @@ class Session:
         if error is not None and not left.handled:
             left.first = self._announce_error()
         self._leave_world()
-        if verdict := self._end.evicted.get(self.member):
-            raise ConnectError(
-                f"member {self.member} was left out of the job, since the others waited for it ({verdict})",
-                rank=self.member,
-            ) from error
         started = self._peers.now()
         noticed = self._end.noticed or started
         outcome = self._agree(self._report(left))
         self._seconds = {"free": started - noticed, "agree": self._peers.now() - started}
+        verdict = self._end.evicted.get(self.member)
+        if verdict and (not outcome.agreed or self.member in outcome.ranks):
+            raise ConnectError(
+                f"member {self.member} was left out of the job, since the others waited for it ({verdict})",
+                rank=self.member,
+            ) from error
         if not outcome.agreed:
             if error is not None and (left.certain or (outcome.fields and self.member in outcome.ranks)):
                 raise error
