@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
 
+from rankmesh.backend.default import check_process
 from rankmesh.core.options import time_limit
 from rankmesh.errors import ConnectError, StoreLost, first_line, quoted
 from rankmesh.launch.started import Launch, host_name, started_by
@@ -58,9 +59,15 @@ class LiveRank:
     _store: Store | None = field(default=None, repr=False)
     _farewell: str = field(default="", repr=False)
     _failed: bool = field(default=False, repr=False)
+    _process: int = field(default_factory=os.getpid, init=False, repr=False)
 
     def close(self) -> None:
-        """Leave the world: the default group is destroyed where ``init`` made it; calling it again is nothing."""
+        """Leave the world: the default group is destroyed where ``init`` made it; calling it again is nothing.
+
+        A forked child only forgets the world: its connections and threads belong to the parent.
+        """
+        if os.getpid() != self._process:
+            return
         while self.before_leaving:
             self.before_leaving.pop()()
         store, self._store = self._store, None
@@ -90,6 +97,7 @@ def enter(
     limit = None if timeout is None else time_limit(timeout)
     _check_backend(backend)
     if dist.is_initialized():
+        check_process()
         return _joined(launch, backend)
     local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), backend, launch.local_rank)
     launch, store, prefix, decision = together(launch, local, limit or _LIMIT)
