@@ -234,6 +234,22 @@ def test_a_forked_child_that_ends_as_programs_do_leaves_its_parent_alone():
     assert [one.returncode for one in started] == [0, 0], ended
 
 
+def _on_no_interface(me, port, odd):
+    """Initialise where one rank has a network interface that is not there; who serves the store ends at once."""
+    _as_rank(me, port, GLOO_SOCKET_IFNAME="nowhere0" if me.rank == odd else "lo")
+    error = me.error(rm.ConnectError, rm.init, timeout=limits.LONG)
+    named = list(error["ranks"] if "ranks" in error else [error["rank"]]) == [odd] and "=nowhere0" in error["message"]
+    os.write(1, error["message"].encode())
+    os._exit(0 if named and error["seconds"] < limits.AT_ONCE and not dist.is_initialized() else 9)
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_a_rank_that_cannot_make_the_world_is_named_on_all(outcomes, odd):
+    """3 ranks, one has a wrong GLOO_SOCKET_IFNAME: all name it and the variable, long before their limit."""
+    ended = outcomes(3, _on_no_interface, free_port(), odd, world=None)
+    assert [one.code for one in ended] == [0] * 3, ended
+
+
 # -- one rank ----------------------------------------------------------------------------------------------------------
 
 
