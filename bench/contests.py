@@ -22,7 +22,7 @@ from typing import Any
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
-from rankmesh.core.recipes.megatron import megatron
+from rankmesh.core.recipes.megatron_core import megatron
 from rankmesh.core.spec import GroupSpec
 
 __all__ = ["CONTESTS", "MEGATRON", "Contest", "Sizes", "load", "missing"]

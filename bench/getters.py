@@ -14,7 +14,7 @@ from bench.dry import fake_world
 from bench.live import live_sizes
 from bench.processes import run_isolated
 from bench.results import Comparison, compare
-from rankmesh.core.recipes.megatron import megatron
+from rankmesh.core.recipes.megatron_core import megatron
 
 __all__ = ["getters"]
 

@@ -12,7 +12,7 @@ from bench.processes import run_isolated
 from bench.results import Comparison
 from bench.rounds import alternate
 from rankmesh.core.plan import Plan
-from rankmesh.core.recipes.megatron import megatron
+from rankmesh.core.recipes.megatron_core import megatron
 
 __all__ = ["planning"]
 

@@ -40,7 +40,7 @@ from bench.dry import dry_sizes
 from rankmesh.core.local import LocalGroup, LocalGroups
 from rankmesh.core.plan import Plan
 from rankmesh.core.rank_range import RankRange
-from rankmesh.core.recipes.megatron import megatron
+from rankmesh.core.recipes.megatron_core import megatron
 from rankmesh.core.saved import contents
 
 __all__ = ["ours", "replay", "theirs"]

@@ -13,7 +13,7 @@ torch: by ``rm.connect`` and whatever else is live.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rankmesh.core import Group, Groups, GroupSpec, Job, Mesh, Options, Pick, Plan, ends, first, last
+from rankmesh.core import Group, Groups, GroupSpec, Mesh, Options, Pick, Plan, ends, first, last
 from rankmesh.errors import (
     AgreementError,
     ClusterError,
@@ -33,7 +33,7 @@ from rankmesh.errors import (
 )
 
 if TYPE_CHECKING:
-    from rankmesh.core import Sharding, recipes
+    from rankmesh.core import Job, Sharding, recipes
     from rankmesh.debug.joined import init
     from rankmesh.debug.verification.check import check
     from rankmesh.placement import Cluster, Placed, Traffic, place
@@ -98,6 +98,7 @@ __version__ = "0.1.0"
 # Where each name is that is loaded when it is first used; of those below, torch is too.
 _LAZY = {
     "Cluster": "rankmesh.placement:Cluster",
+    "Job": "rankmesh.core.job:Job",
     "Placed": "rankmesh.placement:Placed",
     "Sharding": "rankmesh.core.sharding:Sharding",
     "Traffic": "rankmesh.placement:Traffic",

@@ -7,7 +7,8 @@ from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 from rankmesh import sim
 from rankmesh.backend.default import default_group
-from rankmesh.rendezvous import BoundedChannel, ChannelLost, FallbackChannel, FolderChannel, StoreChannel
+from rankmesh.rendezvous import BoundedChannel, ChannelLost, FallbackChannel, StoreChannel
+from rankmesh.rendezvous.folder import FolderChannel
 
 _BOTH = ("store and folder", "lost store and folder")
 TRANSPORTS = ("tcp", "tcp without libuv", "prefix", "file", "hash", "folder", *_BOTH, "simulated")

@@ -14,7 +14,8 @@ from rankmesh.debug.doctor.recording import recording_of
 from rankmesh.debug.watch.host import Look
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import DumpRequests, Pace
-from rankmesh.rendezvous import BoundedChannel, FallbackChannel, FolderChannel, Round, StoreChannel
+from rankmesh.rendezvous import BoundedChannel, FallbackChannel, Round, StoreChannel
+from rankmesh.rendezvous.folder import FolderChannel
 
 
 class _Recorder:

@@ -23,17 +23,19 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from rankmesh.backend.drain import ARRIVAL, LOOK, Drain
 from rankmesh.backend.protocol import NotJoined
 from rankmesh.rendezvous.channel import ChannelLost
 from rankmesh.rendezvous.waiting import answered_within, submit, wait_for
+
+if TYPE_CHECKING:
+    from rankmesh.backend.drain import Drain
 
 __all__ = ["EAGER_SIZE", "PAIR_TIMEOUTS", "SNDBUFFORCE", "CutStore", "GlooDevices", "delete_address", "put_gloo_under"]
 
@@ -76,8 +78,8 @@ class GlooDevices:
         self._polls: dict[int, frozenset[int]] = {}
         # The descriptors that were open when a call began that is observed.
         self._observed: list[dict[int, str]] = []
-        # What reads on when connections are cut.
-        self.drain = drain or Drain()
+        # What reads on when connections are cut: made then, where none is given.
+        self.drain = drain
         self._cutting = threading.Lock()
 
     def of(self, *, lazily: bool) -> list[Any]:
@@ -140,11 +142,14 @@ class GlooDevices:
         Returns once gloo has closed its ends: a device that goes away before, with the last group on it, leaves them
         polled while they are read here, and gloo ends the process where an event comes for a closed one.
         """
+        from rankmesh.backend.drain import ARRIVAL, LOOK, Drain
+
         for before in list(self._observed):  # a call that waits for its members
             self._keep(_polls_since(before))
         with self._cutting:
+            self.drain = self.drain or Drain()
             end, all_ended = time.monotonic() + ARRIVAL, set[int]()
-            while self._end_receives(end - time.monotonic(), all_ended):
+            while self._end_receives(self.drain, end - time.monotonic(), all_ended):
                 time.sleep(LOOK)
             end = time.monotonic() + ARRIVAL
             while not all_ended.isdisjoint(self._gloos()) and time.monotonic() < end:
@@ -155,7 +160,7 @@ class GlooDevices:
         with self._cutting:
             pass
 
-    def _end_receives(self, left: float, all_ended: set[int]) -> bool:
+    def _end_receives(self, drain: Drain, left: float, all_ended: set[int]) -> bool:
         """End what comes on connections, but for those in use while seconds are left; whether there are such."""
         in_use, ended = False, {}
         for descriptor, listening in list(self._polls.items()):
@@ -175,7 +180,7 @@ class GlooDevices:
                     one.shutdown(socket.SHUT_RD)
                 ended[found.inode] = one
         all_ended.update(ended)
-        self.drain.take(ended, self._gloos)
+        drain.take(ended, self._gloos)
         return in_use
 
     def _gloos(self) -> set[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup, PrefixStore
@@ -17,12 +17,13 @@ from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend import registries
 from rankmesh.backend.default import DefaultGroup
-from rankmesh.backend.drain import Drain
 from rankmesh.backend.gloo import GlooDevices, delete_address, put_gloo_under
-from rankmesh.backend.nccl import abort_together
 from rankmesh.backend.options import check_backend, config, kinds_of, nccl_options
 from rankmesh.backend.protocol import GroupRequest, Kind
 from rankmesh.backend.single_rank import put_under, single_rank_group
+
+if TYPE_CHECKING:
+    from rankmesh.backend.drain import Drain
 
 __all__ = ["MemberBackend", "Torch213", "Torch214", "Torch215", "destroy"]
 
@@ -142,7 +143,10 @@ class MemberBackend:
         self._devices.cut()
         known = [(pg, registries.place_of(pg)) for pg in groups if pg.size() > 1]
         others = [pg for pg, place in known if place is not None and not kinds_of(place[0]) <= {"gloo", "fake"}]
-        abort_together(others)
+        if others:
+            from rankmesh.backend.nccl import abort_together
+
+            abort_together(others)
 
     def release(self) -> None:
         """Keep no gloo device: no group is left."""

@@ -19,7 +19,6 @@ from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend.default import DefaultGroup
 from rankmesh.backend.protocol import Backend
-from rankmesh.backend.public import PublicBackend
 from rankmesh.backend.versions import KNOWN, minor
 from rankmesh.errors import first_line
 
@@ -53,6 +52,8 @@ def backend_of(default: DefaultGroup) -> Backend:
     reason = missing()
     if reason is None:
         return torch_threads.ThreadBackend(default) if torch_threads.is_rank() else _family()(default)
+    from rankmesh.backend.public import PublicBackend
+
     if default.rank == 0:
         warnings.warn(
             f"torch {torch.__version__}: {reason}; rankmesh makes the groups through torch.distributed.new_group and "

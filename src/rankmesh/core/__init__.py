@@ -16,6 +16,7 @@ plan            the ordered kinds over a mesh; digest, of(rank)
 local           one rank's part of a plan, and which of its groups share a communicator
 saved           plans as JSON, and their digest
 explain         one rank in words
+lazy            names that are loaded when they are first used
 recipes         the layouts of Megatron-Core, nanotron, ezpz, torchtitan, three_d, accelerate, deepspeed
 presets         published layouts of real runs
 nccl_config     a Megatron-style file of NCCL options
@@ -26,11 +27,10 @@ notebook        what a notebook shows
 ```
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankmesh.core.groups import Group, Groups
-from rankmesh.core.job import Job
+from rankmesh.core.lazy import loader
 from rankmesh.core.local import LocalGroup, LocalGroups
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
@@ -39,6 +39,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
 
 if TYPE_CHECKING:
+    from rankmesh.core.job import Job
     from rankmesh.core.nccl_config import with_nccl_config
     from rankmesh.core.sharding import Shard, Sharding
 
@@ -61,11 +62,7 @@ __all__ = [
     "with_nccl_config",
 ]
 
-# What a plan does not need is loaded when it is first used.
-_LAZY = {"Shard": "sharding", "Sharding": "sharding", "with_nccl_config": "nccl_config"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(f"rankmesh.core.{_LAZY[name]}"), name)
-    raise AttributeError(f"module 'rankmesh.core' has no attribute {name!r}")
+# What a plan does not need.
+__getattr__ = loader(
+    __name__, {"Job": "job", "Shard": "sharding", "Sharding": "sharding", "with_nccl_config": "nccl_config"}
+)

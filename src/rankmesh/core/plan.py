@@ -22,17 +22,20 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import EllipsisType, MappingProxyType
+from typing import TYPE_CHECKING
 
 from rankmesh.core.axes import integer
-from rankmesh.core.explain import RankFacts, describe, explain
 from rankmesh.core.groups import Groups
-from rankmesh.core.job import Job
 from rankmesh.core.local import LocalGroups
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
 from rankmesh.core.saved import digest_of, dump, load
 from rankmesh.core.spec import GroupSpec, check_specs
 from rankmesh.errors import PlanError, UnknownGroup, quoted
+
+if TYPE_CHECKING:
+    from rankmesh.core.explain import RankFacts
+    from rankmesh.core.job import Job
 
 __all__ = ["Plan"]
 
@@ -171,10 +174,14 @@ class Plan:
 
     def explain(self, rank: int) -> str:
         """One rank in words: coordinate, groups, neighbours, and why."""
+        from rankmesh.core.explain import explain
+
         return explain(self, rank)
 
     def describe(self, rank: int) -> RankFacts:
         """What ``explain`` says, as plain data."""
+        from rankmesh.core.explain import describe
+
         return describe(self, rank)
 
     # -- other plans from this one ------------------------------------------------------------------------------

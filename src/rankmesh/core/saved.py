@@ -15,7 +15,6 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from rankmesh.core.documents import INDEX, parse_json, refused_as
 from rankmesh.core.mesh import Mesh, MeshData
 from rankmesh.core.options import Options
 from rankmesh.core.spec import GroupSpec, SpecData
@@ -82,6 +81,8 @@ class SavedPlan(NamedTuple):
 
 def load(text: str) -> SavedPlan:
     """The plan that a JSON text holds. Raises ``PlanError`` for one that holds none."""
+    from rankmesh.core.documents import refused_as
+
     data = _document(text)
     with refused_as(PlanError, "the saved plan", _FORM):
         return SavedPlan(
@@ -95,6 +96,8 @@ def load(text: str) -> SavedPlan:
 
 
 def _document(text: str) -> Mapping[str, Any]:
+    from rankmesh.core.documents import INDEX, parse_json, refused_as
+
     with refused_as(PlanError, "the saved plan", _FORM):
         data = parse_json(text, INDEX)
     schema = data.get("schema") if isinstance(data, dict) else None

@@ -34,7 +34,7 @@ from itertools import chain
 
 from rankmesh.core.picks import ends
 from rankmesh.core.plan import Plan
-from rankmesh.core.recipes.megatron import megatron_mesh
+from rankmesh.core.recipes.megatron_core import megatron_mesh
 from rankmesh.core.spec import GroupSpec
 from rankmesh.core.strided import IntArray
 from rankmesh.placement.cluster import Cluster

@@ -15,6 +15,7 @@ accelerate   the YAML of accelerate config                       recipes.acceler
 A file is recognised by what it holds, not by its name. Scripts are parsed, never run. What is ambiguous, open or not
 modelled is a ``PlanError`` with file and line.
 
+>>> from rankmesh.readers import read_config
 >>> config = read_config("parallelism:\n  dp: 2\n  tp: 4\n  pp: 2\n", "run.yaml")
 >>> config.format, config.plan.mesh
 ('nanotron', Mesh(tp=4, cp=1, dp=2, pp=2, ep=1))
@@ -25,8 +26,9 @@ run.yaml:3: parallelism.tp = 4 (tp)
 run.yaml:4: parallelism.pp = 2 (pp)
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rankmesh.core.lazy import loader
 
 if TYPE_CHECKING:
     from rankmesh.readers.config import Config, read_config
@@ -34,11 +36,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Config", "read_config", "run_config"]
 
-# A SPEC that names no file needs none of them: each is loaded when it is first used.
-_LAZY = {"Config": "config", "read_config": "config", "run_config": "launched"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# A SPEC that names no file needs none of them.
+__getattr__ = loader(__name__, {"Config": "config", "read_config": "config", "run_config": "launched"})

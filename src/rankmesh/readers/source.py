@@ -1,11 +1,7 @@
-"""A plan from what a user types.
+"""A plan from what a user types: a SPEC, or the name of a file.
 
 ```
-tp=2,cp=2,dp=4,pp=2                                 an axis string, adjacent first; one size may be * with a world size
-tp=2,dp=4,pp=2/expert:etp=1,ep=8,edp=1,pp=2         the same with a view
-megatron:world=64,tp=2,pp=2,ep=4                    a recipe: megatron, nanotron, ezpz, three_d, torchtitan,
-                                                    accelerate, deepspeed, vllm, sglang
-llama3-405b                                         a preset (rankmesh presets lists them)
+tp=2,cp=2,dp=4,pp=2 ...                             what rankmesh.core.source reads
 plan.json                                           a saved plan
 train.sh, train.toml, config.yaml, ds.json          a training config, recognised by what it holds
 ```
@@ -18,66 +14,35 @@ train.sh, train.toml, config.yaml, ds.json          a training config, recognise
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rankmesh.core import presets, recipes
+from rankmesh.core import recipes, source
 from rankmesh.core.documents import INDEX, Invalid, Unreadable, parse_json, read_text, refused_as
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
+from rankmesh.core.source import FORMS, RECIPES, check_fits, recipe_arguments
 from rankmesh.errors import PlanError, RankmeshError, quoted, quoted_path
 
 if TYPE_CHECKING:
-    from rankmesh.readers import Config
+    from rankmesh.readers.config import Config
 
 __all__ = ["RECIPES", "Source", "read", "read_plan", "recipe_arguments"]
 
 SpecLike = str | os.PathLike[str] | Mesh | Plan
 
-RECIPES: Mapping[str, Callable[..., Plan]] = {
-    "megatron": recipes.megatron,
-    "nanotron": recipes.nanotron,
-    "ezpz": recipes.ezpz,
-    "three_d": recipes.three_d,
-    "torchtitan": recipes.torchtitan,
-    "accelerate": recipes.accelerate,
-    "deepspeed": recipes.deepspeed,
-    "vllm": recipes.vllm,
-    "sglang": recipes.sglang,
-}
-
-# Recipes of inference engines, whose sizes make the world.
-_ENGINES = ("vllm", "sglang")
-# Arguments that take Python objects; they cannot be typed.
-_UNTYPED = frozenset({"embedding", "position_embedding", "options", "rank_offset"})
-
-_FORMS = (
-    "write an axis string (tp=2,dp=4), a recipe (megatron:world=64,tp=2,pp=2), a preset (llama3-405b), "
-    "or the path of a saved plan (plan.json) or of a training config (train.sh, train.toml, config.yaml, ds.json)"
-)
-# An axis and its size in whatever way, and the names that are axes wherever they stand.
-_AXIS = re.compile(r"([A-Za-z_]+)[:=]?([0-9]{1,9}|\*)")
-_AXES = frozenset({"tp", "dp", "pp", "cp", "ep", "sp", "etp", "edp", "dp_shard", "dp_replicate", "fsdp", "hsdp", "vpp"})
 _FILES = (
     "give the path of a saved plan (plan.json) or of a training config (train.sh, train.toml, config.yaml, ds.json)"
 )
-_ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh")
 
 
 @dataclass(frozen=True)
-class Source:
-    """A plan and where it came from: ``kind`` is axes, recipe, preset, file or config."""
+class Source(source.Source):
+    """A plan and the text or file that it was read from, with the config if the file is one."""
 
-    plan: Plan
-    kind: str
-    text: str
-    preset: presets.Preset | None = None
     config: Config | None = None
 
 
@@ -91,8 +56,9 @@ def read_plan(spec: SpecLike, *, world_size: int | None = None) -> Plan:
         return read(spec, world_size=world_size).plan
     plan = recipes.axes(spec) if isinstance(spec, Mesh) else spec
     if not isinstance(plan, Plan):
-        raise PlanError(f"{quoted(spec)} is not a plan, a mesh or a SPEC; {_FORMS}", received=spec)
-    return _fitting(plan, spec, world_size)
+        raise PlanError(f"{quoted(spec)} is not a plan, a mesh or a SPEC; {FORMS}", received=spec)
+    check_fits(plan, spec, world_size)
+    return plan
 
 
 def read(
@@ -103,86 +69,21 @@ def read(
     ``variables`` are those of the environment in which a launch script runs.
     """
     if not isinstance(text, str | os.PathLike):
-        raise PlanError(f"{quoted(text)} is not a SPEC; {_FORMS}", received=text)
+        raise PlanError(f"{quoted(text)} is not a SPEC; {FORMS}", received=text)
     given = dict(variables or {})
-    source = _read(text.strip(), world_size, given) if isinstance(text, str) else _file(Path(text), world_size, given)
-    if given and source.config is None:
+    spec = source.read_spec(text, world_size=world_size) if isinstance(text, str) else None
+    if spec is not None:
+        found = Source(**vars(spec))
+    else:
+        found = _file(Path(text.strip() if isinstance(text, str) else text), world_size, given)
+        check_fits(found.plan, str(text), world_size)
+    if given and found.config is None:
         raise PlanError(
             f"variables ({', '.join(given)}) are set for {quoted(str(text))}, which is no launch script; "
             "leave --set out",
             received=str(text),
         )
-    _fitting(source.plan, str(text), world_size)
-    return source
-
-
-def _fitting(plan: Plan, shown: object, world_size: int | None) -> Plan:
-    if world_size is not None and plan.world_size != world_size:
-        raise PlanError(
-            f"{quoted(shown)} is a layout of {plan.world_size} ranks, but the world size is {world_size}; "
-            f"change the layout, or use world size {plan.world_size}",
-            world_size=world_size,
-            plan_world_size=plan.world_size,
-        )
-    return plan
-
-
-def _read(text: str, world_size: int | None, variables: Mapping[str, str]) -> Source:
-    if text in presets.names():
-        preset = presets.get(text)
-        return Source(read_plan(preset.spec), "preset", text, preset)
-    name, colon, arguments = text.partition(":")
-    if colon and name in RECIPES:
-        return Source(_recipe(name, arguments, world_size), "recipe", text)
-    if text in RECIPES and not _is_file(text):
-        such_as = f"{text}:{'tp=2' if text in _ENGINES else 'world=64,tp=2'}"
-        raise PlanError(f"recipe {text!r} is given without its sizes; write them, such as {such_as}", received=text)
-    if text.endswith(_ENDINGS) or _is_file(text):
-        return _file(Path(text), world_size, variables)
-    if "=" in text.partition("/")[0] and ":" not in text.partition("/")[0]:
-        if re.search(r"[0-9*]\s*[;|\s]\s*[A-Za-z]", text) and (meant := _axes_meant(text)):
-            raise PlanError(
-                f"the axes of {quoted(text)} are not joined by commas; did you mean {quoted(meant)}?", received=text
-            )
-        return Source(_axes(text, world_size), "axes", text)
-    raise PlanError(f"unknown layout {quoted(text)}; {_near(name, text) or _FORMS}", received=text)
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return bool(text) and Path(text).exists()
-    except (OSError, ValueError):  # a long spec is too long for a file name
-        return False
-
-
-def _near(name: str, text: str) -> str:
-    """What was meant, where that can be told: axes written in another way, or a recipe or preset of a near name."""
-    axes = _axes_meant(text)
-    near = [axes] if axes else get_close_matches(name if ":" in text else text, [*RECIPES, *presets.names()], n=1)
-    return f"did you mean {quoted(near[0])}?" if near else ""
-
-
-def _axes_meant(text: str) -> str:
-    """Axes that are written in another way, as an axis string; empty for anything else.
-
-    >>> _axes_meant("TP2-DP4"), _axes_meant("tp:2 dp:*"), _axes_meant("llama3")
-    ('tp=2,dp=4', 'tp=2,dp=*', '')
-    """
-    found = _AXIS.findall(text)
-    if not found or _AXIS.sub("", text).strip(" ,;|+x-") or any(name.lower() not in _AXES for name, _ in found):
-        return ""
-    return ",".join(f"{name.lower()}={size}" for name, size in found)
-
-
-def _axes(text: str, world_size: int | None) -> Plan:
-    sizes, *views = text.split("/")
-    mesh = Mesh.parse(sizes, world_size=world_size)
-    for view in views:
-        name, colon, factors = view.partition(":")
-        if not colon:
-            raise PlanError(f"view {quoted(view)} has no colon; write name:axes, such as expert:ep=4,edp=2")
-        mesh = mesh.with_view(name.strip(), shared=None, **Mesh.parse(factors, world_size=mesh.size).axes)
-    return recipes.axes(mesh)
+    return found
 
 
 def _file(path: Path, world_size: int | None, variables: Mapping[str, str]) -> Source:
@@ -192,7 +93,7 @@ def _file(path: Path, world_size: int | None, variables: Mapping[str, str]) -> S
             raise Unreadable("is an empty file")
         is_plan = _is_plan(text)
     if not is_plan:
-        from rankmesh.readers import read_config
+        from rankmesh.readers.config import read_config
 
         config = read_config(text, str(path), world_size=world_size, variables=variables)
         return Source(config.plan, "config", str(path), config=config)
@@ -209,66 +110,3 @@ def _is_plan(text: str) -> bool:
     except Invalid:
         return False
     return not isinstance(data, dict) or "schema" in data
-
-
-def recipe_arguments(name: str) -> tuple[str, ...]:
-    """The arguments of a recipe as they are typed in a SPEC.
-
-    >>> recipe_arguments("three_d")
-    ('world', 'tp', 'pp', 'dp')
-    """
-    return tuple("world" if key == "world_size" else key for key in _parameters(name))
-
-
-def _parameters(name: str) -> dict[str, inspect.Parameter]:
-    known = inspect.signature(RECIPES[name]).parameters
-    return {key: parameter for key, parameter in known.items() if key not in _UNTYPED}
-
-
-def _recipe(name: str, text: str, world_size: int | None) -> Plan:
-    parameters = _parameters(name)
-    arguments: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        argument = "world_size" if key == "world" else key
-        if not equals or argument not in parameters:
-            known = ", ".join(recipe_arguments(name))
-            raise PlanError(
-                f"{quoted(item)} is not an argument of recipe {name!r}; write name=value, where name is one of {known}",
-                recipe=name,
-                received=item,
-            )
-        if argument in arguments:
-            raise PlanError(f"recipe {name!r} has {quoted(key)} twice; give it once", recipe=name, received=item)
-        arguments[argument] = _value(name, key, value, str(parameters[argument].annotation))
-    if world_size is not None:
-        arguments.setdefault("world_size", world_size)
-    return RECIPES[name](**arguments)
-
-
-def _value(recipe: str, key: str, text: str, annotation: str) -> Any:
-    convert, form = next(given for word, given in _CONVERTERS.items() if word in annotation)
-    try:
-        return convert(text)
-    except (ValueError, KeyError):
-        raise PlanError(
-            f"{key} is {quoted(text)} in recipe {recipe!r}; write {form}", recipe=recipe, received=text
-        ) from None
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(size) for size in text.split("x"))
-
-
-def _flag(text: str) -> bool:
-    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
-
-
-# By what an argument's type holds: how its text is read, and what to write.
-_CONVERTERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
-    "Sequence[int]": (_sizes, "sizes joined by x, such as 2x4"),
-    "bool": (_flag, "true or false"),
-    "float": (float, "a number of seconds"),
-    "int": (int, "a whole number"),
-    "str": (str, "a word"),
-}

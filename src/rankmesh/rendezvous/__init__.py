@@ -14,7 +14,6 @@ fallback   several of them as one: what is written goes to all, the first that a
 from rankmesh.rendezvous.arrivals import Arrivals, lost
 from rankmesh.rendezvous.channel import Channel, ChannelLost
 from rankmesh.rendezvous.fallback import BoundedChannel, FallbackChannel
-from rankmesh.rendezvous.folder import FolderChannel
 from rankmesh.rendezvous.gather import gather, gather_results
 from rankmesh.rendezvous.round import Round
 from rankmesh.rendezvous.step import Outcome, Patience, Proposal
@@ -26,7 +25,6 @@ __all__ = [
     "Channel",
     "ChannelLost",
     "FallbackChannel",
-    "FolderChannel",
     "Outcome",
     "Patience",
     "Proposal",

@@ -15,6 +15,9 @@ report          what exists, what is shared, what it cost
 ```
 """
 
+from typing import TYPE_CHECKING
+
+from rankmesh.core.lazy import loader
 from rankmesh.errors import extra
 
 with extra("torch"):
@@ -24,8 +27,10 @@ from rankmesh.runtime.connect import LiveJob, connect
 from rankmesh.runtime.handles import LiveGroup
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.naming import Identity
-from rankmesh.runtime.report import GroupReport, Report
 from rankmesh.runtime.world import World, close_all
+
+if TYPE_CHECKING:
+    from rankmesh.runtime.report import GroupReport, Report
 
 __all__ = [
     "GroupReport",
@@ -38,3 +43,5 @@ __all__ = [
     "close_all",
     "connect",
 ]
+
+__getattr__ = loader(__name__, {"GroupReport": "report", "Report": "report"})

@@ -20,10 +20,10 @@ from rankmesh.core import recipes
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import time_limit
 from rankmesh.core.plan import Plan
+from rankmesh.core.source import read_spec
 from rankmesh.errors import ConnectError, LayoutError, PlanError, UnknownAxis, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import NO_LAUNCHER
-from rankmesh.readers.source import read
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.world import World
 
@@ -149,11 +149,11 @@ def _ranks(given: PlanLike) -> int:
         plan = _plan(given, 1)
         return max(plan.world_size, plan.mesh.rank_range.stop)
     try:
-        return read(given).plan.world_size
+        return _read(given).world_size
     except (PlanError, LayoutError):
         pass
     try:
-        return read(given, world_size=1).plan.world_size
+        return _read(given, 1).world_size
     except (PlanError, LayoutError) as error:
         product = error.values.get("product")
         return product if isinstance(product, int) else 1
@@ -170,5 +170,14 @@ def _check_form(given: object) -> None:
 
 def _plan(given: PlanLike, world_size: int) -> Plan:
     if isinstance(given, str):
-        return read(given, world_size=world_size).plan
+        return _read(given, world_size)
     return recipes.axes(given) if isinstance(given, Mesh) else given
+
+
+def _read(text: str, world_size: int | None = None) -> Plan:
+    """Return the plan of a SPEC; what reads files is loaded only for a file."""
+    if (spec := read_spec(text, world_size=world_size)) is not None:
+        return spec.plan
+    from rankmesh.readers.source import read_plan
+
+    return read_plan(text, world_size=world_size)

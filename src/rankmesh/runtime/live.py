@@ -14,24 +14,20 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rankmesh.backend.default import check_process, is_inherited
-from rankmesh.backend.meshes import device_mesh
 from rankmesh.backend.protocol import NotJoined
 from rankmesh.core.local import ByKind, LocalGroup, LocalGroups
 from rankmesh.core.options import time_limit
 from rankmesh.core.plan import Plan
 from rankmesh.errors import ConnectError, RankmeshError, first_line, listed
-from rankmesh.placement.measured import Measurement
-from rankmesh.runtime.blocks import block, kind_along
 from rankmesh.runtime.handles import LiveGroup
-from rankmesh.runtime.measure import SIZES, measure
-from rankmesh.runtime.report import Report, report_of
 from rankmesh.runtime.schedule import Making, execute, making
-from rankmesh.runtime.warm import warm_up
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from rankmesh.placement.measured import Measurement
+    from rankmesh.runtime.report import Report
     from rankmesh.runtime.world import World
 
 __all__ = ["LiveGroups"]
@@ -156,6 +152,9 @@ class LiveGroups(ByKind[LiveGroup]):
         An axis is one of the mesh or the view, or a kind of the plan along several of them (``zero`` along dp and cp).
         Each must have a group in the plan, the one of that name if there is one: no process group is made here.
         """
+        from rankmesh.backend.meshes import device_mesh
+        from rankmesh.runtime.blocks import block, kind_along
+
         self._check_open()
         groups = {axis: self._handles[kind_along(self.plan, axis, view, self._handles)] for axis in axes}
         ranks = block(self.plan, [group.name for group in groups.values()], self.rank, axes)
@@ -168,12 +167,14 @@ class LiveGroups(ByKind[LiveGroup]):
         job; after this the first training step does not wait for it. Raises ``ConnectError``, naming the group, when
         one is not through within ``timeout`` seconds.
         """
+        from rankmesh.runtime.warm import warm_up
+
         self._check_open()
         return warm_up(self, time_limit(timeout))
 
     def measure(
         self,
-        sizes: Iterable[int] = SIZES,
+        sizes: Iterable[int] | None = None,
         *,
         kinds: Iterable[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -181,15 +182,20 @@ class LiveGroups(ByKind[LiveGroup]):
     ) -> Measurement:
         """Time the collectives that each kind is for, with all groups of the kind at once and with one alone.
 
-        Every rank of the plan calls it, and gets the same measurement. ``sizes`` are bytes that a rank holds;
-        ``kinds`` are those measured, by default one of each that share process groups; ``progress`` gets how many
-        of how many cases are done; ``timeout`` is how long ranks wait for the results of the others, in seconds.
+        Every rank of the plan calls it, and gets the same measurement. ``sizes`` are bytes that a rank holds, 4 KiB to
+        4 MiB by default; ``kinds`` are those measured, by default one of each that share process groups;
+        ``progress`` gets how many of how many cases are done; ``timeout`` is how long ranks wait for the results of the
+        others, in seconds.
         """
+        from rankmesh.runtime.measure import SIZES, measure
+
         self._check_open()
-        return measure(self, sizes, kinds, progress, time_limit(timeout))
+        return measure(self, SIZES if sizes is None else sizes, kinds, progress, time_limit(timeout))
 
     def report(self) -> Report:
         """What exists, what is shared, the effective options, and what each phase cost."""
+        from rankmesh.runtime.report import report_of
+
         self._check_open()
         return report_of(self)
 

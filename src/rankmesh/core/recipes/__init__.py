@@ -7,12 +7,17 @@ mp tp pp embd pos_embd tp_dp_cp tp_dp tp_cp ep ep_tp tp_ep_mp tp_ep_pp ep_dp int
 intra_dist_opt_instance)
 """
 
-from rankmesh.core.recipes.accelerate import accelerate
-from rankmesh.core.recipes.deepspeed import deepspeed
-from rankmesh.core.recipes.megatron import megatron, megatron_mesh
-from rankmesh.core.recipes.serving import sglang, vllm
-from rankmesh.core.recipes.small import axes, ezpz, nanotron, three_d
-from rankmesh.core.recipes.torchtitan import torchtitan
+from typing import TYPE_CHECKING
+
+from rankmesh.core.lazy import loader
+
+if TYPE_CHECKING:
+    from rankmesh.core.recipes.fsdp import torchtitan
+    from rankmesh.core.recipes.hugging_face import accelerate
+    from rankmesh.core.recipes.megatron_core import megatron, megatron_mesh
+    from rankmesh.core.recipes.serving import sglang, vllm
+    from rankmesh.core.recipes.small import axes, ezpz, nanotron, three_d
+    from rankmesh.core.recipes.zero import deepspeed
 
 __all__ = [
     "accelerate",
@@ -27,3 +32,20 @@ __all__ = [
     "torchtitan",
     "vllm",
 ]
+
+__getattr__ = loader(
+    __name__,
+    {
+        "accelerate": "hugging_face",
+        "axes": "small",
+        "deepspeed": "zero",
+        "ezpz": "small",
+        "megatron": "megatron_core",
+        "megatron_mesh": "megatron_core",
+        "nanotron": "small",
+        "sglang": "serving",
+        "three_d": "small",
+        "torchtitan": "fsdp",
+        "vllm": "serving",
+    },
+)

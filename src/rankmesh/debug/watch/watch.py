@@ -26,7 +26,8 @@ from rankmesh.debug.watch.overdue import Overdue
 from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import SESSION, DumpRequests, Pace
-from rankmesh.rendezvous import BoundedChannel, ChannelLost, FallbackChannel, FolderChannel, StoreChannel
+from rankmesh.rendezvous import BoundedChannel, ChannelLost, FallbackChannel, StoreChannel
+from rankmesh.rendezvous.folder import FolderChannel
 from rankmesh.runtime.world import World
 
 __all__ = ["Watch", "start"]

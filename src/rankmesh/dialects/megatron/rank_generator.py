@@ -9,7 +9,7 @@
 from typing import List  # noqa: UP035
 
 from rankmesh.core.mesh import Mesh
-from rankmesh.core.recipes.megatron import with_pieces
+from rankmesh.core.recipes.megatron_core import with_pieces
 from rankmesh.dialects.megatron.refusals import Refused, UnknownName, refusals
 
 __all__ = [

@@ -16,7 +16,7 @@ from typing import Any
 from rankmesh.core.nccl_config import with_nccl_config
 from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
-from rankmesh.core.recipes.megatron import DEFAULT_ORDER, megatron
+from rankmesh.core.recipes.megatron_core import DEFAULT_ORDER, megatron
 from rankmesh.core.spec import GroupSpec
 from rankmesh.dialects.megatron.nccl import read_config, section_of, sharp_kind
 from rankmesh.dialects.megatron.refusals import Refused, UnknownName, refusals

@@ -33,7 +33,7 @@ from torch import Tensor
 from rankmesh.core.boxes import Box, meet
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import AgreementError, quoted
-from rankmesh.rendezvous import FolderChannel
+from rankmesh.rendezvous.folder import FolderChannel
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import Slices, where
 from rankmesh.transfer.planning.local import LocalMoves

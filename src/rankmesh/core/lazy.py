@@ -1,0 +1,34 @@
+"""Names of a package that are loaded when they are first used, so that whoever does not use them does not wait.
+
+>>> getattribute = loader("rankmesh.core", {"Sharding": "sharding"})
+>>> getattribute("Sharding").__name__
+'Sharding'
+>>> getattribute("Shading")
+Traceback (most recent call last):
+AttributeError: module 'rankmesh.core' has no attribute 'Shading'
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+__all__ = ["loader"]
+
+
+def loader(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package whose ``names`` are in these modules of it.
+
+    No name may be that of a module: once the module is loaded, Python finds the module under it.
+    """
+
+    def load(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found = getattr(import_module(f"{package}.{names[name]}"), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return load
