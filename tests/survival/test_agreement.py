@@ -44,6 +44,7 @@ def reports(draw, history, member):
         torn=torn,
         first=bool(torn) and draw(st.booleans()),
         steps=steps,
+        commits=dict(enumerate(steps.get(EPOCH, ()), start=last)),
         committed=bool(steps),
         evicted=draw(st.sampled_from([(), (), (), history[EPOCH].all[:1], history[EPOCH].all[-1:]])),
         unclear=draw(st.sampled_from(["", "", "", "crosswise: a ring"])),
@@ -222,3 +223,15 @@ def test_nobody_is_left_out_for_what_several_began(first, unclear):
     assert again.message == (
         f"step 7 failed again, and no rank is known to be at fault: {unclear or 'RuntimeError: timed out'}"
     )
+
+
+@pytest.mark.parametrize(
+    ("other", "agree"),
+    [({4: 4, 5: 5}, True), ({5: 5, 6: 6}, True), ({7: 9}, True), ({}, True), ({5: 6}, False), ({7: 5}, False)],
+)
+def test_commits_are_of_the_same_steps(other, agree):
+    """One rank has made commits 4 and 5, of steps 4 and 5: the others are behind it, or before it, or differ."""
+    given_ = {member: Report(commits=other if member == 3 else {4: 4, 5: 5}) for member in JOB.all}
+    outcome = conclude({0: JOB}, 0, given_, ())
+    assert outcome.agreed == agree
+    assert agree or "of rank 3 is of step" in outcome.message

@@ -9,6 +9,7 @@ start ── epoch 0 ── train ── a member is lost, or fails ── abort
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 import time
@@ -36,7 +37,7 @@ from rankmesh.survival.joining import Newcomers, addresses, history_of
 from rankmesh.survival.members import Members, PlanLike
 from rankmesh.survival.peers import Peers
 from rankmesh.survival.probe import REPLY
-from rankmesh.survival.redundancy import checked
+from rankmesh.survival.redundancy import checked, same_step
 from rankmesh.survival.rounds import Ending, Rounds
 from rankmesh.survival.state import EpochState, Load, load_all, restore
 from rankmesh.survival.transport import Event, Transport
@@ -283,6 +284,12 @@ class Session:
             redundancy=self._redundancy,
             device=self.device,
         )
+        digest = hashlib.sha256(new.layout.text.encode()).hexdigest()
+        if self._entered.first("layout", digest) != digest:
+            raise PlanError(
+                f"rank {job.rank}: hold() was given other shardings than on another rank; give every rank those of all "
+                "tensors of the job, with the same names, shapes, dtypes and axes"
+            )
         if job.rank == 0 and not self._warned:
             self._warned = new.warn_of_fewer_copies()
         self._restored(new)
@@ -325,6 +332,8 @@ class Session:
                 f"rank {job.rank}: commit({step}) was called before hold(); name what must survive first", step=step
             )
         state = self._states[-1]
+        if step != self._step and state.commits == {0: self._step}:  # the first one
+            same_step(job.rank, step, "another rank", int(self._entered.first("commit", str(step))))
         state.commit(step, self._entered.wait_for, partial(self._check, job))
         job.step = step
         self._peers.committed(step)
@@ -512,6 +521,7 @@ class Session:
             first=left.first,
             handled=left.handled,
             steps={state.epoch: tuple(state.steps) for state in self._states},
+            commits=next((one.commits for one in self._states if one.epoch == self._epoch.number), {}),
             committed=self._exists,
             loads=self._restore is not None,
             joining=self._newcomers.contacts,

@@ -184,6 +184,10 @@ class EpochWorld:
         wait_for(self.store, [key], _LONG)
         return str(self.store.get(key).decode())
 
+    def first(self, key: str, text: str) -> str:
+        """Return the text that the first member gave for a key; this member gives its text if it is the first."""
+        return str(self.store.compare_set(key, "", text).decode())
+
     def meet(self, key: str) -> None:
         """Wait until every member has come here."""
         if self.store.add(f"{key}/came", 1) == self.size:
