@@ -200,6 +200,17 @@ def _torn(*first, raised=None, unclear=""):
     return conclude({0: JOB}, 0, given_, (), raised)
 
 
+def test_a_hang_without_a_culprit_ends_the_job_the_second_time():
+    """4 ranks and a spare, of which none failed: the watch named nobody, and all do the step again, once."""
+    given_ = {rank: Report(steps={0: (6, 7)}, committed=True, unclear="stuck: rank 1") for rank in JOB.ranks}
+    first = conclude({0: JOB}, 0, given_ | {4: Report()}, ())
+    assert (first.agreed, first.ranks, first.value["step"]) == (True, (), 7)
+    again = conclude({0: JOB}, 0, given_ | {4: Report()}, (), first.value["raised"])
+    assert again.message == "step 7 failed again, and no rank is known to be at fault: stuck: rank 1"
+    other = {rank: replace(report, steps={0: (7, 8)}) for rank, report in given_.items()}
+    assert conclude({0: JOB}, 0, other | {4: Report()}, (), first.value["raised"]).agreed
+
+
 def test_who_began_alone_is_left_out():
     """4 ranks and a spare: a call failed, first on one rank: it may be that machine, and the spare takes over."""
     outcome = _torn(2)

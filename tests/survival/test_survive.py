@@ -5,6 +5,7 @@ import threading
 import weakref
 from contextlib import suppress
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -162,6 +163,49 @@ def test_a_spare_is_not_evicted(monkeypatch):
     watched["diagnosed"]("late: rank 3", (3,))
     watched["diagnosed"]("late: ranks 1, 3", (1, 3))
     assert evicted == [(), (1,)]
+
+
+class _Found:
+    """What a member needs of the others until its first epoch; they are on one host."""
+
+    member, hosts = 0, dict.fromkeys(range(2), "node1")
+
+    def __init__(self, device):
+        self.device = torch.device(device)
+
+    def introduce(self):
+        return None
+
+    def announce(self, members, message, _):
+        self.announced = [members, message["evicted"]]
+
+    def event(self):
+        return threading.Event()
+
+    def now(self):
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("device", "evict", "limit", "ends"),
+    [("cuda", None, 600.0, True), ("cuda", False, False, True), ("cuda", 5.0, 5.0, True), ("cpu", None, False, False)],
+)
+def test_a_hang_ends_the_epoch(monkeypatch, device, evict, limit, ends):
+    """Over NCCL calls are watched by default, and a diagnosis without a culprit ends the epoch; over gloo the limit."""
+    peers = _Found(device)
+    prepared = mock.Mock()
+    monkeypatch.setattr(session, "Peers", lambda *_: peers)
+    monkeypatch.setattr(session, "prepare", prepared)
+    one = session.Session("dp=2", spares=0, shrink=None, timeout=10, evict=evict)
+    assert one._evict == limit
+    assert prepared.called == bool(limit)
+    diagnosed = one._evicted(one._epoch)
+    diagnosed("crosswise: ranks 0, 1 wait for each other", ())
+    assert one._end.unclear == "crosswise: ranks 0, 1 wait for each other"
+    assert one._end.came.is_set() == ends
+    assert getattr(peers, "announced", None) == ([[1], {}] if ends else None)
+    diagnosed("late: rank 1", (1,))
+    assert peers.announced == [[1], {"1": "late: rank 1"}]
 
 
 class _Marker:

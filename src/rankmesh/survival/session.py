@@ -49,6 +49,8 @@ _Result = TypeVar("_Result")
 
 # Seconds that the members have at the start, and to reach the store of an epoch; and to move the state of one.
 _LIMIT, _MOVING = 300.0, 3600.0
+# Seconds after which a call over NCCL has hung: as many as torch's watchdog, which is off, lets it take.
+_STUCK = 600.0
 # Seconds after which an error counts as this member's own, where no change has been announced.
 _SETTLE = 0.05
 
@@ -111,11 +113,9 @@ class Session:
         redundancy: int = 0,
         restore: Load | None = None,
         join: str | None = None,
-        evict: bool | float = False,
+        evict: bool | float | None = None,
     ) -> None:
-        self._timeout, self._restore, self._evict = timeout, restore, evict
-        if evict:
-            prepare()
+        self._timeout, self._restore = timeout, restore
         self._epoch = Epoch()
         self._ends: dict[Epoch, _End] = {}
         self._lock = threading.Lock()
@@ -136,6 +136,9 @@ class Session:
         self._peers: Transport
         self._peers = Peers(self._reply, _LIMIT, join) if simulated is None else simulated.peers(self._reply)
         self.device = self._peers.device
+        self._evict = (_STUCK if self._unlimited else False) if evict is None else evict
+        if self._evict:
+            prepare()
         try:
             welcome = self._peers.introduce()
             hosts = self._peers.hosts
@@ -380,8 +383,16 @@ class Session:
 
         self._peers.watch(watched, self._timeout, late, lost)
 
+    @property
+    def _unlimited(self) -> bool:
+        """Whether calls have no limit of their own: those of NCCL, as torch's watchdog is off."""
+        return self.device.type == "cuda"
+
     def _evicted(self, epoch: Epoch) -> Callable[[str, tuple[int, ...]], None]:
-        """What ends an epoch where a call hangs because of some members, which lose their places."""
+        """What ends an epoch where a call hangs because of some members, which lose their places.
+
+        Where none is known to be the cause, the limit of the call ends it; without one, the diagnosis.
+        """
 
         def diagnosed(verdict: str, members: tuple[int, ...]) -> None:
             if members:
@@ -389,6 +400,8 @@ class Session:
             else:
                 with self._lock:
                     self._end_of(epoch).unclear = verdict
+                if self._unlimited:
+                    self._announce(epoch=epoch)
 
         return diagnosed
 
