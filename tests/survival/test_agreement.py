@@ -44,6 +44,7 @@ def reports(draw, history, member):
         torn=torn,
         first=bool(torn) and draw(st.booleans()),
         steps=steps,
+        commits=dict(enumerate(steps.get(EPOCH, ()), start=last)),
         committed=bool(steps),
         evicted=draw(st.sampled_from([(), (), (), history[EPOCH].all[:1], history[EPOCH].all[-1:]])),
         unclear=draw(st.sampled_from(["", "", "", "crosswise: a ring"])),
@@ -202,6 +203,17 @@ def _torn(*first, raised=None, unclear=""):
     return conclude({0: JOB}, 0, given_, (), raised)
 
 
+def test_a_hang_without_a_culprit_ends_the_job_the_second_time():
+    """4 ranks and a spare, of which none failed: the watch named nobody, and all do the step again, once."""
+    given_ = {rank: Report(steps={0: (6, 7)}, committed=True, unclear="stuck: rank 1") for rank in JOB.ranks}
+    first = conclude({0: JOB}, 0, given_ | {4: Report()}, ())
+    assert (first.agreed, first.ranks, first.value["step"]) == (True, (), 7)
+    again = conclude({0: JOB}, 0, given_ | {4: Report()}, (), first.value["raised"])
+    assert again.message == "step 7 failed again, and no rank is known to be at fault: stuck: rank 1"
+    other = {rank: replace(report, steps={0: (7, 8)}) for rank, report in given_.items()}
+    assert conclude({0: JOB}, 0, other | {4: Report()}, (), first.value["raised"]).agreed
+
+
 def test_who_began_alone_is_left_out():
     """4 ranks and a spare: a call failed, first on one rank: it may be that machine, and the spare takes over."""
     outcome = _torn(2)
@@ -225,3 +237,15 @@ def test_nobody_is_left_out_for_what_several_began(first, unclear):
     assert again.message == (
         f"step 7 failed again, and no rank is known to be at fault: {unclear or 'RuntimeError: timed out'}"
     )
+
+
+@pytest.mark.parametrize(
+    ("other", "agree"),
+    [({4: 4, 5: 5}, True), ({5: 5, 6: 6}, True), ({7: 9}, True), ({}, True), ({5: 6}, False), ({7: 5}, False)],
+)
+def test_commits_are_of_the_same_steps(other, agree):
+    """One rank has made commits 4 and 5, of steps 4 and 5: the others are behind it, or before it, or differ."""
+    given_ = {member: Report(commits=other if member == 3 else {4: 4, 5: 5}) for member in JOB.all}
+    outcome = conclude({0: JOB}, 0, given_, ())
+    assert outcome.agreed == agree
+    assert agree or "of rank 3 is of step" in outcome.message

@@ -5,6 +5,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rankmesh import Mesh, PlanError
+from rankmesh.survival.joining import Newcomers
 from rankmesh.survival.members import Members
 
 
@@ -122,6 +123,7 @@ def test_growing_back(job, further):
     assert len(grown.ranks) == grown.plan.mesh.size
     assert len(set(grown.all)) == len(grown.all)
     assert set(grown.all) == {*shrunk.all, *range(first, first + further)}
+    assert grown.plan == (shrunk.larger(further) or shrunk.plan)
     before, after = coordinates(shrunk), coordinates(grown)
     assert before.items() <= after.items() or all(before[member] == after[member] for member in before)
 
@@ -163,3 +165,15 @@ def test_what_is_refused(how, match):
     """More spares than there are ranks, an axis that is not there, something that is no plan."""
     with pytest.raises(PlanError, match=match):
         Members.first(how.pop("layout"), world_size=8, **how)
+
+
+def test_whether_a_plan_may_grow_places_nobody(monkeypatch):
+    """The thread that replies to heartbeats asks it, of any number of members: it only counts them."""
+    members = Members.first("tp=2,dp=*", world_size=8, shrink="dp").without({3})
+    newcomers = Newcomers()
+    monkeypatch.setattr(Members, "_placed", None)
+    monkeypatch.setattr(Members, "joined", None)
+    for port in (1, 2):
+        grows = newcomers.let_grow(members)
+        newcomers.ask({"host": "a", "address": "10.0.0.1", "heartbeat": port, "store": 3, "liveness": 4})
+        assert (grows, newcomers.let_grow(members)) == (port == 2, True)

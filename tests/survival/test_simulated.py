@@ -269,6 +269,67 @@ def test_in_any_order(seed, lose, without_loss):
     same(survived(10, lose, order=seed, spares=2), without_loss)
 
 
+# -- what ranks hold and commit -------------------------------------------------------------------------------------
+
+
+def ended(train, size, **how):
+    """The errors that ranks ended with, in words, by rank."""
+    values = sim.run(lambda: rm.survive(train, "dp=*", **how), size, return_exceptions=True, initialise=False)
+    return {rank: f"{type(one).__name__}: {one}" for rank, one in enumerate(values) if isinstance(one, Exception)}
+
+
+@pytest.mark.parametrize("redundancy", [0, 1])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "given"),
+    [((4,), "float32", torch.zeros(3)), ((4,), "float32", torch.zeros(2).double()), ((6,), "float32", torch.zeros(3))],
+    ids=["shape", "dtype", "sharding"],
+)
+def test_hold_refuses_a_wrong_shard(shape, dtype, given, redundancy):
+    """Rank 1 of 2 gives another shape or dtype than its sharding's, or another sharding: it ends, with the reason."""
+
+    def train(job):
+        wrong = job.rank == 1
+        sharding = rm.Sharding(job.plan.mesh, ("dp",), shape if wrong else (4,), dtype)
+        job.hold({"w": given if wrong else torch.zeros(2)}, {"w": sharding})
+        dist.barrier(group=job.groups["dp"].pg)
+
+    errors = ended(train, 2, redundancy=redundancy)
+    if shape == (4,):
+        start = (
+            f"PlanError: rank 1: hold() was given a wrong shard: tensor 'w' is {given.dtype} {list(given.shape)}, but"
+        )
+        assert errors[1].startswith(start)
+    else:  # whichever came later
+        assert any(
+            "PlanError" in error and "hold() was given other shardings than on an" in error for error in errors.values()
+        )
+    assert errors.keys() == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("redundancy", "other", "lose", "after"),
+    [(0, {0: 2}, False, 0), (1, {2: 4}, False, 3), (0, {4: 6}, True, 5), (0, {1: 1, 2: 1}, True, 5)],
+    ids=["the first", "with copies", "at a loss", "commits left out"],
+)
+def test_ranks_that_commit_different_steps_are_refused(redundancy, other, lose, after):
+    """Rank 1 of 2 commits another step: the job ends, at once, at the next commit, or when a member is lost."""
+    committed = Counter()
+
+    def train(job):
+        job.hold({"w": torch.zeros(2)}, {"w": rm.Sharding(job.plan.mesh, ("dp",), (4,))})
+        for step in range(job.step, STEPS):
+            dist.barrier(group=job.groups["dp"].pg)
+            job.commit(other.get(step, step + 1) if job.rank == 1 else step + 1)
+            committed[job.rank] = step + 1
+            if lose and job.rank == 0 and step == 4:
+                raise ValueError("a fault")
+
+    errors = ended(train, 3, spares=1, redundancy=redundancy)
+    assert errors.keys() == {0, 1, 2}
+    assert any("have every rank commit the same steps, in the same order" in error for error in errors.values()), errors
+    assert committed[1] == after or committed[0] == after
+
+
 # -- every epoch makes progress -------------------------------------------------------------------------------------
 
 # Where a rank raises, each time that it comes there: what it calls then.

@@ -1,17 +1,24 @@
 """rm.survive on real processes that are killed, stopped, or fail: the results are those of a run without loss."""
 
 import gc
+import os
+import signal
 import threading
 import weakref
 from contextlib import suppress
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.sockets import free_port
 from tests.survival.deaths import SEEDS, moments
 from tests.survival.program import BATCH, COLUMNS, ROWS, batch, member, started, text_of
+from torch.distributed.device_mesh import init_device_mesh
 
+import rankmesh as rm
+from rankmesh.launch.table import torchrun_variables
 from rankmesh.survival import session, world
 from rankmesh.survival.members import Members
 
@@ -172,6 +179,49 @@ def test_a_spare_is_not_evicted(monkeypatch):
     assert evicted == [(), (1,)]
 
 
+class _Found:
+    """What a member needs of the others until its first epoch; they are on one host."""
+
+    member, hosts = 0, dict.fromkeys(range(2), "node1")
+
+    def __init__(self, device):
+        self.device = torch.device(device)
+
+    def introduce(self):
+        return None
+
+    def announce(self, members, message, _):
+        self.announced = [members, message["evicted"]]
+
+    def event(self):
+        return threading.Event()
+
+    def now(self):
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("device", "evict", "limit", "ends"),
+    [("cuda", None, 600.0, True), ("cuda", False, False, True), ("cuda", 5.0, 5.0, True), ("cpu", None, False, False)],
+)
+def test_a_hang_ends_the_epoch(monkeypatch, device, evict, limit, ends):
+    """Over NCCL calls are watched by default, and a diagnosis without a culprit ends the epoch; over gloo the limit."""
+    peers = _Found(device)
+    prepared = mock.Mock()
+    monkeypatch.setattr(session, "Peers", lambda *_: peers)
+    monkeypatch.setattr(session, "prepare", prepared)
+    one = session.Session("dp=2", spares=0, shrink=None, timeout=10, evict=evict)
+    assert one._evict == limit
+    assert prepared.called == bool(limit)
+    diagnosed = one._evicted(one._epoch)
+    diagnosed("crosswise: ranks 0, 1 wait for each other", ())
+    assert one._end.unclear == "crosswise: ranks 0, 1 wait for each other"
+    assert one._end.came.is_set() == ends
+    assert getattr(peers, "announced", None) == ([[1], {}] if ends else None)
+    diagnosed("late: rank 1", (1,))
+    assert peers.announced == [[1], {"1": "late: rank 1"}]
+
+
 class _Marker:
     """Something that a node of a graph holds."""
 
@@ -322,6 +372,39 @@ def test_nothing_is_left_to_go_on_with(job):
             "ConnectError: the job ends, since rank 3 of the plan lost its member and no spare is left; start more "
             "ranks than the plan has, or name an axis that may lose replicas, such as shrink='dp'"
         )
+
+
+def _with_meshes(me, port):
+    """A program makes torch's meshes and groups itself, of the plan's ranks, and then one of the whole world."""
+    variables = torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port)
+    os.environ.update({**variables, "TORCH_CPP_LOG_LEVEL": "ERROR"})
+    me.meet("every member has reached the store that rank 0 serves")
+
+    def train(job):
+        size, sums = job.plan.mesh.size, torch.ones(1)
+        job.hold({"sums": sums}, {"sums": rm.Sharding(job.plan.mesh, None, (1,), "float32")})
+        mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp"))
+        dist.all_reduce(sums, group=mesh["tp"].get_group())
+        dist.all_reduce(sums, group=dist.new_group(range(size)))
+        if job.epoch == 0 and job.rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        everyone = dist.new_group()
+        job.commit(1)
+        dist.barrier(group=everyone)
+        raise AssertionError("a rank is lost")
+
+    try:
+        rm.survive(train, "tp=2,dp=*", shrink="dp", timeout=5)
+    except rm.RankmeshError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def test_a_group_with_a_spare_is_refused(outcomes):
+    """4 ranks, of which one is lost and one becomes a spare: meshes of the plan work, a group of the world does not."""
+    ended = outcomes(4, _with_meshes, free_port(), world=None, limit=100.0)
+    start = "PlanError: torch was asked for a group with rank 2, a spare, which does not call new_group(); give"
+    assert [str(one.value)[: len(start)] for one in ended[:2]] == [start] * 2, text_of(ended)
+    assert "rank 2, a spare" in ended[2].value
 
 
 # -- any moment -------------------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ the part after it enters torch's registries.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -17,8 +19,11 @@ from rankmesh.backend import registries
 from rankmesh.backend.drain import Drain
 from rankmesh.backend.gloo import GlooDevices, put_gloo_under
 from rankmesh.backend.options import config, kinds_of
+from rankmesh.errors import PlanError, in_words
 
 __all__ = ["WorldGroup"]
+
+_Made = TypeVar("_Made")
 
 _NAME = "0"
 
@@ -67,19 +72,23 @@ class WorldGroup:
         )
         self._made = pg
 
-    def install(self) -> None:
-        """Make it torch's default group."""
+    def install(self, calling: int | None = None) -> None:
+        """Make it torch's default group; refuse groups with ranks from ``calling`` on, which do not make them."""
+        make = c10d._new_process_group_helper
         if self._made is None:
             how = {"store": self._store, "rank": self._rank, "world_size": self._size, "pg_options": self._lazily()}
             dist.init_process_group(self._backend, **how)
-            return
-        ranks = {rank: rank for rank in range(self._size)}
-        registries.register(self._made, self._backend, self._store, _NAME, "default_pg", ranks)
-        c10d._update_default_pg(self._made)
-        # Torch numbers the groups that it names, and this is the first of them.
-        c10d._world.group_count = max(c10d._world.group_count, int(_NAME) + 1)
-        self._make_group = c10d._new_process_group_helper
-        c10d._new_process_group_helper = self._devices.observing(self._make_group)
+            if calling is None:
+                return
+        else:
+            ranks = {rank: rank for rank in range(self._size)}
+            registries.register(self._made, self._backend, self._store, _NAME, "default_pg", ranks)
+            c10d._update_default_pg(self._made)
+            # Torch numbers the groups that it names, and this is the first of them.
+            c10d._world.group_count = max(c10d._world.group_count, int(_NAME) + 1)
+        self._make_group = make
+        observed = self._devices.observing(make)
+        c10d._new_process_group_helper = observed if calling is None else _refusing(observed, calling)
 
     def _lazily(self) -> Any:
         """Options by which NCCL connects at the first call, as it does before torch 2.15: whoever installs it waits."""
@@ -101,3 +110,19 @@ class WorldGroup:
         Those of groups that torch made in this world, too, as ``torch.distributed.new_group`` does.
         """
         self._devices.cut()
+
+
+def _refusing(make: Callable[..., _Made], calling: int) -> Callable[..., _Made]:
+    """Return the function that makes torch's groups, without those that a rank waits for which never makes them."""
+
+    @wraps(make)
+    def refused(size: int, rank: int, ranks: Sequence[int], *args: Any, **named: Any) -> _Made:
+        if spares := [one for one in ranks if one >= calling]:
+            raise PlanError(
+                f"torch was asked for a group with {in_words(spares)}, a spare, which does not call new_group(); give "
+                f"new_group() ranks of the plan, such as range({calling}), and a DeviceMesh their number",
+                ranks=tuple(spares),
+            )
+        return make(size, rank, ranks, *args, **named)
+
+    return refused

@@ -253,6 +253,7 @@ class SimulatedWorld(EpochWorld):
         backend, device = context.simulation.backend, torch.device("cpu")
         super().__init__(connection, epoch, members, context.rank, backend=backend, device=device, seconds=_LONG)
         self._standing, self._context = (str(epoch), members.all), context
+        self._calling = None  # who waits for a spare is told so
 
     def enter(self) -> float:
         """Join the default group, and connect the groups of the plan; the simulated seconds that it took."""

@@ -27,7 +27,7 @@ def survive(
     redundancy: int = 0,
     restore: Load | None = None,
     join: str | None = None,
-    evict: bool | float = False,
+    evict: bool | float | None = None,
     timeout: float = 10.0,
 ) -> _Result | None:
     """Run ``train(job)`` on every rank of the plan, again after each loss of members, until it has returned on all.
@@ -47,7 +47,8 @@ def survive(
 
     ``evict`` also leaves out a member whose process responds while the others wait for it in a call, once its calls and
     theirs, which are recorded then, say that it is the cause: after so many seconds, or with True after half of the
-    group's timeout. Where ranks wait for each other, nobody is left out.
+    group's timeout. Where ranks wait for each other, nobody is left out. By default 600 over NCCL, whose calls have no
+    other limit here, and False else.
     """
     session = Session(
         layout,

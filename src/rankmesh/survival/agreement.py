@@ -15,6 +15,7 @@ from typing import Any
 from rankmesh.errors import PlanError, in_words
 from rankmesh.rendezvous import Outcome
 from rankmesh.survival.members import Members
+from rankmesh.survival.redundancy import SAME_STEPS
 
 __all__ = ["Report", "conclude"]
 
@@ -30,6 +31,7 @@ class Report:
     ``error``      what left ``train`` and is this member's own; ``torn``: what may only follow from the loss of another
     ``first``      this member began the change; ``handled``: its program handles the error, and calls ``regroup``
     ``steps``      of each epoch of which it has snapshots, the steps of them
+    ``commits``    the last steps that were committed in the epoch, by the number of the commit
     ``committed``  some member has committed, as far as it knows
     ``loads``      what nobody holds can be loaded
     ``began``      the step at which the epoch began
@@ -46,6 +48,7 @@ class Report:
     first: bool = False
     handled: bool = False
     steps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    commits: Mapping[int, int] = field(default_factory=dict)
     committed: bool = False
     loads: bool = False
     began: int = 0
@@ -63,8 +66,9 @@ class Report:
     def read(cls, text: str) -> Report:
         """The report that a member gave."""
         data = json.loads(text)
-        steps = {int(epoch): tuple(steps) for epoch, steps in data["steps"].items()}
-        return cls(**{**data, "steps": steps, "joining": tuple(data["joining"]), "evicted": tuple(data["evicted"])})
+        data["steps"] = {int(epoch): tuple(steps) for epoch, steps in data["steps"].items()}
+        data["commits"] = {int(number): step for number, step in data["commits"].items()}
+        return cls(**{**data, "joining": tuple(data["joining"]), "evicted": tuple(data["evicted"])})
 
 
 def conclude(
@@ -95,6 +99,8 @@ def conclude(
             absent,
             message=f"{len(reports)} of {alive} members are here, fewer than half; the others may go on without them",
         )
+    if different := _different(members, reports):
+        return Outcome("failed", missing=absent, fields=("step",), message=different)
     evicted = {member for report in reports.values() for member in report.evicted}
     lost = set(absent).union(evicted, (member for member, report in reports.items() if report.error))
     unclear = next((report.unclear for report in reports.values() if report.unclear), "")
@@ -144,6 +150,19 @@ def conclude(
             "raised": errors,
         },
     )
+
+
+def _different(members: Members, reports: Mapping[int, Report]) -> str:
+    """Return which commits of two ranks differ: of one number by their steps, or of one step by their numbers."""
+    seen: dict[tuple[str, int], tuple[int, int, int]] = {}
+    for rank, member in enumerate(members.ranks):
+        for number, step in reports[member].commits.items() if member in reports else ():
+            for key in (("number", number), ("step", step)):
+                other, *before = seen.setdefault(key, (rank, number, step))
+                if before != [number, step]:
+                    of_other = f"commit {before[0]} of rank {other} of step {before[1]}"
+                    return f"commit {number} of rank {rank} is of step {step}, and {of_other}; {SAME_STEPS}"
+    return ""
 
 
 def _raised(members: Members, reports: Mapping[int, Report], lost: Collection[int]) -> dict[str, str]:

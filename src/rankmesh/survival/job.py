@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError
 from rankmesh.runtime.live import LiveGroups
+from rankmesh.transfer.live.shards import local, problem_of, shards_of
 
 if TYPE_CHECKING:
     from rankmesh.survival.session import Session
@@ -58,21 +59,31 @@ class Job:
 
         Every rank calls it, once an epoch and before the first ``commit``. ``shardings`` has every tensor of the job,
         alike on all ranks; ``tensors`` those of which this rank has a shard. After a change they are overwritten with
-        what they were at the beginning of ``step``. Raises ``PlanError`` for a shard or a sharding that is missing,
-        ``LostState`` on every rank where no member is left that held a part.
+        what they were at the beginning of ``step``. Raises ``PlanError`` for a shard or a sharding that is missing, for
+        a shard that has not its sharding's shape and dtype, and for shardings that differ between ranks; ``LostState``
+        on every rank where no member is left that held a part.
         """
-        needed = {name for name, sharding in shardings.items() if sharding.holds(self.rank)}
-        for names, what in ((needed - tensors.keys(), "tensor"), (tensors.keys() - shardings.keys(), "sharding")):
+        shards = shards_of(shardings, self.rank)
+        for names, what in (
+            (shards.keys() - tensors.keys(), "tensor"),
+            (tensors.keys() - shardings.keys(), "sharding"),
+        ):
             if names:
                 raise PlanError(
                     f"rank {self.rank}: hold() was given no {what} for {min(names)!r}; give both, by the same names",
                     names=tuple(sorted(names)),
                 )
-        self._session.hold(self, {name: tensors[name] for name in sorted(needed)}, dict(shardings))
+        given: dict[str, Any] = {name: tensors[name] for name in sorted(shards)}
+        shapes = {name: local(one) if isinstance(one, Tensor) else one for name, one in given.items()}
+        if problem := problem_of(shapes, shardings, shards, "tensor"):
+            raise PlanError(f"rank {self.rank}: hold() was given a wrong shard: {problem}")
+        self._session.hold(self, given, dict(sorted(shardings.items())))
 
     def commit(self, step: int) -> None:
         """This rank has done all before ``step``: keep a copy of what is held as it is now.
 
+        Every rank commits the same steps in the same order. ``PlanError`` where another rank commits another step: at
+        the first commit of an epoch, with ``redundancy`` at the next one. Without, the job ends with it at a change.
         A change of the members ends ``train`` here, or in a collective that it interrupts.
         """
         self._session.commit(self, integer(step, "step", least=0))

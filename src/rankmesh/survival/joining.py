@@ -45,8 +45,7 @@ class Newcomers:
     def let_grow(self, members: Members) -> bool:
         """Whether the plan may grow by them."""
         number = len(self.contacts)
-        new = range(members.started, members.started + number)
-        return number > 0 and members.joined(new).grown().plan != members.plan
+        return number > 0 and members.larger(number) is not None
 
     def welcome(
         self,

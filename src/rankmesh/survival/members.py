@@ -171,18 +171,25 @@ class Members:
         started = max([self.started, *(member + 1 for member in new)])
         return replace(self, spares=(*self.spares, *new), started=started, hosts={**self.hosts, **(hosts or {})})
 
-    def grown(self) -> Members:
-        """The same with as many replicas as the members suffice for, at most those of the start."""
+    def larger(self, more: int = 0) -> Plan | None:
+        """Return the plan of most replicas, at most those of the start, that these and ``more`` members suffice for.
+
+        None where they do not suffice for more replicas than now.
+        """
         sizes = self.sizes
         now, first = sizes.replicas(self.plan), sizes.replicas(sizes.first)
-        for replicas in range(first, now, -1):
-            try:
-                plan = sizes.plan(replicas)
-            except (LayoutError, PlanError):
-                continue
-            if plan.mesh.size <= len(self.all):
-                return self._placed(plan, list(self.ranks), list(self.spares), range(now))
-        return self
+        most = (len(self.all) + more) // (self.plan.mesh.size // now)
+        for replicas in range(min(first, most), now, -1):
+            with suppress(LayoutError, PlanError):
+                return sizes.plan(replicas)
+        return None
+
+    def grown(self) -> Members:
+        """The same with as many replicas as the members suffice for, at most those of the start."""
+        plan = self.larger()
+        if plan is None:
+            return self
+        return self._placed(plan, list(self.ranks), list(self.spares), range(self.sizes.replicas(self.plan)))
 
     def _placed(self, plan: Plan, ranks: Sequence[int], spares: list[int], kept: Sequence[int]) -> Members:
         """These members in another plan: its first coordinates are the ``kept`` ones, further ones are of spares."""

@@ -32,8 +32,10 @@ from rankmesh.core.shard_map import ShardMap
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError
 
-__all__ = ["Copies", "Keepers", "Stretch", "checked", "overwritten"]
+__all__ = ["SAME_STEPS", "Copies", "Keepers", "Stretch", "checked", "overwritten", "same_step"]
 
+# The fix of commits that differ between ranks.
+SAME_STEPS = "have every rank commit the same steps, in the same order"
 # Tags of our messages in the default group, which the program's do not have.
 _COPIES, _ARRIVED = 27_001, 27_002
 # As long as the program takes: a loss is noticed elsewhere, and ends every wait.
@@ -53,6 +55,14 @@ def checked(redundancy: object, size: int) -> int:
             size=size,
         )
     return number
+
+
+def same_step(rank: int, step: int, other: str, other_step: int) -> None:
+    """Raise ``PlanError`` if two ranks commit different steps at the same time."""
+    if step != other_step:
+        raise PlanError(
+            f"rank {rank} commits step {step} where {other} commits step {other_step}; {SAME_STEPS}", step=step
+        )
 
 
 @dataclass(frozen=True)
@@ -208,7 +218,7 @@ class Copies:
         self._wait(works, check)
         self._underway = None
         self._arrived.add(step)
-        self._meet(check)
+        self._meet(step, check)
 
     def send(self, step: int, snapshot: Stretch) -> None:
         """Have the copies of a step travel; ``snapshot`` begins with what this rank sends."""
@@ -230,17 +240,18 @@ class Copies:
             like[name] = torch.empty(sharding.of(owner).shape, dtype=getattr(torch, sharding.dtype), device="meta")
         return Stretch(like, self.device)
 
-    def _meet(self, check: Callable[[], object]) -> None:
-        """Wait until every rank of the plan is here, in log2(ranks) messages to and from each."""
+    def _meet(self, step: int, check: Callable[[], object]) -> None:
+        """Wait until every rank of the plan is here, for this step, in log2(ranks) messages to and from each."""
         size, distance = len(self.keepers.hosts), 1
         while distance < size:
-            sent, came = (torch.zeros(1, dtype=torch.uint8, device=self.device) for _ in range(2))
+            sent, came = (torch.full((1,), step, device=self.device) for _ in range(2))
             to, source = (self.rank + distance) % size, (self.rank - distance) % size
             operations = [
                 dist.P2POp(dist.irecv, came, source, tag=_ARRIVED),
                 dist.P2POp(dist.isend, sent, to, tag=_ARRIVED),
             ]
             self._wait(dist.batch_isend_irecv(operations), check)
+            same_step(self.rank, step, f"rank {source}", int(came))
             distance *= 2
 
     def _wait(self, works: Sequence[dist.Work], check: Callable[[], object]) -> None:

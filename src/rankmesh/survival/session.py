@@ -9,6 +9,7 @@ start ── epoch 0 ── train ── a member is lost, or fails ── abort
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 import time
@@ -36,7 +37,7 @@ from rankmesh.survival.joining import Newcomers, addresses, history_of
 from rankmesh.survival.members import Members, PlanLike
 from rankmesh.survival.peers import Peers
 from rankmesh.survival.probe import REPLY
-from rankmesh.survival.redundancy import checked
+from rankmesh.survival.redundancy import checked, same_step
 from rankmesh.survival.rounds import Ending, Rounds
 from rankmesh.survival.state import EpochState, Load, load_all, restore
 from rankmesh.survival.transport import Event, Transport
@@ -48,6 +49,8 @@ _Result = TypeVar("_Result")
 
 # Seconds that the members have at the start, and to reach the store of an epoch; and to move the state of one.
 _LIMIT, _MOVING = 300.0, 3600.0
+# Seconds after which a call over NCCL has hung: as many as torch's watchdog, which is off, lets it take.
+_STUCK = 600.0
 # Seconds after which an error counts as this member's own, where no change has been announced.
 _SETTLE = 0.05
 
@@ -110,11 +113,9 @@ class Session:
         redundancy: int = 0,
         restore: Load | None = None,
         join: str | None = None,
-        evict: bool | float = False,
+        evict: bool | float | None = None,
     ) -> None:
-        self._timeout, self._restore, self._evict = timeout, restore, evict
-        if evict:
-            prepare()
+        self._timeout, self._restore = timeout, restore
         self._epoch = Epoch()
         self._ends: dict[Epoch, _End] = {}
         self._lock = threading.Lock()
@@ -135,6 +136,9 @@ class Session:
         self._peers: Transport
         self._peers = Peers(self._reply, _LIMIT, join) if simulated is None else simulated.peers(self._reply)
         self.device = self._peers.device
+        self._evict = (_STUCK if self._unlimited else False) if evict is None else evict
+        if self._evict:
+            prepare()
         try:
             welcome = self._peers.introduce()
             hosts = self._peers.hosts
@@ -283,6 +287,12 @@ class Session:
             redundancy=self._redundancy,
             device=self.device,
         )
+        digest = hashlib.sha256(new.layout.text.encode()).hexdigest()
+        if self._entered.first("layout", digest) != digest:
+            raise PlanError(
+                f"rank {job.rank}: hold() was given other shardings than on another rank; give every rank those of all "
+                "tensors of the job, with the same names, shapes, dtypes and axes"
+            )
         if job.rank == 0 and not self._warned:
             self._warned = new.warn_of_fewer_copies()
         self._restored(new)
@@ -325,6 +335,8 @@ class Session:
                 f"rank {job.rank}: commit({step}) was called before hold(); name what must survive first", step=step
             )
         state = self._states[-1]
+        if step != self._step and state.commits == {0: self._step}:  # the first one
+            same_step(job.rank, step, "another rank", int(self._entered.first("commit", str(step))))
         state.commit(step, self._entered.wait_for, partial(self._check, job))
         job.step = step
         self._peers.committed(step)
@@ -371,8 +383,16 @@ class Session:
 
         self._peers.watch(watched, self._timeout, late, lost)
 
+    @property
+    def _unlimited(self) -> bool:
+        """Whether calls have no limit of their own: those of NCCL, as torch's watchdog is off."""
+        return self.device.type == "cuda"
+
     def _evicted(self, epoch: Epoch) -> Callable[[str, tuple[int, ...]], None]:
-        """What ends an epoch where a call hangs because of some members, which lose their places."""
+        """What ends an epoch where a call hangs because of some members, which lose their places.
+
+        Where none is known to be the cause, the limit of the call ends it; without one, the diagnosis.
+        """
 
         def diagnosed(verdict: str, members: tuple[int, ...]) -> None:
             if members:
@@ -380,6 +400,8 @@ class Session:
             else:
                 with self._lock:
                     self._end_of(epoch).unclear = verdict
+                if self._unlimited:
+                    self._announce(epoch=epoch)
 
         return diagnosed
 
@@ -518,6 +540,7 @@ class Session:
             first=left.first,
             handled=left.handled,
             steps={state.epoch: tuple(state.steps) for state in self._states},
+            commits=next((one.commits for one in self._states if one.epoch == self._epoch.number), {}),
             committed=self._exists,
             loads=self._restore is not None,
             joining=self._newcomers.contacts,

@@ -127,6 +127,8 @@ class EpochState:
         self.layout = StateLayout(mesh, shardings, tuple(hosts), redundancy)
         self._keepers, self._device = Keepers(shardings, hosts, redundancy), device
         self.copies = Copies(self._keepers, rank, device) if redundancy else None
+        # The last two steps that were committed, each by its number in this epoch.
+        self.commits: dict[int, int] = {}
         self.snapshots = Snapshots(() if self.copies is None else self.copies.names)
 
     @property
@@ -162,13 +164,21 @@ class EpochState:
         """
         done = partial(device_done, self._device, check)
         if self.copies is None:
-            self.snapshots.take(step, self.tensors, done)
+            self._take(step, done)
             return
         arrived = partial(self.copies.wait, check)
         wait_for(arrived)
-        self.copies.send(step, self.snapshots.take(step, self.tensors, done))
+        self.copies.send(step, self._take(step, done))
         if wait:
             wait_for(arrived)
+
+    def _take(self, step: int, done: Callable[[], object]) -> Stretch:
+        snapshot = self.snapshots.take(step, self.tensors, done)
+        last = max(self.commits, default=-1)
+        if self.commits.get(last) != step:
+            self.commits = {number: self.commits[number] for number in self.commits if number == last}
+            self.commits[last + 1] = step
+        return snapshot
 
 
 class Shares(Protocol):

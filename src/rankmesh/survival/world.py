@@ -77,6 +77,8 @@ class EpochWorld:
         self.store = _part(client.store, epoch)
         self.groups: LiveGroups | None = None
         self._client, self._members, self._device = client, members, device
+        # Spares make none of the program's calls.
+        self._calling = None if members.plan.mesh.size == self.size else members.plan.mesh.size
         self._seconds, self._drain = seconds, drain
         call = timedelta(seconds=_CALL * seconds)
         self._group = WorldGroup(
@@ -138,7 +140,7 @@ class EpochWorld:
         """Make the world torch's own, and connect the groups in it."""
         with self._lock:
             self._check()
-            self._group.install()
+            self._group.install(self._calling)
             self._world = World.current()
             self._world.backend.eager_size, self._world.backend.drain = _EAGER_SIZE, self._drain
             self._world.serves = False  # it is served for as long as its process lives, whatever happens to the world
@@ -183,6 +185,10 @@ class EpochWorld:
         """A text that another member gives, or will."""
         wait_for(self.store, [key], _LONG)
         return str(self.store.get(key).decode())
+
+    def first(self, key: str, text: str) -> str:
+        """Return the text that the first member gave for a key; this member gives its text if it is the first."""
+        return str(self.store.compare_set(key, "", text).decode())
 
     def meet(self, key: str) -> None:
         """Wait until every member has come here."""

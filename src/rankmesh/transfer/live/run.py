@@ -37,14 +37,13 @@ from rankmesh.rendezvous import Outcome
 from rankmesh.runtime.world import World
 from rankmesh.transfer.live.agreement import Fault, TransferAgreement, in_one_line
 from rankmesh.transfer.live.exchange import Copy, Exchange, GroupWire, Write
-from rankmesh.transfer.live.shards import apart, local, mark, problem_of
+from rankmesh.transfer.live.shards import apart, local, mark, problem_of, shards_of
 from rankmesh.transfer.live.stream import Message, located, messages
 from rankmesh.transfer.planning.local import LocalMoves
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from rankmesh.core.sharding import Shard, Sharding
     from rankmesh.transfer.planning.transfer import Transfer
 
 __all__ = ["Itinerary", "Moved", "itinerary", "itinerary_of", "longest_message", "run"]
@@ -179,7 +178,7 @@ class _Side:
         self.into: dict[str, Tensor] = {}
         sides = ((moves.source, tensors, "source", self.tensors), (moves.target, into, "target", self.into))
         for shardings, given, what, checked in sides:
-            shards = _shards(shardings, rank)
+            shards = shards_of(shardings, rank)
             tensors_here = {name: local(given[name]) for name in shards if isinstance(given.get(name), Tensor)}
             checked |= tensors_here
             missing = {name: value for name, value in given.items() if name not in tensors_here}
@@ -193,7 +192,7 @@ class _Side:
     def prepare(self) -> None:
         """Mark the target as incomplete, and copy sources out of its way."""
         mark(self.given, self.into)
-        before, after = (_shards(side, self.rank) for side in (self.moves.source, self.moves.target))
+        before, after = (shards_of(side, self.rank) for side in (self.moves.source, self.moves.target))
         same_sharding = {name: before[name] == after[name] for name in self.tensors.keys() & self.into.keys()}
         for name in apart(self.tensors, self.into.items(), same_sharding):
             self.tensors[name] = self.tensors[name].clone()
@@ -257,7 +256,7 @@ def itinerary(moves: Transfer, local_moves: LocalMoves, longest: int) -> Itinera
     """The same of some of a rank's moves; the other ranks take the same ones."""
     rank = local_moves.rank
     ours, theirs = (
-        {name: {name: shard} for name, shard in _shards(side, rank).items()} for side in (moves.source, moves.target)
+        {name: {name: shard} for name, shard in shards_of(side, rank).items()} for side in (moves.source, moves.target)
     )
     for owner, names in _kept(moves, rank).items():
         for name in names:
@@ -272,19 +271,6 @@ def itinerary(moves: Transfer, local_moves: LocalMoves, longest: int) -> Itinera
     )
     rounds = max((len(stream) for stream in (*sends, *receives)), default=0)
     return Itinerary(_by_round(sends, rounds), _by_round(receives, rounds), copies)
-
-
-def _shards(shardings: Mapping[str, Sharding], rank: int) -> dict[str, Shard]:
-    """The shards of a rank by name; many tensors have one."""
-    known: dict[tuple[int, int], Shard | None] = {}
-    found = {}
-    for name, one in shardings.items():
-        kind = id(one.shard_map), id(one.cuts)
-        if kind not in known:
-            known[kind] = one.of(rank) if one.holds(rank) else None
-        if (shard := known[kind]) is not None:
-            found[name] = shard
-    return found
 
 
 def _kept(moves: Transfer, rank: int) -> dict[int, list[str]]:

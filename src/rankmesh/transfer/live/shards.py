@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankmesh.core.sharding import Shard, Sharding
 
-__all__ = ["Shards", "allocate", "apart", "local", "mark", "problem_of", "same_place"]
+__all__ = ["Shards", "allocate", "apart", "local", "mark", "problem_of", "same_place", "shards_of"]
 
 
 class Shards(dict[str, Tensor]):
@@ -49,6 +49,19 @@ def mark(tensors: Mapping[str, Tensor], incomplete: Iterable[str]) -> None:
 def local(tensor: Tensor) -> Tensor:
     """The tensor of this rank itself, where it is given as a DTensor."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+
+
+def shards_of(shardings: Mapping[str, Sharding], rank: int) -> dict[str, Shard]:
+    """Return the shards of a rank by name; many tensors have one."""
+    known: dict[tuple[int, int], Shard | None] = {}
+    found = {}
+    for name, one in shardings.items():
+        kind = id(one.shard_map), id(one.cuts)
+        if kind not in known:
+            known[kind] = one.of(rank) if one.holds(rank) else None
+        if (shard := known[kind]) is not None:
+            found[name] = shard
+    return found
 
 
 def problem_of(
