@@ -1,5 +1,9 @@
 """What is known of members that have not arrived: slow ones are told from those that have stopped."""
 
+from types import SimpleNamespace
+
+import pytest
+
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.probe import REPLY, Probe
 
@@ -55,3 +59,17 @@ def test_patience_ends_with_what_it_is_for():
     probe.ask([4])
     probe.ask([4])
     assert peers.asked[-1] == REPLY
+
+
+@pytest.mark.parametrize(
+    ("servers", "expected"),
+    [({0: 0}, 0), ({0: None, 4: 2}, 2), ({4: 3}, None), ({4: 5}, None), ({0: "0"}, None), ({0: 1}, None), ({}, None)],
+)
+def test_who_serves_another_round(servers, expected):
+    """Member 3 serves a round: a lower member that serves one too, in this epoch, and is not to be left out."""
+    replies = {member: {"epoch": "2", "server": server} for member, server in servers.items()}
+    replies |= {7: {"epoch": "1", "server": 0}, 8: "gone"}
+    peers = SimpleNamespace(exchange=lambda *_: replies, now=lambda: 0.0)
+    probe = Probe(peers, Epoch(2), (), {1: "late"}, 10.0, 0.0)
+    probe.ask(list(replies))
+    assert probe.lower_server(3) == expected

@@ -141,6 +141,21 @@ def test_a_stopped_rank_goes_on(job, expected, who):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("who", "seconds"), [(0, 2.0), (0, 2.3), (0, 2.7), (5, 2.3)])
+def test_a_rank_is_stopped_for_about_the_timeout(job, expected, who, seconds):
+    """8 ranks and a spare: it wakes as the others agree, and is left out or not; nobody else is, and nobody waits."""
+    deaths = [{"member": who, "at": "step", "n": 3, "how": "SIGSTOP", "again": seconds}]
+    ended = job(9, deaths, spares=1, timeout=2, may_fail=True, slow=0.3)
+    error = ended[who].get("error", "")
+    assert not error or error.startswith(f"ConnectError: member {who} was left out of the job"), error
+    _same([*ended[:who], *ended[who + 1 :]] if error else ended, expected)
+    others = [one for one in ended if one is not ended[who]]
+    assert not [one["error"] for one in others if "error" in one]
+    # From the end of the epoch to the agreement: not the patience of several timeouts.
+    assert max(history[5].get("agree", 0.0) for one in others for history in one["history"]) < 3 * 2
+
+
+@pytest.mark.long
 def test_a_slow_rank_is_waited_for(job, expected):
     """8 ranks and a spare: a rank that is busy for four timeouts while it responds costs nobody anything."""
     ended = job(9, [{"member": 5, "at": "step", "n": 3, "how": "sleep", "seconds": 8.0}], spares=1, timeout=2)

@@ -138,6 +138,7 @@ def conclude(
             return Outcome("failed", tuple(sorted(began)), fields=("error",), message=message)
     return Outcome(
         ranks=tuple(sorted(lost)),
+        missing=absent,
         value={
             "ranks": following.ranks,
             "spares": following.spares,

@@ -65,6 +65,16 @@ class Probe:
             return Outcome("failed", message="the others agreed on another plan, without this member")
         return None
 
+    def lower_server(self, member: int) -> int | None:
+        """Return a member below this one that others take part in a round of, in this epoch, None if there is none."""
+        servers = [
+            reply["server"]
+            for reply in self._last.values()
+            if isinstance(reply, dict) and _epoch_of(reply) == self.epoch and isinstance(reply.get("server"), int)
+        ]
+        lowest = min(servers, default=member)
+        return lowest if lowest < member and lowest not in self.evicted else None
+
     def _differs(self, reply: object) -> bool:
         """Whether a member is in an epoch of this number that follows another agreement."""
         found = _epoch_of(reply)

@@ -35,10 +35,14 @@ class Ending:
 
 
 class Rounds:
-    """One member's part in the rounds; ``took_part`` says whether it reported to that of the last outcome."""
+    """One member's part in the rounds; ``took_part`` says whether it reported to that of the last outcome.
+
+    ``server`` is the member whose store the round is in that this member takes part in, None between rounds.
+    """
 
     def __init__(self, timeout: float) -> None:
         self.took_part = True
+        self.server: int | None = None
         self._timeout = timeout
         self._outcomes: dict[int, str] = {}
         self._client: tuple[int, Connection] | None = None
@@ -118,15 +122,22 @@ class Rounds:
                 if server != me and server in ending.evicted:
                     raise ConnectError(f"member {server}, which serves the round, may be left out")
                 # Whoever serves the round asks for all: so what the others ask of it does not grow with their number.
-                return server == me and not probe.any_may_arrive(arrivals.absent)
+                if server != me or probe.any_may_arrive(arrivals.absent):
+                    # A member that was stopped for a while wakes, and serves a round of its own.
+                    if server == me and (other := probe.lower_server(me)) is not None:
+                        raise ConnectError(f"member {other} serves the round, too, and is lower")
+                    return False
+                return True
 
             patience = Patience(_PATIENCE * self._timeout, enough=enough)
-            self.took_part = True
+            self.took_part, self.server = True, server
             outcome = found.step("members", Proposal(text=report.text), concluded, patience)
             found.leave(outcome, stay=bool(outcome.value and outcome.value.get("over")))
         except (ConnectError, AgreementError):
             self._client = None
             return None
+        finally:
+            self.server = None
         return outcome
 
     def _server(self, me: int, everyone: Sequence[int], probe: Probe) -> int | None:

@@ -53,6 +53,8 @@ _LIMIT, _MOVING = 300.0, 3600.0
 _STUCK = 600.0
 # Seconds after which an error counts as this member's own, where no change has been announced.
 _SETTLE = 0.05
+# Of the timeout: who gave no reply for so long was stopped, and the others may have noticed.
+_STOPPED = 0.5
 
 
 class _Interrupted(BaseException):
@@ -447,7 +449,8 @@ class Session:
             if message["what"] == "join":
                 return self._asked_to_join(message["contact"])
             if message["what"] == "outcome":
-                return {**self._place, "outcome": self._rounds.outcome_of(Epoch.read(message["epoch"]).number)}
+                outcome = self._rounds.outcome_of(Epoch.read(message["epoch"]).number)
+                return {**self._place, "outcome": outcome, "server": self._rounds.server}
         return self._place
 
     @property
@@ -510,16 +513,20 @@ class Session:
             raise ConnectError(message, rank=self.member, ranks=outcome.ranks) from error
         if outcome.value.get("over"):
             raise _Over
-        if error is not None and self.member in outcome.ranks and (self._rounds.took_part or left.certain):
+        blamed = self.member in outcome.ranks and self.member not in outcome.missing and self._rounds.took_part
+        if error is not None and (blamed or (left.certain and self.member in outcome.ranks)):
             raise error
         self._adopt(outcome, error)
 
     def _announce_error(self) -> bool:
-        """Whether this member began the change: others' losses appear as errors of collectives, too."""
+        """Return whether this member began the change: the loss of another one shows as an error of a collective, too.
+
+        A member that was stopped for a while did not: its calls fail because the others went on without it.
+        """
         end = self._end
         if end.came.wait(_SETTLE):
             return False
-        return self._announce()
+        return self._announce() and self._peers.stood_still() < _STOPPED * self._timeout
 
     def _leave_world(self) -> None:
         with self._lock:
