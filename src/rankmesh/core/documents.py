@@ -40,8 +40,11 @@ __all__ = [
     "Limits",
     "Unreadable",
     "YamlTree",
+    "check_regular",
     "compose_yaml",
+    "limited",
     "open_regular",
+    "opened",
     "parse",
     "parse_json",
     "parse_toml",
@@ -82,6 +85,7 @@ _LARGEST = 2**63
 _SCALAR = 64
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISFIFO, "a FIFO"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
@@ -147,15 +151,31 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     rankmesh.core.documents.Unreadable: is a device, and only regular files are read
     """
     with _reading():
-        _check_regular(Path(path).stat().st_mode)
-        # A FIFO that takes the file's place between the two calls is opened without waiting, and refused.
-        file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)), "rb")
+        return os.fdopen(opened(path, os.O_RDONLY, lambda found: check_regular(found.st_mode)), "rb")
+
+
+def opened(
+    path: str | os.PathLike[str],
+    flags: int,
+    check: Callable[[os.stat_result], object],
+    *,
+    folder: int | None = None,
+    follow: bool = True,
+) -> int:
+    """A descriptor of what is at a path, which may be relative to an open ``folder``.
+
+    It is checked before it is opened, since that may wait for others, and again after: something else may have taken
+    its place meanwhile. Without ``follow`` the path itself is no symbolic link.
+    """
+    check(os.stat(path, dir_fd=folder, follow_symlinks=follow))  # noqa: PTH116  - a Path has no dir_fd
+    names = ("O_NONBLOCK", "O_CLOEXEC", *(() if follow else ("O_NOFOLLOW",)))  # no Windows has them
+    descriptor = os.open(path, sum((getattr(os, name, 0) for name in names), flags), dir_fd=folder)
     try:
-        _check_regular(os.fstat(file.fileno()).st_mode)
+        check(os.fstat(descriptor))
     except Unreadable:
-        file.close()
+        os.close(descriptor)
         raise
-    return file
+    return descriptor
 
 
 @contextmanager
@@ -170,7 +190,8 @@ def _reading() -> Iterator[None]:
         raise Unreadable(f"is no path of a file ({first_line(error)})") from error
 
 
-def _check_regular(mode: int) -> None:
+def check_regular(mode: int) -> None:
+    """Raise ``Unreadable`` for the mode of anything but a regular file."""
     if not stat.S_ISREG(mode):
         kind = next((name for test, name in _KINDS if test(mode)), "no regular file")
         raise Unreadable(f"is {kind}, and only regular files are read")
@@ -179,7 +200,12 @@ def _check_regular(mode: int) -> None:
 def read_bytes(path: str | os.PathLike[str], size: int = DOCUMENT.size) -> bytes:
     """What a regular file holds, at most ``size`` bytes. Raises ``Unreadable``."""
     with open_regular(path) as file, _reading():
-        data = file.read(size + 1)
+        return limited(file, size)
+
+
+def limited(file: BinaryIO, size: int) -> bytes:
+    """The rest of an open file. Raises ``Unreadable`` where that is more than ``size`` bytes."""
+    data = file.read(size + 1)
     if len(data) > size:
         raise Unreadable(f"is larger than {_bytes(size)}")
     return data
