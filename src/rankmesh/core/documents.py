@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from rankmesh.errors import RankmeshError, extra, first_line, quoted
@@ -167,7 +166,7 @@ def opened(
     It is checked before it is opened, since that may wait for others, and again after: something else may have taken
     its place meanwhile. Without ``follow`` the path itself is no symbolic link.
     """
-    check(os.stat(path, dir_fd=folder, follow_symlinks=follow))  # noqa: PTH116  - a Path has no dir_fd
+    check(os.stat(path, dir_fd=folder, follow_symlinks=follow))
     names = ("O_NONBLOCK", "O_CLOEXEC", *(() if follow else ("O_NOFOLLOW",)))  # no Windows has them
     descriptor = os.open(path, sum((getattr(os, name, 0) for name in names), flags), dir_fd=folder)
     try:

@@ -35,7 +35,7 @@ class PrivateFolder:
 
     def __init__(self, path: str | Path, within: PrivateFolder | None = None) -> None:
         folder = None if within is None else within.descriptor
-        self.descriptor = opened(path, os.O_RDONLY | os.O_DIRECTORY, _check_folder, folder=folder, follow=False)
+        self.descriptor: int = opened(path, os.O_RDONLY | os.O_DIRECTORY, _check_folder, folder=folder, follow=False)
 
     @classmethod
     def create(cls, path: str | Path, within: PrivateFolder | None = None) -> PrivateFolder:
@@ -44,7 +44,7 @@ class PrivateFolder:
             if within is None:
                 Path(path).mkdir(0o700, parents=True)
             else:
-                os.mkdir(path, 0o700, dir_fd=within.descriptor)  # noqa: PTH102
+                os.mkdir(path, 0o700, dir_fd=within.descriptor)
         return cls(path, within)
 
     def names(self) -> list[str]:
@@ -54,7 +54,7 @@ class PrivateFolder:
     def has(self, name: str) -> bool:
         """Whether there is something of a name."""
         with suppress(FileNotFoundError):
-            os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)  # noqa: PTH116
+            os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
             return True
         return False
 
@@ -81,12 +81,12 @@ class PrivateFolder:
         """Delete a file, or a folder with the files in it, if it is there."""
         with suppress(FileNotFoundError):
             try:
-                os.unlink(name, dir_fd=self.descriptor)  # noqa: PTH108
+                os.unlink(name, dir_fd=self.descriptor)
             except (IsADirectoryError, PermissionError):
                 with PrivateFolder(name, self) as folder:
                     for each in folder.names():
                         folder.remove(each)
-                os.rmdir(name, dir_fd=self.descriptor)  # noqa: PTH106
+                os.rmdir(name, dir_fd=self.descriptor)
 
     def close(self) -> None:
         """Close the folder; it is closed once."""
@@ -140,4 +140,4 @@ def write_whole(
         move(draft, path, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         with suppress(OSError):
-            os.unlink(draft, dir_fd=folder)  # noqa: PTH108
+            os.unlink(draft, dir_fd=folder)
