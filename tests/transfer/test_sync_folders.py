@@ -144,7 +144,7 @@ def test_a_file_system_that_does_not_answer_holds_nobody(tmp_path, monkeypatch):
         trainer.publish(1)
         for _ in range(2):
             started = time.monotonic()
-            with pytest.raises(TransferError, match="the file system of .* does not answer"):
+            with pytest.raises(TransferError, match=r"the file system of .* does not answer"):
                 engine.receive(wait=0.1)
             assert time.monotonic() - started < limits.AT_ONCE
         answers.set()

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from rankmesh.core.documents import Unreadable, check_regular, limited, opened
 
-__all__ = ["PrivateFolder", "write_whole"]
+__all__ = ["PrivateFolder", "make_folder", "open_file", "write_whole"]
 
 
 class PrivateFolder:
@@ -40,10 +40,10 @@ class PrivateFolder:
     @classmethod
     def create(cls, path: str | Path, within: PrivateFolder | None = None) -> PrivateFolder:
         """Open a private folder, after making it where there is none."""
-        with suppress(FileExistsError):
-            if within is None:
-                Path(path).mkdir(0o700, parents=True)
-            else:
+        if within is None:
+            make_folder(Path(path))
+        else:
+            with suppress(FileExistsError):
                 os.mkdir(path, 0o700, dir_fd=within.descriptor)
         return cls(path, within)
 
@@ -60,7 +60,7 @@ class PrivateFolder:
 
     def open(self, name: str) -> int:
         """A descriptor to read a file. Raises ``Unreadable`` for anything but a regular file of this user."""
-        return opened(name, os.O_RDONLY, _check_file, folder=self.descriptor, follow=False)
+        return open_file(name, self.descriptor)
 
     def read(self, name: str, size: int, start: int = 0) -> bytes:
         """The bytes of a file from ``start`` on. Raises ``Unreadable`` where these are more than ``size``."""
@@ -99,6 +99,24 @@ class PrivateFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone; one that is there stays as it is."""
+    with suppress(FileExistsError):
+        try:
+            path.mkdir(0o700)
+        except FileNotFoundError:
+            make_folder(path.parent)
+            path.mkdir(0o700)
+
+
+def open_file(path: str | Path, folder: int | None = None) -> int:
+    """A descriptor to read a file, which may be relative to an open ``folder``.
+
+    Raises ``Unreadable`` for anything but a regular file of this user.
+    """
+    return opened(path, os.O_RDONLY, _check_file, folder=folder, follow=False)
 
 
 def _check_folder(found: os.stat_result) -> None:
