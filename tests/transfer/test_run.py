@@ -2,6 +2,7 @@
 
 import os
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.transfer.strategies import pairs
 
 import rankmesh as rm
 from rankmesh import sim
+from rankmesh.backend import nccl
 from rankmesh.errors import AgreementError, PlanError, TransferError
 from rankmesh.transfer import Transfer
 from rankmesh.transfer.live import run
@@ -273,3 +275,53 @@ def _together(me, gpus=True):
     into = {"w": torch.zeros(1000, 3)} if me.rank == 1 else {}
     moves.run({"w": whole} if me.rank == 0 else {}, into, budget=4096)
     return [len(counted), [] if me.rank != 1 or torch.equal(into["w"], whole) else ["w"]]
+
+
+def test_a_transfer_ends_when_the_gpu_has_ended(ranks):
+    """2 ranks, as if on GPUs, of which that of rank 1 stands still: no success, and the timeout holds on both."""
+    for result in ranks(2, _gpu_stands_still):
+        assert result["kind"] == "TransferError"
+        assert result["ranks"] == [1]
+        assert 1.0 < result["seconds"] < limits.AT_ONCE
+
+
+def _gpu_stands_still(me):
+    def works(device, check):
+        while me.rank == 1:
+            check()
+            time.sleep(0.01)
+
+    class Wire(GroupWire):
+        def staging(self, tensors):
+            return torch.device("cpu")
+
+        def together(self, device):
+            return True
+
+        def meet(self):
+            dist.all_reduce(torch.zeros(1))
+
+    run.GroupWire, nccl.device_done = Wire, works
+    moves = Transfer(*({"w": rm.Sharding(rm.Mesh(dp=1, offset=offset), None, (8,))} for offset in (0, 1)))
+    tensors, into = ({"w": torch.ones(8)} if me.rank == rank else {} for rank in (0, 1))
+    me.meet("all have loaded what a run takes")
+    return me.error(TransferError, moves.run, tensors, into, timeout=1.0)
+
+
+def test_calls_that_started_together_end_together(monkeypatch):
+    """A batch is waited for once; one that the GPU does not finish in time fails for each of its messages."""
+    calls = []
+
+    def works(device, check):
+        calls.append(device)
+        if len(calls) != 2:
+            time.sleep(0.02)
+            check()
+
+    monkeypatch.setattr(nccl, "device_done", works)
+    batch = nccl.Batch([], torch.device("cpu"))
+    with pytest.raises(RuntimeError, match=r"the GPU did not finish within 0\.01 s"):
+        batch.wait(timedelta(seconds=0.01))
+    for _ in range(2):
+        batch.wait(timedelta(seconds=0.01))
+    assert len(calls) == 2
