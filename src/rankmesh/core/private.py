@@ -24,7 +24,7 @@ from pathlib import Path
 
 from rankmesh.core.documents import Unreadable, check_regular, limited, opened
 
-__all__ = ["PrivateFolder", "make_folder", "open_file", "write_whole"]
+__all__ = ["PrivateFolder", "make_folder", "open_file", "sync_folder", "write_whole"]
 
 
 class PrivateFolder:
@@ -144,10 +144,12 @@ def write_whole(
     folder: int | None = None,
     mode: int = 0o666,
     move: Callable[..., object] = os.replace,
+    durable: bool = False,
 ) -> None:
     """Write a file beside its place and move it there: it is there whole or not at all.
 
     Its path may be relative to an open ``folder``. Whatever is at the place of the draft is never written to.
+    ``durable``: the same if the machine fails at any moment; once this returns, the file is on the disk.
     """
     base, name = os.path.split(path)
     draft = os.path.join(base, f".{name}.{os.getpid()}.{time.monotonic_ns()}")  # noqa: PTH118
@@ -155,7 +157,22 @@ def write_whole(
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with os.fdopen(os.open(draft, flags, mode, dir_fd=folder), "wb") as file:
             file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         move(draft, path, src_dir_fd=folder, dst_dir_fd=folder)
+        if durable:
+            sync_folder(base, folder)
     finally:
         with suppress(OSError):
             os.unlink(draft, dir_fd=folder)
+
+
+def sync_folder(path: str | Path, folder: int | None = None) -> None:
+    """Have the names in a folder written to the disk, where its file system can."""
+    descriptor = os.open(path or ".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        with suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
