@@ -17,8 +17,10 @@ import rankmesh as rm
 from rankmesh import sim
 from rankmesh.backend import nccl
 from rankmesh.errors import AgreementError, PlanError, TransferError
+from rankmesh.rendezvous import Round
 from rankmesh.transfer import Transfer
 from rankmesh.transfer.live import run
+from rankmesh.transfer.live.agreement import TransferAgreement
 from rankmesh.transfer.live.exchange import GroupWire
 
 
@@ -182,6 +184,32 @@ def _away(me):
         result = me.error(AgreementError, moves.run, tensors, into, timeout=4.0)
     me.meet("all are through")
     return result
+
+
+def test_the_rank_that_serves_the_store_waits_until_all_have_the_outcome(ranks):
+    """2 ranks: rank 1 reads the outcome of a transfer 1 s later than rank 0, which ends its store with its part."""
+    assert ranks(2, _ends_its_store, world=None) == [True, True]
+
+
+def _ends_its_store(me):
+    if me.rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        me.store.set("port", str(store.port))
+    else:
+        store = dist.TCPStore("127.0.0.1", int(me.store.get("port")), wait_for_workers=False)
+        read = Round._read
+        Round._read = lambda among, step, seconds: (
+            time.sleep(1.5 * step.base.endswith("end")) or read(among, step, seconds)
+        )
+    agreement = TransferAgreement(store, "test", me.rank, (0, 1), timedelta(seconds=20), serves=me.rank == 0)
+    agreement.start({"what": "a transfer"}, "")
+    me.meet("started")
+    if me.rank == 0:
+        time.sleep(0.5)  # rank 1 has arrived, and waits
+    agreed = agreement.end(None).agreed
+    del agreement, store
+    me.meet("over")
+    return agreed
 
 
 def test_a_group_of_its_own_ranks(ranks):

@@ -146,7 +146,7 @@ class TransferAgreement:
             proposal = Proposal(text=json.dumps({"message": fault.message, "lost": list(fault.lost)}))
             patience = Patience(min(_SETTLE, self._seconds / 4) if fault.lost else 0.0)
         outcome = self._round.step("end", proposal, self._end, patience)
-        self._round.leave(outcome)
+        self._round.leave(outcome, stay=True)
         return outcome
 
     def _end(self, arrivals: Arrivals) -> Outcome:
