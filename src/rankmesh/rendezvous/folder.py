@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rankmesh.core.documents import Unreadable
@@ -43,23 +43,17 @@ class FolderChannel:
     @contextmanager
     def _opened(self, *sets: str, create: bool = False) -> Iterator[PrivateFolder]:
         """The folder, or the one of a set in it. ``FileNotFoundError`` where there is none."""
-        folder = None
         make = PrivateFolder.create if create else PrivateFolder
         try:
-            folder = make(self._folder)
-            for name in sets:
-                with folder as outer:
-                    folder = make(name, outer)
-            yield folder
+            with ExitStack() as stack:
+                folder = stack.enter_context(make(self._folder))
+                for key in sets:
+                    folder = stack.enter_context(make(_name(key), folder))
+                yield folder
         except (FileNotFoundError, FileExistsError):
             raise
-        except Unreadable as error:
+        except (Unreadable, OSError) as error:
             raise ChannelLost(f"{self._folder} {error}") from error
-        except OSError as error:
-            raise ChannelLost(f"{self._folder}: {error.strerror}") from error
-        finally:
-            if folder is not None:
-                folder.close()
 
     # -- sets ---------------------------------------------------------------------------------------------------
 
@@ -106,7 +100,7 @@ class FolderChannel:
 
     def wait(self, key: str, seconds: float) -> bool:
         started = time.monotonic()
-        while not self._has(_name(key)):
+        while _name(key) not in self._names():
             waited = time.monotonic() - started
             if waited >= seconds:
                 return False
@@ -123,7 +117,7 @@ class FolderChannel:
         for _ in range(amount):
             self._create(f"{os.getpid()}-{time.monotonic_ns()}", "", key)
         for name in self._names(key)[: max(-amount, 0)]:
-            with suppress(FileNotFoundError), self._opened(_name(key)) as folder:
+            with suppress(FileNotFoundError), self._opened(key) as folder:
                 folder.remove(name)
         return len(self._names(key))
 
@@ -137,18 +131,13 @@ class FolderChannel:
         with suppress(OSError):
             self._folder.rmdir()
 
-    def _has(self, name: str) -> bool:
-        with suppress(FileNotFoundError), self._opened() as folder:
-            return folder.has(name)
-        return False
-
-    def _names(self, key: str) -> list[str]:
-        with suppress(FileNotFoundError), self._opened(_name(key)) as folder:
+    def _names(self, *sets: str) -> list[str]:
+        with suppress(FileNotFoundError), self._opened(*sets) as folder:
             return [name for name in folder.names() if not name.startswith(".")]
         return []
 
     def _text(self, name: str, *sets: str) -> str | None:
-        with suppress(FileNotFoundError), self._opened(*map(_name, sets)) as folder:
+        with suppress(FileNotFoundError), self._opened(*sets) as folder:
             try:
                 return folder.read(name, LARGEST).decode(errors="replace")
             except Unreadable as error:
@@ -168,7 +157,7 @@ class FolderChannel:
     def _place(self, name: str, text: str, move: Callable[..., object], *sets: str) -> None:
         for attempt in range(_ATTEMPTS):
             try:
-                with self._opened(*map(_name, sets), create=True) as folder:
+                with self._opened(*sets, create=True) as folder:
                     folder.write(name, text.encode(), move)
             except FileNotFoundError as error:  # noqa: PERF203
                 # Another rank may have removed the folder, which was empty between two of these calls.

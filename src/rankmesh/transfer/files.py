@@ -17,8 +17,8 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from torch import Tensor
 from rankmesh.core import documents
 from rankmesh.core.boxes import Box, meet, size, uncovered
 from rankmesh.core.documents import Limits, Unreadable, open_regular, parse_json, read_text, refused_as
-from rankmesh.core.private import sync_folder, write_whole
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import TransferError, extra, first_line, quoted
 from rankmesh.transfer.live.shards import Shards, local, mark
@@ -122,7 +121,7 @@ def save(
     place.mkdir(parents=True, exist_ok=True)
     if rank == 0:
         (place / INDEX).unlink(missing_ok=True)
-        sync_folder(place)
+        _sync(place)
     wait()
     entries: dict[str, Tensor] = {}
     for number, (name, sharding) in enumerate(sorted(shardings.items())):
@@ -130,18 +129,36 @@ def save(
             shard = sharding.of(rank)
             tensor = local(tensors[name])
             entries |= {_key(name, box): tensor[where(shard, box)].detach() for box in shard.boxes if size(box)}
-    path = place / _file(rank)
-    path.unlink(missing_ok=True)
-    _write_boxes(path, entries)
+    (place / _file(rank)).unlink(missing_ok=True)
+    _write(place / _file(rank), _safetensors_of(entries))
     wait()
     if rank == 0:
-        write_whole(place / INDEX, json.dumps(_index(shardings, about or {})).encode(), durable=True)
+        _write(place / "part", [json.dumps(_index(shardings, about or {})).encode()])
+        (place / "part").replace(place / INDEX)
+        _sync(place)
     wait()
     return sum(part.nbytes for part in entries.values())
 
 
-def _write_boxes(path: Path, boxes: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file to the disk, one box after the other: eight bytes of length, JSON, then the boxes."""
+def _write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file to the disk, and its name."""
+    with path.open("wb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Have the names in a folder written to the disk, where its file system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    with suppress(OSError):
+        os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def _safetensors_of(boxes: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file, one box after the other: eight bytes of length, JSON, then the boxes."""
     # Readers map the file: the widest elements come first, so that each box is aligned.
     ordered = sorted(boxes.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, end = dict[str, Any](), 0
@@ -153,13 +170,9 @@ def _write_boxes(path: Path, boxes: Mapping[str, Tensor]) -> None:
         end += part.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("xb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for _, part in ordered:
-            file.write(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(path.parent)
+    yield struct.pack("<Q", len(text)) + text
+    for _, part in ordered:
+        yield part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _barrier() -> None:

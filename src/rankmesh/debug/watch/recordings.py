@@ -7,7 +7,7 @@ diagnosis    verdict.json, in the folder
 ```
 
 A recording says its session and its dump request: one that an earlier watch, attempt or request left in the folder says
-nothing of what its rank does now. Another user's files in the folder are not read, nor anything but regular files.
+nothing of what its rank does now. Other users cannot read what is written, and what they write is not read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from rankmesh.core.private import make_folder, open_file, write_whole
+from rankmesh.core.private import open_file, write_whole
 from rankmesh.debug.doctor.diagnosis import Diagnosis
 from rankmesh.debug.doctor.formats import parsed, unpacked
 from rankmesh.debug.doctor.recording import Recording, recording_of
@@ -113,7 +113,7 @@ def _read(open_it: Callable[[], BinaryIO], rank: int) -> Recording | None:
 def _write(path: Path, content: bytes) -> None:
     """A file that is there whole or not at all; where it cannot be written, a warning: the store has what counts."""
     try:
-        make_folder(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
     except OSError as error:
         _log.warning("rankmesh: %s cannot be written: %s", path, error)

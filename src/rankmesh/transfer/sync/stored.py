@@ -309,21 +309,17 @@ class Reader:
 
         On a thread, which is left behind where the file system does not answer: the next call waits for it.
         """
-        if self._pending is None:
-            self._pending = submit(partial(self._await, end), "rankmesh-sync")
+        pending = self._pending or submit(partial(self._await, end), "rankmesh-sync")
         try:
-            found = answered_within(self._pending, max(0.0, end - time.monotonic()) + _MOMENT)
+            return answered_within(pending, max(0.0, end - time.monotonic()) + _MOMENT)
         except ChannelLost as error:
             raise ConnectError(
                 f"the file system of {quoted(str(self._folder))} does not answer ({error}); give a folder of another "
                 "one, such as /dev/shm",
                 at=self._folder,
             ) from error
-        except BaseException:
-            self._pending = None
-            raise
-        self._pending = None
-        return found
+        finally:
+            self._pending = None if pending.done() else pending
 
     def _await(self, end: float) -> Announced | None:
         while (found := self._look()) is None and (left := end - time.monotonic()) > 0:
