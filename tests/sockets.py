@@ -49,8 +49,11 @@ def _sockets():
 
 def _ends(descriptor):
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
-        ends = [one.getsockname()[:2], "listens" if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else ""]
+        ends = [
+            str(one.getsockname()[:2]),
+            "listens" if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else "",
+        ]
         with contextlib.suppress(OSError):
-            ends[1] = one.getpeername()[:2]
+            ends[1] = str(one.getpeername()[:2])
         return ends
     return None

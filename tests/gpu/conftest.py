@@ -3,6 +3,7 @@
 The ranks of a test share what GPUs there are, which NCCL allows since 2.30 (torch 2.14) where it is told so.
 """
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -26,6 +27,9 @@ def pytest_collection_modifyitems(items):
 def _absent():
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         return "no GPU, or a torch without NCCL"
-    if torch.cuda.nccl.version() < (2, 30):
-        return f"NCCL {torch.cuda.nccl.version()}: before 2.30 ranks cannot share a GPU"
+    # What torch says is the version that it was built with, not the one that it has loaded.
+    version = ctypes.c_int()
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+    if version.value < 23000:
+        return f"NCCL {version.value}: before 2.30 ranks cannot share a GPU"
     return ""

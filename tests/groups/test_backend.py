@@ -36,10 +36,10 @@ PLAN = rm.Plan(rm.Mesh(tp=2, dp=2, pp=1), [*KINDS, rm.GroupSpec("pp")])
 @pytest.mark.few(1)
 @pytest.mark.parametrize("call", ["rankmesh.connect('dp=1')", "rankmesh.init()", "from rankmesh import sim"])
 def test_an_old_torch_is_refused_before_anything_happens(call):
-    """Torch 2.12: one ConnectError with both versions, whatever is used first."""
-    program = f"import torch; torch.__version__ = '2.12.1'\nimport rankmesh\n{call}"
+    """Torch 2.7: one ConnectError with both versions, whatever is used first."""
+    program = f"import torch; torch.__version__ = '2.7.1'\nimport rankmesh\n{call}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
-    message = "ConnectError: torch 2.12.1 is installed, and rankmesh needs 2.13 or newer; pip install 'torch>=2.13'"
+    message = "ConnectError: torch 2.7.1 is installed, and rankmesh needs 2.8 or newer; pip install 'torch>=2.8'"
     assert done.stderr.splitlines()[-1].endswith(message)
     assert done.stderr.count("ConnectError: torch") == 1
 
@@ -114,7 +114,11 @@ def _made_by(monkeypatch, groups, backend="nccl", local=(0, 2)):
     calls = []
     monkeypatch.setattr(public, "check_backend", lambda backend: None)
     for name in ("split_group", "new_group"):
-        monkeypatch.setattr(dist, name, lambda ranks=None, *, by=name, **given: calls.append((by, ranks, given)) or by)
+
+        def made(ranks=None, *, by=name, sort_ranks=True, **given):
+            return calls.append((by, ranks, given)) or by
+
+        monkeypatch.setattr(dist, name, made)
     made_by = PublicBackend(DefaultGroup(0, 4, None, "nccl", timedelta(seconds=9), torch.device("cuda", 0)))
     kind = Kind("dp", groups, backend, timedelta(seconds=9), rm.Options())
     found = made_by.split(GroupRequest(kind, "dp/0/1", "dp@tp0", local, 0), 0.0)
@@ -137,6 +141,15 @@ def test_what_a_split_would_change_is_made_anew(monkeypatch, groups, backend, lo
     found, calls = _made_by(monkeypatch, groups, backend, local)
     assert found == "new_group"
     assert calls == [("new_group", list(ranks)) for ranks in groups] * 2
+
+
+def test_an_order_that_torch_cannot_keep_is_an_error(monkeypatch):
+    """A torch whose new_group sorts the members refuses those in another order: their ranks in the group would differ."""
+    monkeypatch.setattr(dist, "new_group", lambda ranks=None, **_: pytest.fail("a group was made"))
+    made_by = PublicBackend(DefaultGroup(0, 4, None, "gloo", timedelta(seconds=9), None))
+    kind = Kind("dp", [(2, 0), (1, 3)], "gloo", timedelta(seconds=9), rm.Options())
+    with pytest.raises(ConnectError, match=r"members of 'dp' .* sorts them; pip install 'torch>=2\.13'"):
+        made_by.decline(kind)
 
 
 def _public_on_one(me):

@@ -7,6 +7,7 @@ stage 0   w0, m0 (rows over tp, whole over dp)  ── activations ──>  stag
 
 import json
 import os
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -92,13 +93,13 @@ def member(me, port, folder, deaths, steps, layout, how):
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     me.meet("every member has reached the store that rank 0 serves")
     time.sleep(0.1)  # and its connection is there
-    slow, raises = how.pop("slow", 0.0), how.pop("raises", None)
+    slow, raises, strangers = how.pop("slow", 0.0), how.pop("raises", None), how.pop("strangers", False)
     if joins := how.pop("joins", ""):  # the last one starts later: once the plan has shrunk, or before a loss
         os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(me.size - 1)
         if me.rank == me.size - 1:
             for name in torchrun_variables(0, 1, local_rank=0, local_world_size=1, port=port):
                 del os.environ[name]
-            how["join"] = _address(Path(folder))
+            how["join"], os.environ["RANKMESH_JOB_KEY"] = _contact(Path(folder))
     served_once()
     before, dying = kept(), Deaths(me.rank, deaths, folder)
     history, losses = [], {}
@@ -108,12 +109,14 @@ def member(me, port, folder, deaths, steps, layout, how):
         job.hold(model.tensors, model.shardings)
         history.append([job.epoch, job.rank, job.step, job.plan.mesh.axes["dp"], time.time(), dict(job.seconds)])
         if job.rank == 0 and (job.epoch or joins == "before"):
-            (Path(folder) / "address").write_text(job.address, encoding="utf-8")
+            (Path(folder) / "contact").write_text(f"{job.address} {job.key}\n", encoding="utf-8")
         for step in range(job.step, steps):
             dying.step(step)
             if [job.rank, step] == raises:
                 raise RuntimeError("a bug of the program")
             time.sleep(slow)
+            if strangers:
+                disturb(job._session._peers.contacts.values(), job.epoch)
             losses[step] = model.step(step)
             job.commit(step + 1)
             if len(history[-1]) == 6:
@@ -138,15 +141,23 @@ def member(me, port, folder, deaths, steps, layout, how):
     return {**ended, **outcome, "history": history, "losses": losses}
 
 
-def _address(folder):
-    """Where a rank of the job is reached, as soon as it has lost one."""
+def disturb(contacts, epoch):
+    """Send every member what ends a job, as somebody does who does not have its key."""
+    end = {"what": "end", "epoch": str(epoch), "over": True, "suspects": [], "evicted": {"0": "a", "1": "b"}}
+    for contact in contacts:
+        with suppress(OSError), socket.create_connection((contact.address, contact.heartbeat), 10) as one:
+            one.sendall(json.dumps(end).encode() + b"\n")
+
+
+def _contact(folder):
+    """Where a rank of the job is reached, and the job's key, as soon as the job has lost one."""
     end = time.monotonic() + 30
     while time.monotonic() < end:
         with suppress(OSError):
-            if text := (folder / "address").read_text(encoding="utf-8"):
-                return text
+            if (text := (folder / "contact").read_text(encoding="utf-8")).endswith("\n"):
+                return text.split()
         time.sleep(0.02)
-    raise TimeoutError("no rank said where it is reached")
+    raise TimeoutError("no rank wrote where it is reached")
 
 
 def text_of(outcomes):

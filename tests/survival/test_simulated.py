@@ -3,6 +3,8 @@
 import statistics
 import time
 from collections import Counter
+from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 import torch
@@ -265,6 +267,84 @@ def test_an_error_that_comes_later_again():
 def test_in_any_order(seed, lose, without_loss):
     """Whichever rank runs next: the same results after any two losses of which no shard is gone."""
     same(survived(10, lose, order=seed, spares=2), without_loss)
+
+
+# -- every epoch makes progress -------------------------------------------------------------------------------------
+
+# Where a rank raises, each time that it comes there: what it calls then.
+FAILING = {"connect": (world.EpochWorld, "_install"), "hold": (session.Session, "hold"), "step": (dist, "all_reduce")}
+
+
+@contextmanager
+def failing(place, who, kind, times=1000):
+    """Members raise when they come to a place, so many ``times``; the epochs: whether members changed, and the step."""
+    owner, name = FAILING[place]
+    call, adopt, counts, epochs = getattr(owner, name), session.Session._adopt, Counter(), {}
+
+    def called(*args, **named):
+        rank = current_context().rank
+        if rank in who and counts[rank] < times:
+            counts[rank] += 1
+            raise kind("broken")
+        return call(*args, **named)
+
+    def adopts(member, outcome, error):
+        before = member._members
+        assert member._epoch.number < 50, "epochs follow each other without end"
+        adopt(member, outcome, error)
+        epochs[member._epoch.number] = member._members != before, member._step
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(owner, name, called)
+        patched.setattr(session.Session, "_adopt", adopts)
+        yield epochs
+
+
+def handling(handled):
+    """The program of every rank, which regroups where it can handle an error."""
+
+    def train(job):
+        weights = torch.zeros(2)
+        while True:
+            try:
+                job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, None, (2,), "float32")})
+                for step in range(job.step, 3):
+                    dist.all_reduce(weights, group=job.groups["dp"].pg)
+                    job.commit(step + 1)
+                return job.epoch
+            except handled:  # noqa: PERF203  - a loop of attempts
+                job.regroup()
+
+    return train
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    place=st.sampled_from(sorted(FAILING)),
+    who=st.sets(st.integers(0, 4), min_size=1),
+    kind=st.sampled_from([RuntimeError, ValueError]),
+    times=st.sampled_from([1, 2, 1000]),
+    handled=st.sampled_from([(), RuntimeError, Exception]),
+    spares=st.integers(0, 2),
+    shrink=st.sampled_from([None, "dp"]),
+    order=st.one_of(st.just("deterministic"), st.integers(0, 2**32 - 1)),
+)
+def test_an_epoch_makes_progress_or_the_job_ends(place, who, kind, times, handled, spares, shrink, order):
+    """In one of two epochs a step is committed or a member lost; else the job ends, on every rank with the error."""
+    with failing(place, who, kind, times) as epochs:
+        values = sim.run(
+            lambda: rm.survive(handling(handled), "dp=*", spares=spares, shrink=shrink),
+            *(5,),
+            order=order,
+            return_exceptions=True,
+            initialise=False,
+        )
+    changes = [(True, 0), *(epochs[number] for number in sorted(epochs))]
+    assert all(a[0] or b[0] or b[1] > a[1] for a, b in pairwise(changes)), changes
+    errors = [value for value in values if isinstance(value, BaseException)]
+    # Calls that were cut are raised where a rank noticed that before it was told of the change.
+    assert all("broken" in str(error) or isinstance(error, sim.DivergenceError) for error in errors), errors
+    assert not errors or any("broken" in str(error) for error in errors)
 
 
 def test_a_step_that_nobody_commits():

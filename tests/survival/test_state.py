@@ -4,8 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -22,12 +25,14 @@ from rankmesh.core import Mesh
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.launch.table import torchrun_variables
+from rankmesh.survival import state
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.members import Members
 from rankmesh.survival.redundancy import Copies, Keepers, Stretch, checked
-from rankmesh.survival.state import EpochState, Snapshots, load_boxes
+from rankmesh.survival.state import EpochState, Snapshots, Writes, load_boxes
 from rankmesh.survival.state_layout import StateLayout
-from rankmesh.transfer import Transfer
+from rankmesh.transfer.live.exchange import Copy, Exchange
+from rankmesh.transfer.live.stream import Message, Piece
 
 STEPS = 6
 
@@ -302,6 +307,55 @@ def test_members_without_a_common_step_do_not_load():
     assert "rank 0 is at step 3 and rank 1 at step 5" in outcome.message
 
 
+# -- no write after an epoch ---------------------------------------------------------------------------------------
+
+
+class _Slow:
+    """A wire whose messages of ones arrive when the test lets them."""
+
+    def __init__(self):
+        self.waits, self.arrive, self.received = threading.Event(), threading.Event(), []
+
+    def staging(self, _):
+        return torch.device("cpu")
+
+    def together(self, _):
+        return False
+
+    def start(self, tensor, _peer, _sending):
+        self.received.append(tensor)
+        return self
+
+    def wait(self, _):
+        self.waits.set()
+        assert self.arrive.wait(100)
+        for tensor in self.received:
+            tensor.view(torch.float32).fill_(1)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_cancelled_exchange_writes_nothing(cancelled):
+    """Messages and copies are written, in one piece of memory or several; not once the writes are closed."""
+    wire, writes, tensors = _Slow(), Writes(), {"from": torch.ones(2)}
+    into = {"w": torch.zeros(4), "v": torch.zeros(4), "to": torch.zeros(2)}
+    everything = (slice(None),)
+    pieces = [Piece(name, everything, 16 * number, 16) for number, name in enumerate("wv")]
+    received = [[Message(1, tuple(pieces[:1]), 16, 16)], [Message(1, tuple(pieces), 32, 32)]]
+    exchange = Exchange(wire, tensors, into, timedelta(seconds=100), write=writes)
+    moving = threading.Thread(target=exchange.all, args=([[], []], received, []))
+    with mock.patch.object(threading, "excepthook"):  # a thread that is left behind ends with the error
+        moving.start()
+        assert wire.waits.wait(100)
+        if cancelled:
+            writes.close()
+        wire.arrive.set()
+        moving.join(100)
+    exchange.attempt(lambda: exchange.all([], [], [Copy("from", everything, "to", everything)]))
+    assert {name: tensor.tolist() for name, tensor in into.items()} == {
+        name: [0.0 if cancelled else 1.0] * len(tensor) for name, tensor in into.items()
+    }
+
+
 # -- real ranks -----------------------------------------------------------------------------------------------------
 
 
@@ -343,7 +397,7 @@ def member(me, port, deaths, layout, loads, coupled, how):
         moved.append([done.bytes_in, moves.bytes_in(dist.get_rank())])
         return done
 
-    real, Transfer.run = Transfer.run, run
+    real, state.run = state.run, run
     for at, number in deaths.get(str(me.rank), ()):
         _die(at, number)
 
@@ -487,6 +541,52 @@ def test_a_rank_is_killed_in_the_middle_of_a_message(outcomes):
     """2 ranks and a spare: gloo never ends the call of the one that sent to it, which goes on without that call."""
     ended = outcomes(3, _copied, free_port(), 1 << 24, world=None, limit=60.0)
     assert [one.value for one in ended] == [1, None, 1], "\n".join(map(str, ended))
+
+
+def _behind(me, port, folder):
+    """A spare waits for state when another member dies; the state arrives only once the next epoch has its own."""
+    variables = torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port)
+    os.environ.update({**variables, "TORCH_CPP_LOG_LEVEL": "ERROR"})
+    me.meet("every member has reached the store that rank 0 serves")
+    (Path(folder) / str(me.rank)).write_text(str(os.getpid()), encoding="utf-8")
+    waited, restored, late = Exchange._waited, threading.Event(), []
+
+    def waits(exchange, one):
+        arrived = waited(exchange, one)
+        if me.rank == 2 and not late:
+            late.append(threading.current_thread())
+            os.kill(int((Path(folder) / "3").read_text(encoding="utf-8")), signal.SIGKILL)
+            assert restored.wait(100)
+        return arrived
+
+    Exchange._waited = waits
+    tensors = {"w": torch.full((6, 4), 1.0).t()}
+
+    def train(job):
+        while True:
+            try:
+                job.hold(tensors, {"w": Sharding(job.plan.mesh, None, (4, 6), "float32")})
+                if job.epoch == 0:
+                    dist.barrier(group=job.groups["dp"].pg)
+                    if job.rank == 1:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                tensors["w"].fill_(job.epoch)
+                restored.set()
+                for thread in late:
+                    thread.join(100)
+                job.commit(1)
+                dist.barrier(group=job.groups["dp"].pg)
+                return [job.epoch, len(late), tensors["w"].unique().tolist()]
+            except RuntimeError:  # noqa: PERF203  - a loop of attempts
+                job.regroup()
+
+    return rm.survive(train, "dp=2", spares=2, timeout=5)
+
+
+def test_a_thread_that_is_left_behind_writes_nothing(outcomes, tmp_path):
+    """2 ranks and 2 spares: what arrives after the epoch is not written into the tensors that are trained on."""
+    ended = outcomes(4, _behind, free_port(), str(tmp_path), world=None, limit=150.0)
+    assert [one.value for one in ended] == [[2, 0, [2.0]], None, [2, 1, [2.0]], None], "\n".join(map(str, ended))
 
 
 @pytest.mark.long

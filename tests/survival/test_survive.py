@@ -142,14 +142,22 @@ def test_a_slow_rank_is_waited_for(job, expected):
 
 
 @pytest.mark.long
-def test_a_rank_that_hangs_is_evicted(job, expected):
+@pytest.mark.parametrize("who", [0, 5])
+def test_a_rank_that_hangs_is_evicted(job, expected, who):
     """8 ranks and a spare: a rank responds, and comes to no call; the others name it after 2 s, and leave it out."""
-    deaths = [{"member": 5, "at": "step", "n": 3, "how": "sleep", "seconds": 20.0}]
+    deaths = [{"member": who, "at": "step", "n": 3, "how": "sleep", "seconds": 20.0}]
     ended = job(9, deaths, spares=1, evict=2.0, timeout=4, may_fail=True)
-    _same([*ended[:5], *ended[6:]], expected)
+    _same([*ended[:who], *ended[who + 1 :]], expected)
+    assert [(epoch, step) for epoch, _, step, *_ in ended[1]["history"]] == [(0, 0), (1, 3)]
+    start = f"ConnectError: member {who} was left out of the job, since the others waited for it (late: rank {who}"
+    assert ended[who]["error"].startswith(start)
+
+
+def test_strangers_end_nothing(job, expected):
+    """8 ranks and a spare: whoever does not have the key tells every member in each step that the job is over."""
+    ended = job(9, [{"member": 2, "at": "step", "n": 3}], spares=1, timeout=5, strangers=True)
+    _same(ended, expected)
     assert [(epoch, step) for epoch, _, step, *_ in ended[0]["history"]] == [(0, 0), (1, 3)]
-    start = "ConnectError: member 5 was left out of the job, since the others waited for it (late: rank 5"
-    assert ended[5]["error"].startswith(start)
 
 
 def test_a_spare_is_not_evicted(monkeypatch):

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup, PrefixStore
 from torch.distributed import distributed_c10d as c10d
@@ -21,12 +19,10 @@ from rankmesh.backend import registries
 from rankmesh.backend.default import DefaultGroup
 from rankmesh.backend.drain import Drain
 from rankmesh.backend.gloo import GlooDevices, delete_address, put_gloo_under
+from rankmesh.backend.nccl import abort_together
 from rankmesh.backend.options import check_backend, config, kinds_of, nccl_options
 from rankmesh.backend.protocol import GroupRequest, Kind
 from rankmesh.backend.single_rank import put_under, single_rank_group
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["MemberBackend", "Torch213", "Torch214", "Torch215", "destroy"]
 
@@ -145,10 +141,7 @@ class MemberBackend:
         self._devices.cut()
         known = [(pg, registries.place_of(pg)) for pg in groups if pg.size() > 1]
         others = [pg for pg, place in known if place is not None and not kinds_of(place[0]) <= {"gloo", "fake"}]
-        if others:
-            with self._together(others[0]):
-                for pg in others:
-                    pg.abort()
+        abort_together(others)
 
     def release(self) -> None:
         """Keep no gloo device: no group is left."""
@@ -163,10 +156,6 @@ class MemberBackend:
         """The communicator from which torch splits a group of this backend, None where it splits none."""
         source: Any = c10d._get_split_source
         return source(c10d._get_default_group(), backend)
-
-    def _together(self, pg: dist.ProcessGroup) -> AbstractContextManager[Any]:
-        """Abort several NCCL communicators as one: one by one they wait for each other."""
-        return _coalesced(pg, self._default.bound_device or torch.device("cuda"))
 
 
 def destroy(pg: dist.ProcessGroup, *, addresses: bool = True) -> None:
@@ -189,14 +178,11 @@ class Torch215(MemberBackend):
 
 
 class Torch214(MemberBackend):
-    """Torch 2.14: a split depends on no backend, and NCCL's calls are put together by its own functions."""
+    """Torch 2.14: a split depends on no backend."""
 
     def _split_source(self, backend: str) -> Any:
         source: Any = c10d._get_split_source
         return source(c10d._get_default_group())
-
-    def _together(self, pg: dist.ProcessGroup) -> AbstractContextManager[Any]:
-        return _grouped(pg._get_backend(torch.device("cuda")))
 
 
 class Torch213(Torch214):
@@ -204,22 +190,3 @@ class Torch213(Torch214):
 
     def _start_counting(self, made: Any) -> None:
         made._set_sequence_number_for_group()
-
-
-@contextmanager
-def _coalesced(pg: Any, device: torch.device) -> Iterator[None]:
-    """Not by torch's own manager, whose list of calls another thread may be in, and would lose."""
-    pg._start_coalescing(device)
-    try:
-        yield
-    finally:
-        pg._end_coalescing(device)
-
-
-@contextmanager
-def _grouped(backend: Any) -> Iterator[None]:
-    backend._group_start()
-    try:
-        yield
-    finally:
-        backend._group_end()

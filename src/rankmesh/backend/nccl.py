@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -24,9 +25,9 @@ from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend.options import check_backend, kinds_of
 from rankmesh.backend.protocol import NotJoined
-from rankmesh.rendezvous.waiting import wait_for
+from rankmesh.rendezvous.waiting import submit, wait_for
 
-__all__ = ["Batch", "Communicator", "device_done", "device_done_within", "outlive_errors"]
+__all__ = ["Batch", "Communicator", "abort_together", "device_done", "device_done_within", "outlive_errors"]
 
 # What the watchdog does where a call fails, and what it does by default.
 _HANDLING, _ENDS_THE_PROCESS = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"
@@ -57,6 +58,18 @@ def device_done(device: torch.device, check: Callable[[], object]) -> None:
             if time.monotonic() - begun > _AT_ONCE:
                 time.sleep(_LOOK)
         check()
+
+
+def abort_together(groups: Iterable[Any]) -> None:
+    """Abort the communicators of these groups at the same time.
+
+    Each abort frees memory, which waits for all kernels of this process. So one after the other, the first one would
+    wait for a kernel of the second one. A group of NCCL calls does not help: torch aborts on a thread of its own.
+    """
+    aborting = [submit(pg.abort, "rankmesh-abort") for pg in groups]
+    wait(aborting)
+    for one in aborting:
+        one.result()
 
 
 class Communicator:

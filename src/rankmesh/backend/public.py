@@ -11,12 +11,16 @@ members, lazy groups are made with the others, a group of one rank is torch's, a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from rankmesh.backend.default import DefaultGroup
 from rankmesh.backend.drain import Drain
+from rankmesh.backend.nccl import abort_together
 from rankmesh.backend.options import check_backend, kinds_of, nccl_options
 from rankmesh.backend.protocol import GroupRequest, Kind
 from rankmesh.errors import ConnectError
@@ -68,7 +72,7 @@ class PublicBackend:
                 backend=kind.backend,
                 pg_options=options,
                 group_desc=desc if here else kind.name,
-                sort_ranks=False,
+                **_order(kind, ranks),
             )
             found = made if here else found
         return found
@@ -94,8 +98,19 @@ class PublicBackend:
 
     def abort(self, groups: Sequence[dist.ProcessGroup]) -> None:
         """Abort each group; gloo's then still wait for their timeout."""
-        for pg in groups:
-            pg.abort()
+        abort_together(groups)
 
     def release(self) -> None:
         """Nothing is kept."""
+
+
+def _order(kind: Kind, ranks: list[int]) -> dict[str, Any]:
+    """What has ``new_group`` keep this order of members; ``ConnectError`` where this torch sorts them."""
+    if ranks == sorted(ranks):
+        return {}
+    if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+        raise ConnectError(
+            f"the members of {kind.name!r} are not in ascending order, and torch {torch.__version__} sorts them; "
+            "pip install 'torch>=2.13'"
+        )
+    return {"sort_ranks": False}

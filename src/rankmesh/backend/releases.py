@@ -64,8 +64,10 @@ def backend_of(default: DefaultGroup) -> Backend:
 
 
 def _family() -> type[members.MemberBackend]:
-    former = {(2, 13): members.Torch213, (2, 14): members.Torch214}
-    return former.get(minor(torch.__version__), members.Torch215)
+    release = minor(torch.__version__)
+    if release >= (2, 15):
+        return members.Torch215
+    return members.Torch214 if release == (2, 14) else members.Torch213
 
 
 @cache

@@ -2,7 +2,8 @@
 
 ```
 torch.distributed.all_reduce(...)  ── methods of SingleRankGroup   done at once; the work's future has the tensors
-functional collectives, autograd   ── torch's fake backend         exact where nobody else is: copies and identities
+functional collectives, autograd   ── the same methods, which C++ calls by their names
+what asks for the backend          ── torch's fake backend
 ```
 
 torch's own one-rank groups have sockets and threads and, on a GPU, hundreds of MiB of device memory. Sending to
@@ -90,14 +91,17 @@ class SingleRankGroup(dist.ProcessGroup):
     def _in_place(self, tensors: Any = (), *_: Any, **__: Any) -> dist.Work:
         return self._done(_listed(tensors))
 
-    def _copied(self, output: torch.Tensor, given: torch.Tensor, *_: Any, **__: Any) -> dist.Work:
-        if output.numel() != given.numel():
-            raise ValueError(
-                f"the output has {output.numel()} elements and the input {given.numel()} in group "
-                f"{self.group_name!r}, which has one rank; make the output as large as the input"
-            )
-        output.detach().copy_(given.detach().reshape(output.shape))
-        return self._done([output])
+    def _copied(self, outputs: Any, given: Any, *_: Any, **__: Any) -> dist.Work:
+        """Copy each input to its output, both one tensor, or listed, by member too: there is one member."""
+        copied = _flat(outputs)
+        for output, tensor in zip(copied, _flat(given), strict=True):
+            if output.numel() != tensor.numel():
+                raise ValueError(
+                    f"the output has {output.numel()} elements and the input {tensor.numel()} in group "
+                    f"{self.group_name!r}, which has one rank; make the output as large as the input"
+                )
+            output.detach().copy_(tensor.detach().reshape(output.shape))
+        return self._done(copied)
 
     def _no_peer(self, *_: Any, **__: Any) -> NoReturn:
         raise ValueError(
@@ -105,12 +109,14 @@ class SingleRankGroup(dist.ProcessGroup):
             "test group.size > 1 first"
         )
 
-    broadcast = _in_place
-    allreduce_coalesced = _in_place
-    _allgather_base = _copied
-    all_gather_single = _copied
-    _reduce_scatter_base = _copied
-    reduce_scatter_single = _copied
+    broadcast = allreduce_coalesced = _in_place
+    allgather = allgather_coalesced = gather = scatter = reduce_scatter = alltoall = _copied
+    # By torch's present names, and by its former ones.
+    all_gather_single = _allgather_base = _copied
+    reduce_scatter_single = _reduce_scatter_base = _copied
+    all_to_all_single = alltoall_base = _copied
+    all_gather_single_coalesced = allgather_into_tensor_coalesced = _copied
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = _copied
     send = _no_peer
     recv = _no_peer
     recv_anysource = _no_peer
@@ -163,6 +169,10 @@ class _LocalBackend:
 
 def _listed(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _flat(tensors: Any) -> list[torch.Tensor]:
+    return [tensor for one in _listed(tensors) for tensor in _listed(one)]
 
 
 def single_rank_group(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:

@@ -3,7 +3,7 @@
 >>> check_minimum("2.15.0+cu132")
 >>> check_minimum("2.7.1")
 Traceback (most recent call last):
-rankmesh.errors.ConnectError: torch 2.7.1 is installed, and rankmesh needs 2.13 or newer; pip install 'torch>=2.13'
+rankmesh.errors.ConnectError: torch 2.7.1 is installed, and rankmesh needs 2.8 or newer; pip install 'torch>=2.8'
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from rankmesh.errors import ConnectError
 
 __all__ = ["KNOWN", "MINIMUM", "check_minimum", "minor"]
 
-MINIMUM = (2, 13)
-KNOWN = ((2, 13), (2, 14), (2, 15))
+MINIMUM = (2, 8)
+KNOWN = tuple((2, second) for second in range(8, 16))
 
 
 def minor(version: str) -> tuple[int, int]:

@@ -97,7 +97,7 @@ class SimulatedPeers:
     """The other members, which are ranks of the same simulation, as this one reaches them."""
 
     def __init__(self, members: SimulatedMembers, context: RankContext, reply: Callable[[Message], Message]) -> None:
-        self.member, self.device = context.rank, torch.device("cpu")
+        self.member, self.device, self.key = context.rank, torch.device("cpu"), ""
         self._members, self._context, self._reply = members, context, reply
         self._scheduler = context.simulation.scheduler
         self._watched: int | None = None

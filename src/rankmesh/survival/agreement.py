@@ -18,6 +18,9 @@ from rankmesh.survival.members import Members
 
 __all__ = ["Report", "conclude"]
 
+# Errors in one message.
+_SHOWN = 4
+
 
 @dataclass(frozen=True)
 class Report:
@@ -25,7 +28,7 @@ class Report:
 
     ``done``       ``train`` has returned here; ``over``: it has on every rank
     ``error``      what left ``train`` and is this member's own; ``torn``: what may only follow from the loss of another
-    ``first``      this member began the change
+    ``first``      this member began the change; ``handled``: its program handles the error, and calls ``regroup``
     ``steps``      of each epoch of which it has snapshots, the steps of them
     ``committed``  some member has committed, as far as it knows
     ``loads``      what nobody holds can be loaded
@@ -41,6 +44,7 @@ class Report:
     error: str = ""
     torn: str = ""
     first: bool = False
+    handled: bool = False
     steps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     committed: bool = False
     loads: bool = False
@@ -78,9 +82,9 @@ def conclude(
     """
     members = history[epoch]
     absent = tuple(sorted(set(members.all) - reports.keys()))
-    if any(report.over for report in reports.values()) or all(
-        reports[member].done if member in reports else False for member in members.ranks
-    ):
+    returned = [reports[member].done for member in members.ranks if member in reports]
+    announced = any(report.over for report in reports.values())
+    if all(returned) and (announced or len(returned) == len(members.ranks)):
         return Outcome(value={"over": True})
     alive = len(members.all) - len(gone)
     half = 2 * len(reports) == alive and min(set(members.all).difference(gone)) in reports
@@ -96,28 +100,22 @@ def conclude(
     unclear = next((report.unclear for report in reports.values() if report.unclear), "")
     # A collective failed, and nobody is missing.
     began = set() if lost else {member for member, report in reports.items() if report.torn and report.first}
-    if len(began) == 1 and not unclear:
+    if len(began) == 1 and not unclear and not reports[min(began)].handled:
         lost, began = began, set()
-    errors = _raised(members, reports, lost) if lost else _failed(reports, began)
+    errors = _raised(members, reports, lost)
     for where, error in errors.items():
         if raised is not None and raised.get(where) == error:
             # A machine that fails is replaced; this is another one, at the same coordinate and in the same step.
             message = f"the rank at {where} raised the same error again, which no other member can avoid: {error}"
-            if began:
-                message = f"calls failed again in {error}, and no rank is known to be at fault"
-                message += f": {unclear or reports[min(began)].torn}"
-            return Outcome("failed", tuple(sorted(lost | began)), absent, fields=("error",), message=message)
+            return Outcome("failed", tuple(sorted(lost)), absent, fields=("error",), message=message)
     joined = _joined(members, reports)
     hosts = {member: str(contact["host"]) for member, contact in joined.items()}
     try:
         following = members.joined(joined, hosts).without(lost).grown()
     except PlanError as error:
-        lines = [
-            f"member {member}: {reports[member].error}"
-            for member in sorted(lost)
-            if member in reports and reports[member].error
-        ]
-        return Outcome("failed", tuple(sorted(lost)), absent, message="; ".join([error.message, *lines[:4]]))
+        given = ((member, reports[member]) for member in sorted(lost) if member in reports)
+        lines = [f"member {member}: {text}" for member, report in given if (text := report.error or report.torn)]
+        return Outcome("failed", tuple(sorted(lost)), absent, message="; ".join([error.message, *lines[:_SHOWN]]))
     source, step = _source(history, reports, lost)
     load = False
     if source is None and any(report.committed for report in reports.values()):
@@ -126,6 +124,12 @@ def conclude(
         step = max((report.began for report in left), default=0)
     if source is None and not load and any(report.committed for report in reports.values()):
         return Outcome("failed", tuple(sorted(lost)), absent, message=_nothing_in_common(reports, lost))
+    if following == members:  # all take the step again, once: an epoch without progress would follow another for ever
+        errors = {"": f"step {step}"}
+        if raised is not None and raised.get("") == errors[""]:
+            message = f"{errors['']} failed again, and no rank is known to be at fault"
+            message += f": {unclear or _why(reports, began)}"
+            return Outcome("failed", tuple(sorted(began)), fields=("error",), message=message)
     return Outcome(
         ranks=tuple(sorted(lost)),
         value={
@@ -154,9 +158,11 @@ def _raised(members: Members, reports: Mapping[int, Report], lost: Collection[in
     return found
 
 
-def _failed(reports: Mapping[int, Report], began: Collection[int]) -> dict[str, str]:
-    """The step in which calls failed by nobody's fault: all members do it once more."""
-    return {"": f"step {max(reports[member].at for member in began)}"} if began else {}
+def _why(reports: Mapping[int, Report], began: Collection[int]) -> str:
+    """The first errors that ranks report, first those of ranks that began the change."""
+    members = sorted(reports, key=lambda member: (member not in began, member))
+    texts = dict.fromkeys(reports[member].torn for member in members if reports[member].torn)
+    return "; ".join([*texts][:_SHOWN]) or "no rank reported an error; look for ranks that stop for a while"
 
 
 def _joined(members: Members, reports: Mapping[int, Report]) -> dict[int, Mapping[str, Any]]:

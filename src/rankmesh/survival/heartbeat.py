@@ -5,49 +5,39 @@ member 3 ──ping──> member 4        a reply: alive      closed or refused
          <─reply──
 ```
 
-Each member listens at a port. One message is one line of JSON, and so is its reply, which a thread gives: a process
-replies while it computes or waits in a collective, not while it is stopped. A connection that is refused, there or at
-the process's liveness port, shows that the process has ended, as long as its host lives; a silence shows nothing.
+Each member listens at an address of the job, and a thread replies: a process replies while it computes or waits in a
+collective, not while it is stopped. It acts on lines of processes with the key of the job alone (``sealed``). A
+connection that is refused, there or at the process's liveness port, shows that the process has ended, as long as its
+host lives; a silence shows nothing.
 """
 
 from __future__ import annotations
 
-import errno
-import json
 import math
+import os
 import selectors
 import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing, suppress
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
+from rankmesh.errors import ConnectError
+from rankmesh.launch.job_key import JobKey
+from rankmesh.survival.conversation import ENDED, Address, Conversation, begun
+from rankmesh.survival.listener import LOOK, Listener, Message
 from rankmesh.survival.liveness import LivenessPort
 
 __all__ = ["PING", "Address", "Heartbeat", "Message", "Presence", "exchange"]
 
-Message = dict[str, Any]
 Presence = Literal["gone", "unresponsive"]
 
-
-class Address(NamedTuple):
-    """Where a process replies, and its liveness port, 0 for none."""
-
-    host: str
-    port: int
-    liveness: int = 0
-
-
 PING: Message = {"what": "ping"}
-# Bytes of one message: the members of 100,000 ranks fit.
-_LARGEST = 1 << 20
-# Errors of a connection that say that nobody listens any more.
-_ENDED = (errno.ECONNREFUSED, errno.ECONNRESET)
 # Seconds without a reply after which the liveness port is looked at: seldom, since nobody accepts what connects there.
+# As many lie between two attempts to connect.
 _SLOW = 0.05
 # Connections that one process opens at a time.
 _AT_ONCE = 256
@@ -61,21 +51,29 @@ _SKEW = 0.05
 class Heartbeat:
     """This process as others see it: a thread that replies, and one that pings another member.
 
-    ``reply`` is called for each message, on that thread, and returns the reply at once.
+    It listens at the address ``host`` and replies once it has the key of the job (``start``). ``reply`` is called for
+    each message, on the replying thread, and returns the reply at once.
     """
 
     def __init__(self, host: str, reply: Callable[[Message], Message]) -> None:
-        self._watch: _Watch | None = None
+        self._reply = reply
+        self._key = JobKey.new()  # which nobody has
+        self._watches: list[_Watch] = []
         self._looked, self._longest = time.monotonic(), 0.0
         self._over = threading.Event()
         with ExitStack() as made:
-            listening = made.enter_context(socket.create_server((host, 0), backlog=1024))
-            self._liveness = LivenessPort(host)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listening = made.enter_context(socket.create_server((host, 0), family=family, backlog=1024))
+            self._liveness = LivenessPort(host, family)
             made.pop_all()
-        self.port = int(listening.getsockname()[1])
-        self._wake, woken = socket.socketpair()
-        served = _Served(woken, listening, reply)
-        self._thread = threading.Thread(target=self._run, args=(served,), daemon=True, name="rankmesh-heartbeat")
+        self.port = int(self._listening.getsockname()[1])
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="rankmesh-heartbeat")
+
+    def start(self, key: JobKey) -> None:
+        """Reply from now on to those that have this key."""
+        self._key, self._looked = key, time.monotonic()
+        self._listener = Listener(self._woken, self._listening, key, self._reply)
         self._thread.start()
 
     @property
@@ -84,28 +82,29 @@ class Heartbeat:
         return self._liveness.port
 
     def stood_still(self) -> float:
-        """The longest time, in seconds, that this process gave no reply, since ``start_over``."""
-        return max(self._longest, time.monotonic() - self._looked - _SELDOM)
+        """Return the longest time in seconds that this process gave no reply, since ``start_over``."""
+        return max(self._longest, time.monotonic() - self._looked - LOOK)
 
     def start_over(self) -> None:
         """Count anew how long this process stood still."""
         self._longest = 0.0
 
-    def _run(self, served: _Served) -> None:
-        with served:
-            try:
-                self._serve(served)
-            except Exception:  # noqa: BLE001 - connections that close would say that the process has ended
-                traceback.print_exc()
-                self._over.wait()
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:  # noqa: BLE001 - connections that close would show that the process has ended
+            traceback.print_exc()
+            self._over.wait()
+        finally:
+            self._listener.close()
 
-    def _serve(self, served: _Served) -> None:
+    def _serve(self) -> None:
         going_on = True
         while going_on:
-            events = served.wait()
+            ready = self._listener.wait()
             self._longest = self.stood_still()
             self._looked = time.monotonic()
-            going_on = served.handle(events)
+            going_on = self._listener.handle(ready)
 
     def watch(
         self, address: Address, timeout: float, late: Callable[[], object], lost: Callable[[Presence], None]
@@ -115,290 +114,242 @@ class Heartbeat:
         ``late`` is called shortly before the end of ``timeout`` seconds without a reply.
         """
         self.unwatch()
-        self._watch = _Watch(address, timeout, late, lost)
-        threading.Thread(target=self._watch.run, daemon=True, name="rankmesh-heartbeat-watch").start()
+        self._watches.append(_Watch(address, self._key, timeout, late, lost))
 
     def unwatch(self) -> None:
         """Ping nobody."""
-        if self._watch is not None:
-            self._watch.stop()
-        self._watch = None
+        for watch in self._watches:
+            watch.stop()
+        self._watches = [watch for watch in self._watches if watch.thread.is_alive()]
 
     def close(self) -> None:
-        """Reply no more, and ping nobody; calling it again is nothing."""
+        """Reply no more, and ping nobody: no thread is left. A second call has no effect."""
         self.unwatch()
         if self._over.is_set():
             return
         self._over.set()
         with suppress(OSError):  # it may have ended
             self._wake.send(b".")
-        self._thread.join(1)
-        self._wake.close()
+        for thread in (self._thread, *(watch.thread for watch in self._watches)):
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join()
+        self._watches.clear()
+        for one in (self._wake, self._woken, self._listening):
+            one.close()
         self._liveness.close()
 
 
-class _Served:
-    """The connections on which others send messages, until something comes on ``wake``."""
-
-    def __init__(self, wake: socket.socket, listening: socket.socket, reply: Callable[[Message], Message]) -> None:
-        self._wake, self._listening, self._reply = wake, listening, reply
-        self._partial: dict[socket.socket, bytes] = {}
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listening, selectors.EVENT_READ)
-        self._selector.register(wake, selectors.EVENT_READ)
-
-    def __enter__(self) -> _Served:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._selector.close()
-        for one in (self._wake, self._listening, *self._partial):
-            one.close()
-
-    def wait(self) -> list[Any]:
-        """Wait for what comes, or a while: where something can be read."""
-        return [key.fileobj for key, _ in self._selector.select(_SELDOM)]
-
-    def handle(self, readable: Iterable[Any]) -> bool:
-        """Read from these, and reply; whether it goes on."""
-        for one in readable:
-            if one is self._wake:
-                return False
-            if one is self._listening:
-                self._accept()
-            elif not self._answered(one):
-                self._selector.unregister(one)
-                self._partial.pop(one, None)
-                one.close()
-        return True
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            accepted = self._listening.accept()[0]
-            accepted.settimeout(1.0)
-            self._partial[accepted] = b""
-            self._selector.register(accepted, selectors.EVENT_READ)
-
-    def _answered(self, one: socket.socket) -> bool:
-        """Read what there is, and reply to it; whether the connection goes on."""
-        with suppress(OSError, ValueError, RecursionError):
-            read = one.recv(1 << 16)
-            *lines, rest = (self._partial[one] + read).split(b"\n")
-            self._partial[one] = rest
-            for line in lines:
-                message = json.loads(line)
-                if not isinstance(message, dict):
-                    return False
-                one.sendall(_line(self._reply_to(message)))
-            return bool(read) and len(rest) < _LARGEST
-        return False
-
-    def _reply_to(self, message: Message) -> Message:
-        """The reply, an empty one where making it fails: silence, or a connection that closes, would show an end."""
-        try:
-            return self._reply(message)
-        except Exception:  # noqa: BLE001  - whatever it is, this process lives
-            traceback.print_exc()
-            return {}
+class _Ended(Exception):
+    """The process at the other end has ended, as its ports show."""
 
 
-@dataclass
 class _Watch:
-    """One member that is pinged."""
+    """One member that is pinged, on a thread that ``stop`` ends at once."""
 
-    address: Address
-    timeout: float
-    late: Callable[[], object]
-    lost: Callable[[Presence], None]
-    _stopped: threading.Event = field(default_factory=threading.Event)
-
-    def run(self) -> None:
-        presence = self._presence()
-        if presence == "gone":
-            self._stopped.wait(_SKEW)
-        if presence is not None and not self._stopped.is_set():
-            self.lost(presence)
+    def __init__(
+        self,
+        address: Address,
+        key: JobKey,
+        timeout: float,
+        late: Callable[[], object],
+        lost: Callable[[Presence], None],
+    ) -> None:
+        self._address, self._key, self._timeout, self._late, self._lost = address, key, timeout, late, lost
+        self._interval = min(timeout / _SHARE, _SELDOM)
+        self._replied, self._warned = time.monotonic(), False
+        self._stopped = threading.Event()
+        self._wake, self._woken = socket.socketpair()
+        self.thread = threading.Thread(target=self._run, daemon=True, name="rankmesh-heartbeat-watch")
+        self.thread.start()
 
     def stop(self) -> None:
+        """End the watch: from now on it does not call ``lost``."""
         self._stopped.set()
+        with suppress(OSError):  # the thread may have ended
+            self._wake.send(b".")
 
-    def _presence(self) -> Presence | None:
-        """What ends the watch; None where it was stopped."""
-        interval = min(self.timeout / _SHARE, _SELDOM)
+    def _run(self) -> None:
+        with self._wake, self._woken:
+            presence = self._attempt()
+            while presence is None and not self._stopped.wait(_SLOW):
+                presence = self._attempt()
+            if presence == "gone":
+                self._stopped.wait(_SKEW)
+            if presence is not None and not self._stopped.is_set():
+                self._lost(presence)
+
+    def _attempt(self) -> Presence | None:
+        """Ping on one connection until it ends; return what that shows, None if nothing or if the watch is stopped."""
         try:
-            with _Watched(self.address, self.timeout) as one:
-                replied = time.monotonic()
-                while not self._stopped.is_set():
-                    one.connection.sendall(_line(PING))
-                    if not self._replied(one, replied + self.timeout):
-                        return "unresponsive"
-                    replied = time.monotonic()
-                    if one.is_readable(interval):  # nothing is owed: the other end has closed
-                        return "gone"
-        except TimeoutError:
-            return "unresponsive"
-        except ConnectionError:
+            with _Connected(self._address, self._key, self._woken) as connected:
+                while self._answered(connected):
+                    self._replied, self._warned = time.monotonic(), False
+                    connected.reply(self._replied + self._interval)  # none is owed, but an end shows at once
+        except _Ended:
             return "gone"
-        except OSError:
-            return "unresponsive"
-        return None
+        except (OSError, ConnectError, ValueError, RecursionError):
+            self._warn()  # the network failed, or somebody else replies there
+        return "unresponsive" if time.monotonic() >= self._replied + self._timeout else None
 
-    def _replied(self, one: _Watched, end: float) -> bool:
-        """Whether a reply comes in time; also where the watch is stopped meanwhile."""
-        soon = end - min(1.0, self.timeout / 4)
-        if not one.is_readable(soon - time.monotonic()):
-            if self._stopped.is_set():
-                return True
-            self.late()
-            if not one.is_readable(end - time.monotonic()):
-                return False
-        if not one.connection.recv(1 << 16):
-            raise ConnectionResetError
-        return True
+    def _answered(self, connected: _Connected) -> bool:
+        connected.conversation.request(PING)
+        soon = self._replied + self._timeout - min(1.0, self._timeout / 4)
+        if connected.reply(soon) is not None:
+            return True
+        self._warn()
+        return connected.reply(self._replied + self._timeout) is not None
+
+    def _warn(self) -> None:
+        soon = self._replied + self._timeout - min(1.0, self._timeout / 4)
+        if not self._warned and not self._stopped.is_set() and time.monotonic() >= soon:
+            self._warned = True
+            self._late()
 
 
-class _Watched:
-    """A connection to a process, and one to its liveness port, as far as it has one that can be reached."""
+class _Connected:
+    """A conversation with a process, and a connection to its liveness port, if it has one that can be reached."""
 
-    def __init__(self, address: Address, timeout: float) -> None:
+    def __init__(self, address: Address, key: JobKey, woken: socket.socket) -> None:
+        self._woken, self._liveness = woken, socket.socket()
         with ExitStack() as opened:
-            self.connection = opened.enter_context(socket.create_connection(address[:2], timeout))
-            self._liveness: socket.socket | None = None
+            self._selector = opened.enter_context(selectors.PollSelector())
+            self.conversation = opened.enter_context(closing(Conversation(address, key)))
+            errors = [self.conversation.error]
             if address.liveness:
-                self._liveness, error = _begun(address.host, address.liveness)
-                opened.enter_context(self._liveness)
-                if error in _ENDED:
-                    raise ConnectionResetError
+                self._liveness, error = begun(address.host, address.liveness)
+                errors.append(error)
+            opened.enter_context(self._liveness)
+            if any(error in ENDED for error in errors):
+                raise _Ended
+            if self.conversation.error:
+                raise OSError(self.conversation.error, os.strerror(self.conversation.error))
+            self._selector.register(woken, selectors.EVENT_READ)
+            if address.liveness and not error:
+                self._selector.register(self._liveness, selectors.EVENT_READ)
+            self._selector.register(self.conversation.socket, selectors.EVENT_READ)
             self._opened = opened.pop_all()
 
-    def __enter__(self) -> _Watched:
+    def __enter__(self) -> _Connected:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def is_readable(self, seconds: float) -> bool:
-        """Whether something comes from the process; ``ConnectionResetError`` where its liveness port shows its end."""
-        end = time.monotonic() + seconds
-        with selectors.PollSelector() as selector:
-            selector.register(self.connection, selectors.EVENT_READ)
-            if self._liveness is not None:
-                selector.register(self._liveness, selectors.EVENT_READ)
-            while found := [key.fileobj for key, _ in selector.select(max(end - time.monotonic(), 0))]:
-                if self._liveness in found:
-                    if _has_ended(self._liveness):
-                        raise ConnectionResetError
-                    selector.unregister(self._liveness)
-                    self._liveness = None  # it cannot be reached
-                if self.connection in found:
-                    return True
-        return False
+    def reply(self, end: float) -> Message | None:
+        """Return the reply that comes until ``end``, None if none comes or the watch is stopped.
 
+        Raises ``_Ended`` if the process ends, ``OSError`` if the connection does without showing that.
+        """
+        while True:
+            self._selector.modify(self.conversation.socket, self.conversation.events)
+            ready = [key.fileobj for key, _ in self._selector.select(max(end - time.monotonic(), 0))]
+            if self._liveness in ready:
+                if _has_ended(self._liveness):
+                    raise _Ended
+                self._selector.unregister(self._liveness)  # it cannot be reached
+            if self.conversation.socket in ready and (reply := self._heard()) is not None:
+                return reply
+            if not ready or self._woken in ready:
+                return None
 
-def _begun(host: str, port: int) -> tuple[socket.socket, int]:
-    """A connection that does not wait, and the error so far."""
-    one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    one.setblocking(False)
-    error = one.connect_ex((host, port))
-    return one, 0 if error == errno.EINPROGRESS else error
+    def _heard(self) -> Message | None:
+        try:
+            return self.conversation.go_on()
+        except ConnectionRefusedError:
+            raise _Ended from None
+        except ConnectionError:
+            if self.conversation.replied:
+                raise _Ended from None
+            raise
 
 
 def _has_ended(liveness: socket.socket) -> bool:
-    """Whether what came of a connection to a liveness port shows that its process has ended."""
+    """Return whether what came of a connection to a liveness port shows that its process has ended."""
     if error := liveness.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-        return error in _ENDED
+        return error in ENDED
     try:
         return not liveness.recv(1)
     except OSError as failed:
-        return failed.errno in _ENDED
+        return failed.errno in ENDED
 
 
-def _line(message: Message) -> bytes:
-    return json.dumps(message).encode() + b"\n"
-
-
-def exchange(addresses: Mapping[int, Address], message: Message, seconds: float) -> dict[int, Message | Presence]:
-    """Send a message to several members at once: the reply of each within so many seconds, or why there is none."""
+def exchange(
+    addresses: Mapping[int, Address], key: JobKey, message: Message, seconds: float
+) -> dict[int, Message | Presence]:
+    """Send a message to several members at once; return the reply of each within ``seconds``, or why there is none."""
     members, found = list(addresses), dict[int, Message | Presence]()
     for start in range(0, len(members), _AT_ONCE):
         some = {member: addresses[member] for member in members[start : start + _AT_ONCE]}
-        found.update(_exchange(some, _line(message), time.monotonic() + seconds))
+        with _Exchange(some, key, message, time.monotonic() + seconds) as exchanged:
+            found.update(exchanged.replies())
     return found
 
 
-def _exchange(addresses: Mapping[int, Address], line: bytes, end: float) -> Iterable[tuple[int, Message | Presence]]:
-    found: dict[int, Message | Presence] = {}
-    look_at = time.monotonic() + _SLOW
-    with ExitStack() as opened, selectors.PollSelector() as selector:
+class _Exchange:
+    """One message to several members, until ``end``."""
 
-        def begin(member: int, port: int, call: Callable[[int, socket.socket], _Call | _Look]) -> int:
-            one, error = _begun(addresses[member].host, port)
-            opened.enter_context(one)
-            if not error:
-                selector.register(one, selectors.EVENT_WRITE, call(member, one))
-            return error
-
+    def __init__(self, addresses: Mapping[int, Address], key: JobKey, message: Message, end: float) -> None:
+        self._addresses, self._end = addresses, end
+        self._found: dict[int, Message | Presence] = {}
+        self._opened, self._selector = ExitStack(), selectors.PollSelector()
+        self._opened.enter_context(self._selector)
         for member, address in addresses.items():
-            if error := begin(member, address.port, partial(_Call, line)):
+            conversation = self._opened.enter_context(closing(Conversation(address, key)))
+            if conversation.error:
                 # Another error, such as that no route leads there, shows nothing.
-                found[member] = "gone" if error in _ENDED else "unresponsive"
-        while len(found) < len(addresses) and (now := time.monotonic()) < end:
-            for key, _ in selector.select(max(min(end, look_at) - now, 0)):
-                call: _Call | _Look = key.data
-                if (presence := call.go_on()) is None:
-                    selector.modify(call.connection, selectors.EVENT_READ, call)
-                    continue
-                selector.unregister(call.connection)
-                if presence != "open":
-                    found.setdefault(call.member, presence)
+                self._found[member] = "gone" if conversation.error in ENDED else "unresponsive"
+                continue
+            conversation.request(message)
+            self._selector.register(
+                conversation.socket, conversation.events, partial(self._go_on, member, conversation)
+            )
+
+    def __enter__(self) -> _Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def replies(self) -> Mapping[int, Message | Presence]:
+        """Wait for the replies, and return them."""
+        look_at = time.monotonic() + _SLOW
+        while len(self._found) < len(self._addresses) and (now := time.monotonic()) < self._end:
+            for ready, _ in self._selector.select(max(min(self._end, look_at) - now, 0)):
+                ready.data()
             if time.monotonic() >= look_at:
                 look_at = math.inf
-                for member in [one for one in addresses if addresses[one].liveness and one not in found]:
-                    if begin(member, addresses[member].liveness, _Look) in _ENDED:
-                        found[member] = "gone"
-    return {member: found.get(member, "unresponsive") for member in addresses}.items()
+                for member in self._addresses.keys() - self._found.keys():
+                    self._look(member, self._addresses[member].liveness)
+        return {member: self._found.get(member, "unresponsive") for member in self._addresses}
 
-
-@dataclass
-class _Call:
-    """One message on its way."""
-
-    line: bytes
-    member: int
-    connection: socket.socket
-    sent: bool = False
-    read: bytes = b""
-
-    def go_on(self) -> Message | Presence | None:
-        """Send, or read on; the reply, or why there is none; None as long as one may come."""
-        one = self.connection
+    def _go_on(self, member: int, conversation: Conversation) -> None:
         try:
-            if not self.sent:
-                error = one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if error:
-                    raise OSError(error, "")
-                one.sendall(self.line)
-                self.sent = True
-                return None
-            read = one.recv(1 << 16)
-            self.read += read
-            if not read or len(self.read) > _LARGEST:
-                return "gone"
-            reply = json.loads(self.read) if self.read.endswith(b"\n") else None
-            return reply if reply is None or isinstance(reply, dict) else "unresponsive"
+            reply = conversation.go_on()
+            if reply is None:
+                key = self._selector.get_key(conversation.socket)
+                self._selector.modify(conversation.socket, conversation.events, key.data)
+                return
+            self._found[member] = reply
+        except ConnectionRefusedError:
+            self._found.setdefault(member, "gone")
         except ConnectionError:
-            return "gone"
-        except (OSError, ValueError, RecursionError):
-            return "unresponsive"
+            # Closed without a reply: the process has ended, or it does not know this one. Its port shows which.
+            self._look(member, self._addresses[member].port)
+        except (OSError, ConnectError, ValueError, RecursionError):
+            self._found.setdefault(member, "unresponsive")
+        self._selector.unregister(conversation.socket)
 
+    def _look(self, member: int, port: int) -> None:
+        """Look whether a port of a member is still open."""
+        if port:
+            one, error = begun(self._addresses[member].host, port)
+            self._opened.enter_context(one)
+            if error in ENDED:
+                self._found.setdefault(member, "gone")
+            elif not error:
+                self._selector.register(one, selectors.EVENT_WRITE, partial(self._looked, member, one))
 
-@dataclass
-class _Look:
-    """A look whether a liveness port is still open."""
-
-    member: int
-    connection: socket.socket
-
-    def go_on(self) -> Literal["gone", "open"]:
-        """What the end of the attempt to connect shows."""
-        return "gone" if self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _ENDED else "open"
+    def _looked(self, member: int, one: socket.socket) -> None:
+        self._selector.unregister(one)
+        if one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in ENDED:
+            self._found.setdefault(member, "gone")

@@ -44,6 +44,11 @@ class Job:
         return self._session.address
 
     @property
+    def key(self) -> str:
+        """The key of the job, a secret: a process that joins has it in its variable ``RANKMESH_JOB_KEY``."""
+        return self._session.key
+
+    @property
     def rank(self) -> int:
         """The rank of this process in the plan, in this epoch."""
         return self.groups.rank
@@ -76,6 +81,8 @@ class Job:
         """Go on in the next epoch without leaving ``train``: ``groups``, ``step`` and the rest are those of it.
 
         For a program that catches the error of a collective itself, after ``groups.abort()`` or a change. Everything
-        made of the old groups has to be made anew, and ``hold`` called again.
+        made of the old groups has to be made anew, and ``hold`` called again. No rank is left out for the error that
+        its program handles: all ranks take the step again, and if it fails again without a loss, the job ends with that
+        error on every rank.
         """
         self._session.regroup(self)

@@ -24,7 +24,8 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # a
 from rankmesh.backend.drain import Drain
 from rankmesh.backend.gloo import CutStore
 from rankmesh.backend.nccl import outlive_errors
-from rankmesh.errors import ConnectError, first_line, quoted
+from rankmesh.errors import ConnectError, first_line, in_words, quoted
+from rankmesh.launch.job_key import FILE, VARIABLE, JobKey
 from rankmesh.launch.started import started_by
 from rankmesh.rendezvous import Round, StoreChannel
 from rankmesh.rendezvous.gather import gather
@@ -79,9 +80,10 @@ class Peers:
     """
 
     def __init__(self, reply: Callable[[Message], Message], seconds: float, join: str | None = None) -> None:
+        key = JobKey.of_environment()
         launch = started_by()
         local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), None, launch.local_rank)
-        self.joined = None if join is None else _at(join)
+        self.joined = None if join is None else _at(join, key)
         if self.joined is None:
             launch, store, prefix, decision = together(launch, local, timedelta(seconds=seconds))
             self.backend, self.member = str(decision.backend), launch.rank
@@ -90,19 +92,23 @@ class Peers:
         outlive_errors(self.backend)
         self.device = device_of(self.backend, local)
         several_hosts = self.joined is not None or launch.local_world_size != launch.world_size
-        self._drain = Drain()
-        self._heartbeat = Heartbeat("" if several_hosts else "127.0.0.1", reply)
         towards = self.joined[:2] if self.joined else (str(launch.address), launch.port)
         address = _address(*towards) if several_hosts else _HERE
+        self._drain = Drain()
+        self._announcing: list[threading.Thread] = []
+        self._heartbeat = Heartbeat(address, reply)
         self._server: TCPStore | None
-        self._server = served = _served("" if several_hosts else _HERE, address)
+        self._server = served = _served(address)
+        self.key = ""
         self._prepared: dict[int, Future[CutStore]] = {}
         self._preparing = Worker("rankmesh-store")
         self._contact = Contact(launch.host, address, self._heartbeat.port, served.port, self._heartbeat.liveness)
         self.contacts: dict[int, Contact] = {self.member: self._contact}
         self._learn = None
         if self.joined is None:
-            self._learn = partial(self._gather, store, f"{prefix}/survive", launch.world_size, seconds)
+            self._learn = partial(self._gather, store, f"{prefix}/survive", launch.world_size, seconds, key)
+        elif key is not None:
+            self._start(key)
 
     @property
     def reached_at(self) -> Mapping[int, Mapping[str, Any]]:
@@ -116,8 +122,8 @@ class Peers:
     def introduce(self) -> Message | None:
         """Tell the others where this member is reached, and learn where they are; what they tell one that joins.
 
-        Those of a running job are asked until they have agreed to have it. Raises ``ConnectError`` where none of them
-        replies, or one does not come.
+        Those of a running job are asked until they have agreed to have it. Raises ``ConnectError`` if none of them
+        replies, if a rank is missing, or if the ranks have different keys.
         """
         if self.joined is not None:
             return self._ask_to_join(self.joined)
@@ -131,7 +137,7 @@ class Peers:
         message = {"what": "join", "contact": vars(self._contact)}
         while True:
             for address in known:
-                reply = exchange({0: address}, message, _ASKED)[0]
+                reply = self._exchange({0: address}, message, _ASKED)[0]
                 if not isinstance(reply, dict):
                     continue
                 if isinstance(reply.get("welcome"), dict):
@@ -140,8 +146,8 @@ class Peers:
                 break
             else:
                 raise ConnectError(
-                    f"no member of the job replies at {known[0].host}:{known[0].port}; give join= the address that "
-                    "job.address has on a rank that lives",
+                    f"no member of a job with this {VARIABLE} replies at {known[0].host}:{known[0].port}; give join= "
+                    f"what job.address is on a rank that lives, and {VARIABLE} what job.key is there",
                     address=known[0][:2],
                 )
             time.sleep(_AGAIN)
@@ -151,25 +157,46 @@ class Peers:
         """The host of each member."""
         return {member: contact.host for member, contact in self.contacts.items()}
 
-    def _gather(self, store: Store, prefix: str, size: int, seconds: float) -> None:
-        """Learn where the others are, through the launcher's store; every member does."""
+    def _start(self, key: JobKey) -> None:
+        """Reply to those that have this key, and to nobody else."""
+        self.key = key.text
+        self._heartbeat_key = key.of_use("heartbeat")
+        self._heartbeat.start(self._heartbeat_key)
+
+    def _gather(self, store: Store, prefix: str, size: int, seconds: float, key: JobKey | None) -> None:
+        """Learn where the others are, and the key of the job, through the launcher's store; every member does."""
         serves = self.member == 0 and not is_served()
         found = Round(StoreChannel(store, prefix), "contacts", range(size), self.member, serves)
-        listed = gather(found, vars(self._contact), list, seconds, "survive()")
-        self.contacts = {member: Contact.read(data) for member, data in enumerate(listed)}
+        mine = {**vars(self._contact), "key": "" if key is None else key.fingerprint}
+        learned = gather(found, mine, _with_key, seconds, "survive()")
+        if learned["differs"]:
+            raise ConnectError(
+                f"{in_words(learned['differs'])} have another {VARIABLE} than rank 0, or one of them has none; set "
+                "the same on every rank, or on none",
+                rank=self.member,
+                ranks=tuple(learned["differs"]),
+            )
+        self.contacts = {member: Contact.read(data) for member, data in enumerate(learned["contacts"])}
+        self._start(key or JobKey(learned["key"]))
 
     # -- heartbeats ---------------------------------------------------------------------------------------------
 
     def exchange(self, members: Collection[int], message: Message, seconds: float) -> Mapping[int, Message | Presence]:
         """Send a message to other members; the reply of each, or why there is none."""
         addresses = {member: self.contacts[member].replies_at for member in members if member != self.member}
-        return exchange(addresses, message, seconds)
+        return self._exchange(addresses, message, seconds)
+
+    def _exchange(
+        self, addresses: Mapping[int, Address], message: Message, seconds: float
+    ) -> dict[int, Message | Presence]:
+        return exchange(addresses, self._heartbeat_key, message, seconds)
 
     def announce(self, members: Collection[int], message: Message, seconds: float) -> None:
-        """The same without waiting for the replies."""
-        threading.Thread(
-            target=self.exchange, args=(members, message, seconds), daemon=True, name="rankmesh-announce"
-        ).start()
+        """Send a message to other members, without waiting for their replies."""
+        call = partial(self.exchange, members, message, seconds)
+        thread = threading.Thread(target=call, daemon=True, name="rankmesh-announce")
+        thread.start()
+        self._announcing = [*(one for one in self._announcing if one.is_alive()), thread]
 
     def watch(self, member: int, timeout: float, late: Callable[[], object], lost: Callable[[Presence], None]) -> None:
         """Watch another member from now on, instead of the one before."""
@@ -216,8 +243,7 @@ class Peers:
 
     def _connected(self, server: int, seconds: float) -> CutStore:
         contact = self.contacts[server]
-        address = _HERE if server == self.member else contact.address
-        return CutStore(address, contact.store, timedelta(seconds=seconds))
+        return CutStore(contact.address, contact.store, timedelta(seconds=seconds))
 
     def world(self, connection: Connection, epoch: Epoch, members: Members, seconds: float) -> EpochWorld:
         """This member's world of an epoch, not entered yet."""
@@ -243,24 +269,32 @@ class Peers:
         """Nothing: the others learn of it in the round that ends an epoch."""
 
     def close(self) -> None:
-        """Reply no more, watch nobody, and serve no store."""
+        """Reply no more, watch nobody, and serve no store; the threads of all of it have ended."""
         self._drain.close()
         self._heartbeat.close()
+        for thread in self._announcing:
+            thread.join()
         self._prepared.clear()
         self._server = None
 
 
-def _served(host: str, address: str) -> TCPStore:
-    """A store that this process serves, at a host as ``socket.create_server`` takes it; others reach it at an address.
+def _with_key(contacts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return where the members are reached, and a new key if the launcher handed out none."""
+    keys = [contact.pop("key") for contact in contacts]
+    differs = [rank for rank, fingerprint in enumerate(keys) if fingerprint != keys[0]]
+    return {"contacts": contacts, "differs": differs, "key": "" if any(keys) else JobKey.new().text}
 
-    Torch's own choice is a socket of IPv6, on which others have addresses such as ::ffff:127.0.0.1: it asks a name
-    server for the name of each, as no /etc/hosts has it.
+
+def _served(address: str) -> TCPStore:
+    """Serve a store at one address of this host.
+
+    Torch's own choice is a socket of IPv6 at all addresses, on which others have addresses such as ::ffff:10.0.0.1: it
+    asks a name server for the name of each, as no /etc/hosts has it.
     """
-    both = ":" in address
-    family = socket.AF_INET6 if both else socket.AF_INET
-    with socket.create_server((host, 0), family=family, backlog=_BACKLOG, dualstack_ipv6=both) as listening:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, backlog=_BACKLOG) as listening:
         return TCPStore(
-            _HERE,
+            address,
             int(listening.getsockname()[1]),
             is_master=True,
             wait_for_workers=False,
@@ -268,13 +302,19 @@ def _served(host: str, address: str) -> TCPStore:
         )
 
 
-def _at(join: str) -> Address:
-    """The address that ``join=`` names."""
+def _at(join: str, key: JobKey | None) -> Address:
+    """Return the address that ``join=`` names; raise ``ConnectError`` if it is not one, or the key is missing."""
     host, _, port = join.rpartition(":")
     if not host or not port.isdecimal():
         raise ConnectError(
-            f"join={quoted(join)} is no address of a member; give what job.address has on a rank, such as "
+            f"join={quoted(join)} is not an address of a member; give what job.address is on a rank, such as "
             "'10.0.0.1:40123'",
+            join=join,
+        )
+    if key is None:
+        raise ConnectError(
+            f"join={quoted(join)} needs the key of that job, and {VARIABLE} is not set; set it to what job.key is on "
+            f"one of its ranks, or {FILE} to a file that contains it",
             join=join,
         )
     return Address(host, int(port))

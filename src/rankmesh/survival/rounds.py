@@ -113,11 +113,14 @@ class Rounds:
                 server == me,
                 patience=1.0,
             )
-            # Whoever serves the round asks for all: so what the others ask of it does not grow with their number.
-            patience = Patience(
-                _PATIENCE * self._timeout,
-                enough=lambda arrivals: server == me and not probe.any_may_arrive(arrivals.absent),
-            )
+
+            def enough(arrivals: Arrivals) -> bool:
+                if server != me and server in ending.evicted:
+                    raise ConnectError(f"member {server}, which serves the round, may be left out")
+                # Whoever serves the round asks for all: so what the others ask of it does not grow with their number.
+                return server == me and not probe.any_may_arrive(arrivals.absent)
+
+            patience = Patience(_PATIENCE * self._timeout, enough=enough)
             self.took_part = True
             outcome = found.step("members", Proposal(text=report.text), concluded, patience)
             found.leave(outcome, stay=bool(outcome.value and outcome.value.get("over")))
@@ -127,8 +130,10 @@ class Rounds:
         return outcome
 
     def _server(self, me: int, everyone: Sequence[int], probe: Probe) -> int | None:
-        """The lowest member that lives serves the round; None where that is not known yet."""
+        """Return the lowest member that lives and is not to be left out; None if that is not known yet."""
         for member in everyone:
+            if member in probe.evicted:
+                continue
             if member == me or probe.alive(member):
                 return member
             if probe.may_arrive(member):

@@ -9,6 +9,7 @@ start ── epoch 0 ── train ── a member is lost, or fails ── abort
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -56,7 +57,25 @@ class _Interrupted(BaseException):
 
 
 class _Over(BaseException):
-    """Leaves ``train`` in a member that became a spare, when the job has ended."""
+    """Leaves ``train`` when the job has ended for this member; ``error`` is why, None where all have returned."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error
+
+
+@dataclass
+class _Left:
+    """How this member left an epoch: ``train`` is ``done``, or an ``error`` ended it, for ``certain`` its own.
+
+    ``first``: this member began the change; ``handled``: the program handles the error.
+    """
+
+    done: bool = False
+    error: Exception | None = None
+    certain: bool = False
+    first: bool = False
+    handled: bool = False
 
 
 @dataclass
@@ -111,6 +130,7 @@ class Session:
         # The errors that ended the last epoch, by coordinate.
         self._raised: Mapping[str, str] = {}
         self._seconds: dict[str, float] = {}
+        self._left = _Left()
         simulated = torch_threads.answering()
         self._peers: Transport
         self._peers = Peers(self._reply, _LIMIT, join) if simulated is None else simulated.peers(self._reply)
@@ -141,42 +161,53 @@ class Session:
     def run(self, train: Callable[[Job], _Result]) -> _Result | None:
         """Call ``train`` in each epoch in which this member has a rank, until it has returned on all."""
         result: _Result | None = None
+        try:
+            while True:
+                job = self._enter()
+                try:
+                    result = train(job)
+                    device_done(self.device, partial(self._check, job))
+                    self._left.done = True
+                    self._finished()
+                    self._end.came.wait()
+                except _Interrupted:
+                    pass
+                except Exception as raised:  # noqa: BLE001 - of the program, or of a collective that was interrupted
+                    self._left.error, self._left.certain = raised, _is_certain(raised)
+                self._finish()
+        except _Over as over:
+            ended = over.error
+        if ended is not None:
+            raise ended
+        return result
+
+    def regroup(self, job: Job) -> None:
+        """Go on in the next epoch in which this member has a rank, without leaving ``train``.
+
+        The error that the program handles is reported, and no member is left out for it.
+        """
+        error = sys.exc_info()[1]
+        self._left = _Left(error=error if isinstance(error, Exception) else None, first=self._announce(), handled=True)
+        try:
+            self._finish()
+            following = self._enter()
+        except Exception as raised:  # noqa: BLE001 - whatever ends the job, the program does not handle
+            raise _Over(raised) from None
+        vars(job).update(vars(following))
+
+    def _enter(self) -> Job:
+        """Enter epochs until this member has a rank in one, and agree with the others after each."""
         while True:
-            done, error = False, None
             try:
                 job = self._begin()
                 if job is not None:
-                    result = train(job)
-                    device_done(self.device, partial(self._check, job))
-                    done = True
-                    self._finished()
+                    return job
                 self._end.came.wait()
-            except _Over:
-                return None
             except _Interrupted:
                 pass
-            except Exception as raised:  # noqa: BLE001 - of the program, or of a collective that was interrupted
-                error = raised
-            if self._finish(done=done, error=error):
-                return result
-
-    def regroup(self, job: Job) -> None:
-        """Go on in the next epoch, in which this member has a rank, without leaving ``train``."""
-        self._announce()
-        while True:
-            if self._finish(done=False, error=None):
-                raise _Over
-            try:
-                following = self._begin()
-            except _Interrupted:
-                continue
-            except Exception:  # noqa: BLE001 - since another member was lost
-                self._announce_error()
-                continue
-            if following is not None:
-                vars(job).update(vars(following))
-                return
-            self._end.came.wait()
+            except Exception as raised:  # noqa: BLE001 - of this member, or since another one was lost
+                self._left.error, self._left.certain = raised, _is_certain(raised)
+            self._finish()
 
     def close(self) -> None:
         """End the session: no socket, thread or store is left of it."""
@@ -309,7 +340,7 @@ class Session:
             self._peers.prepare(sorted(self._members.all)[:2], self._timeout)
 
     def _check(self, job: Job) -> None:
-        if self._end.came.is_set() and not self._end.over:
+        if self._end.came.is_set():
             raise _Interrupted
         if job.epoch != self._epoch.number:
             raise ConnectError(
@@ -408,6 +439,11 @@ class Session:
         found = self._peers.reached_at.get(self.member)
         return f"{found['address']}:{found['heartbeat']}" if found else ""
 
+    @property
+    def key(self) -> str:
+        """The key of the job, which a process that joins needs."""
+        return self._peers.key
+
     # -- members that join ------------------------------------------------------------------------------------------
 
     def _asked_to_join(self, contact: Mapping[str, Any]) -> Message:
@@ -428,30 +464,33 @@ class Session:
 
     # -- the end of an epoch ------------------------------------------------------------------------------------
 
-    def _finish(self, *, done: bool, error: Exception | None) -> bool:
-        """Leave the world, and agree with the others how to go on; whether the job is over."""
-        first = error is not None and self._announce_error()
+    def _finish(self) -> None:
+        """Leave the world, and agree with the others how to go on; ``_Over`` where all have returned."""
+        left, self._left = self._left, _Left()
+        error = left.error
+        if error is not None and not left.handled:
+            left.first = self._announce_error()
         self._leave_world()
-        if verdict := self._end.evicted.get(self.member):
+        started = self._peers.now()
+        noticed = self._end.noticed or started
+        outcome = self._agree(self._report(left))
+        self._seconds = {"free": started - noticed, "agree": self._peers.now() - started}
+        verdict = self._end.evicted.get(self.member)
+        if verdict and (not outcome.agreed or self.member in outcome.ranks):
             raise ConnectError(
                 f"member {self.member} was left out of the job, since the others waited for it ({verdict})",
                 rank=self.member,
             ) from error
-        started = self._peers.now()
-        noticed = self._end.noticed or started
-        outcome = self._agree(self._report(done=done, error=error, first=first))
-        self._seconds = {"free": started - noticed, "agree": self._peers.now() - started}
         if not outcome.agreed:
-            if error is not None and (_is_certain(error) or (outcome.fields and self.member in outcome.ranks)):
+            if error is not None and (left.certain or (outcome.fields and self.member in outcome.ranks)):
                 raise error
             message = f"the job ends, since {outcome.message}"
             raise ConnectError(message, rank=self.member, ranks=outcome.ranks) from error
         if outcome.value.get("over"):
-            return True
-        if error is not None and self.member in outcome.ranks and (self._rounds.took_part or _is_certain(error)):
+            raise _Over
+        if error is not None and self.member in outcome.ranks and (self._rounds.took_part or left.certain):
             raise error
         self._adopt(outcome, error)
-        return False
 
     def _announce_error(self) -> bool:
         """Whether this member began the change: others' losses appear as errors of collectives, too."""
@@ -469,15 +508,15 @@ class Session:
             # one on this thread: a spare has none.
             torch.zeros((), device="cpu", requires_grad=True).backward()
 
-    def _report(self, *, done: bool, error: Exception | None, first: bool) -> Report:
-        text = "" if error is None else f"{type(error).__name__}: {first_line(error)}"[:200]
-        certain = error is not None and _is_certain(error)
+    def _report(self, left: _Left) -> Report:
+        text = "" if left.error is None else f"{type(left.error).__name__}: {first_line(left.error)}"[:200]
         return Report(
-            done=done,
+            done=left.done,
             over=self._end.over,
-            error=text if certain else "",
-            torn="" if certain else text,
-            first=first,
+            error=text if left.certain else "",
+            torn="" if left.certain else text,
+            first=left.first,
+            handled=left.handled,
             steps={state.epoch: tuple(state.steps) for state in self._states},
             committed=self._exists,
             loads=self._restore is not None,

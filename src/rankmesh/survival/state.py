@@ -14,6 +14,7 @@ left, at the shardings of the epoch in which they were taken, to the tensors and
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -28,11 +29,13 @@ from rankmesh.backend.nccl import device_done
 from rankmesh.core.boxes import Box
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import LostState, PlanError, RankmeshError, quoted
+from rankmesh.errors import ConnectError, LostState, PlanError, RankmeshError, quoted
 from rankmesh.survival.redundancy import Copies, Keepers, Stretch, overwritten
 from rankmesh.survival.state_layout import StateLayout, transfer
+from rankmesh.transfer.live.run import run
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import where
+from rankmesh.transfer.planning.transfer import BUDGET
 
 __all__ = ["EpochState", "Load", "Snapshots", "WaitFor", "load_all", "load_boxes", "restore"]
 
@@ -79,6 +82,25 @@ class Snapshots:
         done()
         self._by_step[step] = stretch
         return stretch
+
+
+class Writes:
+    """Writes into the tensors of an epoch, until they are closed: a thread that is left behind writes nothing later."""
+
+    def __init__(self) -> None:
+        self._lock, self._closed = threading.Lock(), False
+
+    def __call__(self, part: Tensor, elements: Tensor) -> None:
+        """Copy elements into a part of a tensor."""
+        with self._lock:
+            if self._closed:
+                raise ConnectError("the members changed while state moved")
+            part.copy_(elements)
+
+    def close(self) -> None:
+        """Wait for a write under way; from now on nothing is written."""
+        with self._lock:
+            self._closed = True
 
 
 class EpochState:
@@ -206,7 +228,11 @@ def restore(
         kept = {positions[rank]: tensors for rank, tensors in old.copies.at(step).items()}
     tensors = {} if old is None else {name: one for name, one in old.snapshots[step].items() if name in now.shardings}
     target = {} if new is None else new.tensors
-    world.wait_for(lambda: moves.run(tensors, target, timeout=seconds, kept=kept))
+    writes = Writes()
+    try:
+        world.wait_for(lambda: run(moves, tensors, target, BUDGET, timeout=seconds, kept=kept, write=writes))
+    finally:
+        writes.close()
     if new is not None and load is not None:
         load_boxes(new, moves.of(world.rank).missing, step, load)
     return lost

@@ -10,8 +10,6 @@ from functools import cached_property
 # Numpy loads this when it looks for distinct values first: now, and not while all ranks wait after a loss.
 import numpy.ma  # noqa: F401
 
-# The same of what moves the tensors.
-import rankmesh.transfer.live.run  # noqa: F401
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
 from rankmesh.survival.redundancy import Keepers

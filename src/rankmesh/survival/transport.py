@@ -47,9 +47,13 @@ class Connection(Protocol):
 
 
 class Transport(Protocol):
-    """What a member of a job needs of what is around it; ``device`` is where this member's tensors live."""
+    """What a member of a job needs of what is around it.
+
+    ``device`` is where this member's tensors live; ``key`` is the text of the job's key, "" before ``introduce``.
+    """
 
     member: int
+    key: str
     device: torch.device
 
     def introduce(self) -> Message | None:

@@ -4,6 +4,8 @@
 message of one piece that is contiguous here      sent from, or received into, the tensor itself
 any other                                         through a buffer of bytes
 ```
+
+With a ``write`` of the caller's, messages are received into buffers only: no element of a target changes but by it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from rankmesh.transfer.live.stream import Message, Slices
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Copy", "Exchange", "GroupWire", "Underway", "Wire", "batches"]
+__all__ = ["Copy", "Exchange", "GroupWire", "Underway", "Wire", "Write", "batches"]
 
 # Sends and receives of one call: NCCL hangs above some 8,000.
 _OPERATIONS = 4000
@@ -38,6 +40,8 @@ _AHEAD = 32
 _WHOLE = 0.99
 
 Round = Sequence[Message]
+# What copies elements into a part of a target: (part, elements).
+Write = Callable[[Tensor, Tensor], object]
 
 
 class Copy(NamedTuple):
@@ -131,7 +135,9 @@ class Exchange:
         timeout: timedelta,
         advance: Callable[[], None] | None = None,
         progress: Callable[[int, int], object] | None = None,
+        write: Write | None = None,
     ) -> None:
+        self._direct, self._write = write is None, write or Tensor.copy_
         self._wire, self._tensors, self._into, self._timeout = wire, tensors, into, timeout
         self._advance, self._progress = advance, progress
         self._device = wire.staging((*tensors.values(), *into.values()))
@@ -184,9 +190,11 @@ class Exchange:
 
     def _post(self, sends: Round, receives: Round) -> list[Underway]:
         """Start a round: receives first, so that what arrives finds its place."""
-        underway = [Underway(message, *self._place(message, self._into), sending=False) for message in receives]
+        underway = [
+            Underway(message, *self._place(message, self._into, self._direct), sending=False) for message in receives
+        ]
         for message in sends:
-            one = Underway(message, *self._place(message, self._tensors), sending=True)
+            one = Underway(message, *self._place(message, self._tensors, True), sending=True)
             if one.buffer is not None:
                 self.attempt(self._pack, message, one.buffer)
             underway.append(one)
@@ -241,9 +249,9 @@ class Exchange:
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
-    def _place(self, message: Message, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """What is sent or received: the tensor itself, as bytes, where it is a stretch of one; else a buffer."""
-        if len(message.pieces) == 1:
+    def _place(self, message: Message, tensors: Mapping[str, Tensor], direct: bool) -> tuple[Tensor, Tensor | None]:
+        """Return what is sent or received: with ``direct`` bytes of a tensor if they are one stretch; else a buffer."""
+        if len(message.pieces) == 1 and direct:
             piece = message.pieces[0]
             part = tensors[piece.name][piece.here]
             if part.is_contiguous() and part.device == self._device and not self._error:
@@ -263,13 +271,13 @@ class Exchange:
     def _unpack(self, message: Message, buffer: Tensor) -> None:
         for piece in message.pieces:
             part = self._into[piece.name][piece.here]
-            part.copy_(buffer[piece.offset : piece.offset + piece.bytes].view(part.dtype).view(part.shape))
+            self._write(part, buffer[piece.offset : piece.offset + piece.bytes].view(part.dtype).view(part.shape))
 
     def _copy(self, copies: Sequence[Copy]) -> None:
         for name, here, into, there in copies:
             part, place = self._tensors[name][here], self._into[into][there]
             if not same_place(part, place):
-                place.copy_(part)
+                self._write(place, part)
         self.copied = True
 
 

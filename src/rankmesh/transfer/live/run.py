@@ -36,7 +36,7 @@ from rankmesh.errors import PlanError, TransferError
 from rankmesh.rendezvous import Outcome
 from rankmesh.runtime.world import World
 from rankmesh.transfer.live.agreement import Fault, TransferAgreement, in_one_line
-from rankmesh.transfer.live.exchange import Copy, Exchange, GroupWire
+from rankmesh.transfer.live.exchange import Copy, Exchange, GroupWire, Write
 from rankmesh.transfer.live.shards import apart, local, mark, problem_of
 from rankmesh.transfer.live.stream import Message, located, messages
 from rankmesh.transfer.planning.local import LocalMoves
@@ -90,10 +90,12 @@ def run(
     timeout: float | timedelta = 300.0,
     progress: Callable[[int, int], object] | None = None,
     kept: Mapping[int, Mapping[str, Tensor]] | None = None,
+    write: Write | None = None,
 ) -> Moved:
     """Move this rank's part of a transfer; every rank of the group calls it.
 
     ``kept`` are the copies of other ranks' shards that this rank has by the transfer's ``copies``, by rank and name.
+    With ``write`` nothing else writes into ``into``.
 
     The ranks first make sure that they hold one transfer, one budget and the tensors of it; in the end they wait for
     each other. Raises ``PlanError`` for a budget that holds no message; ``AgreementError`` on every rank when they
@@ -120,7 +122,7 @@ def run(
             wire.meet()
     elif side.problem:
         raise TransferError(f"rank {world.rank}: {side.problem}", rank=world.rank, ranks=(world.rank,))
-    exchange = Exchange(wire, side.tensors, side.into, limit, agreement.advance if agreement else None, progress)
+    exchange = Exchange(wire, side.tensors, side.into, limit, agreement.advance if agreement else None, progress, write)
     fault = _moved(side, exchange, itinerary, agreement)
     if agreement is not None:
         outcome = agreement.end(fault)
