@@ -25,6 +25,14 @@ def gpu_section(found: Mapping[str, Any]) -> Iterator[str]:
     for item in found["comparisons"]:
         for side, by in (("ours", "rankmesh"), ("theirs", item["peer"])):
             yield f"| {item['what']} | {item['ranks']} | {by} | {' | '.join(_cells(item, side))} |"
+    tests = found["tests"]
+    yield (
+        f"\n`make test-gpu` on {tests['date']}: ranks share one {tests['gpu']}; torch {tests['torch']}, NCCL "
+        f"{tests['nccl']}, {tests['cores']} cores. The hangs of `tests/gpu/test_hangs.py` were not run then."
+    )
+    yield from ("", "| tests | passed | seconds |", "| --- | ---: | ---: |")
+    for what, passed, seconds in tests["rows"]:
+        yield f"| {what} | {passed} | {seconds} |"
 
 
 def _cells(item: Mapping[str, Any], side: str) -> tuple[str, str, str]:

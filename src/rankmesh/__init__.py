@@ -34,8 +34,8 @@ from rankmesh.errors import (
 
 if TYPE_CHECKING:
     from rankmesh.core import Sharding, recipes
+    from rankmesh.debug.joined import init
     from rankmesh.debug.verification.check import check
-    from rankmesh.debug.watch.joined import init
     from rankmesh.placement import Cluster, Placed, Traffic, place
     from rankmesh.readers.source import read_plan as read
     from rankmesh.runtime import LiveGroup, LiveGroups, LiveJob, close_all
@@ -116,7 +116,7 @@ _LIVE = {
     "close_all": "rankmesh.runtime:close_all",
     "connect": "rankmesh.runtime.connect:connect",
     "discover": "rankmesh.runtime.discover:discover",
-    "init": "rankmesh.debug.watch.joined:init",
+    "init": "rankmesh.debug.joined:init",
     "survive": "rankmesh.survival:survive",
 }
 

@@ -39,7 +39,7 @@ def test_ranks_find_their_cluster(ranks):
 
 
 def test_store_operations_do_not_grow(monkeypatch):
-    """8 and 64 simulated ranks: six store operations each, a fixed number more for three of them."""
+    """8 and 31 simulated ranks: six store operations each, a fixed number more for three of them."""
     real = StoreChannel.__init__
 
     def counted(self, store, prefix=None):
@@ -48,7 +48,7 @@ def test_store_operations_do_not_grow(monkeypatch):
 
     monkeypatch.setattr(StoreChannel, "__init__", counted)
     more = set()
-    for size in (8, 62):
+    for size in (8, 31):
         stores: list[Counting] = []
         run(rm.discover, size, timeout=60)
         calls = sorted(store.calls.total() for store in stores)

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from tests import limits
 
 import rankmesh as rm
-from rankmesh.errors import ConnectError
+from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.runtime import measure as measuring
 from rankmesh.sim import RanksFailed, run
 
@@ -51,34 +51,47 @@ def test_sizes_that_are_none():
             run(_sized, "tp=2", sizes, timeout=60)
 
 
-def _loses_one(me, number):
-    """Rank 2 is killed or stopped in the middle of measuring; what the others hear, and how soon."""
-    with rm.connect("tp=2,dp=2", timeout=20) as groups:
+def _end_at(moment, number):
+    """End this process by a signal while it measures, at its last barrier, or when it is through."""
+    rows, speed, timed, calls = measuring._rows, measuring._speed, measuring._timed, iter(range(100))
+
+    def end(*_):
+        os.kill(os.getpid(), number)
+
+    if moment == "measures":
+        measuring._timed = lambda *given: end() if next(calls) == 2 else timed(*given)
+    elif moment == "last barrier":
+        measuring._rows = lambda *given: [*rows(*given), *filter(None, [end()])]
+    else:
+        measuring._speed = lambda device: end() or speed(device)
+
+
+def _loses_one(me, number, moment):
+    """Rank 2 is killed or stopped; what the others hear, and how soon. Who serves the store ends as soon as it may."""
+    if me.rank == 4:
+        return
+    plan = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])
+    me.store.set(f"process/{me.rank}", str(os.getpid()))
+    lost = int(me.store.get("process/2"))
+    with rm.connect(plan, timeout=20) as groups:
         if me.rank == 2:
-            timed, calls = measuring._timed, iter(range(100))
-            measuring._timed = lambda *a: os.kill(os.getpid(), number) if next(calls) == 2 else timed(*a)
-        error = me.error(ConnectError, groups.measure, (64,), timeout=4)
+            _end_at(moment, number)
+        error = me.error((ConnectError, AgreementError), groups.measure, (64,), timeout=4)
         os.write(1, f"rank {me.rank}: {error['message']}\n".encode())
-        me.store.set(f"heard/{me.rank}", f"{error['missing']} {error['seconds']}")
-        if me.rank == 0 and number == signal.SIGSTOP:  # which serves the store, so it stays until all have said so
-            me.store.wait(["heard/1", "heard/3"])
-            os.kill(int(me.store.get("stopped")), signal.SIGKILL)
-        os._exit(0 if error["missing"] == [2] and error["seconds"] < 4 + limits.AT_ONCE else 9)
+        if me.rank == 3:
+            os.kill(lost, signal.SIGKILL)
+        os._exit(0 if list(error["missing"]) == [2] and error["seconds"] < 8 + limits.AT_ONCE else 9)
 
 
-def _killed(me):
-    _loses_one(me, signal.SIGKILL)
+@pytest.mark.few(3)
+@pytest.mark.parametrize("size", [4, 5])
+@pytest.mark.parametrize("moment", ["measures", "last barrier", "is through"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_lost_is_named_within_the_limit(outcomes, number, moment, size):
+    """4 ranks, one is killed or stopped as it measures: the others name it, soon after their limit of 4 s.
 
-
-def _stopped(me):
-    if me.rank == 2:
-        me.store.set("stopped", str(os.getpid()))
-    _loses_one(me, signal.SIGSTOP)
-
-
-@pytest.mark.parametrize("lost", [_killed, pytest.param(_stopped, marks=pytest.mark.long)])
-def test_a_rank_that_is_lost_is_named_within_the_limit(outcomes, lost):
-    """4 ranks, one is killed or stopped while it measures: the others name it, soon after their limit of 4 s."""
-    ended = outcomes(4, lost)
+    The world's barrier makes them start together, or the store, where the world has a fifth rank.
+    """
+    ended = outcomes(size, _loses_one, number, moment)
     assert [ended[rank].code for rank in (0, 1, 3)] == [0, 0, 0], ended
     assert ended[2].code == -signal.SIGKILL

@@ -1,17 +1,20 @@
 """Ranks decide on a backend, here threads of one process over a store: who differs, comes twice, or is missing."""
 
+import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 
 import pytest
 from tests import limits
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
 from rankmesh import AgreementError, ConnectError
 from rankmesh.launch.started import Launch
+from rankmesh.rendezvous.channel import LARGEST_LIST
+from rankmesh.rendezvous.stores import _BLOCK
 from rankmesh.runtime.devices import Capabilities, decide
 from rankmesh.runtime.served_store import open_store
 
@@ -40,6 +43,22 @@ def test_all_have_come(size):
     choices, left = _all([_capability(rank, size) for rank in range(size)])
     assert {decision.backend for decision in choices} == {"nccl"}
     assert left == 1, "the number of the next epoch"
+
+
+@pytest.mark.parametrize("size", [131_072, 200_000])
+def test_a_large_world_decides(size):
+    """131,072 and 200,000 ranks with more than 260 bytes each, of which the last arrives here: it decides for all."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    step, others = "muster/init/0/capabilities", range(size - 1)
+    for start in range(0, size - 1, 10_000):
+        some = (_capability(rank, size, device=f"GPU-{rank:0100}") for rank in others[start : start + 10_000])
+        store.append(f"{step}/texts", "".join(f"{one.rank} {json.dumps(asdict(one))}\n" for one in some))
+    for start in range(0, size, _BLOCK):
+        store.add(f"{step}/arrived/{start // _BLOCK}", sum(4**place for place in range(len(others[start:][:_BLOCK]))))
+    store.add(f"{step}/arrived/blocks", size // _BLOCK)
+    assert len(store.get(f"{step}/texts")) > 260 * size > LARGEST_LIST
+    decision, _ = decide(store, "muster", _capability(size - 1, size), 20, serves=False)
+    assert decision.backend == "nccl"
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,95 @@ def test_the_rank_that_serves_the_store_dies(outcomes):
         assert seconds < limits.AT_ONCE
 
 
+def _forks(me, port, way):
+    """A child of rank 0 or 1 uses what it has from its parent, and ends as programs do or at once."""
+    _as_rank(me, port)
+    with rm.init(timeout=20) as live, rm.connect("tp=2", timeout=20) as groups:
+        me.meet("all have joined")
+        child = os.fork()
+        if child == 0:
+            os._exit(_as_child(me, live, groups, way))
+        status = os.waitpid(child, 0)[1]
+        total = torch.ones(1)
+        dist.all_reduce(total, group=groups["tp"].pg)
+        with rm.connect("dp=2", timeout=20) as others:
+            dist.all_reduce(total, group=others["dp"].pg)
+    return [os.waitstatus_to_exitcode(status), total.item()]
+
+
+def _as_child(me, live, groups, way):
+    if way == "refused":
+        calls = [rm.init, rm.discover, groups.measure, groups.warm_up, groups.report, lambda: rm.connect("tp=2")]
+        messages = [me.error(rm.ConnectError, call)["message"] for call in calls]
+        return 7 if all("was forked by process" in message for message in messages) else 9
+    groups.close()
+    live.close()
+    live.close()
+    return 7
+
+
+@pytest.mark.parametrize("way", ["refused", "leaves"])
+def test_a_forked_child_is_refused_or_forgets(ranks, way):
+    """2 ranks that fork: their children get errors or leave the world, and the parents go on as before."""
+    assert ranks(2, _forks, free_port(), way, world=None, limit=60) == [[7, 4.0]] * 2
+
+
+FORKS = """
+import os, sys
+import torch, torch.distributed as dist
+import rankmesh as rm
+live = rm.init(timeout=60)
+groups = rm.connect("tp=2", timeout=60)
+child = os.fork()
+if child == 0:
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+total = torch.ones(1)
+dist.all_reduce(total, group=groups["tp"].pg)
+groups.close()
+live.close()
+print(total.item())
+"""
+
+
+def test_a_forked_child_that_ends_as_programs_do_leaves_its_parent_alone():
+    """2 ranks whose children end with sys.exit: they free nothing of the world, which goes on."""
+    port = free_port()
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", FORKS],
+            env={**os.environ, **torchrun_variables(rank, 2, local_rank=rank, local_world_size=2, port=port)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        ended = [one.communicate(timeout=2 * limits.LONG) for one in started]
+    finally:
+        for one in started:
+            one.kill()
+    assert [out.strip() for out, _ in ended] == ["2.0"] * 2, ended
+    assert [one.returncode for one in started] == [0, 0], ended
+
+
+def _on_no_interface(me, port, odd):
+    """Initialise where one rank has a network interface that is not there; who serves the store ends at once."""
+    _as_rank(me, port, GLOO_SOCKET_IFNAME="nowhere0" if me.rank == odd else "lo")
+    error = me.error(rm.ConnectError, rm.init, timeout=limits.LONG)
+    named = list(error["ranks"] if "ranks" in error else [error["rank"]]) == [odd] and "=nowhere0" in error["message"]
+    os.write(1, error["message"].encode())
+    os._exit(0 if named and error["seconds"] < limits.AT_ONCE and not dist.is_initialized() else 9)
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_a_rank_that_cannot_make_the_world_is_named_on_all(outcomes, odd):
+    """3 ranks, one has a wrong GLOO_SOCKET_IFNAME: all name it and the variable, long before their limit."""
+    ended = outcomes(3, _on_no_interface, free_port(), odd, world=None)
+    assert [one.code for one in ended] == [0] * 3, ended
+
+
 # -- one rank ----------------------------------------------------------------------------------------------------------
 
 

@@ -151,7 +151,7 @@ class Memory:
     def post(self, key, rank, text):
         self._do(lambda data: data.setdefault(key, []).append((rank, text)))
 
-    def posted(self, key):
+    def posted(self, key, writers=1):
         def work(data):
             found = {}
             for rank, text in data.get(key, ()):

@@ -26,7 +26,7 @@ from rankmesh.rendezvous import (
 )
 from rankmesh.rendezvous import round as rounds
 from rankmesh.rendezvous.gather import gather, or_missing
-from rankmesh.rendezvous.stores import _BITS
+from rankmesh.rendezvous.stores import _BLOCK
 
 THREE = range(3)
 
@@ -87,7 +87,7 @@ def test_all_get_one_outcome_and_nothing_is_left(place):
     assert place.left() in (1, None), "the number of the next epoch"
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, _BITS, _BITS + 1, 3 * _BITS])
+@pytest.mark.parametrize("size", [1, 2, 5, _BLOCK, 2 * _BLOCK + 1, 6 * _BLOCK])
 def test_any_number_of_participants(tmp_path, size):
     """1 to 186 participants, from rank 7 on: exactly one completes each set, and all texts are there."""
     place = Place("hash", tmp_path)
@@ -339,13 +339,41 @@ def test_what_no_rank_writes_is_refused(place, what, monkeypatch):
     assert len(str(error)) < 400
 
 
-@pytest.mark.parametrize("number", [-1, 4, 99])
+@pytest.mark.parametrize("number", [-1, 16, 99])
 def test_a_number_that_is_no_set_is_refused(tmp_path, number):
     """A counter that no set of two participants adds up to is not read as one."""
     store = Place("hash", tmp_path)._store()
     store.add("rankmesh/job/set/0", number)
     with pytest.raises(AgreementError, match="which is no set of ranks"):
         StoreChannel(store).absent("set", range(2))
+
+
+@pytest.mark.parametrize("size", [2, _BLOCK, _BLOCK + 9])
+def test_who_arrives_again_changes_nothing(place, size):
+    """2 to 40 participants, one arrives four times, as in retries: the set has each once."""
+
+    def program(_, channel):
+        for rank in (0, 1, 0, 0, 0):
+            channel.arrive("set", range(size), rank)
+        absent = channel.absent("set", range(size))
+        completing = [rank for rank in range(2, size) if channel.arrive("set", range(size), rank)]
+        return absent, completing, channel.arrive("set", range(size), 1), channel.absent("set", range(size))
+
+    assert place.run(program, [0]) == [(list(range(2, size)), [size - 1] if size > 2 else [], True, [])]
+
+
+@pytest.mark.few(3)
+def test_a_retry_in_the_same_epoch(real):
+    """3 participants, one of which has arrived in a call that it gave up, and tries again: all agree."""
+
+    def program(rank, channel):
+        if rank == 1:
+            assert not Round(channel, "meet", THREE, rank).arrive("agree", Proposal("same", text="x 1"))
+            channel.write("given up", "yes")
+        assert channel.wait("given up", limits.LONG)
+        return attempt(channel, rank, f"x {rank}", seconds=20)
+
+    assert {outcome.reason for _, outcome in real.run(program, THREE)} == {"agreed"}
 
 
 def test_an_outcome_of_an_old_epoch_is_not_read(place):

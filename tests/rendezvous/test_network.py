@@ -123,8 +123,8 @@ def _counted(me):
 
 @pytest.mark.long
 def test_store_operations_are_flat(ranks):
-    """8 and 62 processes, two steps: nine operations a rank; at most 40 for who coordinates or leaves last."""
-    for size in (8, 62):
+    """8 and 31 processes, two steps: nine operations a rank; at most 40 for who coordinates or leaves last."""
+    for size in (8, 31):
         counted = sorted(ranks(size, _counted, world=None))
         assert counted[: size - 3] == [9] * (size - 3)
         assert counted[-1] <= 40

@@ -334,3 +334,16 @@ def test_a_host_that_is_not_this_one():
     with pytest.raises(OSError, match="assign"):
         Heartbeat("192.0.2.1", dict)
     assert sorted(descriptors()) == before
+
+
+def _ours():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("rankmesh-heartbeat")]
+
+
+def test_no_thread_is_left_after_close(stalled):
+    """A thread that ran at the end of the process would free what it holds while Python shuts down."""
+    watcher = running(dict)
+    for _ in range(3):
+        watcher.watch(_at(stalled), 60, lambda: None, lambda _: None)
+    watcher.close()
+    assert _ours() == []

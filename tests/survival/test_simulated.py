@@ -443,7 +443,7 @@ def test_what_a_change_asks_of_the_store(sizes, monkeypatch):
     """Few and many members lose three: each of the others asks as much of the stores, and sends as many messages."""
     found = [regrouped(size, monkeypatch, {1: 2, size // 2: 2, size - 6: 2}) for size in sizes]
     assert len({statistics.median(costs.calls.values()) for costs in found}) == 1
-    # All but a few: who serves the round reads the arrivals, by 62 ranks, and asks for those that are absent.
+    # All but a few: who serves the round reads the arrivals, by 31 ranks, and asks for those that are absent.
     for size, costs in zip(sizes, found, strict=True):
         *others, _, _, busiest = sorted(costs.calls.values())
         assert others[-1] <= 80

@@ -41,6 +41,8 @@ _Made = TypeVar("_Made")
 
 # Groups up to this size connect all pairs when they are made; docs/decisions.md has the figures.
 EAGER_SIZE = 16
+# Seconds that a store may take to answer.
+_PATIENCE = 5.0
 # Gloo waits so many times as long for a pair to connect as a call of its group may take.
 PAIR_TIMEOUTS = 5
 
@@ -373,8 +375,9 @@ def put_gloo_under(
             making = submit(partial(c10d.ProcessGroupGloo, addresses, rank, len(ranks), options), "rankmesh-gloo")
             made = answered_within(making, within.total_seconds())
         keys = [f"0/{position}" for position in range(len(ranks))]
+        left = max(end - time.monotonic(), 0.0)
         # So that one that never comes is named here, not at some later collective.
-        if lazy and not wait_for(addresses, keys, max(end - time.monotonic(), 0.0)):
+        if lazy and not _asked(partial(wait_for, addresses, keys, left), left):
             raise NotJoined(f"not all of its members asked for it within {within.total_seconds():.3g} s", ())
     except ChannelLost as error:
         reason = f"not all of its members have connected within {within.total_seconds():.3g} s"
@@ -413,12 +416,20 @@ def _read_together(store: Any, within: timedelta) -> Iterator[None]:
 def _seen(addresses: Any, ranks: Sequence[int]) -> tuple[int, ...]:
     """The members whose addresses are in the store; none where the store does not answer."""
     try:
-        return tuple(member for position, member in enumerate(ranks) if addresses.check([f"0/{position}"]))
+        return _asked(lambda: tuple(rank for place, rank in enumerate(ranks) if addresses.check([f"0/{place}"])))
     except RuntimeError:
         return ()
 
 
-def delete_address(store: Any, position: int) -> None:
-    """Delete the address under which a member of a gloo group was found, as far as the store still answers."""
-    with suppress(RuntimeError):
-        _addresses(store).delete_key(f"0/{position}")
+def delete_address(store: Any, position: int) -> bool:
+    """Delete the address under which a member of a gloo group was found; whether the store answered."""
+    try:
+        _asked(lambda: _addresses(store).delete_key(f"0/{position}"))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _asked(call: Callable[[], _Made], seconds: float = 0.0) -> _Made:
+    """Return what a call of a store gives that takes so many seconds; ``ChannelLost`` where it takes longer."""
+    return answered_within(submit(call, "rankmesh-store"), seconds + _PATIENCE)

@@ -130,7 +130,8 @@ class MemberBackend:
         But for its address in the store where members may be about to read it: gloo crashes on one that is gone.
         """
         self._devices.finish_cut()
-        destroy(pg, addresses=connected and not self.store_lost)
+        # A store that does not answer is not waited for again, group by group.
+        self.store_lost |= not destroy(pg, addresses=connected and not self.store_lost)
 
     def abort(self, groups: Sequence[dist.ProcessGroup]) -> None:
         """Cut the connections of gloo's groups, on all devices of this world; abort the others' communicators together.
@@ -158,19 +159,19 @@ class MemberBackend:
         return source(c10d._get_default_group(), backend)
 
 
-def destroy(pg: dist.ProcessGroup, *, addresses: bool = True) -> None:
+def destroy(pg: dist.ProcessGroup, *, addresses: bool = True) -> bool:
     """Destroy a group that was made from private pieces; a world that was destroyed before took it along already.
 
-    ``addresses``: delete those of gloo from the store, too.
+    ``addresses``: delete those of gloo from the store, too. Returns whether the store answered, where it was needed.
     """
     known = registries.place_of(pg)
     if known is None:
-        return
+        return True
     tag, position, size = registries.tag_of(pg), pg.rank(), pg.size()
     dist.destroy_process_group(pg)
-    if addresses and size > 1 and kinds_of(known[0]) == {"gloo"}:
-        delete_address(known[1], position)
     registries.forget_tag(tag)
+    here = addresses and size > 1 and kinds_of(known[0]) == {"gloo"}
+    return not here or delete_address(known[1], position)
 
 
 class Torch215(MemberBackend):

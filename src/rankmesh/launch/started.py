@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from zlib import crc32
 
+from rankmesh.core.host_names import host_list
 from rankmesh.errors import ClusterError, ConnectError, first_line, quoted
 from rankmesh.launch.table import ENVIRONMENT, LAUNCHERS, NO_LAUNCHER, PORT, Launcher
 from rankmesh.launch.variables import Variables
-from rankmesh.placement.names import host_list
 
 __all__ = ["Launch", "host_name", "started_by"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from rankmesh.core.host_names import task_counts
 from rankmesh.errors import ClusterError, ConnectError, quoted
-from rankmesh.placement.names import task_counts
 
 __all__ = ["Variables"]
 

@@ -1,9 +1,9 @@
 """Placement: the cluster, what a step sends, what it costs, and the rank order that costs least. No torch."""
 
+from rankmesh.core.host_names import host_list, natural
 from rankmesh.placement.cluster import Cluster, Host, Level
 from rankmesh.placement.crossings import Crossings, crossings, hops, reach, widest
 from rankmesh.placement.model import Training, Transformer
-from rankmesh.placement.names import host_list, natural
 from rankmesh.placement.place import KindCost, Placed, place
 from rankmesh.placement.steps import stage_traffic, step_traffic
 from rankmesh.placement.traffic import Message, Traffic

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankmesh.core.axes import fill, integer, parse_axes
+from rankmesh.core.host_names import host_list, natural
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import ClusterError, LayoutError, cut, quoted
-from rankmesh.placement.names import host_list, natural
 
 if TYPE_CHECKING:
     import numpy.typing as npt

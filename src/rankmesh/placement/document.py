@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from rankmesh.core.host_names import host_list
 from rankmesh.errors import ClusterError, quoted
 from rankmesh.placement.cluster import SCHEMA, Cluster, Host, Level
-from rankmesh.placement.names import host_list
 
 __all__ = ["cluster_of"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rankmesh.core.host_names import listed_hosts, natural
 from rankmesh.errors import ClusterError
 from rankmesh.placement.cluster import Cluster, Host, Level
-from rankmesh.placement.names import listed_hosts, natural
 
 __all__ = ["NETWORK", "Machine", "Site", "outward"]
 

@@ -21,12 +21,12 @@ from typing import Any
 
 from rankmesh.core.axes import parse_axes
 from rankmesh.core.documents import INDEX, Unreadable, parse, read_text, refused_as
+from rankmesh.core.host_names import HOST_LIST, host_list, listed_hosts
 from rankmesh.errors import ClusterError, LayoutError, RankmeshError, quoted
 from rankmesh.placement.clouds import is_nodes, read_aws, read_nodes, read_switches
 from rankmesh.placement.cluster import Cluster, Host
 from rankmesh.placement.document import cluster_of
 from rankmesh.placement.machine import Machine
-from rankmesh.placement.names import HOST_LIST, host_list, listed_hosts
 from rankmesh.placement.slurm import is_conf, read_conf, read_yaml
 
 __all__ = ["machine_of", "read"]

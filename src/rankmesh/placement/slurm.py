@@ -24,10 +24,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankmesh.core.host_names import host_list, task_counts
 from rankmesh.errors import ClusterError, quoted
 from rankmesh.placement.cluster import Cluster, Host, Level
 from rankmesh.placement.machine import NETWORK, Machine, Site
-from rankmesh.placement.names import host_list, task_counts
 
 __all__ = ["is_conf", "read_conf", "read_yaml", "slurm_job"]
 

@@ -25,7 +25,20 @@ run.yaml:3: parallelism.tp = 4 (tp)
 run.yaml:4: parallelism.pp = 2 (pp)
 """
 
-from rankmesh.readers.config import Config, read_config
-from rankmesh.readers.launched import run_config
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankmesh.readers.config import Config, read_config
+    from rankmesh.readers.launched import run_config
 
 __all__ = ["Config", "read_config", "run_config"]
+
+# A SPEC that names no file needs none of them: each is loaded when it is first used.
+_LAZY = {"Config": "config", "read_config": "config", "run_config": "launched"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

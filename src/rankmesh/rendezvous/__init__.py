@@ -15,7 +15,7 @@ from rankmesh.rendezvous.arrivals import Arrivals, lost
 from rankmesh.rendezvous.channel import Channel, ChannelLost
 from rankmesh.rendezvous.fallback import BoundedChannel, FallbackChannel
 from rankmesh.rendezvous.folder import FolderChannel
-from rankmesh.rendezvous.gather import gather
+from rankmesh.rendezvous.gather import gather, gather_results
 from rankmesh.rendezvous.round import Round
 from rankmesh.rendezvous.step import Outcome, Patience, Proposal
 from rankmesh.rendezvous.stores import StoreChannel
@@ -33,5 +33,6 @@ __all__ = [
     "Round",
     "StoreChannel",
     "gather",
+    "gather_results",
     "lost",
 ]

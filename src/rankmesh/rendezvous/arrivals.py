@@ -52,7 +52,7 @@ class Arrivals:
     def proposals(self) -> dict[str, list[int]]:
         """The ranks that arrived, by the digest of their proposal."""
         reference = self._ask(lambda: self.round.channel.read(self.step.key("reference"))) or ""
-        odd = self._ask(lambda: self.round.channel.posted(self.step.key("odd")))
+        odd = self._posted("odd")
         away = set(self.absent)
         found: dict[str, list[int]] = {}
         for rank in self.round.participants:
@@ -64,7 +64,7 @@ class Arrivals:
     def texts(self) -> dict[int, list[str]]:
         """The texts of each rank that has given one."""
         if self._texts is None:
-            self._texts = self._ask(lambda: self.round.channel.posted(self.step.key("texts")))
+            self._texts = self._posted("texts")
         return self._texts
 
     def document(self, digest: str) -> dict[str, Any]:
@@ -119,6 +119,10 @@ class Arrivals:
             # Not slept: ranks that are simulated go on while one of them waits for the store.
             self._ask(lambda: self.round.channel.wait(self.step.key("never"), POLL))
         return missing
+
+    def _posted(self, name: str) -> dict[int, list[str]]:
+        writers = len(self.round.participants)
+        return self._ask(lambda: self.round.channel.posted(self.step.key(name), writers))
 
     def _set(self, name: str) -> list[int]:
         return self._ask(lambda: self.round.channel.absent(self.step.key(name), self.round.participants))

@@ -16,10 +16,11 @@ from typing import Protocol
 
 from rankmesh.errors import AgreementError
 
-__all__ = ["LARGEST", "LARGEST_LIST", "Channel", "ChannelLost", "foreign"]
+__all__ = ["LARGEST", "LARGEST_EACH", "LARGEST_LIST", "Channel", "ChannelLost", "foreign"]
 
-# Bytes of one value: a store with libuv takes no more at once. And of the texts of all ranks of a large world.
-LARGEST, LARGEST_LIST = 2**23, 2**25
+# Bytes of one value: a store with libuv takes no more at once. Of the texts of all ranks under one key: of a world of
+# any size, or for each rank where that is more.
+LARGEST, LARGEST_LIST, LARGEST_EACH = 2**23, 2**25, 2**11
 
 
 class ChannelLost(RuntimeError):
@@ -37,7 +38,7 @@ class Channel(Protocol):
         """The same keys over a connection of its own: a call that was given up still occupies this one."""
 
     def arrive(self, key: str, participants: Sequence[int], rank: int, *, asks: bool = True) -> bool:
-        """Add a participant to a set; whether the set is complete by that, where it ``asks``."""
+        """Add a participant to a set; whether the set is complete by that, where it ``asks``. Again changes nothing."""
 
     def absent(self, key: str, participants: Sequence[int]) -> list[int]:
         """The participants that are not in a set."""
@@ -45,8 +46,8 @@ class Channel(Protocol):
     def post(self, key: str, rank: int, text: str) -> None:
         """Add a text of a rank, one line without a newline."""
 
-    def posted(self, key: str) -> dict[int, list[str]]:
-        """The texts of each rank, in its order."""
+    def posted(self, key: str, writers: int = 1) -> dict[int, list[str]]:
+        """The texts of each rank, in its order; the more ``writers`` there are, the more bytes are read."""
 
     def tick(self, key: str, amount: int) -> int:
         """Add to a number that starts at 0; its new value."""

@@ -104,10 +104,10 @@ class FallbackChannel:
     def post(self, key: str, rank: int, text: str) -> None:
         self._answers(lambda channel: channel.post(key, rank, text))
 
-    def posted(self, key: str) -> dict[int, list[str]]:
+    def posted(self, key: str, writers: int = 1) -> dict[int, list[str]]:
         """The texts of each rank, in its order, as the channel has them that has most of them."""
         found: dict[int, list[str]] = {}
-        for answer in self._answers(lambda channel: channel.posted(key)):
+        for answer in self._answers(lambda channel: channel.posted(key, writers)):
             for rank, texts in answer.items():
                 found[rank] = max(found.get(rank, []), texts, key=len)
         return found

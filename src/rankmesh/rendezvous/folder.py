@@ -73,7 +73,7 @@ class FolderChannel:
         while not self._create(f"{rank}-{number}", text, key):
             number += 1
 
-    def posted(self, key: str) -> dict[int, list[str]]:
+    def posted(self, key: str, writers: int = 1) -> dict[int, list[str]]:
         places = []
         for name in self._names(key):
             rank, _, number = name.partition("-")

@@ -4,21 +4,31 @@
 rank 0  ── {"host": "a"} ──┐
 rank 1  ── {"host": "b"} ──┤ conclude([{"host": "a"}, {"host": "b"}])  ──>  the same on every rank
 ```
+
+The data may come of work that all do at the same time, such as collectives: ``gather_results`` does it on a thread and
+listens meanwhile, so that all learn at once when one of them has failed or is lost.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from concurrent import futures
 from dataclasses import replace
 from typing import Any
 
-from rankmesh.errors import AgreementError, in_words
+from rankmesh.errors import AgreementError, ConnectError, RankmeshError, first_line, in_words
 from rankmesh.rendezvous.arrivals import Arrivals, Conclude, lost
 from rankmesh.rendezvous.round import Round
 from rankmesh.rendezvous.step import Outcome, Patience, Proposal
+from rankmesh.rendezvous.waiting import submit
 
-__all__ = ["gather", "or_missing"]
+__all__ = ["gather", "gather_results", "or_missing"]
+
+_STEP = "gather"
+# A participant that works looks for an outcome so many times within the moment in which it is to answer.
+_LOOKS = 4
 
 
 def gather(among: Round, data: object, conclude: Callable[[list[Any]], object], seconds: float, what: str) -> Any:
@@ -27,20 +37,92 @@ def gather(among: Round, data: object, conclude: Callable[[list[Any]], object], 
     ``what`` names the call for messages. Raises ``AgreementError`` on every rank, naming those that do not arrive
     within ``seconds``, and ``StoreLost`` when the store does not answer.
     """
-
-    def all_arrived(arrivals: Arrivals) -> Outcome:
-        texts = arrivals.texts
-        return Outcome(value=conclude([json.loads(texts[rank][-1]) for rank in among.participants]))
-
-    outcome = among.step(
-        "gather", Proposal(text=json.dumps(data)), or_missing(all_arrived, seconds, what), Patience(seconds)
-    )
-    among.leave(outcome, stay=True)
+    outcome = _gathered(among, data, conclude, seconds, what)
+    _leave(among, outcome)
     if not outcome.agreed:
         raise AgreementError(
             f"rank {among.rank}: {outcome.message}", rank=among.rank, ranks=outcome.ranks, missing=outcome.missing
         )
     return outcome.value
+
+
+def gather_results(
+    among: Round,
+    work: Callable[[], object],
+    conclude: Callable[[list[Any]], object],
+    seconds: float,
+    what: str,
+    undo: Callable[[], object] = lambda: None,
+) -> Any:
+    """Call ``work`` on each participant, at the same time, and return what ``conclude`` makes of all results.
+
+    Raises ``ConnectError`` with the same cause on every rank when work fails or takes longer than ``seconds``, or when
+    a participant is lost. A collective never returns when a member is stopped, so a thread does the work and is left
+    behind then; work that has succeeded, or does so later, is undone by ``undo``. Over a channel without a network, as
+    in a simulation, there is no thread.
+    """
+    if not among.channel.remote:
+        return gather(among, work(), conclude, seconds, what)
+    made = submit(work, "rankmesh-work")
+    try:
+        outcome = _listen(among, made, seconds)
+        failed = made.exception() if made.done() else None
+        if outcome is None and made.done() and failed is None:
+            outcome = _gathered(among, made.result(), conclude, seconds, what)
+        outcome = outcome or among.conclude(_STEP, lambda arrivals: _blamed(arrivals, seconds, what, failed))
+        _leave(among, outcome)
+        if not outcome.agreed:
+            if outcome.ranks == (among.rank,) and isinstance(failed, RankmeshError):
+                raise failed
+            message = f"rank {among.rank}: {what} stopped, as {outcome.message}"
+            values = {"ranks": list(outcome.ranks), "missing": list(outcome.missing)}
+            raise ConnectError(message, rank=among.rank, **values) from failed
+    except BaseException as error:
+        made.add_done_callback(lambda done: None if done.exception() else undo())
+        if not isinstance(error, RankmeshError):
+            among.withdraw(_STEP, error)
+        raise
+    return outcome.value
+
+
+def _gathered(
+    among: Round, data: object, conclude: Callable[[list[Any]], object], seconds: float, what: str
+) -> Outcome:
+    def all_arrived(arrivals: Arrivals) -> Outcome:
+        texts = arrivals.texts
+        return Outcome(value=conclude([json.loads(texts[rank][-1]) for rank in among.participants]))
+
+    every = or_missing(all_arrived, seconds, what)
+    return among.step(_STEP, Proposal(text=json.dumps(data)), every, Patience(seconds))
+
+
+def _leave(among: Round, outcome: Outcome) -> None:
+    """Leave a round whose outcome all participants read that are not missing, those that still work included."""
+    among.leave(outcome, stay=True, readers=set(among.participants).difference(outcome.missing))
+
+
+def _listen(among: Round, made: futures.Future[object], seconds: float) -> Outcome | None:
+    """Wait until the work is done, or there is an outcome; None where neither comes within so many seconds."""
+    end, look, outcome = time.monotonic() + seconds, among.moment / _LOOKS, None
+    if not futures.wait([made], min(look, seconds)).done:
+        # The work may wait for the store, and so hold the connection that both have.
+        among.channel = among.ask(among.channel.again)
+        outcome = among.listen(_STEP)
+    while outcome is None and not made.done() and (left := end - time.monotonic()) > 0:
+        if not futures.wait([made], min(look, left)).done:
+            outcome = among.listen(_STEP)
+    return outcome
+
+
+def _blamed(arrivals: Arrivals, seconds: float, what: str, failed: BaseException | None) -> Outcome:
+    """Who does not respond; else the rank whose work failed, or that was still at it when the time was over."""
+    arrivals.probe()
+    unresponsive = arrivals.unresponsive()
+    if unresponsive:
+        return lost(unresponsive, f"took part in {what}")
+    rank = arrivals.round.rank
+    why = f"failed ({first_line(failed) or type(failed).__name__})" if failed else f"took longer than {seconds:g} s"
+    return Outcome("failed", (rank,), message=f"rank {rank} {why}; look at its log, or give a longer timeout")
 
 
 def or_missing(all_arrived: Conclude, seconds: float, what: str) -> Conclude:

@@ -116,7 +116,7 @@ class Round:
         except StoreLost:
             raise
         except BaseException as error:
-            self._withdraw(step, error)
+            self.withdraw(name, error)
             raise
 
     def arrive(self, name: str, proposal: Proposal = NOTHING) -> bool:
@@ -302,7 +302,9 @@ class Round:
         # Where it is a probe, its coordinator was only slow.
         return self._understood(step, text, key) or self._answered(step)
 
-    def _withdraw(self, step: Step, error: BaseException) -> None:
+    def withdraw(self, name: str, error: BaseException) -> None:
+        """End a step in which this rank stops waiting, unless another coordinates; as far as the channel answers."""
+        step = self._begin(name)
         why = f"{in_words([self.rank])} stopped waiting ({first_line(error) or type(error).__name__})"
         with suppress(ConnectError):
             if self.coordinator(step) == self.rank:

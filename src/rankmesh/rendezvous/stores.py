@@ -1,11 +1,13 @@
 """Torch stores as side channels.
 
-A set of participants is a counter of 64 bits for each 62 of them. Each rank adds its own bit, so one operation both
-arrives and tells whether all have arrived:
+A set of participants is a counter of 64 bits for each 31 of them, with two bits for each. A rank adds one to its own
+two bits, so one operation both arrives and returns who has arrived:
 
 ```
-participants 0 .. 3     rank 0 adds 1, rank 2 adds 4, rank 3 adds 8      sum 13 = 1101      absent: rank 1
+participants 0 .. 3     rank 0 adds 1, rank 2 adds 16, rank 3 adds 64     sum 81 = 01 01 00 01     absent: rank 1
 ```
+
+A rank that adds a second time, as in a retry, finds a 2 there and takes it back: the bits of other ranks stay right.
 
 A call of torch's TCP client has no limit of its own once the network is cut: such a channel is ``remote``, and a round
 makes its calls on a thread that it can leave behind.
@@ -20,15 +22,15 @@ from typing import Any, TypeVar
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.errors import first_line
-from rankmesh.rendezvous.channel import LARGEST, LARGEST_LIST, ChannelLost, foreign
+from rankmesh.rendezvous.channel import LARGEST, LARGEST_EACH, LARGEST_LIST, ChannelLost, foreign
 from rankmesh.rendezvous.waiting import underlying, wait_for
 
 __all__ = ["StoreChannel"]
 
 _Result = TypeVar("_Result")
 
-# Counters are signed, and a bit is left unused.
-_BITS, _DIGITS = 62, 20
+# Participants in one counter, which is signed: a bit is left unused. And decimal digits of a counter.
+_BLOCK, _DIGITS = 31, 20
 # Nobody writes this: asking a store to change it into itself reads in one message, where `get` waits first.
 _NEVER = "?"
 
@@ -51,21 +53,25 @@ class StoreChannel:
 
     def arrive(self, key: str, participants: Sequence[int], rank: int, *, asks: bool = True) -> bool:
         """Add a participant to a set; whether the set is complete by that, which the store returns unasked."""
-        block, bit = _place(participants, rank)
-        if self.tick(f"{key}/{block}", bit) != _whole(participants, block):
+        block, position = divmod(participants.index(rank), _BLOCK)
+        here = self.tick(f"{key}/{block}", 1 << 2 * position)
+        again = _times(here, position) > 1
+        if again:
+            here = self.tick(f"{key}/{block}", -(1 << 2 * position))
+        if _absent(here, _members(participants, block)):
             return False
         blocks = _blocks(participants)
-        return blocks == 1 or self.tick(f"{key}/blocks", 1) == blocks
+        return blocks == 1 or self.tick(f"{key}/blocks", 0 if again else 1) == blocks
 
     def absent(self, key: str, participants: Sequence[int]) -> list[int]:
         found: list[int] = []
         for block in range(_blocks(participants)):
             text = self.read(f"{key}/{block}") or "0"
             here = int(text) if text.isdecimal() and len(text) < _DIGITS else -1
-            if not 0 <= here <= _whole(participants, block):
+            members = _members(participants, block)
+            if not 0 <= here < 1 << 2 * len(members):
                 raise foreign(self._key(f"{key}/{block}"), f"{text[:60]!r}, which is no set of ranks")
-            members = participants[block * _BITS : (block + 1) * _BITS]
-            found += [rank for position, rank in enumerate(members) if not here >> position & 1]
+            found += _absent(here, members)
         return found
 
     # -- texts --------------------------------------------------------------------------------------------------
@@ -73,9 +79,9 @@ class StoreChannel:
     def post(self, key: str, rank: int, text: str) -> None:
         _answered(lambda: self._store.append(self._key(key), f"{rank} {text}\n"))
 
-    def posted(self, key: str) -> dict[int, list[str]]:
+    def posted(self, key: str, writers: int = 1) -> dict[int, list[str]]:
         found: dict[int, list[str]] = {}
-        for line in (self._read(key, LARGEST_LIST) or "").splitlines():
+        for line in (self._read(key, max(LARGEST_LIST, writers * LARGEST_EACH)) or "").splitlines():
             rank, _, text = line.partition(" ")
             if not rank.isdecimal() or len(rank) > 9:
                 raise foreign(self._key(key), f"{line[:60]!r}, which is no text of a rank")
@@ -136,13 +142,16 @@ def _answered(call: Callable[[], _Result]) -> _Result:
 
 
 def _blocks(participants: Sequence[int]) -> int:
-    return -(-len(participants) // _BITS)
+    return -(-len(participants) // _BLOCK)
 
 
-def _place(participants: Sequence[int], rank: int) -> tuple[int, int]:
-    block, position = divmod(participants.index(rank), _BITS)
-    return block, 1 << position
+def _members(participants: Sequence[int], block: int) -> Sequence[int]:
+    return participants[block * _BLOCK : (block + 1) * _BLOCK]
 
 
-def _whole(participants: Sequence[int], block: int) -> int:
-    return (1 << min(_BITS, len(participants) - block * _BITS)) - 1
+def _times(counter: int, position: int) -> int:
+    return counter >> 2 * position & 3
+
+
+def _absent(counter: int, members: Sequence[int]) -> list[int]:
+    return [rank for position, rank in enumerate(members) if not _times(counter, position)]

@@ -14,13 +14,15 @@ it, whose thread the caller leaves behind.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+from weakref import WeakSet
 
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
@@ -36,8 +38,19 @@ _LAST = 30.0
 _SHARE, _LEAST, _MOST = 20, 0.001, 0.2
 
 
+# Seconds that the process waits at its end for calls of workers that have not returned.
+_EXIT = 5.0
+
+
 class Worker:
-    """A thread that makes calls in turn, from the first one until ``close``, or until nobody holds the worker."""
+    """A thread that makes calls in turn, from the first one until ``close``, or until nobody holds the worker.
+
+    A call that returns from C++ while Python shuts down ends the process with SIGABRT. So the process waits for calls
+    at its end, for 5 s at most.
+    """
+
+    _workers: ClassVar[WeakSet[Worker]] = WeakSet()
+    _threads: ClassVar[WeakSet[threading.Thread]] = WeakSet()
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -47,7 +60,10 @@ class Worker:
         """Make a call; its future has what it returns, or raises."""
         if self._calls is None:
             self._calls = SimpleQueue()
-            threading.Thread(target=_work, args=(self._calls,), daemon=True, name=self._name).start()
+            thread = threading.Thread(target=_work, args=(self._calls,), daemon=True, name=self._name)
+            thread.start()
+            self._workers.add(self)
+            self._threads.add(thread)
         made: Future[_Result] = Future()
         self._calls.put((made, call))
         return made
@@ -59,6 +75,18 @@ class Worker:
             calls.put(None)
 
     __del__ = close
+
+    @classmethod
+    def end_all(cls, seconds: float = _EXIT) -> None:
+        """Close every worker, and wait for the calls under way."""
+        end = time.monotonic() + seconds
+        for worker in list(cls._workers):
+            worker.close()
+        for thread in list(cls._threads):
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+atexit.register(Worker.end_all)
 
 
 def submit(call: Callable[[], _Result], name: str) -> Future[_Result]:

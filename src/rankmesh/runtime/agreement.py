@@ -168,7 +168,7 @@ class Agreement:
 
         outcome = self._round.step("make", Proposal(), conclude, Patience(seconds))
         self._failed = not outcome.agreed
-        self._round.leave(outcome)
+        self._leave(outcome)
         self._raise_unless_agreed(outcome)
 
     def give_up(self, error: BaseException, seconds: float, within: float) -> None:
@@ -191,9 +191,13 @@ class Agreement:
             outcome = self._round.conclude("make", conclude)
         except ConnectError:
             return
-        self._round.leave(outcome)
+        self._leave(outcome)
         if not_joined and outcome.ranks != (rank,):
             self._raise_unless_agreed(outcome, error)
+
+    def _leave(self, outcome: Outcome) -> None:
+        """Leave the round; its outcome is read by ranks that still make their groups, too."""
+        self._round.leave(outcome, readers=set(self._round.participants).difference(outcome.missing))
 
     def _not_through(self, arrivals: Arrivals, within: float, seconds: float, error: BaseException | None) -> Outcome:
         arrivals.probe(seconds)

@@ -20,10 +20,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
 
+from rankmesh.backend.default import check_process
 from rankmesh.core.options import time_limit
 from rankmesh.errors import ConnectError, StoreLost, first_line, quoted
 from rankmesh.launch.started import Launch, host_name, started_by
 from rankmesh.launch.table import NO_LAUNCHER
+from rankmesh.rendezvous import BoundedChannel, ChannelLost, Round, StoreChannel, gather_results
 from rankmesh.runtime.devices import BackendDecision, Capabilities, capabilities, choose, decide
 from rankmesh.runtime.served_store import is_served, open_store
 
@@ -58,9 +60,15 @@ class LiveRank:
     _store: Store | None = field(default=None, repr=False)
     _farewell: str = field(default="", repr=False)
     _failed: bool = field(default=False, repr=False)
+    _process: int = field(default_factory=os.getpid, init=False, repr=False)
 
     def close(self) -> None:
-        """Leave the world: the default group is destroyed where ``init`` made it; calling it again is nothing."""
+        """Leave the world: the default group is destroyed where ``init`` made it; calling it again is nothing.
+
+        A forked child only forgets the world: its connections and threads belong to the parent.
+        """
+        if os.getpid() != self._process:
+            return
         while self.before_leaving:
             self.before_leaving.pop()()
         store, self._store = self._store, None
@@ -90,11 +98,23 @@ def enter(
     limit = None if timeout is None else time_limit(timeout)
     _check_backend(backend)
     if dist.is_initialized():
+        check_process()
         return _joined(launch, backend)
     local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), backend, launch.local_rank)
     launch, store, prefix, decision = together(launch, local, limit or _LIMIT)
     backend, device = str(decision.backend), device_of(str(decision.backend), local)
-    _initialise(launch, backend, PrefixStore(f"{prefix}/world", store), limit)
+
+    def initialise() -> None:
+        if device.type == "cuda":  # each thread has a current one of its own
+            torch.cuda.set_device(device)
+        _initialise(launch, backend, PrefixStore(f"{prefix}/world", store), limit)
+
+    if launch.single_rank:
+        initialise()
+    else:
+        serves, seconds = launch.rank == 0 and not is_served(), (limit or _LIMIT).total_seconds()
+        among = Round(StoreChannel(store, prefix), "world", range(launch.world_size), launch.rank, serves, epoch=0)
+        gather_results(among, initialise, len, seconds, "init()", undo=_destroy)
     farewell = "" if launch.single_rank or is_served() else f"{prefix}/left"
     return _live(launch, device, backend, decision.why, store, farewell)
 
@@ -203,24 +223,30 @@ def _initialise(launch: Launch, backend: str, store: Store, limit: timedelta | N
     try:
         dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.world_size, timeout=limit)
     except (RuntimeError, ValueError, AttributeError) as error:
-        with suppress(RuntimeError):
-            if dist.is_initialized():
-                dist.destroy_process_group()
+        _destroy()
+        named = os.environ.get("GLOO_SOCKET_IFNAME") if "gloo" in backend else None
+        on = f" on the network interface GLOO_SOCKET_IFNAME={named}" if named else ""
         raise ConnectError(
-            f"rank {launch.rank} of {launch.world_size}: the world could not be initialised with {backend} at "
+            f"rank {launch.rank} of {launch.world_size}: the world could not be initialised with {backend}{on} at "
             f"{launch.meeting} ({first_line(error)}); check that every rank of the job was started, and that this "
-            "torch has the backend",
+            f"torch has the backend{', and this host the interface' if named else ''}",
             rank=launch.rank,
             backend=backend,
         ) from error
 
 
+def _destroy() -> None:
+    with suppress(RuntimeError):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
 def _take_leave(store: Store, key: str, rank: int, size: int, *, failed: bool) -> None:
     """Rank 0 serves the store: it stays until the others have left, for a limited time; not where it has failed."""
-    end = time.monotonic() + _FAREWELL
-    with suppress(RuntimeError):
+    channel, end = BoundedChannel(StoreChannel(store, key)), time.monotonic() + _FAREWELL
+    with suppress(ChannelLost):
         if rank:
-            store.add(key, 1)
+            channel.ask(lambda store: store.tick("ranks", 1))
             return
-        while not failed and store.add(key, 0) < size - 1 and time.monotonic() < end:
+        while not failed and channel.ask(lambda store: store.tick("ranks", 0)) < size - 1 and time.monotonic() < end:
             time.sleep(_LOOK)

@@ -8,12 +8,12 @@ plan.of(rank) ── canonical groups ── process groups ── handles by na
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from rankmesh.backend.default import check_process, is_inherited
 from rankmesh.backend.meshes import device_mesh
 from rankmesh.backend.protocol import NotJoined
 from rankmesh.core.local import ByKind, LocalGroup, LocalGroups
@@ -63,7 +63,6 @@ class LiveGroups(ByKind[LiveGroup]):
         self._default = world.default
         # Until when members let this rank wait in connect() (``time.monotonic``).
         self._deadline = deadline
-        self._process = os.getpid()
         self._local = local or plan.of(world.default.rank)
         self._made: dict[str, ProcessGroup] = {}
         self._closed = False
@@ -114,6 +113,7 @@ class LiveGroups(ByKind[LiveGroup]):
         return id(self)
 
     def _check_open(self) -> None:
+        check_process()
         if self._closed:
             raise ConnectError("these groups are closed; use them inside the `with` block, or connect again")
 
@@ -220,14 +220,9 @@ class LiveGroups(ByKind[LiveGroup]):
         For when a member is lost: every surviving rank calls it, from any thread, and then ``close``. Connections of
         other plans of this world are cut too: they share gloo's devices. Over NCCL start the job with
         ``TORCH_NCCL_ASYNC_ERROR_HANDLING=0``, or torch ends the process where a call fails. Raises ``ConnectError``
-        when the groups are closed, and in another process than the one that made them.
+        when the groups are closed, and in a forked child.
         """
         self._check_open()
-        if os.getpid() != self._process:
-            raise ConnectError(
-                f"process {os.getpid()} is a child of process {self._process}, which made these groups; "
-                "abort them there"
-            )
         self._world.backend.abort(self.made)
 
     def close(self) -> None:
@@ -238,7 +233,7 @@ class LiveGroups(ByKind[LiveGroup]):
         # Not only once: an interrupt may have left some of them.
         self._closed = True
         self._open_handles.clear()
-        if os.getpid() != self._process:
+        if is_inherited():
             return
         for handle in self._handles.values():
             handle.forget()

@@ -14,21 +14,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent import futures
 from dataclasses import replace
 from datetime import timedelta
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from rankmesh.core.spec import GroupSpec
-from rankmesh.errors import ConnectError, PlanError, first_line, quoted
+from rankmesh.errors import PlanError, quoted
 from rankmesh.launch.started import host_name
 from rankmesh.placement.measured import HOP, Measurement, measurement
-from rankmesh.rendezvous import Arrivals, Outcome, Round, gather, lost
-from rankmesh.rendezvous.waiting import submit
+from rankmesh.rendezvous import gather, gather_results
 from rankmesh.runtime.handles import LiveGroup
 
 if TYPE_CHECKING:
@@ -41,16 +39,12 @@ SIZES = (4 * 2**10, 256 * 2**10, 4 * 2**20)
 # Groups of one kind that are also taken alone: the time that this takes grows with them.
 _SINGLE = 8
 _ROUNDS, _CALLS = 3, 4
-# Seconds between two looks at whether a rank was lost.
-_LOOK = 0.5
 
 # torch 2.13 gave these two their names; it warns of the ones before.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 Progress = Callable[[int, int], None]
-# Kind, collective, bytes, seconds with all groups of the kind, seconds of this one alone.
-Rows = list[tuple[str, str, int, float, float | None]]
 
 
 def collectives_of(spec: GroupSpec) -> tuple[str, ...]:
@@ -79,11 +73,16 @@ def measure(
         )
     world, ranks = groups.world, range(plan.mesh.rank_range.offset, plan.mesh.rank_range.stop)
     among = world.round(f"measure/{plan.digest[:16]}/{groups.epoch}", ranks)
+    # Each thread has a current GPU of its own, at first the first one.
+    device = _device(world.default.backend)
     wait = _Barrier(world, f"{among.name}/barrier", ranks, limit)
-    rows = _watched(among, lambda: list(_rows(groups, chosen, given, progress, wait)), limit.total_seconds())
-    wait()
-    data = {"rank": groups.rank, "host": host_name(), "rows": rows, "speed": _speed(_device(world.default.backend))}
-    rows_of_all = gather(among, data, list, limit.total_seconds(), "measure()")
+
+    def work() -> dict[str, Any]:
+        rows = list(_rows(groups, chosen, given, progress, wait, device))
+        wait()
+        return {"rank": groups.rank, "host": host_name(), "rows": rows, "speed": _speed(device)}
+
+    rows_of_all = gather_results(among, work, list, limit.total_seconds(), "measure()")
     hosts = {each["rank"]: each["host"] for each in rows_of_all}
     found = measurement(
         plan,
@@ -94,59 +93,21 @@ def measure(
     return replace(found, speed=min(each["speed"] for each in rows_of_all))
 
 
-def _watched(among: Round, work: Callable[[], Rows], seconds: float) -> Rows:
-    """The rows that a thread measures; a rank that is lost meanwhile is a ``ConnectError`` on every other rank.
-
-    A collective never returns when a member is stopped, so the thread is left behind then. Where no network is
-    between the ranks, as in a simulation, there is none.
-    """
-    if not among.channel.remote:
-        return work()
-    rows, end = submit(work, "rankmesh-measure"), time.monotonic() + seconds
-    outcome: Outcome | None = None
-    while outcome is None and (left := end - time.monotonic()) > 0:
-        if futures.wait([rows], min(_LOOK, left)).done:
-            break
-        outcome = among.listen("gather")
-    cause: RuntimeError | None = None
-    if rows.done():
-        try:
-            return rows.result()
-        except RuntimeError as error:
-            cause = error
-    outcome = outcome or among.conclude("gather", lambda arrivals: _blamed(arrivals, seconds, cause))
-    among.leave(outcome)
-    raise ConnectError(
-        f"rank {among.rank}: measure() stopped, as {outcome.message}",
-        rank=among.rank,
-        ranks=list(outcome.ranks),
-        missing=list(outcome.missing),
-    ) from cause
-
-
-def _blamed(arrivals: Arrivals, seconds: float, cause: BaseException | None) -> Outcome:
-    """Who does not respond; else the rank whose call failed, or that was still measuring when the time was over."""
-    arrivals.probe()
-    unresponsive = arrivals.unresponsive()
-    if unresponsive:
-        return lost(unresponsive, "took part in measure()")
-    rank = arrivals.round.rank
-    why = f"a collective failed ({first_line(cause)})" if cause else f"it was not through within {seconds:g} s"
-    return Outcome("failed", (rank,), message=f"{why} on rank {rank}; look at its log, or give a longer timeout")
-
-
 def _rows(
     groups: LiveGroups,
     kinds: tuple[str, ...],
     sizes: tuple[int, ...],
     progress: Progress | None,
     wait: Callable[[], None],
+    device: str,
 ) -> Iterator[tuple[str, str, int, float, float | None]]:
-    """This rank's own times, kind by kind; ranks without a group of a kind wait at its barriers."""
-    plan, world = groups.plan, groups.world.default
+    """Yield kind, collective, bytes, and the seconds of this rank's group: with all of the kind at once, and alone.
+
+    Ranks without a group of a kind wait at its barriers.
+    """
+    plan = groups.plan
     named = [name for name in kinds if plan.groups(name).size > 1]
     cases = [(name, what, size) for name in named for what in (*collectives_of(plan.spec(name)), HOP) for size in sizes]
-    device = _device(world.backend)
     for number, (name, what, size) in enumerate(cases):
         group = groups.get(name, None)
         run = None if group is None else _Call(group, what, size, device)

@@ -258,7 +258,8 @@ def close_all() -> None:
 
     For when an exception has lost the mapping that ``connect`` gave. Every rank calls it, as ``close``.
     """
-    for live in reversed(World.current().live):
+    world = _worlds.get(default_pg(inherited=True))
+    for live in reversed(world.live if world else ()):
         live.close()
 
 

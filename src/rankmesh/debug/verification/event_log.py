@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rankmesh.core.plan import Plan
+from rankmesh.debug.joined import watched
 from rankmesh.debug.verification.verify import verify
-from rankmesh.debug.watch.joined import watched
 from rankmesh.errors import first_line
 from rankmesh.launch.started import Launch
 from rankmesh.runtime.connect import connect

@@ -1,4 +1,7 @@
-"""``rm.init``: join the world of this process, recorded from its beginning where that is wanted."""
+"""``rm.init``: join the world of this process, and record it from its beginning if that is wanted.
+
+The recorder and the watch are loaded only then.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from rankmesh.debug.watch.recorder import prepare
-from rankmesh.debug.watch.watch import Watch, start
 from rankmesh.runtime.init import LiveRank, enter
 
 __all__ = ["init", "watched"]
@@ -38,11 +39,14 @@ def init(
     the ranks that did not come.
     """
     recorded = bool(record) or bool(os.environ.get("RANKMESH_RECORD"))
-    if recorded:
-        prepare()
+    if not recorded:
+        return enter(backend=backend, timeout=timeout)
+    from rankmesh.debug.watch.recorder import prepare
+    from rankmesh.debug.watch.watch import start
+
+    prepare()
     live = enter(backend=backend, timeout=timeout)
-    if recorded:
-        live.before_leaving.append(start(None if isinstance(record, bool) else record).close)
+    live.before_leaving.append(start(None if isinstance(record, bool) else record).close)
     return live
 
 
@@ -52,6 +56,8 @@ def watched(live: LiveRank, diagnosed: Callable[[str], None]) -> Iterator[LiveRa
 
     Recordings are left only where ``RANKMESH_RECORD`` says.
     """
+    from rankmesh.debug.watch.watch import Watch
+
     with live:
         if not live.launch.single_rank:
             folder = os.environ.get("RANKMESH_RECORD")
