@@ -1,4 +1,4 @@
-"""A sync's folder: what other users can do to it, what is never deleted, and what cannot hold a receiver."""
+"""Strangers to a sync: in its folder, what they can do and what is never deleted; in its store, who lacks the key."""
 
 import os
 import shutil
@@ -13,7 +13,9 @@ from tests.strangers import as_root, give_away, runs, shared  # noqa: F401
 
 import rankmesh as rm
 from rankmesh.core.private import PrivateFolder
-from rankmesh.errors import TransferError
+from rankmesh.errors import AgreementError, TransferError
+from rankmesh.rendezvous import StoreChannel
+from rankmesh.transfer.sync import direct
 
 ONE = {"w": rm.Sharding(rm.Mesh(dp=1), (None,), (8,))}
 
@@ -149,3 +151,53 @@ def test_a_file_system_that_does_not_answer_holds_nobody(tmp_path, monkeypatch):
             assert time.monotonic() - started < limits.AT_ONCE
         answers.set()
         assert engine.receive().version == 1
+
+
+# -- in the store ---------------------------------------------------------------------------------------------------
+
+KEY = "a key that is only for this test"
+
+
+def test_who_lacks_the_key_of_a_job_gets_no_weights(ranks):
+    """A trainer and an engine with one key, a forged request, an engine without the key: one engine is served."""
+    failed, logged, received = ranks(2, _strangers, world=None, limit=60.0)[0]
+    assert (failed, received) == ({}, 1)
+    assert len([line for line in logged if "was not written with the job key; set RANKMESH_JOB_KEY" in line]) == 1
+    assert ranks(2, _another_key, world=None, limit=60.0)[1].startswith("'go/")
+
+
+def _strangers(me):
+    os.environ["RANKMESH_JOB_KEY"] = KEY
+    lines, channel = [], StoreChannel(me.store, direct.PREFIX)
+    direct._log.addFilter(lambda record: lines.append(record.getMessage()))
+    if me.rank == 0:
+        with rm.Sync(ONE, ONE, {"w": torch.ones(8)}, at=me.store, timeout=20) as trainer:
+            channel.post("engines", 0, "stranger")
+            channel.write("request/stranger", '{"number": 0, "version": null, "run": "", "group": "", "digest": ""}')
+            me.meet("asked")
+            failed = dict(trainer.publish(1).failed)
+            groups = list(trainer._publisher._groups)
+            me.meet("over")
+        assert len(groups) == 1
+        assert not channel.wait("go/stranger/0", 0)
+        return failed, lines, int(me.store.get("received"))
+    with rm.Sync(ONE, ONE, {"w": torch.zeros(8)}, at=me.store, timeout=20) as engine:
+        me.meet("asked")
+        me.store.set("received", str(engine.receive().version))
+        me.meet("over")
+    return None
+
+
+def _another_key(me):
+    sync = rm.Sync(ONE, ONE, {"w": torch.ones(8)}, at=me.store, timeout=20)
+    os.environ["RANKMESH_JOB_KEY"] = KEY if me.rank else KEY[::-1]
+    if me.rank == 0:
+        forged = direct.Publisher(me.store, sync._layouts.direct, 0, sync._timeout, 1 << 20, None, None, {}, "", 1)
+        forged._put(f"go/{me.store.get('engine').decode()}/0", "{}")
+        me.meet("over")
+        return None
+    assert sync.receive(wait=0) is None
+    me.store.set("engine", sync._receiver.engine)
+    error = me.error(AgreementError, sync.receive)["message"]
+    me.meet("over")
+    return error
