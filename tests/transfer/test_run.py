@@ -336,6 +336,24 @@ def _gpu_stands_still(me):
     return me.error(TransferError, moves.run, tensors, into, timeout=1.0)
 
 
+def test_what_is_copied_counts_once_the_gpu_has_done_it(monkeypatch):
+    """1 simulated rank, as if on a GPU that stands still: copies that end nowhere are an error at the timeout."""
+
+    def works(device, check):
+        while True:
+            check()
+            time.sleep(0.01)
+
+    monkeypatch.setattr(nccl, "device_done", works)
+    one = {"w": rm.Sharding(rm.Mesh(dp=1), None, (8,))}
+
+    def copied():
+        with pytest.raises(TransferError, match=r"the GPU did not finish within 0\.1 s"):
+            Transfer(one, one).run({"w": torch.ones(8)}, {"w": torch.zeros(8)}, timeout=0.1)
+
+    sim.run(copied, 1)
+
+
 def test_calls_that_started_together_end_together(monkeypatch):
     """A batch is waited for once; one that the GPU does not finish in time fails for each of its messages."""
     calls = []
