@@ -3,9 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
+from tests import limits
 from tests.transfer import live
 
 import rankmesh as rm
+from rankmesh.errors import TransferError
 from rankmesh.transfer import Transfer
 
 
@@ -14,7 +16,7 @@ def _moves():
     return Transfer(source, live.model(rm.Mesh(tp=4)))
 
 
-def _run(me, bound):
+def _world(me, bound):
     torch.cuda.set_device(me.rank % torch.cuda.device_count())
     device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group(
@@ -24,6 +26,10 @@ def _run(me, bound):
         store=dist.PrefixStore("world", me.store),
         device_id=device if bound else None,
     )
+
+
+def _run(me, bound):
+    _world(me, bound)
     moves = _moves()
     tensors = {name: tensor.cuda() for name, tensor in live.shards(moves.source, me.rank).items()}
     into = moves.allocate(me.rank, device="cuda")
@@ -44,3 +50,28 @@ def test_eight_ranks_to_four(ranks, bound):
         assert complete
         assert on == (["cuda"] if rank < 4 else [])
         assert memory <= 1 << 18
+
+
+# Cycles for which a GPU is kept busy: 12 s or more on each that there is.
+_BUSY = 12 * 2_000_000_000
+
+
+def _busy(me):
+    _world(me, bound=False)
+    moves = Transfer(*({"w": rm.Sharding(rm.Mesh(dp=1, offset=offset), None, (8,))} for offset in (0, 1)))
+    tensors, into = ({"w": torch.ones(8, device="cuda")} if me.rank == rank else {} for rank in (0, 1))
+    moves.run(tensors, into)  # all have connected
+    if me.rank == 0:
+        torch.cuda._sleep(_BUSY)
+    result = me.error(TransferError, moves.run, tensors, into, timeout=2.0)
+    torch.cuda.synchronize()
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+def test_the_timeout_holds_while_a_gpu_is_busy(ranks):
+    """2 ranks, of which the GPU of the one that sends is busy for 12 s: both give up at the timeout, and say who."""
+    for result in ranks(2, _busy, world=None, limit=120.0, timeout=60.0):
+        assert result["kind"] == "TransferError"
+        assert 2.0 <= result["seconds"] < limits.AT_ONCE

@@ -209,6 +209,16 @@ def test_a_script_that_prints_without_end(script):
     assert config.plan == recipes.megatron(8, tp=2)
 
 
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [("mkfifo", "is a FIFO"), ("ln -s /dev/zero", "is a device"), ("echo [] >", "has values of another kind")],
+)
+def test_a_script_that_forges_a_note(script, command, why):
+    """A FIFO, a link to a device and a list among the notes of what a script starts: refused, at once."""
+    with pytest.raises(PlanError, match=f"a note of what the script starts {why}"):
+        run_config(script(f"{TP}2\n{command} $RANKMESH_RECORD/1"))
+
+
 @pytest.mark.skipif(shutil.which("pkill") is None, reason="cleans up as scripts do")
 @pytest.mark.parametrize("kind", SANDBOXES)
 def test_a_script_that_cleans_up(script, kind):

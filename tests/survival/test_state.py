@@ -551,8 +551,8 @@ def _behind(me, port, folder):
     (Path(folder) / str(me.rank)).write_text(str(os.getpid()), encoding="utf-8")
     waited, restored, late = Exchange._waited, threading.Event(), []
 
-    def waits(exchange, one):
-        arrived = waited(exchange, one)
+    def waits(exchange, *given):
+        arrived = waited(exchange, *given)
         if me.rank == 2 and not late:
             late.append(threading.current_thread())
             os.kill(int((Path(folder) / "3").read_text(encoding="utf-8")), signal.SIGKILL)

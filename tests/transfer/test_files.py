@@ -4,17 +4,21 @@ import json
 import os
 import pickle
 import stat
+import threading
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from tests import limits
 from tests.transfer import brute, live
 from tests.transfer.strategies import pairs, world_of
 
 import rankmesh as rm
+from rankmesh.core.sharding import DTYPES
 from rankmesh.errors import TransferError
 from rankmesh.transfer import files
 
@@ -292,6 +296,63 @@ def test_a_checkpoint_that_was_not_finished_is_none(tmp_path):
     (tmp_path / files.INDEX).unlink()
     with pytest.raises(TransferError, match="it was never finished"):
         files.Checkpoint.open(tmp_path)
+
+
+def test_the_index_comes_when_all_else_is_on_the_disk(tmp_path, monkeypatch):
+    """2 ranks: an old index goes, then data is synced, then the index, then its name; no box is cloned."""
+    parts = [[]]
+    fsync, index = os.fsync, tmp_path / files.INDEX
+
+    def noting(descriptor):
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        parts[-1].append(("draft of the index" if name == "part" else name, index.exists()))
+        return fsync(descriptor)
+
+    both = {"w": rm.Sharding(rm.Mesh(tp=2), ("tp", None), (8, 4))}
+    _saved(tmp_path, both, 2)
+    monkeypatch.setattr(os, "fsync", noting)
+    monkeypatch.setattr(torch.Tensor, "clone", None)
+    whole = torch.arange(32.0).reshape(8, 4)
+    meet = threading.Barrier(2, lambda: parts.append([]))
+
+    def save(rank):
+        files.save(tmp_path, {"w": whole[4 * rank :][:4]}, both, rank=rank, meet_all=meet.wait)
+
+    ranks = [threading.Thread(target=save, args=(rank,)) for rank in (0, 1)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join(limits.LONG)
+    folder = tmp_path.name
+    first, data, last, _ = parts
+    assert first == [(folder, False)]
+    assert sorted(data)[:2] == [("rank-00000.safetensors", False), ("rank-00001.safetensors", False)]
+    assert sorted(data)[2:] == [(folder, False)] * 2
+    assert data[-1] == (folder, False)
+    assert last == [("draft of the index", False), (folder, False), (folder, True)]
+    monkeypatch.undo()
+    assert _loaded(tmp_path, {"w": rm.Sharding(rm.Mesh(dp=1), None, (8, 4))}, 0)[0] == whole.nbytes
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_each_dtype_is_one_of_safetensors(tmp_path, dtype):
+    """A scalar, an odd length and strides: safetensors reads the same bytes; a dtype that it does not have is named."""
+    tensors = {"scalar": torch.ones(()), "odd": torch.arange(7), "strides": torch.arange(24).reshape(4, 6).t()}
+    tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
+    shardings = {n: rm.Sharding(rm.Mesh(dp=1), None, tuple(t.shape), dtype=dtype) for n, t in tensors.items()}
+    if dtype in ("complex32", "complex128"):
+        with pytest.raises(TransferError, match=f"has dtype {dtype}, which safetensors does not have"):
+            files.save(tmp_path, tensors, shardings, rank=0, meet_all=lambda: None)
+        return
+    tensors["strides"] = torch.nn.Parameter(tensors["strides"], requires_grad=tensors["strides"].is_floating_point())
+    files.save(tmp_path, tensors, shardings, rank=0, meet_all=lambda: None)
+    read = load_file(tmp_path / "rank-00000.safetensors")
+    assert {name.partition("@")[0] for name in read} == set(tensors)
+    for name, tensor in read.items():
+        expected = tensors[name.partition("@")[0]].detach().contiguous()
+        assert tensor.dtype == expected.dtype
+        assert tensor.shape == expected.shape
+        assert torch.equal(tensor.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8))
 
 
 def test_files_have_the_users_mode(tmp_path):

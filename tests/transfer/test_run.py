@@ -2,6 +2,7 @@
 
 import os
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -14,9 +15,12 @@ from tests.transfer.strategies import pairs
 
 import rankmesh as rm
 from rankmesh import sim
+from rankmesh.backend import nccl
 from rankmesh.errors import AgreementError, PlanError, TransferError
+from rankmesh.rendezvous import Round
 from rankmesh.transfer import Transfer
 from rankmesh.transfer.live import run
+from rankmesh.transfer.live.agreement import TransferAgreement
 from rankmesh.transfer.live.exchange import GroupWire
 
 
@@ -182,6 +186,32 @@ def _away(me):
     return result
 
 
+def test_the_rank_that_serves_the_store_waits_until_all_have_the_outcome(ranks):
+    """2 ranks: rank 1 reads the outcome of a transfer 1 s later than rank 0, which ends its store with its part."""
+    assert ranks(2, _ends_its_store, world=None) == [True, True]
+
+
+def _ends_its_store(me):
+    if me.rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        me.store.set("port", str(store.port))
+    else:
+        store = dist.TCPStore("127.0.0.1", int(me.store.get("port")), wait_for_workers=False)
+        read = Round._read
+        Round._read = lambda among, step, seconds: (
+            time.sleep(1.5 * step.base.endswith("end")) or read(among, step, seconds)
+        )
+    agreement = TransferAgreement(store, "test", me.rank, (0, 1), timedelta(seconds=20), serves=me.rank == 0)
+    agreement.start({"what": "a transfer"}, "")
+    me.meet("started")
+    if me.rank == 0:
+        time.sleep(0.5)  # rank 1 has arrived, and waits
+    agreed = agreement.end(None).agreed
+    del agreement, store
+    me.meet("over")
+    return agreed
+
+
 def test_a_group_of_its_own_ranks(ranks):
     """4 ranks, gloo: a transfer between ranks 1 and 3 over a group of these two; one without rank 3 is refused."""
     assert [value for value in ranks(4, _pair) if value is not None] == [[[], "rank 1"], [[], "rank 3"]]
@@ -273,3 +303,71 @@ def _together(me, gpus=True):
     into = {"w": torch.zeros(1000, 3)} if me.rank == 1 else {}
     moves.run({"w": whole} if me.rank == 0 else {}, into, budget=4096)
     return [len(counted), [] if me.rank != 1 or torch.equal(into["w"], whole) else ["w"]]
+
+
+def test_a_transfer_ends_when_the_gpu_has_ended(ranks):
+    """2 ranks, as if on GPUs, of which that of rank 1 stands still: no success, and the timeout holds on both."""
+    for result in ranks(2, _gpu_stands_still):
+        assert result["kind"] == "TransferError"
+        assert result["ranks"] == [1]
+        assert 1.0 < result["seconds"] < limits.AT_ONCE
+
+
+def _gpu_stands_still(me):
+    def works(device, check):
+        while me.rank == 1:
+            check()
+            time.sleep(0.01)
+
+    class Wire(GroupWire):
+        def staging(self, tensors):
+            return torch.device("cpu")
+
+        def together(self, device):
+            return True
+
+        def meet(self):
+            dist.all_reduce(torch.zeros(1))
+
+    run.GroupWire, nccl.device_done = Wire, works
+    moves = Transfer(*({"w": rm.Sharding(rm.Mesh(dp=1, offset=offset), None, (8,))} for offset in (0, 1)))
+    tensors, into = ({"w": torch.ones(8)} if me.rank == rank else {} for rank in (0, 1))
+    me.meet("all have loaded what a run takes")
+    return me.error(TransferError, moves.run, tensors, into, timeout=1.0)
+
+
+def test_what_is_copied_counts_once_the_gpu_has_done_it(monkeypatch):
+    """1 simulated rank, as if on a GPU that stands still: copies that end nowhere are an error at the timeout."""
+
+    def works(device, check):
+        while True:
+            check()
+            time.sleep(0.01)
+
+    monkeypatch.setattr(nccl, "device_done", works)
+    one = {"w": rm.Sharding(rm.Mesh(dp=1), None, (8,))}
+
+    def copied():
+        with pytest.raises(TransferError, match=r"the GPU did not finish within 0\.1 s"):
+            Transfer(one, one).run({"w": torch.ones(8)}, {"w": torch.zeros(8)}, timeout=0.1)
+
+    sim.run(copied, 1)
+
+
+def test_calls_that_started_together_end_together(monkeypatch):
+    """A batch is waited for once; one that the GPU does not finish in time fails for each of its messages."""
+    calls = []
+
+    def works(device, check):
+        calls.append(device)
+        if len(calls) != 2:
+            time.sleep(0.02)
+            check()
+
+    monkeypatch.setattr(nccl, "device_done", works)
+    batch = nccl.Batch([], torch.device("cpu"))
+    with pytest.raises(RuntimeError, match=r"the GPU did not finish within 0\.01 s"):
+        batch.wait(timedelta(seconds=0.01))
+    for _ in range(2):
+        batch.wait(timedelta(seconds=0.01))
+    assert len(calls) == 2

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from tests import limits
+from tests.sockets import free_port
 from tests.sweeping import ALL
 from tests.transfer import syncing
 
@@ -116,6 +117,32 @@ def _late(me):
     with rm.Sync(*layouts, {"w": torch.zeros(8)}, at=me.store, timeout=TIMEOUT, connect=connect) as sync:
         got = sync.publish(1).failed if engine is None else sync.receive().version
         me.meet("over")
+    return got
+
+
+def test_the_rank_that_serves_the_store_leaves_last(ranks):
+    """Trainer rank 0 closes when its part is sent; rank 1 asks the store that it serves 0.5 s later, and sends, too."""
+    assert ranks(3, _leaves_first, free_port(), world=None, limit=60.0) == [{}, {}, [1, []]]
+
+
+def _leaves_first(me, port):
+    layouts = syncing.model(rm.Mesh(tp=2), rm.Mesh(tp=1))
+    engine, rank = syncing.part(me, layouts)
+
+    class Slow(GlooGroup):
+        def __init__(self, store, *given):
+            super().__init__(store, *given)
+            if me.rank == 1:
+                time.sleep(0.5)
+                assert not store.check(["anything"])
+
+    tensors = syncing.values(layouts, rank, 1) if engine is None else syncing.empty(layouts, rank)
+    with rm.Sync(*layouts, tensors, at=f"127.0.0.1:{port}", timeout=20, connect=Slow) as sync:
+        if engine is None:
+            got = dict(sync.publish(1).failed)
+        else:
+            got = [sync.receive().version, syncing.wrong(sync.tensors, layouts, rank, 1)]
+    me.meet("over")
     return got
 
 

@@ -24,7 +24,6 @@ class Together(direct.NcclGroup):
 class _OverGloo:
     def __init__(self, store, rank, size, *, name, limit, device):
         self._group = direct.GlooGroup(store, name, range(size), rank, limit, device)
-        self._limit = limit
 
     def start(self, calls):
         counts, given = {}, {}
@@ -37,19 +36,19 @@ class _OverGloo:
             given[peer, sending] = count.clone() if sending else torch.empty_like(count)
             works.append(self._group.start(given[peer, sending], peer, sending))
         works += [self._group.start(*call) for call in calls]
-        return _Batch(works, self._limit, counts, given)
+        return _Batch(works, counts, given)
 
     def close(self):
         self._group.close(failed=True)
 
 
 class _Batch:
-    def __init__(self, works, limit, counts, given):
-        self._works, self._limit, self._counts, self._given = works, limit, counts, given
+    def __init__(self, works, counts, given):
+        self._works, self._counts, self._given = works, counts, given
 
-    def wait(self):
+    def wait(self, timeout):
         works, self._works = self._works, []
         for work in works:
-            work.wait(self._limit)
+            work.wait(timeout)
         for key, count in self._counts.items():
             assert torch.equal(self._given[key], count), f"{key}: a batch of {count}, and of {self._given[key]}"

@@ -1,13 +1,18 @@
 """A dump request without ranks: what is asked of the store and the folder, and which recordings count."""
 
+import gzip
+import os
+import stat
 import threading
+import time
 from collections import Counter
 from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
-from tests.limits import LONG
+from tests.limits import AT_ONCE, LONG
 from tests.rendezvous.transports import LostChannel, Mortal
+from tests.strangers import STRANGER, as_root
 
 from rankmesh.debug.doctor.folder import chosen, read_folder
 from rankmesh.debug.doctor.recording import recording_of
@@ -231,6 +236,44 @@ def test_recordings_of_before_are_not_of_now(tmp_path):
     assert [now.read(rank, 1) is not None for rank in range(4)] == [False, False, True, True]
     (tmp_path / "rank2.json.gz").write_bytes(b"\x1f\x8b torn")
     assert now.read(2, 1) is None
+
+
+def _sparse(path):
+    with path.open("wb") as file:
+        file.truncate(6 << 30)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        os.mkfifo,
+        _sparse,
+        lambda path: path.mkdir(),
+        lambda path: path.write_bytes(b'{"a":' * 100_000),
+        lambda path: path.write_bytes(gzip.compress(b"{}" + b" " * (200 << 20), 1)),
+        pytest.param(lambda path: path.write_bytes(b"{}") or os.chown(path, STRANGER, STRANGER), marks=as_root),
+    ],
+)
+def test_a_recording_that_cannot_be_read(tmp_path, prepare, caplog):
+    """A FIFO, 6 GB, deep nesting, 200 MB packed, another user's file as the recording of rank 1: none, at once."""
+    recordings = Recordings("new", tmp_path, BoundedChannel(StoreChannel(dist.HashStore(), "watch")))
+    prepare(tmp_path / "rank1.json.gz")
+    started = time.monotonic()
+    assert recordings.read(1, 0) is None
+    assert time.monotonic() - started < AT_ONCE
+    assert "the recording of rank 1 cannot be read" in caplog.text
+
+
+def test_recordings_are_written_where_nobody_else_reads(tmp_path):
+    """A recording has mode 0600, whatever the umask is; a link at its place is replaced, not followed."""
+    (tmp_path / "rank1.json.gz").symlink_to(tmp_path / "mine")
+    before = os.umask(0)
+    try:
+        Recordings("new", tmp_path, None).put(1, 0, _Recorder(1, 4).document("now"))
+    finally:
+        os.umask(before)
+    (path,) = tmp_path.iterdir()
+    assert stat.S_IMODE(path.lstat().st_mode) == 0o600
 
 
 def test_a_recording_in_the_store():

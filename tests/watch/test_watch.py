@@ -486,10 +486,12 @@ def test_a_fork_is_no_rank(ranks, tmp_path):
 def test_what_killed_ranks_left(tmp_path, monkeypatch):
     """The first rank of a session takes away what ranks left that are gone, and nothing else."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = tmp_path / f"rankmesh-{os.geteuid()}"
+    place.mkdir(mode=0o700)
 
     def left(name, age=100, **about):
-        folder = tmp_path / f"rankmesh-watch-{name}"
-        folder.mkdir()
+        folder = place / f"watch-{name}"
+        folder.mkdir(mode=0o700, parents=True)
         here = {"pid": os.getpid(), "began": on_host._began(os.getpid()), "space": on_host._space()}
         for rank in (0, 1):
             (folder / f"{rank}.stacks").touch()
@@ -500,9 +502,9 @@ def test_what_killed_ranks_left(tmp_path, monkeypatch):
     left("runs")
     left("elsewhere", began="1", space="pid:[1]")
     left("starts", age=0, began="1")
-    (tmp_path / "rankmesh-watch-empty").mkdir()
+    (place / "watch-empty").mkdir(mode=0o700)
     on_host.HostRanks("mine", 0).close()
-    found = sorted(folder.name.rpartition("-")[2] for folder in tmp_path.iterdir())
+    found = sorted(folder.name.rpartition("-")[2] for folder in place.iterdir())
     assert found == ["elsewhere", "empty", "runs", "starts"]
 
 

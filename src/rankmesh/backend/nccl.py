@@ -27,14 +27,14 @@ from rankmesh.backend.options import check_backend, kinds_of
 from rankmesh.backend.protocol import NotJoined
 from rankmesh.rendezvous.waiting import submit, wait_for
 
-__all__ = ["Communicator", "abort_together", "device_done", "outlive_errors"]
+__all__ = ["Batch", "Communicator", "abort_together", "device_done", "device_done_within", "outlive_errors"]
 
 # What the watchdog does where a call fails, and what it does by default.
 _HANDLING, _ENDS_THE_PROCESS = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"
 _WATCHDOG = {_HANDLING: "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0", "TORCH_NCCL_TEARDOWN_ON_TIMEOUT": "0"}
 
-# Seconds between two looks at a GPU that works.
-_LOOK = 0.0002
+# Seconds between two looks at a GPU that works, once it has worked for some: a short message is done before that.
+_LOOK, _AT_ONCE = 0.0002, 0.001
 # Longer than anybody waits: the limits are ours.
 _LONG = timedelta(days=30)
 # Where NCCL's members find the first one, in the store of their group.
@@ -52,9 +52,11 @@ def device_done(device: torch.device, check: Callable[[], object]) -> None:
     if device.type == "cuda":
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(device))
+        begun = time.monotonic()
         while not event.query():
             check()
-            time.sleep(_LOOK)
+            if time.monotonic() - begun > _AT_ONCE:
+                time.sleep(_LOOK)
         check()
 
 
@@ -95,7 +97,7 @@ class Communicator:
         self._made._start_coalescing()
         for tensor, peer, sending in calls:
             (self._made.send if sending else self._made.recv)([tensor], peer, 0)
-        return Batch(self._made._end_coalescing(), self._device, self._limit)
+        return Batch([self._made._end_coalescing()], self._device)
 
     def close(self) -> None:
         """End it, and with it calls that wait for a member."""
@@ -107,22 +109,29 @@ class Communicator:
 
 
 class Batch:
-    """Calls that were started together."""
+    """Calls that were started together on a GPU: done once the GPU has done them, not once it is to do them."""
 
-    def __init__(self, work: Any, device: torch.device, limit: float) -> None:
-        self._work, self._device, self._limit = work, device, limit
+    def __init__(self, works: Sequence[Any], device: torch.device) -> None:
+        self._works, self._device, self._done = works, device, False
 
-    def wait(self, timeout: timedelta | None = None) -> None:
-        """Wait until they are done; ``RuntimeError`` where they are not within the limit, that of the communicator."""
-        limit = self._limit if timeout is None else timeout.total_seconds()
-        end = time.monotonic() + limit
+    def wait(self, timeout: timedelta) -> None:
+        """Wait until the GPU has done all of them. Raises ``RuntimeError`` where it has not within ``timeout``."""
+        if not self._done:
+            for work in self._works:
+                work.wait()  # the stream does, and this returns
+            device_done_within(self._device, timeout)
+            self._done = True
 
-        def check() -> None:
-            if time.monotonic() > end:
-                raise RuntimeError(f"nothing came for {limit:g} s")
 
-        self._work.wait()  # the stream does, and this returns
-        device_done(self._device, check)
+def device_done_within(device: torch.device, timeout: timedelta) -> None:
+    """Wait until a GPU has done what it was given. Raises ``RuntimeError`` where it has not within ``timeout``."""
+    end = time.monotonic() + timeout.total_seconds()
+
+    def check() -> None:
+        if time.monotonic() > end:
+            raise RuntimeError(f"the GPU did not finish within {timeout.total_seconds():g} s")
+
+    device_done(device, check)
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from rankmesh.errors import RankmeshError, extra, first_line, quoted
@@ -40,8 +39,11 @@ __all__ = [
     "Limits",
     "Unreadable",
     "YamlTree",
+    "check_regular",
     "compose_yaml",
+    "limited",
     "open_regular",
+    "opened",
     "parse",
     "parse_json",
     "parse_toml",
@@ -82,6 +84,7 @@ _LARGEST = 2**63
 _SCALAR = 64
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISFIFO, "a FIFO"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
@@ -147,15 +150,31 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     rankmesh.core.documents.Unreadable: is a device, and only regular files are read
     """
     with _reading():
-        _check_regular(Path(path).stat().st_mode)
-        # A FIFO that takes the file's place between the two calls is opened without waiting, and refused.
-        file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)), "rb")
+        return os.fdopen(opened(path, os.O_RDONLY, check_regular), "rb")
+
+
+def opened(
+    path: str | os.PathLike[str],
+    flags: int,
+    check: Callable[[os.stat_result], object],
+    *,
+    folder: int | None = None,
+    follow: bool = True,
+) -> int:
+    """A descriptor of what is at a path, which may be relative to an open ``folder``, once ``check`` has passed it.
+
+    Without ``follow`` a symbolic link is not followed.
+    """
+    # Opening may wait for others; and something else may take its place before it is opened.
+    check(os.stat(path, dir_fd=folder, follow_symlinks=follow))
+    names = ("O_NONBLOCK", "O_CLOEXEC", *(() if follow else ("O_NOFOLLOW",)))  # no Windows has them
+    descriptor = os.open(path, sum((getattr(os, name, 0) for name in names), flags), dir_fd=folder)
     try:
-        _check_regular(os.fstat(file.fileno()).st_mode)
+        check(os.fstat(descriptor))
     except Unreadable:
-        file.close()
+        os.close(descriptor)
         raise
-    return file
+    return descriptor
 
 
 @contextmanager
@@ -170,16 +189,22 @@ def _reading() -> Iterator[None]:
         raise Unreadable(f"is no path of a file ({first_line(error)})") from error
 
 
-def _check_regular(mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        kind = next((name for test, name in _KINDS if test(mode)), "no regular file")
+def check_regular(found: os.stat_result) -> None:
+    """Raise ``Unreadable`` for anything but a regular file."""
+    if not stat.S_ISREG(found.st_mode):
+        kind = next((name for test, name in _KINDS if test(found.st_mode)), "no regular file")
         raise Unreadable(f"is {kind}, and only regular files are read")
 
 
 def read_bytes(path: str | os.PathLike[str], size: int = DOCUMENT.size) -> bytes:
     """What a regular file holds, at most ``size`` bytes. Raises ``Unreadable``."""
     with open_regular(path) as file, _reading():
-        data = file.read(size + 1)
+        return limited(file, size)
+
+
+def limited(file: BinaryIO, size: int) -> bytes:
+    """The rest of an open file. Raises ``Unreadable`` where that is more than ``size`` bytes."""
+    data = file.read(size + 1)
     if len(data) > size:
         raise Unreadable(f"is larger than {_bytes(size)}")
     return data

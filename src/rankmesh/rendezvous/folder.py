@@ -6,17 +6,20 @@ FOLDER/name-0-texts/3-0       the first text of rank 3
 FOLDER/name-epoch/0           a number is how many files there are
 ```
 
-A text is written beside its place and then linked there, so that it is there whole or not at all.
+A text is written beside its place and then linked there, so that it is there whole or not at all. The folder is private
+(`rankmesh.core.private`): the ranks are processes of one user.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from rankmesh.core.documents import Unreadable
+from rankmesh.core.private import PrivateFolder
 from rankmesh.rendezvous.channel import LARGEST, ChannelLost, foreign
 
 __all__ = ["FolderChannel"]
@@ -37,14 +40,26 @@ class FolderChannel:
         """The same folder."""
         return self
 
-    def _path(self, key: str) -> Path:
-        return self._folder / key.replace("/", "-")
+    @contextmanager
+    def _opened(self, *sets: str, create: bool = False) -> Iterator[PrivateFolder]:
+        """The folder, or the one of a set in it. ``FileNotFoundError`` where there is none."""
+        make = PrivateFolder.create if create else PrivateFolder
+        try:
+            with ExitStack() as stack:
+                folder = stack.enter_context(make(self._folder))
+                for key in sets:
+                    folder = stack.enter_context(make(_name(key), folder))
+                yield folder
+        except (FileNotFoundError, FileExistsError):
+            raise
+        except (Unreadable, OSError) as error:
+            raise ChannelLost(f"{self._folder} {error}") from error
 
     # -- sets ---------------------------------------------------------------------------------------------------
 
     def arrive(self, key: str, participants: Sequence[int], rank: int, *, asks: bool = True) -> bool:
         """Add a participant to a set; whether the set is complete by that, where it ``asks``: the folder is listed."""
-        self._create(self._path(key) / str(rank), "")
+        self._create(str(rank), "", key)
         return asks and not self.absent(key, participants)
 
     def absent(self, key: str, participants: Sequence[int]) -> list[int]:
@@ -55,7 +70,7 @@ class FolderChannel:
 
     def post(self, key: str, rank: int, text: str) -> None:
         number = 0
-        while not self._create(self._path(key) / f"{rank}-{number}", text):
+        while not self._create(f"{rank}-{number}", text, key):
             number += 1
 
     def posted(self, key: str, writers: int = 1) -> dict[int, list[str]]:
@@ -63,29 +78,29 @@ class FolderChannel:
         for name in self._names(key):
             rank, _, number = name.partition("-")
             if not (rank.isdecimal() and number.isdecimal()):
-                raise foreign(str(self._path(key)), f"a file {name[:60]!r}, which is no text of a rank")
-            places.append((int(rank), int(number), self._path(key) / name))
+                raise foreign(f"{self._folder}/{_name(key)}", f"a file {name[:60]!r}, which is no text of a rank")
+            places.append((int(rank), int(number), name))
         found: dict[int, list[str]] = {}
-        for writer, _, path in sorted(places):
-            if (text := self._text(path)) is not None:
+        for writer, _, name in sorted(places):
+            if (text := self._text(name, key)) is not None:
                 found.setdefault(writer, []).append(text)
         return found
 
     def first(self, key: str, text: str) -> str:
-        self._create(self._path(key), text)
+        self._create(_name(key), text)
         return self.read(key) or ""
 
     announce = first  # who waits looks from time to time
 
     def write(self, key: str, text: str) -> None:
-        self._place(self._path(key), text, os.replace)
+        self._place(_name(key), text, os.replace)
 
     def read(self, key: str) -> str | None:
-        return self._text(self._path(key))
+        return self._text(_name(key))
 
     def wait(self, key: str, seconds: float) -> bool:
-        path, started = self._path(key), time.monotonic()
-        while not path.exists():
+        started = time.monotonic()
+        while _name(key) not in self._names():
             waited = time.monotonic() - started
             if waited >= seconds:
                 return False
@@ -95,69 +110,62 @@ class FolderChannel:
     # -- numbers ------------------------------------------------------------------------------------------------
 
     def advance(self, key: str, number: int) -> None:
-        self._create(self._path(key) / str(number), "")
+        self._create(str(number), "", key)
 
     def tick(self, key: str, amount: int) -> int:
         """Add to a number that starts at 0, a file for each one; its new value."""
         for _ in range(amount):
-            self._create(self._path(key) / f"{os.getpid()}-{time.monotonic_ns()}", "")
+            self._create(f"{os.getpid()}-{time.monotonic_ns()}", "", key)
         for name in self._names(key)[: max(-amount, 0)]:
-            (self._path(key) / name).unlink(missing_ok=True)
+            with suppress(FileNotFoundError), self._opened(key) as folder:
+                folder.remove(name)
         return len(self._names(key))
 
     # -- files --------------------------------------------------------------------------------------------------
 
     def delete(self, keys: Iterable[str], *, sets: Iterable[str] = (), participants: Sequence[int] = ()) -> None:
-        for key in (*keys, *sets):
-            path = self._path(key)
-            for name in self._names(key):
+        with suppress(FileNotFoundError), self._opened() as folder:
+            for key in (*keys, *sets):
                 with suppress(OSError):
-                    (path / name).unlink()
-            with suppress(OSError):
-                path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+                    folder.remove(_name(key))
         with suppress(OSError):
             self._folder.rmdir()
 
-    def _names(self, key: str) -> list[str]:
-        try:
-            return [entry.name for entry in self._path(key).iterdir() if not entry.name.startswith(".")]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise ChannelLost(f"{self._path(key)}: {error.strerror}") from error
+    def _names(self, *sets: str) -> list[str]:
+        with suppress(FileNotFoundError), self._opened(*sets) as folder:
+            return [name for name in folder.names() if not name.startswith(".")]
+        return []
 
-    def _text(self, path: Path) -> str | None:
-        try:
-            size = path.stat().st_size
-            if size > LARGEST:
-                raise foreign(str(path), f"{size} bytes; at most {LARGEST} are read")
-            return path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return None
+    def _text(self, name: str, *sets: str) -> str | None:
+        with suppress(FileNotFoundError), self._opened(*sets) as folder:
+            try:
+                return folder.read(name, LARGEST).decode(errors="replace")
+            except Unreadable as error:
+                raise foreign(f"{self._folder}/{name}", f"what {error}") from error
+            except OSError:
+                return None
+        return None
 
-    def _create(self, path: Path, text: str) -> bool:
+    def _create(self, name: str, text: str, *sets: str) -> bool:
         """Make a file with this text, whole or not at all; whether there was none."""
         try:
-            self._place(path, text, os.link)
+            self._place(name, text, os.link, *sets)
         except FileExistsError:
             return False
         return True
 
-    def _place(self, path: Path, text: str, move: Callable[[Path, Path], object]) -> None:
+    def _place(self, name: str, text: str, move: Callable[..., object], *sets: str) -> None:
         for attempt in range(_ATTEMPTS):
-            draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
             try:
-                draft.parent.mkdir(parents=True, exist_ok=True)
-                draft.write_text(text, encoding="utf-8")
-                move(draft, path)
-            except FileExistsError:
-                raise
-            except OSError as error:
+                with self._opened(*sets, create=True) as folder:
+                    folder.write(name, text.encode(), move)
+            except FileNotFoundError as error:  # noqa: PERF203
                 # Another rank may have removed the folder, which was empty between two of these calls.
-                if not isinstance(error, FileNotFoundError) or attempt == _ATTEMPTS - 1:
-                    raise ChannelLost(f"{path}: {error.strerror}") from error
+                if attempt == _ATTEMPTS - 1:
+                    raise ChannelLost(f"{self._folder}: {error.strerror}") from error
             else:
                 return
-            finally:
-                with suppress(OSError):
-                    draft.unlink()
+
+
+def _name(key: str) -> str:
+    return key.replace("/", "-")

@@ -37,8 +37,8 @@ __all__ = ["Round"]
 
 _Result = TypeVar("_Result")
 
-# Seconds between two looks at who is absent, once that has been asked for long.
-_SELDOM = 1.0
+# Seconds between two looks at who is absent, once that has been asked for long; between the first two at who leaves.
+_SELDOM, _SOON = 1.0, 0.001
 # Seconds in which a responsive participant answers a probe or writes what it is about to write; one store serves all.
 _MOMENT, _EACH = 2.0, 0.001
 # Seconds that a store which stands still may take besides, before it counts as gone.
@@ -351,13 +351,14 @@ class Round:
             away = {*outcome.missing, *self.channel.absent(self.steps[-1].key("arrived"), self.participants)}
         else:
             away = set(self.participants).difference(readers)
-        end = time.monotonic() + self.moment
+        end, pause = time.monotonic() + self.moment, _SOON
         while time.monotonic() < end:
             staying = set(self.channel.absent(self._left, self.participants))
             # Without this rank the set is that of nobody: the last to leave has deleted it.
             if self.rank in staying or staying <= away:
                 return
-            self.channel.wait(f"{self._left}/never", POLL)
+            self.channel.wait(f"{self._left}/never", pause)
+            pause = min(2 * pause, POLL)
 
     def _forget(self, outcome: Outcome) -> None:
         self._delete(self.epoch)

@@ -14,14 +14,16 @@ of torch's checkpoint, chunks that a rank needs part of are read whole. Opening 
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rankmesh.core import documents
@@ -113,36 +115,64 @@ def save(
     """Write this rank's boxes, of copies one rank's alone; the bytes written. Every rank calls it.
 
     ``about`` is kept in the index; ``meet_all`` waits for all ranks (None: ``torch.distributed.barrier``): the index is
-    written when all files are there.
+    written when all files are on the disk, and an older one is deleted first: a machine may fail at any moment.
     """
-    with extra("files"):
-        from safetensors.torch import save_file
     place, wait = Path(folder), meet_all or _barrier
     place.mkdir(parents=True, exist_ok=True)
     if rank == 0:
         (place / INDEX).unlink(missing_ok=True)
+        _sync(place)
     wait()
     entries: dict[str, Tensor] = {}
     for number, (name, sharding) in enumerate(sorted(shardings.items())):
         if _writer(sharding, rank, number):
             shard = sharding.of(rank)
             tensor = local(tensors[name])
-            entries |= {
-                _key(name, box): tensor[where(shard, box)].cpu().contiguous() for box in shard.boxes if size(box)
-            }
-    # An object of its own: views of one storage are one tensor to safetensors.
-    path = place / _file(rank)
-    path.unlink(missing_ok=True)
-    path.touch()
-    mode = path.stat().st_mode  # of a new file, as the user's umask says; safetensors lets nobody else read its files
-    save_file({key: part.clone() for key, part in entries.items()}, path)
-    path.chmod(mode & 0o777)
+            entries |= {_key(name, box): tensor[where(shard, box)].detach() for box in shard.boxes if size(box)}
+    (place / _file(rank)).unlink(missing_ok=True)
+    _write(place / _file(rank), _safetensors_of(entries))
     wait()
     if rank == 0:
-        (place / "part").write_text(json.dumps(_index(shardings, about or {})), encoding="utf-8")
-        (place / "part").rename(place / INDEX)
+        _write(place / "part", [json.dumps(_index(shardings, about or {})).encode()])
+        (place / "part").replace(place / INDEX)
+        _sync(place)
     wait()
-    return sum(part.numel() * part.element_size() for part in entries.values())
+    return sum(part.nbytes for part in entries.values())
+
+
+def _write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file to the disk, and its name."""
+    with path.open("wb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Have the names in a folder written to the disk, where its file system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    with suppress(OSError):
+        os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def _safetensors_of(boxes: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file, one box after the other: eight bytes of length, JSON, then the boxes."""
+    # Readers map the file: the widest elements come first, so that each box is aligned.
+    ordered = sorted(boxes.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header, end = dict[str, Any](), 0
+    for key, part in ordered:
+        dtype = str(part.dtype).removeprefix("torch.")
+        if dtype not in _CODES:
+            raise TransferError(f"{key!r} has dtype {dtype}, which safetensors does not have; convert it", name=key)
+        header[key] = {"dtype": _CODES[dtype], "shape": part.shape, "data_offsets": (end, end + part.nbytes)}
+        end += part.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text)) + text
+    for _, part in ordered:
+        yield part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _barrier() -> None:
@@ -305,9 +335,11 @@ def _box(values: Any, shape: tuple[int, ...]) -> Box:
     return box
 
 
-_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool", "U8": "uint8"}
-_NAMES |= {f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)}
-_NAMES |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool", "C64": "complex64"}
+_NAMES |= {f"{sign}{bits}": f"{kind}{bits}" for sign, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)}
+_NAMES |= {f"F8_{kind.upper()}": f"float8_{kind}" for kind in ("e5m2", "e4m3fnuz", "e5m2fnuz")}
+_NAMES |= {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"}
+_CODES = {name: code for code, name in _NAMES.items()}
 
 
 # safetensors itself reads no longer header.

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rankmesh.core.plan import Plan
+from rankmesh.core.private import write_whole
 from rankmesh.errors import ConnectError, PlanError, RankmeshError, first_line
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import torchrun_variables
@@ -112,17 +113,17 @@ def _rank(rank: int, place: Path, work: Callable[[int], None]) -> None:
 
 def _work(place: Path, rank: int, size: int, work: Work[_Found]) -> None:
     def far(done: int, total: int) -> None:
-        _write(place / "far", f"{done} {total}".encode())
+        write_whole(place / "far", f"{done} {total}".encode())
 
     def give(found: _Found) -> None:
-        _write(place / "found", pickle.dumps(found))
+        write_whole(place / "found", pickle.dumps(found))
 
     try:
         launch = _begin(place, rank, size)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         work(launch, far, give)
     except (RankmeshError, RuntimeError) as error:
-        _write(place / f"failed-{rank}", f"{rank} failed: {first_line(error)}".encode())
+        write_whole(place / f"failed-{rank}", f"{rank} failed: {first_line(error)}".encode())
         raise SystemExit(1) from None
 
 
@@ -142,13 +143,6 @@ def _begin(place: Path, rank: int, size: int) -> Launch:
     tempfile.tempdir = str(place)  # what a rank leaves that is killed goes with the folder
     torch.set_num_threads(1)
     return started_by()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """A file that is there whole or not at all."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_bytes(content)
-    draft.replace(path)
 
 
 # -- in the parent --------------------------------------------------------------------------------------------------
@@ -177,7 +171,7 @@ class _Ranks:
                 self._processes = dict(enumerate(ranks.processes))
                 # All are forked: serve their store, and write down where.
                 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-                _write(self._place / "go", str(store.port).encode())
+                write_whole(self._place / "go", str(store.port).encode())
                 with self._watched():
                     while not ranks.join():
                         pass

@@ -10,32 +10,43 @@ Each rank has a file in a folder of this host, with its process and, by ``faulth
 even where a call holds the interpreter and no Python runs. A program that handles SIGUSR1 itself, as those that Slurm
 warns of their end, keeps it. Killed ranks leave their files: the first rank of a later session deletes them, once
 all of a folder's processes are gone.
+
+The folder is private, below a private folder of this user. A file that cannot be read hides its own rank alone.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
+import logging
 import os
 import re
-import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from rankmesh.core.documents import Unreadable, parse_json
+from rankmesh.core.private import PrivateFolder
 from rankmesh.debug.doctor.sites import is_library
+from rankmesh.errors import first_line
 
 __all__ = ["HostRanks", "Look"]
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _SIGNAL = signal.SIGUSR1
-_FOLDER = "rankmesh-watch-"
+_FOLDER = "watch-"
+# Bytes of a rank's file that are read, and characters of its stacks that are kept.
+_SIZE, _STACKS = 1 << 16, 20_000
 # Seconds after which a rank that has a file in a folder has written there which process it is.
 _SETTLED = 60.0
+
+
+_log = logging.getLogger("rankmesh.watch")
 
 
 @dataclass(frozen=True)
@@ -51,12 +62,19 @@ class HostRanks:
     """The ranks of one session on this host."""
 
     def __init__(self, token: str, rank: int) -> None:
-        self._place = Path(tempfile.gettempdir()) / f"{_FOLDER}{token}"
-        with suppress(FileExistsError):
-            self._place.mkdir(mode=0o700)
-            _sweep(self._place.parent)
+        user_folder = Path(tempfile.gettempdir()) / f"rankmesh-{os.geteuid()}"
+        self._place = user_folder / f"{_FOLDER}{token}"
+        try:
+            with PrivateFolder.create(user_folder) as parent:
+                self._folder = PrivateFolder.create(self._place.name, parent)
+                _sweep(parent)
+        except Unreadable as error:
+            _log.warning("rankmesh: no rank of this host is looked at: %s %s; set TMPDIR", user_folder, error)
+            self._place = Path(tempfile.mkdtemp(prefix="rankmesh-watch-"))
+            self._folder = PrivateFolder(self._place)
         self._rank = rank
-        self._stacks = (self._place / f"{rank}.stacks").open("w+b")
+        self._folder.remove(f"{rank}.stacks")
+        self._stacks = os.fdopen(self._folder.create_file(f"{rank}.stacks"), "w+b")
         self._seen = 0
         self.by_signal = not _is_taken(_SIGNAL) and not _is_caught(_SIGNAL)
         if self.by_signal:
@@ -65,9 +83,7 @@ class HostRanks:
 
     def _publish(self) -> None:
         about = {"pid": os.getpid(), "began": _began(os.getpid()), "space": _space(), "signal": self.by_signal}
-        draft = self._place / f"{self._rank}.draft"
-        draft.write_text(json.dumps(about), encoding="utf-8")
-        draft.replace(self._place / f"{self._rank}.json")
+        self._folder.write(f"{self._rank}.json", json.dumps(about).encode())
 
     def signalled(self) -> bool:
         """Whether SIGUSR1 has come since the last time; a program that has taken it for itself is sent none."""
@@ -81,42 +97,42 @@ class HostRanks:
     def look(self, ranks: Collection[int]) -> dict[int, Look]:
         """Those of the ranks that are on this host, as they look from outside."""
         found = {}
-        for file in self._place.glob("*.json") if ranks else ():
-            rank = int(file.stem)
+        for rank, about in _ranks(self._folder) if ranks else ():
             if rank in ranks and rank != self._rank:
-                found[rank] = self._look_at(rank, json.loads(file.read_text(encoding="utf-8")))
+                found[rank] = self._look_at(rank, about)
         return found
 
-    def _look_at(self, rank: int, about: dict[str, object]) -> Look:
-        process = int(str(about["pid"]))
+    def _look_at(self, rank: int, about: dict[str, Any]) -> Look:
+        process = about["pid"]
         if _began(process) != about["began"] or _state(process) in ("", "Z", "X"):
             return Look("its process is gone")
         if _state(process) in ("T", "t"):
             return Look("stopped by a signal")
-        text = self._stacks_of(rank, process) if about["signal"] else ""
+        text = self._stacks_of(rank, process) if about.get("signal") else ""
         return Look(f"its process runs{_where(text)}", text, alive=True)
 
     def _stacks_of(self, rank: int, process: int) -> str:
         """The stacks of another rank, which its signal handler writes."""
-        file = self._place / f"{rank}.stacks"
-        before = file.stat().st_size
-        try:
+        name = f"{rank}.stacks"
+        with suppress(OSError, Unreadable), os.fdopen(self._folder.open(name), "rb") as file:
+            before = os.fstat(file.fileno()).st_size
             os.kill(process, _SIGNAL)
-        except OSError:
-            return ""
-        end = time.monotonic() + 1.0
-        while file.stat().st_size == before and time.monotonic() < end:
-            time.sleep(0.02)
-        time.sleep(0.05)
-        return file.read_text(encoding="utf-8", errors="replace")[before:][:20000]
+            end = time.monotonic() + 1.0
+            while os.fstat(file.fileno()).st_size == before and time.monotonic() < end:
+                time.sleep(0.02)
+            time.sleep(0.05)
+            file.seek(before)
+            return file.read(_STACKS).decode(errors="replace")
+        return ""
 
     def close(self) -> None:
         """Unregister the signal, unless the program has taken it, and delete the files of this rank."""
         if self.by_signal and not _is_taken(_SIGNAL):
             faulthandler.unregister(_SIGNAL)
         self._stacks.close()
-        for ending in ("stacks", "json"):
-            (self._place / f"{self._rank}.{ending}").unlink(missing_ok=True)
+        with self._folder as folder:
+            for ending in ("stacks", "json"):
+                folder.remove(f"{self._rank}.{ending}")
         with suppress(OSError):  # the last to leave deletes the folder
             self._place.rmdir()
 
@@ -135,19 +151,35 @@ def _is_caught(number: signal.Signals) -> bool:
     return bool(int(re.findall(r"SigCgt:\s*([0-9a-f]+)", status)[0], 16) >> (number - 1) & 1)
 
 
-def _sweep(place: Path) -> None:
+def _ranks(folder: PrivateFolder) -> Iterator[tuple[int, dict[str, Any]]]:
+    """What each rank of a session has written, of those whose file can be read."""
+    for name in folder.names():
+        rank, _, ending = name.partition(".")
+        if ending == "json" and rank.isdecimal():
+            try:
+                about = parse_json(folder.read(name, _SIZE).decode())
+                if type(about["pid"]) is not int or not isinstance(about["began"], str):
+                    raise Unreadable("names no process")
+            except (OSError, LookupError, TypeError, ValueError) as error:
+                _log.warning("rankmesh: rank %s cannot be looked at: its file %r %s", rank, name, first_line(error))
+            else:
+                yield int(rank), about
+
+
+def _sweep(parent: PrivateFolder) -> None:
     """Delete the folders of sessions whose every process is gone."""
-    for folder in place.glob(f"{_FOLDER}*"):
-        with suppress(OSError, ValueError):  # another user's, or swept by another job at this moment
-            if _is_over(folder):
-                shutil.rmtree(folder)
+    for name in parent.names():
+        with suppress(OSError, Unreadable):  # swept by another job at this moment
+            with PrivateFolder(name, parent) as folder:
+                is_over = _is_over(folder)
+            if is_over:
+                parent.remove(name)
 
 
-def _is_over(folder: Path) -> bool:
-    if time.time() - folder.stat().st_mtime < _SETTLED:
+def _is_over(folder: PrivateFolder) -> bool:
+    if time.time() - os.fstat(folder.descriptor).st_mtime < _SETTLED:
         return False
-    ranks = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
-    gone = [rank.get("space") == _space() and _began(rank["pid"]) != rank["began"] for rank in ranks]
+    gone = [rank.get("space") == _space() and _began(rank["pid"]) != rank["began"] for _, rank in _ranks(folder)]
     return bool(gone) and all(gone)
 
 

@@ -7,7 +7,7 @@ diagnosis    verdict.json, in the folder
 ```
 
 A recording says its session and its dump request: one that an earlier watch, attempt or request left in the folder says
-nothing of what its rank does now.
+nothing of what its rank does now. Other users cannot read what is written, and what they write is not read.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import io
 import json
 import logging
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
+from rankmesh.core.private import open_file, write_whole
 from rankmesh.debug.doctor.diagnosis import Diagnosis
 from rankmesh.debug.doctor.formats import parsed, unpacked
 from rankmesh.debug.doctor.recording import Recording, recording_of
-from rankmesh.errors import AgreementError, RecordingError
+from rankmesh.errors import AgreementError, first_line
 from rankmesh.rendezvous import BoundedChannel, Channel, ChannelLost
 from rankmesh.rendezvous.channel import LARGEST
 
@@ -70,9 +70,9 @@ class Recordings:
     def read(self, rank: int, request: int) -> Recording | None:
         """What a rank has recorded for this dump request, or when its program ended; None where there is neither."""
         if text := self._ask(lambda store: store.read(_key(rank, request))):
-            return _read(text, rank)
+            return _read(lambda: io.BytesIO(base64.b64decode(text)), rank)
         path = None if self._folder is None else self._path(self._folder, rank)
-        found = None if path is None or not path.exists() else _read(path.read_bytes(), rank)
+        found = None if path is None else _read(lambda: os.fdopen(open_file(path), "rb"), rank)
         if found is None or found.session != self._session or not (found.ended or found.request == request):
             return None
         return found
@@ -97,13 +97,16 @@ def _key(rank: int, request: int) -> str:
     return f"recording/{request}/{rank}"
 
 
-def _read(content: bytes | str, rank: int) -> Recording | None:
-    """A recording; none, with a warning in the log, where it is truncated."""
+def _read(open_it: Callable[[], BinaryIO], rank: int) -> Recording | None:
+    """A recording; none where there is no file, and none with a warning in the log where it cannot be read."""
     try:
-        data = parsed(unpacked(io.BytesIO(content if isinstance(content, bytes) else base64.b64decode(content))))
+        with open_it() as file:
+            data = parsed(unpacked(file))
         return recording_of(data if isinstance(data, dict) else {}, rank, f"rank{rank}")
-    except (RecordingError, OSError, EOFError, ValueError, zlib.error) as error:
-        _log.warning("rankmesh: the recording of rank %s cannot be read: %s", rank, error)
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # noqa: BLE001 - whatever one file leads to, the other ranks are diagnosed
+        _log.warning("rankmesh: the recording of rank %s cannot be read: %s", rank, first_line(error))
         return None
 
 
@@ -111,8 +114,6 @@ def _write(path: Path, content: bytes) -> None:
     """A file that is there whole or not at all; where it cannot be written, a warning: the store has what counts."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_bytes(content)
-        draft.replace(path)
+        write_whole(path, content)
     except OSError as error:
         _log.warning("rankmesh: %s cannot be written: %s", path, error)

@@ -93,13 +93,13 @@ class Watch:
         store = None if self._store is None else BoundedChannel(StoreChannel(self._store, self._key), _PATIENCE.seconds)
         try:
             session = self._session(store)
+            host = HostRanks(session, self._recorder.rank)
         except (ChannelLost, OSError) as error:
             _log.warning("rankmesh: no watch on rank %s: %s", self._recorder.rank, error)
             return
         folder = None if self.folder is None else BoundedChannel(FolderChannel(self.folder / f".watch-{session}"))
         channel = FallbackChannel([each for each in (store, folder) if each is not None], self._pace.tick / 2)
         self._recordings = recordings = Recordings(session, self.folder, store)
-        host = HostRanks(session, self._recorder.rank)
         requests = DumpRequests(channel, recordings, self._recorder, host, self._pace)
         self._started.set()
         try:

@@ -29,6 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rankmesh.core.documents import read_text, refused_as
 from rankmesh.errors import PlanError, cut, quoted_path
 from rankmesh.readers.recording import sandbox as sandbox_program
 from rankmesh.readers.recording import standin as standin_program
@@ -236,7 +237,10 @@ class _Recorder:
     def calls(self) -> list[dict[str, Any]]:
         """What the stand-ins noted, in the order of time; those without an end are left out."""
         files = sorted(file for file in (self.place / "calls").iterdir() if not file.name.startswith("."))
-        return [{"number": file.name, **json.loads(file.read_text(encoding="utf-8"))} for file in files]
+        with refused_as(
+            PlanError, "a note of what the script starts", "remove what the script writes to $RANKMESH_RECORD"
+        ):
+            return [{"number": file.name, **json.loads(read_text(file, _WRITTEN))} for file in files]
 
     def run_jobs(self) -> None:
         """Run the jobs that were submitted, and those that they submit."""

@@ -146,17 +146,19 @@ class TransferAgreement:
             proposal = Proposal(text=json.dumps({"message": fault.message, "lost": list(fault.lost)}))
             patience = Patience(min(_SETTLE, self._seconds / 4) if fault.lost else 0.0)
         outcome = self._round.step("end", proposal, self._end, patience)
-        self._round.leave(outcome)
+        self._round.leave(outcome, stay=True)
         return outcome
 
     def _end(self, arrivals: Arrivals) -> Outcome:
-        """Who failed: the ranks that report it, else those that were lost and report nothing, else the absent."""
+        """Who failed: ranks that say so or miss what ranks sent that have finished; else the lost; else the absent."""
         faults = {rank: json.loads(texts[-1]) for rank, texts in arrivals.texts.items()}
         if not faults and arrivals.complete:
             return Outcome()
-        failures = {rank: fault["message"] for rank, fault in faults.items() if not fault["lost"]}
+        absent = arrivals.absent
+        finished = set(self._round.participants).difference(absent, faults)
+        failures = {rank: fault["message"] for rank, fault in faults.items() if finished.issuperset(fault["lost"])}
         away = {other: (rank, fault) for rank, fault in faults.items() for other in fault["lost"]}
-        unresponsive = {other: by for other, by in away.items() if other not in faults} or away
+        unresponsive = {other: by for other, by in away.items() if other in absent} or away
         if failures:
             message = "; ".join(f"{in_words([rank])}: {failures[rank]}" for rank in list(failures)[:_SHOWN])
             return Outcome("failed", tuple(failures), message=message)
@@ -164,7 +166,6 @@ class TransferAgreement:
             by, fault = next(iter(unresponsive.values()))
             message = f"{in_words(unresponsive)} was lost ({in_words([by])}: {fault['message']})"
             return Outcome("failed", tuple(unresponsive), tuple(unresponsive), message=message)
-        absent = arrivals.absent
         message = f"{in_words(absent)} made no progress for {self._seconds:g} s"
         return Outcome("missing", tuple(absent), tuple(absent), message=message)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankmesh.errors import first_line
+from rankmesh.backend.nccl import Batch, device_done_within
+from rankmesh.errors import first_line, in_words
 from rankmesh.transfer.live.agreement import Fault, in_one_line
 from rankmesh.transfer.live.shards import same_place
 from rankmesh.transfer.live.stream import Message, Slices
@@ -66,7 +67,7 @@ class Underway:
 class Waitable(Protocol):
     """Work that was started, as torch's is."""
 
-    def wait(self, timeout: timedelta = ...) -> object:
+    def wait(self, timeout: timedelta) -> object:
         """Wait for it; ``RuntimeError`` where it failed, or takes too long."""
 
 
@@ -118,9 +119,9 @@ class GroupWire:
                 dist.P2POp(dist.isend if one.sending else dist.irecv, one.tensor, group=self._group, group_peer=peer)
                 for one, (peer, _) in zip(part, (peers[number] for number in batch), strict=True)
             ]
-            works = dist.batch_isend_irecv(operations)
-            for one, work in zip(part, works if len(works) == len(part) else works * len(part), strict=False):
-                one.work = work
+            started = Batch(dist.batch_isend_irecv(operations), part[0].tensor.device)
+            for one in part:
+                one.work = started
 
 
 class Exchange:
@@ -168,6 +169,9 @@ class Exchange:
             self._finish(row)
         if not sends:
             self.attempt(self._copy, copies)
+        # What was unpacked and copied counts once the GPU has done it.
+        for device in {tensor.device for tensor in self._into.values()}:
+            self.attempt(device_done_within, device, self._timeout)
         if self._error:
             raise Fault(self._error)
         if self._lost:
@@ -203,13 +207,13 @@ class Exchange:
             try:
                 one.work = self._wire.start(one.tensor, one.message.peer, one.sending)
             except RuntimeError as error:
-                self._lose(one, error, started)
+                self._lose(one, error, started, {one.message.peer})
         return [one for one in underway if one.work is not None]
 
     def _finish(self, underway: Sequence[Underway]) -> None:
         """Wait for a round, and unpack it."""
         for one in underway:
-            if one.message.peer not in self._lost and self._waited(one) and not one.sending:
+            if one.message.peer not in self._lost and self._waited(one, underway) and not one.sending:
                 if one.buffer is not None:
                     self.attempt(self._unpack, one.message, one.buffer)
                 if not self._error:
@@ -222,25 +226,25 @@ class Exchange:
         if self._progress is not None and underway:
             self.attempt(self._progress, self._arrived, self._total)
 
-    def _waited(self, one: Underway) -> bool:
+    def _waited(self, one: Underway, row: Sequence[Underway]) -> bool:
         started = time.monotonic()
         try:
-            if one.work is not None and self._together:
-                one.work.wait()
-            elif one.work is not None:
+            if one.work is not None:
                 one.work.wait(self._timeout)
         except RuntimeError as error:
-            self._lose(one, error, started)
+            # Of messages that started together, any may be the one that the others wait for.
+            self._lose(one, error, started, {other.message.peer for other in row if other.work is one.work})
             return False
         return True
 
-    def _lose(self, one: Underway, error: RuntimeError, started: float) -> None:
-        """The peer of a message is lost; the error came from what was ``started`` then (``time.monotonic``)."""
+    def _lose(self, one: Underway, error: RuntimeError, started: float, peers: Collection[int]) -> None:
+        """Count the peer of a message as lost; all ``peers`` if the timeout has passed since ``started``."""
         reason = first_line(error)
         if time.monotonic() - started >= _WHOLE * self._timeout.total_seconds():
             # gloo closes the connections to all peers when one of them times out: nothing more arrives.
-            self._lost = {one.message.peer: f"nothing came for {self._timeout.total_seconds():g} s"}
-            raise Fault(self._lost[one.message.peer], (one.message.peer,)) from error
+            why = f"no message from or to {in_words(sorted(peers))} ended within {self._timeout.total_seconds():g} s"
+            self._lost = dict.fromkeys(peers, why)
+            raise Fault(why, tuple(self._lost)) from error
         self._lost.setdefault(one.message.peer, reason.rpartition("] ")[2][:120])
 
     # -- memory -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ trainer   go/ENGINE/7        "version 4, over group g1, these boxes"    written 
 both      group g1           the messages of the transfer, over gloo or NCCL
 ```
 
+With a job key (`rankmesh.launch.job_key`) these texts carry an authentication code, and one without it is ignored.
+
 A publish serves the engines that have asked. It waits for those that took the version before, as long as its timeout:
 an engine that dies, or hangs, is left out. The trainer sends to each engine on a thread of its own.
 """
@@ -13,8 +15,9 @@ an engine that dies, or hangs, is left out. The trainer sends to each engine on 
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,6 +34,7 @@ from rankmesh.backend.gloo import PAIR_TIMEOUTS, GlooDevices, delete_address, pu
 from rankmesh.backend.nccl import Communicator
 from rankmesh.backend.protocol import NotJoined
 from rankmesh.errors import AgreementError, PlanError, StoreLost, first_line
+from rankmesh.launch.job_key import VARIABLE, JobKey
 from rankmesh.rendezvous import BoundedChannel, Channel, ChannelLost, StoreChannel
 from rankmesh.rendezvous.waiting import answered_within, submit
 from rankmesh.transfer.live.agreement import Fault
@@ -43,7 +47,10 @@ from rankmesh.transfer.sync.layouts import ranks_of
 
 __all__ = ["Announced", "Connect", "GlooGroup", "Group", "NcclGroup", "Publisher", "Requester"]
 
+_log = logging.getLogger("rankmesh.sync")
+
 PREFIX = "rankmesh-sync"
+_SAME_KEY = f"set {VARIABLE} to one key for the trainer and all engines, or nowhere"
 _Result = TypeVar("_Result")
 
 # Seconds between the first two looks for requests, and between later ones; of one look for an answer; that a call may
@@ -170,7 +177,7 @@ class _Member:
 
     def __post_init__(self) -> None:
         longest_message(self.moves, self.budget)
-        self._channel = BoundedChannel(StoreChannel(self.store, PREFIX))
+        self._channel, self._job_key = BoundedChannel(StoreChannel(self.store, PREFIX)), JobKey.of_environment()
         self._members = (*ranks_of(self.moves.source), *ranks_of(self.moves.target))
 
     def _ask(self, call: Callable[[Channel], _Result]) -> _Result:
@@ -183,8 +190,22 @@ class _Member:
                 "serves it, is gone or unreachable; look at its log"
             ) from error
 
+    def _sealed(self, name: str, text: str) -> str:
+        """A text that is to be written under a name, behind its authentication code where there is a job key."""
+        return text if self._job_key is None else f"{self._job_key.of_use(f'sync {name}').tag(text.encode())} {text}"
+
+    def _unsealed(self, name: str, text: str) -> Any:
+        """The data of a text that was read under a name. ``AgreementError`` where it is not of the job key."""
+        tag, _, sealed = text.partition(" ")
+        if self._job_key is not None and not self._job_key.of_use(f"sync {name}").is_tag(tag, sealed.encode()):
+            raise AgreementError(f"{name!r} in the store of a sync was not written with the job key; {_SAME_KEY}")
+        try:
+            return json.loads(text if self._job_key is None else sealed)
+        except ValueError as error:
+            raise AgreementError(f"{name!r} in the store of a sync is not JSON; {_SAME_KEY}") from error
+
     def _put(self, key: str, text: str) -> None:
-        self._ask(lambda channel: channel.write(key, text))
+        self._ask(lambda channel: channel.write(key, self._sealed(key, text)))
 
     def _connected(self, key: str) -> Group:
         """The wire of this name, once all its members have come."""
@@ -216,6 +237,7 @@ class Publisher(_Member):
         self._groups: dict[str, tuple[str, Group]] = {}
         self._served: dict[str, int] = {}  # the last request of each engine that was served
         self._expected: set[str] = set()  # engines that took the last version
+        self._ignored: set[str] = set()  # requests that are not of the job key
 
     def write(self, version: int, delta: Delta | None) -> str:
         """The groups that this rank has, for the coordinator."""
@@ -242,7 +264,7 @@ class Publisher(_Member):
         end, found, pause = time.monotonic() + self.timeout.total_seconds(), dict[str, Any](), _PAUSE
         while True:
             texts = self._ask(_all_requests)
-            there = {engine: json.loads(text) for engine, text in texts.items() if text}
+            there = dict(self._read(texts))
             for engine in [engine for engine, one in there.items() if one["digest"] != self.moves.digest]:
                 refused = {"refused": self.moves.digest}
                 self._put(f"go/{engine}/{there.pop(engine)['number']}", json.dumps(refused))
@@ -252,6 +274,16 @@ class Publisher(_Member):
                 return found
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _read(self, texts: Mapping[str, str | None]) -> Iterator[tuple[str, Any]]:
+        """The requests by engine; one that is not of the job key is ignored, and logged once."""
+        for engine, text in texts.items():
+            try:
+                if text and text not in self._ignored:
+                    yield engine, self._unsealed(f"request/{engine}", text)
+            except AgreementError as error:  # noqa: PERF203  - the others go on
+                self._ignored.add(str(text))
+                _log.warning("rankmesh: an engine is ignored: %s", error)
 
     def send(self, history: History, _: Delta | None, value: str) -> dict[str, str]:
         """Send a version to the engines that were chosen; why it did not reach an engine, by engine."""
@@ -333,7 +365,7 @@ class Requester(_Member):
         """Ask the trainer for the next version, as one rank does for all."""
         key = f"request/{self.engine}"
         request = {"number": self._number, "version": self._in_use[1], "run": self._in_use[0], "group": self._key}
-        text = json.dumps({**request, "digest": self.moves.digest})
+        text = self._sealed(key, json.dumps({**request, "digest": self.moves.digest}))
 
         def ask(channel: Channel) -> None:
             listed = channel.read(key) is not None
@@ -351,7 +383,7 @@ class Requester(_Member):
             left = max(0.0, end - time.monotonic())
             text = self._ask(lambda channel: channel.read(key) if channel.wait(key, min(left, _SLICE)) else None)  # noqa: B023
             if text is not None or not left:
-                return None if text is None else Announced(json.loads(text))
+                return None if text is None else Announced(self._unsealed(key, text))
 
     def fill(self, announced: Announced, into: Mapping[str, Tensor]) -> tuple[int, list[tuple[str, Any]]]:
         """Receive what changed; the bytes of it, and where they are. Raises ``Fault``."""

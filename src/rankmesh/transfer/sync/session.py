@@ -32,7 +32,7 @@ from rankmesh.core.axes import integer
 from rankmesh.core.options import time_limit
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import AgreementError, ConnectError, PlanError, TransferError, first_line, quoted
-from rankmesh.rendezvous import Outcome
+from rankmesh.rendezvous import Outcome, Round, StoreChannel
 from rankmesh.runtime.served_store import open_at
 from rankmesh.runtime.world import World
 from rankmesh.transfer.live.agreement import Fault, TransferAgreement, in_one_line
@@ -374,6 +374,11 @@ class Sync:
         for one in (self._publisher, self._receiver):
             if one is not None:
                 one.close()
+        if isinstance(self._publisher, direct.Publisher):
+            # The rank that serves the store leaves last: others may still be sending the last version.
+            name, serves = f"sync/{self._publisher.run}", isinstance(self._at, tuple) and self._rank == self._ranks[0]
+            end = Round(StoreChannel(self._store), name, self._ranks, self._rank, serves, epoch=0)
+            end.leave(Outcome(), stay=True, readers=self._ranks)
         self._publisher = self._receiver = None
 
     def __enter__(self) -> Sync:

@@ -1,14 +1,17 @@
 """Versions in a folder that trainer and engines share: /dev/shm on one host, a shared file system otherwise.
 
 ```
-FOLDER/index                the newest version: its number, what changed, and the file of each trainer rank
-FOLDER/3-8f1c-0             rank 3's tensors, one after the other, behind the version that they are of
-FOLDER/3-8f1c-1             the same of the version before, which is written next
+FOLDER/rankmesh-index         the newest version: its number, what changed, and the file of each trainer rank
+FOLDER/rankmesh-3-8f1c-0      rank 3's tensors, one after the other, behind the version that they are of
+FOLDER/rankmesh-3-8f1c-1      the same of the version before, which is written next
 ```
 
 A reader holds a shared lock (``flock``) on the files that it reads. A trainer rank writes the older of its two files if
 nobody reads it, else a new one: no reader can hold up the trainer, and the kernel drops the lock of a reader that dies.
 A version is in the index once every rank has written its file.
+
+The folder is private to one user (`rankmesh.core.private`). A trainer deletes what an earlier one has left there, and
+refuses a folder that holds anything else.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ import fcntl
 import json
 import mmap
 import os
+import re
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from math import prod
 from pathlib import Path
@@ -31,9 +36,13 @@ import torch
 from torch import Tensor
 
 from rankmesh.core.boxes import Box, meet
+from rankmesh.core.documents import Unreadable
+from rankmesh.core.private import PrivateFolder
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import AgreementError, quoted
-from rankmesh.rendezvous.folder import FolderChannel
+from rankmesh.errors import AgreementError, ConnectError, PlanError, TransferError, first_line, quoted
+from rankmesh.rendezvous import ChannelLost
+from rankmesh.rendezvous.channel import LARGEST
+from rankmesh.rendezvous.waiting import answered_within, submit
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import Slices, where
 from rankmesh.transfer.planning.local import LocalMoves
@@ -43,10 +52,29 @@ from rankmesh.transfer.sync.layouts import ranks_of
 
 __all__ = ["Announced", "Publisher", "Reader"]
 
-_INDEX = "index"
+_INDEX = "rankmesh-index"
+# The files of a sync, and drafts of its index.
+_OF_A_SYNC = re.compile(r"rankmesh-\d+-[0-9a-f]{12}-\d+|\.?rankmesh-index[.\d]*")
 # Bytes of a file before its tensors: the version that they are of. Tensors begin at multiples of it.
 _ALIGNED = 64
 _PAUSE = 0.002
+# Seconds that a look at a folder may take.
+_MOMENT = 2.0
+
+
+@contextmanager
+def _opened(folder: Path, *, create: bool = False) -> Iterator[PrivateFolder]:
+    """The folder of a sync. ``PlanError`` for one that is not private, ``FileNotFoundError`` where there is none."""
+    try:
+        found = PrivateFolder.create(folder) if create else PrivateFolder(folder)
+    except Unreadable as error:
+        raise PlanError(
+            f"at is {quoted(str(folder))}, which {error}; give a folder that does not exist yet: publish() creates it "
+            "for this user alone",
+            at=folder,
+        ) from error
+    with found:
+        yield found
 
 
 class Place(NamedTuple):
@@ -73,19 +101,21 @@ def _places(shardings: Mapping[str, Sharding], rank: int) -> tuple[dict[str, Pla
 class File:
     """One file of a trainer rank, mapped: its tensors by name, and the version that they are of."""
 
-    def __init__(self, path: Path, places: Mapping[str, Place], length: int, *, create: bool) -> None:
-        self.path, self.length = path, length
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL if create else os.O_RDONLY, 0o644)
+    def __init__(
+        self, folder: PrivateFolder, name: str, places: Mapping[str, Place], length: int, *, create: bool
+    ) -> None:
+        self.name = name
+        self._descriptor = folder.create_file(name) if create else folder.open(name)
         try:
             if create:
                 # A file system that is full is an error here, and would be a signal later.
                 os.posix_fallocate(self._descriptor, 0, length)
             elif os.fstat(self._descriptor).st_size != length:
-                raise FileNotFoundError(path)
+                raise FileNotFoundError(name)
             access = mmap.ACCESS_WRITE if create else mmap.ACCESS_COPY
             self._map = mmap.mmap(self._descriptor, length, access=access)
         except BaseException:
-            path.unlink(missing_ok=True) if create else None
+            folder.remove(name) if create else None
             raise
         whole = torch.frombuffer(self._map, dtype=torch.uint8)
         self.tensors = {
@@ -119,10 +149,6 @@ class File:
         """Have other hosts see what was written, where the file system is of several."""
         self._map.flush()
 
-    def remove(self) -> None:
-        """Delete the file; who reads it goes on."""
-        self.path.unlink(missing_ok=True)
-
     def __del__(self) -> None:
         """Close the file; its memory is given back with the last tensor of it."""
         with suppress(OSError, AttributeError):
@@ -139,12 +165,28 @@ class Publisher:
         self._current: File | None = None
         self._older: File | None = None
         self._writing: File | None = None
-        folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f"{rank}-*"):  # of a trainer that was killed; its readers keep what they have
-            left.unlink(missing_ok=True)
+        self._is_prepared = False
+
+    def _prepare(self) -> None:
+        """Make the folder, and delete what this rank of a killed trainer left; its readers keep what they have."""
+        with _opened(self._folder, create=True) as folder:
+            names = folder.names()
+            foreign = sorted(name for name in names if not _OF_A_SYNC.fullmatch(name))
+            if foreign:
+                raise PlanError(
+                    f"at is {quoted(str(self._folder))}, which holds {len(foreign)} files that are not of a sync, such "
+                    f"as {quoted(foreign[0])}; give a folder that does not exist yet",
+                    at=self._folder,
+                )
+            for name in names:
+                if name.startswith(f"rankmesh-{self._rank}-"):
+                    folder.remove(name)
+        self._is_prepared = True
 
     def write(self, version: int, delta: Delta | None) -> str:
         """Write this rank's part of a version beside the current one; the file's name."""
+        if not self._is_prepared:
+            self._prepare()
         if not self._places:
             return ""
         file = self._writing = self._free()
@@ -159,7 +201,7 @@ class Publisher:
             torch.cuda.synchronize()
         file.stamp = f"{self._run} {version}"
         file.flush()
-        return file.path.name
+        return file.name
 
     def _parts(self, name: str, boxes: Sequence[Box]) -> list[Slices]:
         shard = self._moves.source[name].of(self._rank)
@@ -172,10 +214,11 @@ class Publisher:
         if file is not None:
             if file.lock(exclusive=True):
                 return file
-            file.remove()
+            self._remove(file)
         self._number += 1
-        path = self._folder / f"{self._rank}-{self._run}-{self._number}"
-        file = File(path, self._places, self._length, create=True)
+        with _opened(self._folder, create=True) as folder:
+            name = f"rankmesh-{self._rank}-{self._run}-{self._number}"
+            file = File(folder, name, self._places, self._length, create=True)
         file.lock(exclusive=True)
         return file
 
@@ -187,7 +230,8 @@ class Publisher:
             "history": history.to_data(),
             "files": {str(rank): name for rank, name in files.items() if name},
         }
-        FolderChannel(self._folder).write(_INDEX, json.dumps(index))
+        with _opened(self._folder) as folder:
+            folder.write(_INDEX, json.dumps(index).encode())
         return ""
 
     def send(self, _: History, delta: Delta | None, __: str) -> dict[str, str]:
@@ -203,19 +247,23 @@ class Publisher:
     def discard(self) -> None:
         """The version did not come about; an index that still appears finds no file of it."""
         if self._writing is not None:
-            self._writing.remove()
+            self._remove(self._writing)
             self._writing = None
+
+    def _remove(self, *files: File | None, index: bool = False) -> None:
+        """Delete files, as far as the folder is still there; who reads one goes on."""
+        with suppress(OSError, PlanError), _opened(self._folder) as folder:
+            for name in (*([_INDEX] if index else []), *(file.name for file in files if file is not None)):
+                folder.remove(name)
 
     def close(self) -> None:
         """Delete the files of this rank; the last one to do so deletes the folder."""
-        if self._rank == ranks_of(self._moves.source)[0]:
-            (self._folder / _INDEX).unlink(missing_ok=True)
-        for file in (self._current, self._older, self._writing):
-            if file is not None:
-                file.remove()
+        if self._is_prepared:
+            first = self._rank == ranks_of(self._moves.source)[0]
+            self._remove(self._current, self._older, self._writing, index=first)
+            with suppress(OSError):
+                self._folder.rmdir()
         self._current = self._older = self._writing = None
-        with suppress(OSError):
-            self._folder.rmdir()
 
 
 class _Part(NamedTuple):
@@ -254,18 +302,46 @@ class Reader:
         self._target = {name: s.of(rank) for name, s in moves.target.items() if s.holds(rank)}
         self._files: dict[str, File] = {}
         self._in_use: tuple[str, int] | None = None
+        self._pending: Future[Announced | None] | None = None
 
     def await_version(self, end: float) -> Announced | None:
-        """The newest version, once there is one that is newer than what is held; None at ``end`` (``monotonic``)."""
+        """The newest version, once there is one that is newer than what is held; None at ``end`` (``monotonic``).
+
+        On a thread, which is left behind where the file system does not answer: the next call waits for it.
+        """
+        pending = self._pending or submit(partial(self._await, end), "rankmesh-sync")
+        try:
+            return answered_within(pending, max(0.0, end - time.monotonic()) + _MOMENT)
+        except ChannelLost as error:
+            raise ConnectError(
+                f"the file system of {quoted(str(self._folder))} does not answer ({error}); give a folder of another "
+                "one, such as /dev/shm",
+                at=self._folder,
+            ) from error
+        finally:
+            self._pending = None if pending.done() else pending
+
+    def _await(self, end: float) -> Announced | None:
         while (found := self._look()) is None and (left := end - time.monotonic()) > 0:
             time.sleep(min(_PAUSE, left))
         return found
 
     def _look(self) -> Announced | None:
-        text = FolderChannel(self._folder).read(_INDEX)
-        if text is None:
-            return None
-        index: Mapping[str, Any] = json.loads(text)
+        with suppress(FileNotFoundError, BlockingIOError), _opened(self._folder) as folder:
+            return self._newest(folder, self._index(folder))
+        return None
+
+    def _index(self, folder: PrivateFolder) -> Mapping[str, Any]:
+        try:
+            return dict(json.loads(folder.read(_INDEX, LARGEST)))
+        except (TypeError, ValueError) as error:
+            raise TransferError(
+                f"{quoted(_INDEX)} in {quoted(str(self._folder))} is not an index of versions ({first_line(error)}); "
+                "delete the folder and start the trainer again",
+                at=self._folder,
+            ) from error
+
+    def _newest(self, folder: PrivateFolder, index: Mapping[str, Any]) -> Announced | None:
         if index["digest"] != self._moves.digest:
             raise AgreementError(
                 f"the trainer at {quoted(str(self._folder))} publishes another pair of layouts (digest "
@@ -278,32 +354,33 @@ class Reader:
             return None
         # A trainer that was started anew counts its versions anew.
         since = self._in_use[1] if self._in_use is not None and self._in_use[0] == run else None
-        files = self._locked({source: index["files"][str(source)] for source in self._sources}, f"{run} {version}")
+        names = {source: index["files"][str(source)] for source in self._sources}
+        files = self._locked(folder, names, f"{run} {version}")
         return None if files is None else Announced(run, version, history.since(since), files)
 
-    def _locked(self, names: Mapping[int, str], stamp: str) -> dict[int, File] | None:
+    def _locked(self, folder: PrivateFolder, names: Mapping[int, str], stamp: str) -> dict[int, File] | None:
         """The files of a version under a shared lock; None where one of them is written anew already."""
         taken: dict[int, File] = {}
         for source, name in names.items():
-            file = self._file(source, name)
+            file = self._file(folder, source, name)
             if file is None or not file.lock(exclusive=False):
                 break
             taken[source] = file
             if file.stamp != stamp:
                 break
         else:
-            for name in [name for name, file in self._files.items() if not file.path.exists()]:
+            for name in self._files.keys() - set(folder.names()):
                 del self._files[name]
             return taken
         for file in taken.values():
             file.unlock()
         return None
 
-    def _file(self, source: int, name: str) -> File | None:
+    def _file(self, folder: PrivateFolder, source: int, name: str) -> File | None:
         if name not in self._files:
             places, length = self._places[source]
             try:
-                self._files[name] = File(self._folder / name, places, length, create=False)
+                self._files[name] = File(folder, name, places, length, create=False)
             except OSError:
                 return None
         return self._files[name]
@@ -336,4 +413,4 @@ class Reader:
 
     def close(self) -> None:
         """Close the files."""
-        self._files = {}
+        self._files, self._pending = {}, None
