@@ -190,9 +190,9 @@ def _confined(command: Sequence[str], kind: str, place: Path, writable: Sequence
 
 def _visible() -> list[str]:
     """The folders that a sandbox does not hide, wherever they are: those of Python, of this package, and of PATH."""
-    own = (sys.prefix, sys.base_prefix, str(Path(__file__).parent))
+    python = (sys.prefix, sys.base_prefix, str(Path(__file__).parent))
     folders = (path for path in os.environ.get("PATH", "").split(os.pathsep) if path.startswith("/"))
-    return [path for path in dict.fromkeys((*own, *folders)) if path not in sandbox_program.HIDDEN]
+    return [path for path in dict.fromkeys((*python, *folders)) if path not in sandbox_program.HIDDEN]
 
 
 @dataclass
