@@ -24,8 +24,7 @@ import yaml
 from rankmesh import PlanError
 from rankmesh.errors import RankmeshError
 from rankmesh.readers import read_config, run_config
-from rankmesh.readers.launched import sandbox_kind
-from rankmesh.readers.recording.record import record
+from rankmesh.readers.recording.record import record, sandbox_kind
 
 LIST = Path(__file__).with_name("public.txt")
 SECONDS = 10

@@ -1,11 +1,15 @@
 # ruff: noqa: E501
 """Scripts that are run with recorders for their launchers: what they start, what they may do, and that they end."""
 
+import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -14,8 +18,8 @@ from rankmesh import PlanError
 from rankmesh.cli.app import app
 from rankmesh.core import recipes
 from rankmesh.readers import run_config
-from rankmesh.readers.launched import sandbox_kind
-from rankmesh.readers.recording.record import record
+from rankmesh.readers.recording import record as recording
+from rankmesh.readers.recording.record import record, sandbox_kind
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="runs bash")
 
@@ -32,8 +36,14 @@ def works(kind):
 
 SANDBOXES = [kind for kind in ("namespaces", "bubblewrap") if works(kind)]
 KINDS = ["none", *SANDBOXES]
+sandboxed = pytest.mark.skipif(SANDBOXES == [], reason="this machine allows no sandbox")
 RUN = "torchrun --nproc_per_node 8 pretrain_gpt.py "
 TP = RUN + "--tensor-model-parallel-size "
+
+
+def run(path, arguments=(), *, sandbox=(*SANDBOXES, "none")[0], **others):
+    """The plan of a script that runs in the strongest sandbox there is, or in this one."""
+    return run_config(path, arguments, sandbox=sandbox, **others)
 
 
 @pytest.fixture
@@ -87,26 +97,26 @@ def test_whatever_bash_does_is_followed(script, text, arguments, plan):
     script("python pretrain_gpt.py --tensor-model-parallel-size $1", "inner.sh")
     script("#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=h100:8\ntorchrun --nproc_per_node $SLURM_GPUS_PER_NODE "
            "--nnodes $SLURM_NNODES pretrain_gpt.py --tensor-model-parallel-size $1", "job.sh")  # fmt: skip
-    assert run_config(script(text), arguments).plan == plan
+    assert run(script(text), arguments).plan == plan
 
 
 def test_variables_and_a_world_size(script):
     """--set is the environment of the script; --world-size overrules a count, which may be this machine's."""
     path = script("torchrun --nproc_per_node ${N:-2} pretrain_gpt.py --tensor-model-parallel-size $TP")
-    assert run_config(path, variables={"TP": "2", "N": "4"}).plan == recipes.megatron(4, tp=2)
-    config = run_config(path, variables={"TP": "2"}, world_size=16)
+    assert run(path, variables={"TP": "2", "N": "4"}).plan == recipes.megatron(4, tp=2)
+    config = run(path, variables={"TP": "2"}, world_size=16)
     assert config.plan == recipes.megatron(16, tp=2)
     assert str(config) == (
         "run.sh: read as a run of this script\nrun.sh: --tensor-model-parallel-size = 2 (tp)\n"
         "run.sh: --nproc_per_node 2 = 2 is what the script found on this machine; --world-size 16 counts"
     )
     with pytest.raises(PlanError, match="--nproc_per_node has no value; give --world-size"):
-        run_config(script("torchrun --nproc_per_node $NONE --nnodes 1 pretrain_gpt.py --tensor-model-parallel-size 2"))
+        run(script("torchrun --nproc_per_node $NONE --nnodes 1 pretrain_gpt.py --tensor-model-parallel-size 2"))
 
 
 def test_a_size_that_is_given_again(script):
     """The last counts, as for the program, and a note says so."""
-    config = run_config(script(TP + "2 --tensor-model-parallel-size 4"))
+    config = run(script(TP + "2 --tensor-model-parallel-size 4"))
     text = "--tensor-model-parallel-size = 2 is given again; --tensor-model-parallel-size = 4 counts"
     assert config.notes == ((0, text),)
 
@@ -115,16 +125,16 @@ def test_several_launches(script):
     """Launches of different layouts are listed, and --launch chooses one; of one layout they are one."""
     text = TP + "2\ntorchrun --nproc_per_node 1 eval.py\n" + TP + "4"
     with pytest.raises(PlanError, match=r"2 runs of different layouts \(1: torchrun .* 2; 3: torchrun .* 4\); choose"):
-        run_config(script(text))
-    assert run_config(script(text), launch=3).plan == recipes.megatron(8, tp=4)
+        run(script(text))
+    assert run(script(text), launch=3).plan == recipes.megatron(8, tp=4)
     verl = "python -m verl.trainer.main_ppo trainer.nnodes=1 trainer.n_gpus_per_node=8 "
     verl += "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2\n"
-    assert run_config(script(verl + "torchrun --nproc_per_node 1 eval.py")).plan == recipes.megatron(8, tp=2)
+    assert run(script(verl + "torchrun --nproc_per_node 1 eval.py")).plan == recipes.megatron(8, tp=2)
     with pytest.raises(PlanError, match="2 runs of different layouts"):
-        run_config(script(verl + TP + "4"))
+        run(script(verl + TP + "4"))
     script(text)
     with pytest.raises(PlanError, match="launch 4 of 3; choose one of 1 to 3"):
-        run_config(script(text), launch=4)
+        run(script(text), launch=4)
 
 
 REFUSED = [
@@ -149,13 +159,13 @@ REFUSED = [
 def test_what_starts_no_training_is_refused(script, text, message):
     """The error says what the script did, and its last words."""
     with pytest.raises(PlanError, match=message) as caught:
-        run_config(script(text))
+        run(script(text))
     assert ":0:" not in str(caught.value)
 
 
 def test_what_a_size_may_depend_on_is_noted(script):
     """Lines that failed, and programs that did not run while the script took their output."""
-    notes = run_config(script("X=$(python tools/count.py)\nnonesuch\n" + TP + "2")).notes
+    notes = run(script("X=$(python tools/count.py)\nnonesuch\n" + TP + "2")).notes
     assert notes == (
         (2, "bash: nonesuch: command not found"),
         (0, "python tools/count.py did not run, so its output is empty"),
@@ -182,7 +192,7 @@ def test_nothing_is_left(script, kind, tmp_path, tmp_path_factory, monkeypatch):
 def test_a_script_in_the_folder_of_temporary_files(script, kind, tmp_path, monkeypatch):
     """What is recorded is found where our own folder is below that of the script, which it may write to."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert run_config(script(TP + "2 > log || " + TP + "2"), sandbox=kind).plan == recipes.megatron(8, tp=2)
+    assert run(script(TP + "2 > log || " + TP + "2"), sandbox=kind).plan == recipes.megatron(8, tp=2)
 
 
 def _environment(process):
@@ -196,16 +206,16 @@ def _environment(process):
 def test_a_script_that_does_not_end(script, kind):
     """The script is stopped at its limit; what it had started by then is read, with a note."""
     text = TP + "2\nwhile true; do sleep 0.1; done"
-    config = run_config(script(text), sandbox=kind, seconds=1)
+    config = run(script(text), sandbox=kind, seconds=1)
     assert config.plan == recipes.megatron(8, tp=2)
     assert config.notes == ((0, "the script was stopped after 1 s; later launches are not recorded"),)
     with pytest.raises(PlanError, match=r"was stopped after 0\.5 s, and started no training by then"):
-        run_config(script("sleep 60"), sandbox=kind, seconds=0.5)
+        run(script("sleep 60"), sandbox=kind, seconds=0.5)
 
 
 def test_a_script_that_prints_without_end(script):
     """A file grows to 16 MiB and no further; the program that writes it ends."""
-    config = run_config(script("yes > out; yes; stat -c %s out >&2\n" + TP + "2"))
+    config = run(script("yes > out; yes; stat -c %s out >&2\n" + TP + "2"))
     assert config.plan == recipes.megatron(8, tp=2)
 
 
@@ -223,7 +233,7 @@ def test_a_script_that_forges_a_note(script, command, why):
 @pytest.mark.parametrize("kind", SANDBOXES)
 def test_a_script_that_cleans_up(script, kind):
     """A script that kills every Python first kills none of ours: it has processes of its own."""
-    config = run_config(script("pkill -9 python; pkill -9 -f nonesuch; sleep 0.2\n" + TP + "2"), sandbox=kind)
+    config = run(script("pkill -9 python; pkill -9 -f nonesuch; sleep 0.2\n" + TP + "2"), sandbox=kind)
     assert config.plan == recipes.megatron(8, tp=2)
 
 
@@ -244,8 +254,8 @@ def test_the_sandbox(script, tmp_path, tmp_path_factory):
             "echo x > /usr/rankmesh-test && A=8\n"
             f"if (echo > /dev/tcp/127.0.0.1/{port}); then A=8; fi\nmount -o remount,rw / && A=8\n" + TP + "$A"
         )
-        assert run_config(script(text), sandbox="namespaces").plan == recipes.megatron(8, tp=2)
-        script_outside = run_config(script(text), sandbox="none", variables={"A": "2"})
+        assert run(script(text), sandbox="namespaces").plan == recipes.megatron(8, tp=2)
+        script_outside = run(script(text), sandbox="none", variables={"A": "2"})
     assert script_outside.plan == recipes.megatron(8, tp=8)
     assert not outside.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "run.sh"]
@@ -258,16 +268,93 @@ def test_a_script_writes_where_it_likes(script, tmp_path_factory):
     places = [outside / "logs", Path.home() / "rankmesh-test-outputs", Path("/tmp/rankmesh-test-outputs")]  # noqa: S108
     text = "set -e\n" + "".join(f"mkdir -p {place}/a; echo 2 > {place}/a/size\n" for place in places)
     text += f"ls -d {' '.join(_mounts())} > mounts\n"
-    config = run_config(script(text + TP + f"$(cat {outside}/logs/a/size)"), sandbox="namespaces")
+    config = run(script(text + TP + f"$(cat {outside}/logs/a/size)"), sandbox="namespaces")
     assert config.plan == recipes.megatron(8, tp=2)
     assert config.notes == ()
     assert not any(place.exists() for place in places)
 
 
 def _mounts():
-    """What is mounted on this machine, without what belongs to the kernel."""
+    """What is mounted on this machine, without what belongs to the kernel, and what a sandbox hides."""
     lines = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
-    return [path for _, path, *_ in lines if not path.startswith(("/proc", "/sys", "/dev", "/run"))]
+    return [path for _, path, *_ in lines if not path.startswith(("/proc", "/sys", "/dev", "/run", "/tmp"))]  # noqa: S108
+
+
+REACHES = """\
+import os, socket
+def reached(path, family=socket.AF_UNIX):
+    try:
+        with socket.socket(family) as one:
+            one.settimeout(5)
+            one.connect(path)
+        return True
+    except OSError:
+        return False
+def written(path):
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        return True
+    except OSError:
+        return False
+places = [place for place in os.environ["PLACES"].split(":") if place]
+found = [place for place in places if reached(place.replace("@", chr(0)))]
+found += [place for place in os.environ["FILES"].split(":") if place and written(place)]
+found += [place for place in places if place.startswith("/") and os.environ["HERE"] not in place and os.path.exists(place)]
+print("\\n".join(found) or "none")
+"""
+
+
+@pytest.fixture
+def host(tmp_path, tmp_path_factory):
+    """What a script may find on a machine: Unix sockets by path and by name, FIFOs that somebody reads."""
+    with ExitStack() as stack:
+        folders = [path for path in ("/run", "/tmp", tmp_path_factory.mktemp("other")) if os.access(path, os.W_OK)]  # noqa: S108
+        sockets, files = [], []
+        for folder in [*folders, tmp_path]:
+            at = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix="rankmesh-test-")))
+            sockets.append(str(at / "socket"))
+            if folder != tmp_path:
+                files.append(str(at / "fifo"))
+                os.mkfifo(files[-1])
+                stack.callback(os.close, os.open(files[-1], os.O_RDWR))
+        sockets.append(f"@rankmesh-test-{os.getpid()}")
+        for path in sockets:
+            server = stack.enter_context(socket.socket(socket.AF_UNIX))
+            server.bind(path.replace("@", "\0"))
+            server.listen(16)
+        yield {"PLACES": ":".join(sockets), "FILES": ":".join(files), "HERE": str(tmp_path)}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+@pytest.mark.parametrize("kind", KINDS)
+def test_sockets_of_the_machine(script, host, kind):
+    """A sandboxed script connects to no Unix socket, in /run, /tmp, its own folder or by name, and sees none of them."""
+    script(REACHES, "reaches.py")
+    path = script('torchrun "$(python3 -c "$(cat reaches.py)")"\n')
+    (launch,) = record(path, variables=host, kind=kind).launches
+    if kind != "none":
+        assert launch.words == ("torchrun", "none")
+    else:
+        assert {*launch.words[1].split("\n")} == {*host["PLACES"].split(":"), *host["FILES"].split(":")}
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_VSOCK"), reason="VSOCK is Linux's")
+@pytest.mark.parametrize("kind", SANDBOXES)
+def test_sockets_that_no_namespace_contains(script, kind):
+    """A sandboxed script makes IP sockets, which reach nothing, and no others: VSOCK reaches the machine below."""
+    code = "import socket; socket.socket(); socket.socketpair(); print(2, end=str())\nsocket.socket(socket.AF_VSOCK); print(0)"
+    assert run(script(TP + f"$(python3 -c '{code}')"), sandbox=kind).plan == recipes.megatron(8, tp=2)
+
+
+@pytest.mark.parametrize("kind", SANDBOXES)
+def test_devices_and_the_kernel(script, kind):
+    """A sandboxed script has harmless devices, and changes no setting of the kernel, as root neither."""
+    refused = ["/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sysrq-trigger"]
+    text = "".join(f"(exec 3>>{path}) && A=8\n" for path in refused)
+    text += "for file in /dev/kmsg /dev/mem /dev/fuse /dev/net/tun /dev/pts/0; do [ -c $file ] && A=8; done\n"
+    text += "echo x > /dev/null || A=8; head -c 1 /dev/urandom >/dev/stdout | cat || A=8; echo > /dev/shm/x || A=8\n"
+    text += '[ -z "$(find /dev -xdev -type b)" ] || A=8\n'
+    assert run(script("A=2\n" + text + TP + "$A"), sandbox=kind).plan == recipes.megatron(8, tp=2)
 
 
 def show(*arguments):
@@ -275,21 +362,56 @@ def show(*arguments):
     return CliRunner().invoke(app, ["show", *map(str, arguments)], prog_name="rankmesh")
 
 
+@sandboxed
 def test_show_run(script):
     """It is said what will run; without a terminal --yes is needed; arguments and options go to the script."""
     path = script('[ "$2" = --big ] && TP=$1\n' + TP + "$TP")
     refused = show("--run", path, "4", "--", "--big")
     assert refused.exit_code == 2
     assert "recorded and do not run: torchrun, srun, mpirun" in refused.stderr
-    assert "no terminal to ask whether it may; add --yes" in refused.stderr
+    assert "no terminal to ask whether it may; add --yes\n" in refused.stderr
     done = show("--run", path, "-y", "--json", "4", "--", "--big")
     assert done.exit_code == 0, done.stderr
     assert '{"line": null, "key": "--tensor-model-parallel-size"' in " ".join(done.stdout.split()).replace("{ ", "{")
 
 
+@pytest.fixture
+def no_sandbox(monkeypatch):
+    """A machine that allows no sandbox."""
+    monkeypatch.setattr(recording, "_works", lambda kind: kind == "none")
+
+
+def test_a_script_that_would_run_for_real(script, no_sandbox, monkeypatch):
+    """Without a sandbox --yes is not enough: the mode is named, or the question, which says it, is answered."""
+    path = script("touch mark\n" + TP + "2")
+    for words, status, message in (
+        (["-y"], 2, "--yes would run 'run.sh' for real; to run it so, add --sandbox none"),
+        ([], 2, "WITHOUT a sandbox, and there is no terminal to ask whether it may; add --yes --sandbox none"),
+        (["-y", "--sandbox", "bubblewrap"], 3, "does not allow the sandbox bubblewrap; choose none"),
+        (["-y", "--sandbox", "chroot"], 3, "'chroot' is not known; choose namespaces, bubblewrap, none"),
+    ):
+        refused = show("--run", path, *words)
+        assert refused.exit_code == status
+        assert message in " ".join(refused.stderr.replace("│", " ").split())
+    with pytest.raises(PlanError, match="allows no sandbox, so the script would run for real; name sandbox none"):
+        run_config(path)
+    monkeypatch.setattr("rankmesh.cli.script_run.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    asked = CliRunner().invoke(app, ["show", "--run", str(path)], input="n\n")
+    assert asked.exit_code == 2
+    assert "Run it for real, WITHOUT a sandbox, with all that it does to this machine? [y/N]" in asked.stderr
+    assert not Path("mark").exists()
+    assert CliRunner().invoke(app, ["show", "--run", str(path)], input="y\n").exit_code == 0
+    assert Path("mark").exists()
+    Path("mark").unlink()
+    done = show("--run", path, "-y", "--sandbox", "none")
+    assert done.exit_code == 0, done.stderr
+    assert "bash runs this script, WITHOUT a sandbox, FOR REAL" in done.stderr
+    assert Path("mark").exists()
+
+
 def test_options_of_run_without_run(script):
-    """Arguments, --launch and --yes without --run are usage errors that say so."""
-    for words in (["2"], ["--launch", "1"], ["-y"]):
+    """Arguments, --launch, --sandbox and --yes without --run are usage errors that say so."""
+    for words in (["2"], ["--launch", "1"], ["-y"], ["--sandbox", "none"]):
         refused = show("tp=2,dp=4", *words)
         assert refused.exit_code == 2
         assert "is for a script that runs; add --run" in refused.stderr

@@ -87,6 +87,10 @@ def command(
         bool, typer.Option("--run", help="Run SPEC, a launch script, with recorders in the place of its launchers.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --run: do not ask.")] = False,
+    sandbox: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="With --run: namespaces, bubblewrap, or none (the script runs for real)."),
+    ] = None,
     launch: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="With --run: the launch that is meant, from 1 on.")
     ] = None,
@@ -119,9 +123,15 @@ def command(
         from rankmesh.cli.script_run import recorded_source
 
         given = recorded_source(
-            spec, arguments or (), world_size=world_size, variables=variables or (), launch=launch, yes=yes
+            spec,
+            arguments or (),
+            world_size=world_size,
+            variables=variables or (),
+            launch=launch,
+            sandbox=sandbox,
+            yes=yes,
         )
-    elif unused := arguments[:1] if arguments else ["--launch"] if launch else ["--yes"] if yes else []:
+    elif unused := [*(arguments or ())[:1], *_named({"--launch": launch, "--sandbox": sandbox, "--yes": yes})]:
         raise typer.BadParameter(f"{quoted(unused[0])} is for a script that runs; add --run, or leave it out")
     source = source_of(given, world_size, variables)
     note_configs(source)
@@ -138,6 +148,10 @@ def command(
             print_overview(out(), source.plan.mesh, facts)
 
     deliver(outputs, printed)
+
+
+def _named(options: Mapping[str, object]) -> list[str]:
+    return [name for name, value in options.items() if value]
 
 
 def _outputs(source: Source, facts: Overview, kinds: list[str], paths: Mapping[str, str | None]) -> list[Output]:

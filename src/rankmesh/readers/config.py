@@ -18,7 +18,7 @@ from rankmesh.readers.documents import entries
 from rankmesh.readers.interpolations import Interpolations
 from rankmesh.readers.parents import with_parents
 from rankmesh.readers.reading import Entry, Missing, Reading, Settled, place, settle
-from rankmesh.readers.run import Run, check_branches, read_arguments, read_run
+from rankmesh.readers.run import Run, check_unknown, read_arguments, read_run
 from rankmesh.readers.tokens import shown
 
 __all__ = ["Config", "read_config", "read_launch"]
@@ -149,10 +149,12 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
             "megatron", "a file of Megatron's arguments", megatron.from_run(listed, path), path, world_size, listed
         )
     if not found:
-        with refused_as(PlanError, path, f"run the script: rankmesh show --run {path}", path=path):
+        with refused_as(PlanError, path, f"run it: rankmesh show --run {path}", path=path):
             run = read_run(text, path, megatron.FLAGS, variables)
         if run is None:
-            problem = "this script starts no training" if _is_script(text, path) else "this is no training config"
+            problem = "this is no training config"
+            if _is_script(text, path):
+                problem = f"this script starts no training in a plain line; run it: rankmesh show --run {path}"
             raise PlanError(f"{path}: {problem}; {_FORMS}; give one of them", path=path)
         given = " ".join(f"{name}={value}" for name, value in variables.items())
         return read_launch(run, path, "a Megatron launch script" + (f" with {given}" if given else ""), world_size)
@@ -180,7 +182,7 @@ def read_launch(run: Run, path: str, title: str, world_size: int | None) -> Conf
     words = [shown(word) for word in run.command.words]
     if not verl.starts_verl(words):
         return _made("megatron", title, megatron.from_run(run, path), path, world_size, run)
-    check_branches(run, verl.states_sizes, path)
+    check_unknown(run, verl.states_sizes, path)
     options = " ".join(word for word in words if verl.SETTING.fullmatch(word) is None)
     settled = verl.from_document(run.settings, path, options)
     settled.notes += run.notes
@@ -237,11 +239,17 @@ def _check_world(
     title: str, recipe: str, arguments: dict[str, Any], world: int | None, path: str, run: Run | None
 ) -> None:
     if world is None and _DATA.get(recipe, "dp") not in arguments:
-        why = f"{run.missing}; " if run is not None and run.missing else ""
+        missing = run.missing if run is not None else None
+        why = f"{missing.why}; " if missing else ""
+        fix = (
+            f"run it: rankmesh show --run {path}; or give --world-size"
+            if missing and missing.runs
+            else "give --world-size"
+        )
         line = None if run is None else run.command.line
         where = place(path, line or 0)
         raise PlanError(
-            f"{where}: {title} does not state the world size, which the layout needs; {why}give --world-size",
+            f"{where}: {title} does not state the world size, which the layout needs; {why}{fix}",
             path=path,
             line=line,
         )

@@ -13,10 +13,16 @@ from pathlib import Path
 from rankmesh.errors import PlanError, cut
 from rankmesh.readers import megatron, verl
 from rankmesh.readers.config import Config, read_launch
-from rankmesh.readers.recording.record import SECONDS, STAND_INS, Launch, Recording, record, sandbox_kind
+from rankmesh.readers.recording.record import (
+    SECONDS,
+    Launch,
+    Recording,
+    chosen_sandbox,
+    record,
+)
 from rankmesh.readers.run import Run, recorded_run
 
-__all__ = ["STAND_INS", "run_config", "sandbox_kind"]
+__all__ = ["run_config"]
 
 _LISTED = 8
 _CONFIGS = (".yaml", ".yml", ".toml", ".json")
@@ -32,13 +38,15 @@ def run_config(
     sandbox: str | None = None,
     seconds: float = SECONDS,
 ) -> Config:
-    """The plan of the run that a script starts. The script runs: in a sandbox where ``sandbox_kind()`` names one.
+    """Run a script in a sandbox, and return the plan of the run that it starts.
 
     ``arguments`` are those of the script, ``variables`` its environment's beside this process's own. ``launch``: which
-    of several launches is meant, from 1 on. ``seconds``: when the script is stopped. Raises ``PlanError``.
+    of several launches is meant, from 1 on. ``seconds``: when the script is stopped. ``sandbox``: ``namespaces``,
+    ``bubblewrap``, or ``none``, in which the script runs for real; by default the strongest that this machine allows.
+    Raises ``PlanError``, also where the machine allows no sandbox and ``none`` is not named.
     """
     name = str(path)
-    kind = sandbox_kind() if sandbox is None else sandbox
+    kind = chosen_sandbox(sandbox)
     found = record(Path(path), arguments, variables, kind=kind, seconds=seconds)
     runs = [(each, run) for each in found.launches if (run := recorded_run(each, name, megatron.FLAGS)) is not None]
     if not runs:

@@ -24,7 +24,7 @@ from rankmesh.readers.reading import (
     settle,
     whole,
 )
-from rankmesh.readers.run import Run, check_branches
+from rankmesh.readers.run import Run, check_unknown
 from rankmesh.readers.tokens import Part, gap_of, shown
 
 __all__ = ["FLAGS", "TABLE", "from_document", "from_run", "matches"]
@@ -78,6 +78,7 @@ _REFUSED = {
 _MENTIONED = {
     "sequence_parallel": "uses the tp groups; it makes none",
     "virtual_pipeline_model_parallel_size": "splits the stages of a rank; the groups are the same",
+    "pipeline_model_parallel_layout": "orders the layers of the stages; the groups are the same",
     "num_virtual_stages_per_pipeline_rank": "splits the stages of a rank; the groups are the same",
     "num_layers_per_virtual_pipeline_stage": "splits the stages of a rank; the groups are the same",
     "distributed_timeout_minutes": "is no part of the layout; set it with the option timeout",
@@ -143,7 +144,7 @@ def from_document(entries: list[Entry], path: str) -> Settled:
 
 def from_run(run: Run, path: str) -> Settled:
     """The arguments of a launch script's run."""
-    check_branches(run, lambda text: not FLAGS.isdisjoint(_OPTION.findall(text)), path)
+    check_unknown(run, lambda text: not FLAGS.isdisjoint(_OPTION.findall(text)), path)
     arguments = [_switched(entry) for entry in run.arguments if entry.key.startswith("--")]
     _check_short(arguments, path)
     if not any(entry.key in FLAGS for entry in arguments):
@@ -196,8 +197,7 @@ def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
         written, gap = _written(word), gap_of(word)
         raise PlanError(
             f"{path}:{word[0].lines[0]}: the run has no parallel size, but the arguments {written}; "
-            f"{gap.why if gap else 'they are unknown'}, so they may state sizes; run the script: rankmesh show --run "
-            f"{path}",
+            f"{gap.why if gap else 'they are unknown'}, so they may state sizes; run it: rankmesh show --run {path}",
             path=path,
             line=word[0].lines[0],
             received=written,

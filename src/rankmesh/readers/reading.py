@@ -56,10 +56,11 @@ _NAME = re.compile(r"\$\{?(oc\.env:)?([A-Za-z_]\w*)")
 
 @dataclass(frozen=True)
 class Missing:
-    """A value that the file leaves open: ``text`` as written, ``why`` it is not known."""
+    """A value that the file leaves open: ``text`` as written, ``why`` it is unknown; ``runs``: only a run gives it."""
 
     text: str
     why: str
+    runs: bool = False
 
     def __str__(self) -> str:
         return self.text
@@ -223,9 +224,9 @@ def whole(entry: Entry, path: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, Missing):
-        name = _NAME.search(value.text)
+        name = None if value.runs else _NAME.search(value.text)
         given = [f"give the variable a value: --set {name[2]}=2"] if name else []
-        run = [] if name and name[1] else [f"run the script: rankmesh show --run {path}"]
+        run = [] if name and name[1] else [f"run it: rankmesh show --run {path}"]
         remedy = "; or ".join([*given, *run])
         raise refused(path, entry, value.why, remedy)
     value = _number(value)

@@ -18,23 +18,22 @@ deepspeed --num_gpus 8 --num_nodes 4          32 ranks
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import prod
 
-from rankmesh.errors import PlanError, quoted
+from rankmesh.errors import PlanError, cut
 from rankmesh.readers import slurm, verl
-from rankmesh.readers.expand import Variable
 from rankmesh.readers.reading import Entry, Missing, refused
 from rankmesh.readers.recording.record import Launch
-from rankmesh.readers.script import Command, Script, read_script
+from rankmesh.readers.script import TEXT, Command, Script, Variable, read_script
 from rankmesh.readers.tokens import Part, Word, gap_of, lines_of, shown, text_of, value_of
 
-__all__ = ["Run", "check_branches", "read_arguments", "read_run", "recorded_run"]
+__all__ = ["Run", "check_unknown", "read_arguments", "read_run", "recorded_run"]
 
 _PROGRAM = re.compile(r"(.*/)?(pretrain|train|finetune|run)_?\w*\.py")
-_PRINTS = {"echo", "printf", "cat", "export", "cd", "mkdir", "cp", "rm", "pip", "git", "tee", ":"}
+_PRINTS = {"[", "test", "echo", "printf", "cat", "export", "cd", "mkdir", "cp", "rm", "pip", "git", "tee", ":"}
 # Comments and empty lines, then an option at the start of a line.
 _ARGUMENTS = re.compile(r"(?:[^\S\n]*(?:#.*)?\n)*[^\S\n]*--\w")
 
@@ -62,6 +61,8 @@ _OF_LAUNCHER = re.compile(r"torch\.distributed\.(run|launch)")
 _OF_ENVIRONMENT = ("PET_NPROC_PER_NODE", "PET_NNODES")
 # slime's training ranks, which Ray starts.
 _ACTORS: _Counts = ((("--actor-num-nodes",), None), (("--actor-num-gpus-per-node",), None))
+# What a run takes from its environment without asking for it in the script.
+_TAKEN = {*_OF_ENVIRONMENT, "WORLD_SIZE", "SLURM_NTASKS", "NPROC_PER_NODE", "NNODES"}
 # Commands that start as many ranks as the environment says.
 _SWIFT = ("megatron", "swift")
 _STARTS_RANKS = ("torchrun", "accelerate", "deepspeed", "msrun")
@@ -69,14 +70,18 @@ _STARTS_RANKS = ("torchrun", "accelerate", "deepspeed", "msrun")
 
 @dataclass(frozen=True)
 class Run:
-    """The run: where it starts, what it was given, and how many ranks it has (None: not stated)."""
+    """The run: where it starts, what it was given, and how many ranks it has (None: not stated).
+
+    ``texts`` are all texts of its script, by their places.
+    """
 
     command: Command
     arguments: tuple[Entry, ...]
     world_size: Entry | None
-    strays: tuple[Word, ...]
-    notes: tuple[tuple[int, str], ...]
-    defaults: Mapping[int, str]
+    strays: tuple[Word, ...] = ()
+    notes: tuple[tuple[int, str], ...] = ()
+    defaults: Mapping[int, str] = field(default_factory=dict)
+    texts: Mapping[int, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def settings(self) -> list[Entry]:
@@ -86,29 +91,30 @@ class Run:
             setting = verl.SETTING.fullmatch(shown(word))
             if setting is not None:
                 lines, gap = lines_of(word) or (0,), gap_of(word)
-                value = Missing(setting[2], gap.why) if gap else setting[2]
+                value = Missing(setting[2], gap.why, gap.runs) if gap else setting[2]
                 found.append(Entry(tuple(setting[1].split(".")), value, lines[0], lines[1:]))
         return found
 
     @property
-    def missing(self) -> str:
+    def missing(self) -> Missing | None:
         """Why the world size is unknown, as far as the launcher says."""
-        return str(self.world_size.value.why) if self.world_size and isinstance(self.world_size.value, Missing) else ""
+        value = self.world_size.value if self.world_size is not None else None
+        return value if isinstance(value, Missing) else None
 
 
 def recorded_run(launch: Launch, path: str, marks: frozenset[str] = frozenset()) -> Run | None:
     """The run that a recorded launch starts, None for another command."""
-    command = Command(tuple((Part(word, ()),) for word in launch.words), 0)
+    known = {name: Variable(((Part(value, ()),),), False, ()) for name, value in launch.environment.items()}
+    command = Command(tuple((Part(word, ()),) for word in launch.words), 0, known)
     if not _is_run(command, marks):
         return None
     arguments, _ = _arguments(command)
     arguments, notes = _last_of_each(arguments), _given_again(arguments, marks)
-    known = {name: Variable(((Part(value, ()),),), False, ()) for name, value in launch.environment.items()}
-    world = _world_size(command, arguments, Script(variables=known), path)
+    world = _world_size(command, arguments, path)
     # A count may be what this machine answers (nproc), which --world-size overrules.
     if world is not None:
         world = replace(world, line=0, default=not isinstance(world.value, Missing))
-    return Run(command, arguments, world, (), notes, {})
+    return Run(command, arguments, world, notes=notes)
 
 
 def _last_of_each(arguments: tuple[Entry, ...]) -> tuple[Entry, ...]:
@@ -131,8 +137,15 @@ def read_run(
     ``given`` are variables of the environment: they beat defaults, and stand in where the script leaves one open.
     """
     script = read_script(text, _slurm(text), given)
-    _check_broken(script, path, marks)
     runs = [command for command in script.commands if _is_run(command, marks)]
+    for command in runs:
+        if command.within:
+            raise PlanError(
+                f"{path}:{command.line}: the run is in {command.within}, which is not read; run it: rankmesh show "
+                f"--run {path}",
+                path=path,
+                line=command.line,
+            )
     if not runs:
         return None
     if len(runs) > 1:
@@ -145,9 +158,9 @@ def read_run(
             runs=tuple(command.line for command in runs),
         )
     arguments, strays = _arguments(runs[0])
-    world = _world_size(runs[0], arguments, script, path)
-    _check_given(script, path)
-    return Run(runs[0], arguments, world, strays, tuple(script.notes), script.defaults)
+    world = _world_size(runs[0], arguments, path)
+    notes = (*script.notes, *_given(script, path))
+    return Run(runs[0], arguments, world, strays, notes, script.defaults, script.texts)
 
 
 def read_arguments(text: str, path: str, marks: frozenset[str]) -> Run | None:
@@ -158,27 +171,37 @@ def read_arguments(text: str, path: str, marks: frozenset[str]) -> Run | None:
     """
     if not _ARGUMENTS.match(text):
         return None
-    opening = "ARGUMENTS=("  # in an array, line ends and comments may stand between the words
-    script = read_script(f"{opening}{text}\n)")
-    script.broken = [(line, broken.removeprefix(opening)) for line, broken in script.broken]
-    _check_broken(script, path, marks)
+    # In an array, line ends and comments may stand between the words.
+    script = read_script(f"ARGUMENTS=({text}\n)")
     arguments, strays = _arguments(Command(script.variables["ARGUMENTS"].words, 1))
-    return Run(Command((), 1), arguments, None, strays, tuple(script.notes), script.defaults)
+    return Run(Command((), 1), arguments, None, strays, defaults=script.defaults, texts=script.texts)
 
 
-def check_branches(run: Run, states_sizes: Callable[[str], bool], path: str) -> None:
-    """Refuse an unknown word that may be sizes of the layout, as a branch of the script sets them."""
-    for part in (part for word in (*run.strays, *run.command.words) for part in word):
-        for word in part.maybe:
-            if states_sizes(shown(word)):
-                entry = Entry((part.shown,), shown(word).strip(), word[0].lines[0])
-                raise refused(path, entry, part.why, f"run the script: rankmesh show --run {path}")
+def check_unknown(run: Run, states_sizes: Callable[[str], bool], path: str) -> None:
+    """Refuse a word that only bash knows, where the script writes a size that is in no known word of the command."""
+    gap = next((part for word in run.command.words for part in word if part.text is None and part.runs), None)
+    known = {part.at for word in run.command.words for part in word if part.text is not None}
+    for place, (line, text) in run.texts.items() if gap is not None else ():
+        if place not in known and states_sizes(text):
+            entry = Entry((gap.shown,), cut(text.strip()), line)
+            raise refused(path, entry, gap.why, f"run it: rankmesh show --run {path}")
+    # A path or a setting with the output of a command in it is one word, and so is an output in quotes.
+    whole = (word[0] for word in run.strays if len(word) == 1 and word[0].elsewhere)
+    for part in (part for part in whole if part.split or not part.shown.startswith(("$(", "`"))):
+        raise PlanError(
+            f"{path}:{part.lines[0]}: the arguments {cut(part.shown)} may state sizes; {part.why}; run it: rankmesh "
+            f"show --run {path}",
+            path=path,
+            line=part.lines[0],
+            received=part.shown,
+        )
 
 
-def _check_given(script: Script, path: str) -> None:
-    """What --set gives has to be asked for, and has to reach the run; one that the script sets itself is a note."""
+def _given(script: Script, path: str) -> Iterator[tuple[int, str]]:
+    """What --set gives has to be asked for; one that the script sets itself is a note."""
+    asked = script.asked | _TAKEN
     for name, given in script.given.items():
-        if name not in script.asked:
+        if name not in asked:
             near = get_close_matches(name, script.asked, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it asks for {', '.join(sorted(script.asked)) or 'none'}"
             raise PlanError(
@@ -187,35 +210,8 @@ def _check_given(script: Script, path: str) -> None:
                 name=name,
             )
         after = script.variables.get(name, given)
-        if after.lines and not after.same(given):
-            text = f"sets {name} itself; --set {name} is what it had before this line"
-            script.notes.append((after.lines[0], text))
-    for name, values, places in script.overruled:
-        texts = [" ".join(text_of(word) or "\0" for word in value.words) for value in values]
-        stated = " ".join(text_of(word) or "" for word in script.given[name].words)
-        if stated not in texts and not any("\0" in text for text in texts):
-            lines = ", ".join(map(str, places))
-            raise PlanError(
-                f"{path} sets {name} itself, to {' or '.join(map(quoted, texts[:3]))} (line {lines} in a branch), so "
-                f"--set {name} does not reach the run; say one of these values",
-                path=path,
-                name=name,
-            )
-
-
-def _check_broken(script: Script, path: str, marks: frozenset[str]) -> None:
-    """A text that is no shell is refused where it speaks of a run, and noted elsewhere."""
-    for line, text in script.broken:
-        words = set(re.findall(r"[\w-]+", text))
-        if words & (marks | set(_LAUNCHERS)):
-            raise PlanError(
-                f"{path}:{line}: {_short(' '.join(text.split()))} cannot be read as shell; check the "
-                "quotes and brackets around this line",
-                path=path,
-                line=line,
-                received=text,
-            )
-        script.notes.append((line, f"{_short(' '.join(text.split()))} cannot be read as shell; not read"))
+        if after.lines and list(map(text_of, after.words)) != list(map(text_of, given.words)):
+            yield after.lines[0], f"sets {name} itself; --set {name} is what it had before this line"
 
 
 def _short(text: str) -> str:
@@ -224,7 +220,9 @@ def _short(text: str) -> str:
 
 def _is_run(command: Command, marks: frozenset[str]) -> bool:
     names = [text_of(word) or "" for word in command.words]
-    if names[0].rpartition("/")[2] in _PRINTS:
+    if command.within.startswith(TEXT):
+        names = str(command).split()
+    if not names or names[0].rpartition("/")[2] in _PRINTS:
         return False
     line = f"{command} "
     launched = any(re.search(_LAUNCHERS[name][0], line) for name in _STARTS_RANKS)
@@ -268,31 +266,33 @@ def _entry(option: Word, values: list[Word]) -> Entry:
     found = [value_of(word) for word in values]
     if equals:
         gap = gap_of(option)
-        found = [Missing(rest, gap.why) if gap else rest]
+        found = [Missing(rest, gap.why, gap.runs) if gap else rest]
     also = tuple(dict.fromkeys(n for word in (option, *values[:1]) for n in lines_of(word) if n != lines[0]))
     value: object = True if not found else found[0] if len(found) == 1 else found
     default = any(part.default for word in (option, *values[:1]) for part in word)
     return Entry((name,), value, lines[0] if lines else 0, also, default)
 
 
-def _world_size(command: Command, arguments: tuple[Entry, ...], script: Script, path: str) -> Entry | None:
+def _world_size(command: Command, arguments: tuple[Entry, ...], path: str) -> Entry | None:
     line = f"{command} "
     launcher = next((name for name, (pattern, _) in _LAUNCHERS.items() if re.search(pattern, line)), "")
-    options = _of_launcher(command, launcher, script) if launcher else ()
+    options, strays = _of_launcher(command, launcher) if launcher else ((), ())
+    for gap in (gap for word in strays if (gap := gap_of(word)) and gap.runs):
+        why = f"the options {cut(gap.shown)} of {launcher} are unknown: {gap.why}"
+        return Entry((launcher,), Missing(gap.shown, why, runs=True), command.line)
     for counts in _LAUNCHERS[launcher][1] if launcher else ():
         found = _product(counts, options, path)
         if found is not None:
             return found
-    if launcher == "srun" and not _all_nodes(options, script):
+    if launcher == "srun" and not _all_nodes(options, command):
         return None
     actors = _product(_ACTORS, arguments, path)
     if actors is not None:
         return actors
     if text_of(command.words[0]) in _SWIFT if command.words else False:
-        return _swift_counts(command, script)
+        return _swift_counts(command)
     for name in ("SLURM_NTASKS", "WORLD_SIZE") if launcher == "srun" else ("WORLD_SIZE",):
-        script.asked.add(name)
-        variable = command.variables.get(name, script.variables.get(name))
+        variable = command.variables.get(name)
         word = variable.words[0] if variable is not None and variable.words else ()
         text = text_of(word)
         if variable is not None and text and text.isdecimal():
@@ -302,8 +302,8 @@ def _world_size(command: Command, arguments: tuple[Entry, ...], script: Script, 
     return None
 
 
-def _of_launcher(command: Command, launcher: str, script: Script) -> tuple[Entry, ...]:
-    """The options of a launcher, which end where its program begins: what follows is the program's."""
+def _of_launcher(command: Command, launcher: str) -> tuple[tuple[Entry, ...], tuple[Word, ...]]:
+    """The options of a launcher and its unknown words, which end where its program begins: what follows is its own."""
     pattern, words = _LAUNCHERS[launcher][0], [shown(word) for word in command.words]
     start = next(
         (end for end in range(1, len(words) + 1) if re.search(pattern, f"{' '.join(words[:end])} ")), len(words)
@@ -313,17 +313,18 @@ def _of_launcher(command: Command, launcher: str, script: Script) -> tuple[Entry
         if words[stop] in _MODULE and not _OF_LAUNCHER.fullmatch("".join(words[stop + 1 : stop + 2])):
             break
         stop += 1
-    options = tuple(_glued(entry) for entry in _arguments(replace(command, words=command.words[start:stop]))[0])
+    found, strays = _arguments(replace(command, words=command.words[start:stop]))
+    options = tuple(map(_glued, found))
     if not command.line:  # recorded
         options = _last_of_each(options)
     if launcher != "torchrun":
-        return options
+        return options, strays
     given = {entry.key.lstrip("-").replace("-", "_") for entry in options}
     for name in _OF_ENVIRONMENT:
-        variable = command.variables.get(name, script.variables.get(name))
+        variable = command.variables.get(name)
         if variable is not None and variable.words and name.removeprefix("PET_").lower() not in given:
             options += (_entry(((Part(name, variable.lines)),), [variable.words[0]]),)
-    return options
+    return options, strays
 
 
 def _glued(entry: Entry) -> Entry:
@@ -332,19 +333,18 @@ def _glued(entry: Entry) -> Entry:
     return entry if short is None else replace(entry, path=(short[1],), value=short[2])
 
 
-def _all_nodes(options: tuple[Entry, ...], script: Script) -> bool:
+def _all_nodes(options: tuple[Entry, ...], command: Command) -> bool:
     """Whether a step of a job is on all of its nodes, as far as its options say, so that it has the job's tasks."""
-    nodes = script.variables.get("SLURM_NNODES")
+    nodes = command.variables.get("SLURM_NNODES")
     text = text_of(nodes.words[0]) if nodes is not None and nodes.words else None
     return all(entry.value == text for entry in options if entry.key in ("-N", "--nodes"))
 
 
-def _swift_counts(command: Command, script: Script) -> Entry | None:
+def _swift_counts(command: Command) -> Entry | None:
     """ms-swift starts NPROC_PER_NODE ranks on each of NNODES nodes."""
     counts = {}
     for name, default in (("NPROC_PER_NODE", None), ("NNODES", "1")):
-        script.asked.add(name)
-        variable = command.variables.get(name, script.variables.get(name))
+        variable = command.variables.get(name)
         counts[name] = default if variable is None or not variable.words else text_of(variable.words[0])
     if not all(value and value.isdecimal() for value in counts.values()):
         return None
@@ -362,7 +362,7 @@ def _product(counts: _Counts, arguments: tuple[Entry, ...], path: str) -> Entry 
     for entry in stated:
         if isinstance(entry.value, Missing):
             why = f"{entry.key} is {entry.value.text}: {entry.value.why}" if entry.value.text else entry.value.why
-            return Entry(entry.path, Missing(entry.value.text, why), entry.line)
+            return Entry(entry.path, Missing(entry.value.text, why, entry.value.runs), entry.line)
         if not entry.value.isdecimal() or int(entry.value) == 0:
             why = f"{entry.key} is {entry.value}, which is no fixed number of ranks"
             return Entry(entry.path, Missing(entry.value, why), entry.line)

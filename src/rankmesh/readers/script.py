@@ -1,398 +1,517 @@
-r"""A shell script read without running it: its variables, and the commands that it would start.
+r"""A launch script, read without running it: what it sets in plain lines, and the commands that it starts.
 
-Followed are assignments, arrays, ``$NAME``, ``${NAME:-default}``, ``${NAME[@]}``, ``$(( ))``, conditions over known
-words, and the text of ``eval`` and ``bash -c``. What any other statement may set is unknown from there on, and
-refused where a size needs it: ``rankmesh show --run`` has the answer. The grammar is tree-sitter's; nothing runs.
+Read are assignments, arrays and appends, ``$NAME``, ``${NAME:-default}``, ``${NAME[@]}`` and ``$(( ))``. A name that a
+branch, a loop, a function, a pipeline or a command such as ``read`` sets anywhere in the script is unknown, and after
+``source`` and ``eval`` so is every name. ``rankmesh show --run`` has the answer, because bash then runs the script.
 
->>> from rankmesh.readers.tokens import lines_of
->>> script = read_script("TP=4\nARGS=(--tp $TP)\ntorchrun ${ARGS[@]} a.py")
->>> [text_of(word) for word in script.commands[0].words]
-['torchrun', '--tp', '4', 'a.py']
->>> [lines_of(word) for word in script.commands[0].words]
-[(3,), (2,), (1,), (3,)]
+>>> script = read_script("TP=4\nARGS=(--tp $TP)\nif x; then N=2; fi\ntorchrun ${ARGS[@]} $N a.py")
+>>> print(script.commands[-1])
+torchrun --tp 4 $N a.py
+>>> script.commands[-1].words[3][0].why
+'N is set in a branch, a loop or a function (line 3)'
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import NoReturn
 
 from rankmesh.core.documents import Budget, Unreadable
-from rankmesh.errors import cut, extra
-from rankmesh.readers.conditions import chosen
-from rankmesh.readers.expand import SETS, Expander, Variable
-from rankmesh.readers.tokens import Part, Word, gap_of, joined, lines_of, shown, text_of
+from rankmesh.errors import cut
+from rankmesh.readers.tokens import BREAK, Part, Word, fields, gap_of, lines_of, number, shown, text_of
 
-if TYPE_CHECKING:
-    from tree_sitter import Node
+__all__ = ["TEXT", "Command", "Script", "Variable", "read_script"]
 
-__all__ = ["Command", "Script", "read_script"]
-
-_DEPTH = 4
-# Steps of one script, such as a part of a word that is copied; bytes, open brackets and here-documents of a text, which
-# the grammar takes a time for that grows with their square.
-_STEPS, SIZE, _OPEN, _HERE = 60_000, 128 << 10, 100, 500
-_BRACKETS = re.compile(rb"[(){}]")
-_BLOCKS = {"program", "compound_statement", "do_group", "redirected_statement", "negated_command"}
-# What they set ends with them.
-_SUBSHELLS = {"subshell", "pipeline"}
-_LOOPS = {"for_statement", "while_statement", "c_style_for_statement"}
-_DECLARATIONS = {"declaration_command", "variable_assignments", "unset_command"}
-_REDIRECTS = {"variable_assignment", "file_redirect", "heredoc_redirect", "herestring_redirect", "comment"}
-# Commands that set variables by other means than an assignment.
-_SETTERS = {"read", "mapfile", "readarray", "getopts", "printf", "source", "."}
-_NAME, _ASSIGNED = re.compile(r"[A-Za-z_]\w*"), re.compile(r"\b([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=")
-_SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=")
-_READS_OTHERS = re.compile(r"(^|[;&|({\s])(source|\.|eval)\s|\b(export|declare|read|unset)\s+[^\n;]*\$")
-# What a function has that starts the run.
-_STARTS = re.compile(
-    r"\b(torchrun|torch\.distributed|[sm]run|mpirun|deepspeed|accelerate|pretrain_)\b|parallel[-_]size"
+# Parts that one script expands to, characters, brackets inside of each other.
+_STEPS, _SIZE, _NESTED = 60_000, 128 << 10, 50
+_SPACE = re.compile(r"(?:[ \t]|\\\n)*(?:#[^\n]*)?")
+_OPERATOR = re.compile(
+    r"(?![<>]\()(?:\d+(?=[<>]))?(<<<|<<-?|<>|<&|>&|>>|>\||<|>|&>>?|;;&|;&|;;|&&|\|\||\|&|[;&|()\n])"
 )
-# Files and texts that activate an environment: they are known to set no variable that a run would take a size from.
+# What is no sign in a word, between double quotes, in braces without and with quotes around them, in brackets.
+_PLAIN = {
+    end: re.compile(f"[^{signs}]+")
+    for end, signs in {
+        "": r" \t\n\\'\"`$|&;()<>",
+        '"': r'"\\$`\n',
+        "}": r"}'\"\\$`\n",
+        '}"': r'}"\\$`\n',
+        ")": r")('\"\\$`#\n",
+    }.items()
+}
+_NAME = re.compile(r"\$(?:([A-Za-z_]\w*|[0-9@*#?$!-])|\{(\w+)(?:\[([@*])\])?\}|\{([A-Za-z_]\w*)(:?-))")
+# Texts in backquotes, with escapes, with the older arithmetic.
+_OTHER = re.compile(r"`(?:[^`\\]|\\.)*`|\$'(?:[^'\\]|\\.)*'|\$\"(?:[^\"\\]|\\.)*\"|\$\[[^\]]*\]", re.DOTALL)
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^]\n]*\])?(\+?)=")
+_FUNCTION = re.compile(r"(?:function[ \t]+)?([\w.:-]+)[ \t]*\([ \t]*\)|function[ \t]+([\w.:-]+)")
+_CONDITION = re.compile(r"\[\[\s.*?\s\]\](?=[\s;&|)]|$)", re.DOTALL)
+_HOME = re.compile(r"(^|:)~")
+_UNBALANCED = re.compile(r"\bcase\b|(?<!<)<<(?!<)")
+_NAMES, _SETS = re.compile(r"(?<![\w$])[A-Za-z_]\w*"), re.compile(r"(?<![=!<>])=(?!=)|(<<|>>)=|\+\+|--")
+# Expansions and conditions that set a variable, wherever they are.
+_INSIDE = re.compile(r"\$\{(\w+)(?:\[[^]]*\])?:?=|\$\(\((.*?)\)\)|\$\[(.*?)\]", re.DOTALL)
+_IN_CONDITION = re.compile(r"([A-Za-z_]\w*)(?:=(?![=~])|\+\+|--)")
+
+_OPENS, _LOOPS = {"if", "case", "for", "select", "while", "until", "{"}, {"for", "select", "while", "until"}
+_CLOSES = {"fi": {"if"}, "esac": {"case"}, "}": {"{"}, "done": _LOOPS}
+_RESERVED = {*_OPENS, *_CLOSES, "then", "else", "elif", "do", "!", "time"}
+_CONNECTS = {"&&", "||", "|", "|&"}
+_DECLARES, _DECLARED = (
+    {"export", "declare", "typeset", "readonly", "local", "unset"},
+    re.compile(r"-[xrgafp]+|[A-Za-z_]\w*"),
+)
+_SETTERS, _ANYTHING = {"read", "mapfile", "readarray", "getopts", "let", "printf"}, {"source", ".", "eval", "trap"}
+# Files and texts that activate an environment, and traps of the end: they set no variable that a run takes a size from.
 _ACTIVATES = re.compile(
-    r"(source|\.) (\S*/activate|(\S*/)?conda\.sh|\S*/(modules|lmod)/init/\w+)( .*)?"
-    r"|eval \"?(\$\(\s*\S*(conda|mamba|micromamba|pyenv|modulecmd)\b.*\)|`\S*(conda|mamba|pyenv)\b.*`)\"?"
+    r"(source|\.) (\S*/activate|(\S*/)?conda\.sh|\S*/(modules|lmod)/init/\w+)( .*)?|trap .* (EXIT|INT|TERM|0|-)"
+    r"|eval (\$\(\s*\S*(conda|mamba|micromamba|pyenv|modulecmd)\b.*\)|`\S*(conda|mamba|pyenv)\b.*`)",
+    re.DOTALL,
 )
-# What no file sets: arguments, what Slurm sets, and names of our own.
-_KEPT = re.compile(r"\d+|@|SLURM_\w+|__part_\w+")
+_SHELL = re.compile(r"(?:.* )?(\S*/)?(bash|sh) -\w*c .*", re.DOTALL)
+TEXT = "the text of"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable: one word, or the words of an array; ``lines`` where it was set."""
+
+    words: tuple[Word, ...]
+    array: bool
+    lines: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that the script would start, its words expanded, and the variables that stand before it."""
+    """A command that the script would start, its words expanded, and the variables that it finds.
+
+    ``within``: the function or the text that it may be in, where it does not run as it stands.
+    """
 
     words: tuple[Word, ...]
     line: int
     variables: Mapping[str, Variable] = field(default_factory=dict)
+    within: str = ""
 
     def __str__(self) -> str:
-        return " ".join(shown(word) for word in self.words)
+        return " ".join(map(shown, self.words))
+
+
+@dataclass(frozen=True)
+class _Assignment:
+    """A variable with its value, which may be appended to what it has."""
+
+    name: str
+    appends: bool
+    value: Variable
 
 
 @dataclass
 class Script:
-    """What was read: the commands in order, the variables at the end, and what was not read.
+    """What was read of a script.
 
-    ``defaults`` are lines with defaults, ``broken`` texts that are no shell. ``given`` is what --set says that the
-    environment holds, ``overruled`` where a branch sets it to other values; ``asked`` are the names that were looked
-    up, ``unresolved`` is why any variable may have been set by now.
+    ``variables`` are those of its end, ``asked`` the names that it asks for, ``texts`` what it writes, by places, each
+    with its line; ``given`` is what --set says that the environment holds, ``defaults`` are the lines with defaults.
     """
 
-    budget: Budget = field(default_factory=lambda: Budget(_STEPS))
+    given: Mapping[str, Variable]
+    variables: dict[str, Variable]
     commands: list[Command] = field(default_factory=list)
-    variables: dict[str, Variable] = field(default_factory=dict)
     notes: list[tuple[int, str]] = field(default_factory=list)
-    defaults: dict[int, str] = field(default_factory=dict)
-    broken: list[tuple[int, str]] = field(default_factory=list)
-    given: Mapping[str, Variable] = field(default_factory=dict)
-    overruled: list[tuple[str, list[Variable], list[int]]] = field(default_factory=list)
+    texts: dict[int, tuple[int, str]] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
-    unresolved: str = ""
+    defaults: dict[int, str] = field(default_factory=dict)
 
 
 def read_script(
     text: str, known: Mapping[str, Variable] | None = None, given: Mapping[str, str] | None = None
 ) -> Script:
     """Read a script; ``known`` are variables that it finds set, ``given`` those that the user says are."""
+    if len(text) > _SIZE:
+        raise Unreadable(f"is longer than {_SIZE >> 10} KiB")
     preset = {name: Variable(((Part(value, ()),),), False, ()) for name, value in (given or {}).items()}
-    script = Script(variables={**(known or {}), **preset}, given=preset)
-    source = text.encode()
-    starts = [0, *(place + 1 for place, byte in enumerate(source) if byte == 10)]
-    _Reader(script, source, lambda offset: (bisect_right(starts, offset),), 0).run()
-    return script
+    doubts: dict[str, str] = {}
+    for _ in range(2):  # at first for the names that are unknown
+        reader = _Reader(text, Script(preset, {**(known or {}), **preset}), dict(doubts))
+        reader.run()
+        doubts = reader.doubts
+    return reader.script
 
 
-@dataclass(eq=False)
 class _Reader:
-    """Walks one text; a nested text (``eval``) has a reader of its own over the same variables."""
+    """Goes through a text once. ``doubts`` are the names that are unknown, empty for all, and why."""
 
-    script: Script
-    source: bytes
-    lines: Callable[[int], tuple[int, ...]]
-    depth: int
-    prefix: tuple[Word, ...] = ()
-    ended: bool = False
+    def __init__(self, text: str, script: Script, doubts: dict[str, str]) -> None:
+        self.text, self.script, self.doubts, self.at, self.depth = text, script, doubts, 0, 0
+        self.starts = [0, *(found.end() for found in re.finditer("\n", text))]
+        self.budget = Budget(_STEPS)
+        self.open: list[str] = []
+        self.functions: set[str] = set()
+        self.documents: list[tuple[str, bool]] = []
+        self.after = self.anything = ""
+        for found in _INSIDE.finditer(text):
+            inside = found[2] or found[3] or ""
+            names = [found[1]] if found[1] else _NAMES.findall(inside) if _SETS.search(inside) else []
+            self.doubt(names, found.start(), "is set inside of an expansion")
 
-    def __post_init__(self) -> None:
-        self.expander = Expander(self.source, self.lines, self.script)
-        self.functions: dict[str, Node] = {}
+    def line(self, at: int) -> int:
+        return bisect_right(self.starts, at)
+
+    def doubt(self, names: Iterable[str], at: int, why: str = "is set in a branch, a loop or a function") -> None:
+        for name in names:
+            self.doubts.setdefault(name, f"{name or 'any variable'} {why} (line {self.line(at)})")
+
+    def lost(self, what: str, at: int) -> NoReturn:
+        raise Unreadable(f"is not shell that is read here: {what} (line {self.line(at)})")
+
+    # -- commands -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        with extra("configs"):
-            import tree_sitter_bash
-            from tree_sitter import Language, Parser
-
-        self.check()
-        root = Parser(Language(tree_sitter_bash.language())).parse(self.source).root_node
-        self.block(root.named_children)
-        self.script.broken += [(self.at(node), self.text(node)) for node in _broken(root)]
-
-    def check(self) -> None:
-        """Refuse a text on which the grammar would spend too long."""
-        self.script.budget.spend(len(self.source) // 8)
-        depth = 0
-        for sign in _BRACKETS.findall(self.source):
-            depth = depth + 1 if sign in b"({" else max(0, depth - 1)
-            if depth > _OPEN:
-                raise Unreadable(f"opens more than {_OPEN} brackets, one inside the other")
-        if len(self.source) > SIZE:
-            raise Unreadable(f"is longer than {SIZE >> 10} KiB")
-        if self.source.count(b"<<") > _HERE:
-            raise Unreadable(f"has more than {_HERE} here-documents")
-
-    def block(self, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            if not self.ended:
-                self.statement(node)
-
-    def statement(self, node: Node) -> None:
-        self.script.budget.spend()
-        if node.type == "compound_statement" and self.text(node).startswith("(("):
-            self.arithmetic(node)
-        elif node.type in _BLOCKS:
-            self.block(node.named_children)
-        elif node.type in _SUBSHELLS:
-            before = self.script.unresolved
-            for child in node.named_children:
-                self.outcome([child])
-            self.script.unresolved = before
-        elif node.type in ("if_statement", "case_statement"):
-            self.branches(node)
-        elif node.type in _LOOPS:
-            self.loop(node)
-        elif node.type == "list":
-            self.chain(node)
-        elif node.type == "variable_assignment":
-            self.expander.assign(node)
-        elif node.type in _DECLARATIONS:
-            self.declare(node)
-        elif node.type == "function_definition" and (name := node.child_by_field_name("name")) is not None:
-            self.functions[self.text(name)] = node
-        elif node.type == "command":
-            self.command(node)
-        elif node.type == "test_command":
-            # Whether each of its words is read depends on those before it.
-            self.opaque(node, " ".join(_SETS_DEFAULT.findall(self.text(node))), "a condition gives it a default")
-
-    def declare(self, node: Node) -> None:
-        """``export NAME=value`` and ``unset NAME``; of other words the names may be unknown."""
-        for child in node.named_children:
-            if child.type == "variable_assignment":
-                self.expander.assign(child)
-            elif node.type == "unset_command" and child.type in ("variable_name", "word"):
-                self.script.variables.pop(self.text(child), None)
-            elif named := re.match(r"[\"']?(\w+)=", self.text(child)):
-                self.leave_open(named[1], child, f"{cut(self.text(node))} is not followed")
-            elif child.type not in ("variable_name", "word", "number"):
-                self.unresolve(node, f"{cut(self.text(node))} may name any variable")
-
-    def unresolve(self, node: Node, why: str) -> None:
-        """Another text may have set any variable: what was known is open, what is not yet set is no default."""
-        self.script.unresolved = f"{why} (line {self.at(node)})"
-        self.script.budget.spend(len(self.script.variables))
-        for name in [name for name in self.script.variables if _KEPT.fullmatch(name) is None]:
-            self.leave_open(name, node, f"{name} may be set anew: {self.script.unresolved}")
-
-    def leave_open(self, name: str, node: Node, why: str, maybe: tuple[Word, ...] = ()) -> None:
-        before = self.script.variables.get(name)
-        self.expander.leave_open(name, node, why, (*(before.words if before else ()), *maybe))
-
-    def opaque(self, node: Node, text: str, why: str) -> None:
-        """What a statement may set that is not followed: each variable that its text names, any if it reads others."""
-        if _READS_OTHERS.search(text):
-            self.unresolve(node, why)
-        line = self.at(node)
-        for name in dict.fromkeys(_NAME.findall(text)):
-            self.leave_open(name, node, f"{name} may be set anew: {why} (line {line})", ((Part(text, (line,)),),))
-
-    def arithmetic(self, node: Node) -> None:
-        names = " ".join(first or second for first, second in SETS.findall(self.text(node)))
-        self.opaque(node, names, "arithmetic is not followed")
-
-    def branches(self, node: Node) -> None:
-        """Each branch that may run starts from the same variables; what they leave different is open afterwards."""
-        bodies, certain, decided_by = chosen(node, self.expander, self.block)
-        self.script.notes += [(line, text) for line, text in decided_by if (line, text) not in self.script.notes]
-        if certain and len(bodies) == 1:
-            self.block(bodies[0])
-        elif bodies:
-            self.merge([self.outcome(body) for body in bodies], node, or_before=not certain)
-
-    def loop(self, node: Node) -> None:
-        """A body that runs any number of times: what it sets is open in it, and after it."""
-        variable = node.child_by_field_name("variable")
-        names = [self.text(variable)] if variable is not None else []
-        self.opaque(node, " ".join([*names, *_ASSIGNED.findall(self.text(node))]), "a loop sets it")
-        if node.type == "c_style_for_statement":
-            self.arithmetic(node)
-        self.merge([self.outcome(node.named_children)], node, or_before=True)
-
-    def chain(self, node: Node) -> None:
-        """``left && right``: the right side may not run."""
-        bodies, certain, _ = chosen(node, self.expander, self.block)
-        if certain:
-            self.block(bodies[0] if bodies else [])
-        else:
-            self.merge([self.outcome(body) for body in bodies], node, or_before=True)
-
-    def outcome(self, body: Iterable[Node]) -> dict[str, Variable] | None:
-        """The variables after these statements; None where they end the script."""
-        before = dict(self.script.variables)
-        self.script.budget.spend(len(before) // 8)
-        self.block(body)
-        after, ended = dict(self.script.variables), self.ended
-        self.ended = False
-        self.script.variables.clear()
-        self.script.variables.update(before)
-        return None if ended else after
-
-    def merge(self, outcomes: list[dict[str, Variable] | None], node: Node, *, or_before: bool) -> None:
-        before = dict(self.script.variables)
-        every = [outcome for outcome in (*outcomes, before if or_before else None) if outcome is not None]
-        self.ended = not every
-        self.script.budget.spend(len(before) // 8 + sum(map(len, every)) // 8)
-        for name in dict.fromkeys(name for outcome in every for name in outcome):
-            values = [outcome[name] for outcome in every if name in outcome]
-            if len(values) == len(every) and all(value.same(values[0]) for value in values):
-                self.script.variables[name] = values[0]
+        while self.skip() < len(self.text):
+            start, operator = self.at, _OPERATOR.match(self.text, self.at)
+            word, condition = _PLAIN[""].match(self.text, start), _CONDITION.match(self.text, start)
+            if self.text.startswith("((", start) or condition:
+                self.at = condition.end() if condition else self.closing(start)
+                inside, self.after = self.text[start : self.at], ""
+                names = _IN_CONDITION.findall(inside) if condition else _NAMES.findall(inside)
+                self.doubt(names if condition or _SETS.search(inside) else [], start)
+            elif operator:
+                self.operator(operator)
+            elif function := _FUNCTION.match(self.text, start):
+                self.at = function.end()
+                self.functions.add(function[1] or function[2])
+            elif word and word[0] in _RESERVED:
+                self.reserved(word[0], start)
             else:
-                self.differ(name, values, before.get(name), node, complete=len(values) == len(every))
+                self.command()
+        if self.open:
+            self.lost(f"{self.open[-1]} does not end", self.at)
 
-    def differ(self, name: str, values: list[Variable], before: Variable | None, node: Node, *, complete: bool) -> None:
-        """A variable of several values: what all begin with is known, the rest is open."""
-        shared, rests = _shared(values) if complete else ((), [value.words for value in values])
-        changed = [place for place, value in enumerate(values) if before is None or not value.same(before)]
-        lines = [_first(rests[place]) or values[place].lines[0] for place in changed if values[place].lines]
-        why = f"{name} is set in a branch (line {', '.join(map(str, lines))}), which may run or not"
-        if name in self.script.given:
-            self.script.overruled.append((name, values, lines))
-        self.expander.leave_open(name, node, why, tuple(word for rest in rests for word in rest))
-        if shared and name not in self.script.given:
-            (rest,) = self.script.variables[name].words
-            array = values[0].array
-            words = (*shared, rest) if array else ((*shared[0], *rest),)
-            self.script.variables[name] = Variable(words, array, values[0].lines)
+    def skip(self) -> int:
+        """Pass blanks and comments; return the place after them."""
+        self.at = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
+        return self.at
 
-    def command(self, node: Node) -> None:
-        words = tuple(self.expander.words(child for child in node.named_children if child.type not in _REDIRECTS))
-        if len(words) > 1 and text_of(words[0]) in ("builtin", "command"):
-            words = words[1:]
-        name, text = text_of(words[0]) if words else None, self.text(node)
+    def operator(self, operator: re.Match[str]) -> None:
+        """Pass an operator, with the word of a redirection."""
+        start, sign, self.at = self.at, operator[1], operator.end()
+        if sign.startswith(("<", ">", "&>")):
+            self.skip()
+            word = self.word()
+            if not word:
+                self.lost("a redirection has no file", start)
+            if sign in ("<<", "<<-"):
+                self.documents.append((shown(word), sign == "<<-"))
+            return
+        if sign == "(" or (sign == ")" and self.open[-1:] == ["("]):
+            self.open = [*self.open, "("] if sign == "(" else self.open[:-1]
+        elif sign == ")" and "case" not in self.open:
+            self.lost("a bracket closes nothing", start)
+        while sign == "\n" and self.documents:
+            self.document(*self.documents.pop(0))
+        if sign != "\n" or self.after not in _CONNECTS:
+            self.after = sign
+
+    def document(self, end: str, indented: bool) -> None:
+        """Pass a here-document, up to the line that ends it."""
+        start, line = self.at, None
+        while self.at < len(self.text) and line != end:
+            line = (
+                self.text[self.at :].partition("\n")[0]
+                if self.text.find("\n", self.at) < 0
+                else self.text[self.at : self.text.index("\n", self.at)]
+            )
+            self.at = min(self.at + len(line) + 1, len(self.text))
+            line = line.lstrip("\t") if indented else line
+        self.literal(self.text[start : self.at], start)
+
+    def reserved(self, word: str, start: int) -> None:
+        """Pass a word of a compound command; of ``for`` with the name, of ``case`` with all up to ``in``."""
+        self.at, self.after = start + len(word), ""
+        if word in _OPENS:
+            self.open.append(word)
+            if word in ("for", "select") and (name := _NAMES.match(self.text, self.skip())):
+                self.doubt([name[0]], start)
+            while word == "case" and self.skip() < len(self.text) and (found := self.word()) and shown(found) != "in":
+                pass
+        elif word in _CLOSES and not {*self.open[-1:]} & _CLOSES[word]:
+            self.lost(f"{word} closes nothing", start)
+        elif word in _CLOSES:
+            self.open.pop()
+
+    def command(self) -> None:
+        """Read one command without others inside: assignments, or words with assignments before them."""
+        start, words, before = self.at, list[Word](), self.script.variables
+        given: list[_Assignment] = []
+        declared: list[_Assignment] = []
+        self.script.variables = dict(before) if _ASSIGNED.match(self.text, start) else before
+        while self.skip() < len(self.text):
+            operator = _OPERATOR.match(self.text, self.at)
+            if operator and not operator[1].startswith(("<", ">", "&>")):
+                break
+            if operator:
+                self.operator(operator)
+            elif not words and (found := self.assignment()):
+                given.append(found)
+                self.set(found)
+            elif words and text_of(words[0]) in _DECLARES and (found := self.assignment()):
+                declared.append(found)
+            else:
+                words += fields(self.word())
+        end = _OPERATOR.match(self.text, self.at)
+        plain = not self.open and self.after not in _CONNECTS and (end is None or end[1] in (";", "\n"))
+        self.after = ""
+        if end and end[1] == "(":
+            self.lost("a bracket opens after a word", self.at)
+        if any(found.name == "IFS" for found in (*declared, *(() if words else given))):
+            raise Unreadable(f"sets IFS, by which words end (line {self.line(start)})")
         if not words:
-            self.declare(node)
-        elif name in ("exit", "return") and not self.depth:
-            self.ended = True
-        elif name in self.functions:
-            self.call(node, name or "", self.text(self.functions[name or ""]))
-        elif nested := _nested(words):
-            self.among(node, lambda: self.nested(*nested), only=name != "eval")
-        elif name == "let":
-            self.arithmetic(node)
-        elif name in _SETTERS and not _ACTIVATES.fullmatch(text) and (name != "printf" or "-v" in text):
-            self.opaque(node, text, f"{cut(text)} is not followed")
-            if any(map(gap_of, words)):
-                self.unresolve(node, f"{cut(text)} may name any variable")
+            self.doubt([] if plain else [found.name for found in given], start)
+            return
+        variables, self.script.variables = self.script.variables, before
+        while len(words) > 1 and text_of(words[0]) in ("builtin", "command", "nohup"):
+            del words[0]
+        if text_of(words[0]) in _DECLARES:
+            self.declare(words, declared, start, plain=plain)
+        elif text_of(words[0]) not in self.functions:
+            self.perform(words, variables, start, plain=plain)
+
+    def perform(self, words: list[Word], variables: Mapping[str, Variable], start: int, *, plain: bool) -> None:
+        """Note a command, and what it does to variables."""
+        name, text, within = text_of(words[0]), " ".join(map(shown, words)), ""
+        if name in _SETTERS and (name != "printf" or "-v" in text):
+            names = ["", *words] if any(map(gap_of, words)) else _NAMES.findall(text.partition(" ")[2])
+            self.doubt(map(str, names[:1] if names[:1] == [""] else names), start, f"is set by {cut(text)}")
+        elif name in _ANYTHING and not _ACTIVATES.fullmatch(text):
+            self.script.notes += (
+                [(self.line(start), f"{cut(text)} is another file; not read")] if name in ("source", ".") else []
+            )
+            self.forget(f"{cut(text)} is not read", start, plain=plain)
+            within = f"{TEXT} {name}"
+        elif _SHELL.fullmatch(text):
+            within = f"{TEXT} bash -c"
+        elif (gap := gap_of(words[0])) and gap.runs and gap.shown[:1] in "$`":
+            self.forget(f"{cut(text)} may be any command", start, plain=plain)
+        elif plain and (name in ("exit", "return") or (name == "exec" and len(words) > 1)):
+            self.at = len(self.text)
+        within = within or ("a function" if self.functions and self.open else "")
+        self.script.commands.append(Command(tuple(words), self.line(start), variables, within))
+
+    def declare(self, words: list[Word], declared: list[_Assignment], start: int, *, plain: bool) -> None:
+        """``export NAME=value`` and ``unset NAME``; with options that change values, all names are unknown."""
+        names = [text_of(word) for word in words[1:]]
+        text = cut(" ".join(map(shown, words)))
+        if not all(name is not None and _DECLARED.fullmatch(name) for name in names):
+            self.doubt(["", *(found.name for found in declared)], start, f"is set by {text}")
+        elif plain:
+            for found in declared:
+                self.set(found)
+            for name in names if text.startswith("unset") else ():
+                self.script.variables.pop(name or "", None)
         else:
-            self.among(node, lambda: self.start(node, words), only=True)
-        if name == "eval" and any(map(gap_of, words)) and not _ACTIVATES.fullmatch(text):
-            self.unresolve(node, f"{cut(text)} runs a text that is not in this file")
-        if name in ("source", "."):
-            self.script.notes.append((self.at(node), f"{cut(text)} is another file; not read"))
+            self.doubt([*(found.name for found in declared), *(names if text.startswith("unset") else ())], start)
 
-    def call(self, node: Node, name: str, body: str) -> None:
-        """A function is not followed: what its text names may be set anew, and a run that it starts is refused."""
-        if _STARTS.search(body):
-            raise Unreadable(f"starts the run in the function {name}, which is not followed (line {self.at(node)})")
-        self.opaque(node, body, f"the function {name} is called, which is not followed")
+    def forget(self, why: str, start: int, *, plain: bool) -> None:
+        """Every variable may have been set: all are unknown until the script sets them, or for good."""
+        self.doubt([] if plain else [""], start, f"may be set: {why}")
+        self.anything = f"{why} (line {self.line(start)})"
+        kept = {name: value for name, value in self.script.variables.items() if name.startswith("SLURM_")}
+        self.script.variables = kept
 
-    def among(self, node: Node, run: Callable[[], None], *, only: bool) -> None:
-        """Run with the assignments before a command, ``NAME=value f``, which end with it; ``only``: all it sets."""
-        given = [child for child in node.named_children if child.type == "variable_assignment"]
-        before = dict(self.script.variables)
-        for child in given:
-            self.expander.assign(child)
-        run()
-        for name in [*self.script.variables, *before] if only else map(self.named, given):
-            self.script.variables.pop(name, None)
-            if name in before:
-                self.script.variables[name] = before[name]
+    def assignment(self) -> _Assignment | None:
+        """``NAME=value``, ``NAME=( ... )``, both with ``+=``; a name of which an element is set is unknown."""
+        start, found = self.at, _ASSIGNED.match(self.text, self.at)
+        if found is None:
+            return None
+        self.doubt([found[1]] if found[2] else [], start, "is set by its elements")
+        self.at, lines, words = found.end(), (self.line(start),), list[Word]()
+        if not self.text.startswith("(", self.at):
+            word = self.word() or (Part("", lines),)
+            if any(part.bare and not part.split and _HOME.search(part.text or "") for part in word):
+                word = self.gap(start, "~ is a folder of the user")
+            word = tuple(replace(part, text=" " if part.text == BREAK else part.text, split=False) for part in word)
+            return _Assignment(found[1], bool(found[3]), Variable((word,), False, lines))
+        self.at += 1
+        while (sign := self.text[self.skip() : self.at + 1]) != ")":
+            if not sign or (sign != "\n" and _OPERATOR.match(self.text, self.at)):
+                self.lost("an array does not end", start)
+            words += fields(self.word()) if sign != "\n" else ()
+            self.at += sign == "\n"
+        self.at += 1
+        return _Assignment(found[1], bool(found[3]), Variable(tuple(words), True, lines))
 
-    def start(self, node: Node, words: tuple[Word, ...]) -> None:
-        names = [self.named(child) for child in node.named_children if child.type == "variable_assignment"]
-        assigned = {name: self.script.variables[name] for name in names if name in self.script.variables}
-        self.script.commands.append(Command((*self.prefix, *words), self.at(node), assigned))
+    def set(self, given: _Assignment) -> None:
+        """Give a variable its value; a plain value goes to the first element of an array."""
+        made, before = given.value, self.script.variables.get(given.name)
+        if before is None and given.appends and self.anything:
+            what = self.gap(self.at, f"{given.name} may be set by now: {self.anything}", elsewhere=True)
+            before = Variable((what,), made.array, made.lines)
+        if before is not None and (given.appends or (before.array and not made.array)):
+            self.budget.spend(len(before.words) + sum(map(len, before.words[:1])))
+            first, lines = before.words[0] if before.words else (), before.lines if given.appends else made.lines
+            if made.array:
+                made = Variable((*before.words, *made.words), True, lines)
+            elif before.array and gap_of(first):
+                made = Variable((self.gap(self.at, f"{given.name} has an unknown first element"),), True, lines)
+            else:
+                word = (*first, *made.words[0]) if given.appends else made.words[0]
+                made = Variable((word, *before.words[1:]), before.array, lines)
+        self.script.variables[given.name] = made
 
-    def named(self, assignment: Node) -> str:
-        name = assignment.child_by_field_name("name")
-        return "" if name is None else self.text(name)
+    # -- words --------------------------------------------------------------------------------------------------------
 
-    def nested(self, prefix: tuple[Word, ...], text: Word) -> None:
-        """Read the text that ``eval`` or ``bash -c`` would run; unknown parts get names of their own."""
-        source, starts, parts = b"", [], []
-        for number, part in enumerate(text):
-            starts.append(len(source))
-            parts.append(part)
-            name = f"__part_{self.depth}_{number}"
-            if part.text is None:
-                self.script.variables[name] = Variable(((part,),), False, part.lines)
-            source += (f"${{{name}}}" if part.text is None else part.text).encode()
-        if self.depth < _DEPTH:
-            lines = lambda offset: parts[bisect_right(starts, offset) - 1].lines  # noqa: E731
-            _Reader(self.script, source, lines, self.depth + 1, (*self.prefix, *prefix)).run()
+    def word(self) -> Word:
+        """One written word as parts, before it is cut at spaces."""
+        parts = tuple(self.parts(""))
+        self.budget.spend(1 + len(parts) + sum(len(part.text or "") for part in parts) // 64)
+        return parts
 
-    def text(self, node: Node) -> str:
-        return self.expander.source_of(node)
+    def parts(self, end: str, stop: int | None = None) -> list[Part]:
+        """The parts up to the sign that ends a word, quotes, braces or brackets, or up to a place."""
+        parts, quoted, opening = list[Part](), end.endswith('"'), self.at
+        self.depth += 1
+        if self.depth > _NESTED:
+            raise Unreadable(f"opens more than {_NESTED} brackets, one inside the other")
+        while self.at != stop:
+            start, sign, plain = (
+                self.at,
+                self.text[self.at : self.at + 1],
+                _PLAIN[end].match(self.text, self.at, stop or len(self.text)),
+            )
+            if not sign and end:
+                self.lost(f"a {end[0]} is missing", opening)
+            if (end and sign == end[0] and stop is None) or not sign:
+                break
+            self.at += 1
+            if plain:
+                self.at = plain.end()
+                parts.append(self.literal(plain[0], start, bare=not quoted))
+            elif sign == "\\":
+                self.at += 1
+                escaped = self.text[start + 1 : start + 2]
+                if escaped != "\n":
+                    kept = quoted and escaped not in '$`"\\'
+                    parts.append(self.literal(f"\\{escaped}" if kept or not escaped else escaped, start))
+            elif sign == "'" and not quoted:
+                self.at = self.text.find("'", self.at) + 1 or self.lost("a quote does not end", start)
+                lines = self.text[start + 1 : self.at - 1].splitlines(keepends=True)
+                parts += map(self.literal, lines or [""], accumulate(map(len, lines[:-1]), initial=start + 1))
+            elif sign == '"' and stop is None:
+                inside = self.parts('"')
+                self.at += 1
+                parts += inside or (() if "[@]}" in self.text[start : self.at] else (self.literal("", start),))
+            elif sign in "$`":
+                self.at = start
+                parts += self.dollar(quoted=quoted)
+            elif self.text.startswith(("<(", ">("), start) and not end:
+                self.at = self.closing(start + 1)
+                parts += self.gap(start, "is the output of a command", elsewhere=True)
+            elif not end:
+                self.at = start
+                break
+            elif sign == "(":
+                self.parts(")")
+                self.at += 1
+            elif sign == "#" and self.text[start - 1].isspace():
+                self.at = self.text.find("\n", start) % (len(self.text) + 1)
+            else:
+                parts.append(self.literal(sign, start, bare=not quoted))
+        self.depth -= 1
+        return parts
 
-    def at(self, node: Node) -> int:
-        return self.lines(node.start_byte)[0]
+    def literal(self, text: str, start: int, *, bare: bool = False) -> Part:
+        self.script.texts[start] = (self.line(start), text)
+        return Part(text, (self.line(start),), start, bare)
 
+    def gap(self, start: int, why: str, *, runs: bool = True, elsewhere: bool = False) -> Word:
+        """A part that is unknown: what is written from a place to here."""
+        written = self.text[start : self.at]
+        why = f"{cut(written)} {why}" if why.startswith("is ") else why
+        return (Part(None, (self.line(start),), bare=True, shown=written, why=why, runs=runs, elsewhere=elsewhere),)
 
-def _shared(values: list[Variable]) -> tuple[tuple[Word, ...], list[tuple[Word, ...]]]:
-    """What all values begin with, the words of arrays or the parts of texts, and what each has beyond it."""
-    if len({value.array for value in values}) > 1 or any(not value.words for value in values):
-        return (), [value.words for value in values]
-    array = values[0].array
-    pieces = [value.words if array else tuple((part,) for part in value.words[0]) for value in values]
-    count = 0
-    for each in zip(*pieces, strict=False):
-        if text_of(each[0]) is None or any(text_of(word) != text_of(each[0]) for word in each):
-            break
-        count += 1
-    rests = [piece[count:] for piece in pieces]
-    same = pieces[0][:count]
-    if array or not same:
-        return same, rests
-    # A text is shared up to a space, so that what follows is no part of its last word.
-    text = tuple(part for word in same for part in word)
-    after = ["".join(part.text or "?" for word in rest for part in word) for rest in rests]
-    if not (text[-1].text or "").endswith((" ", "\n", "\t")) and any(rest[:1].strip() for rest in after):
-        return (), [value.words for value in values]
-    return ((*text, Part(" ", text[-1].lines)),), rests
+    def closing(self, opening: int) -> int:
+        """Pass the brackets that open at a place; return the place after them."""
+        self.at = opening + 1
+        self.parts(")")
+        self.at += 1
+        if self.text[opening + 1] != "(" and _UNBALANCED.search(self.text, opening, self.at):
+            raise Unreadable(f"has a case or a here-document inside of brackets (line {self.line(opening)})")
+        return self.at
 
+    def dollar(self, *, quoted: bool) -> Word:
+        """An expansion, or a dollar that is none."""
+        start, found, other = self.at, _NAME.match(self.text, self.at), _OTHER.match(self.text, self.at)
+        if found:
+            self.at, default = found.end(), list[Part]()
+            if found[4]:
+                default = self.parts('}"' if quoted else "}") or [Part("", (self.line(start),), bare=not quoted)]
+                self.at += 1
+            word = self.value(found[1] or found[2] or found[4], found[3] or found[5] or "", start, quoted=quoted)
+            if word is None:
+                unset = found[4] not in self.script.variables
+                return tuple(
+                    replace(part, default=part.default or unset, split=part.split or part.bare) for part in default
+                )
+        elif self.text.startswith("$(", start):
+            self.closing(start + 1)
+            summed = self.text.startswith("$((", start) and self.text.startswith("))", self.at - 2)
+            word = self.sum(start, self.at) if summed else self.gap(start, "is the output of a command", elsewhere=True)
+        elif self.text.startswith("${", start):
+            self.at += 2
+            self.parts('}"' if quoted else "}")
+            self.at += 1
+            word = self.gap(start, "is more than a variable")
+        elif other and not (quoted and other[0].startswith(("$'", '$"'))):
+            self.at = other.end()
+            word = self.gap(
+                start, "is the output of a command" if other[0][0] == "`" else "is not read", elsewhere=True
+            )
+        elif self.text.startswith(("`", "$["), start):
+            self.lost("an expansion does not end", start)
+        else:
+            self.at += 1
+            word = (self.literal("$", start),)
+        return tuple(replace(part, bare=not quoted, split=not quoted) for part in word)
 
-def _first(words: Iterable[Word]) -> int:
-    return next((line for word in words for line in lines_of(word)), 0)
+    def value(self, name: str, operator: str, start: int, *, quoted: bool = True) -> Word | None:
+        """The value of a variable, or its elements; None where it has the default that is written."""
+        self.script.asked.add(name)
+        found = self.script.variables.get(name)
+        words = found.words if found else ()
+        empty = not words or (operator == ":-" and all(part.text == "" for part in words[0]))
+        if why := self.doubts.get(name) or self.doubts.get(""):
+            return self.gap(start, why, elsewhere=name not in self.doubts)
+        if found is None and self.anything and name.isidentifier():
+            return self.gap(start, f"{name} may be set by now: {self.anything}", elsewhere=True)
+        if operator in (":-", "-") and empty:
+            if found is None:
+                text = f"{self.text[start : self.at]} is read as its default; the environment may say otherwise"
+                self.script.defaults[self.line(start)] = text
+            return None
+        if found is None:
+            why = f"the variable {name} has no value in this file"
+            why = why if name.isidentifier() else "the arguments of the script are not known here"
+            return self.gap(start, why, runs=False)
+        if operator not in ("@", "*"):
+            return words[0] if words else (Part("", ()),)
+        if self.anything and not found.array:
+            return self.gap(start, f"{name} may have more elements: {self.anything}")
+        between = Part(BREAK if quoted and operator == "@" else " ", found.lines)
+        parts = [part for word in words for part in (between, *word)][1:]
+        return tuple(parts) or ((Part("", ()),) if operator == "*" else ())
 
-
-def _broken(node: Node) -> Iterator[Node]:
-    """The parts that the grammar could not make sense of."""
-    if node.is_error or node.is_missing:
-        yield node
-    elif node.has_error:
-        for child in node.children:
-            yield from _broken(child)
-
-
-def _nested(words: tuple[Word, ...]) -> tuple[tuple[Word, ...], Word] | None:
-    """The script inside a command, the words after ``eval`` or the word after ``bash -c``, and the words before it."""
-    names = [(text_of(word) or "").rpartition("/")[2] for word in words]
-    if names[0] == "eval":
-        return (), joined(words[1:])
-    for number in range(len(words) - 2):
-        option = names[number + 1]
-        if names[number] in ("bash", "sh") and option.startswith("-") and option.endswith("c") and "=" not in option:
-            return words[:number], words[number + 2]
-    return None
+    def sum(self, start: int, end: int) -> Word:
+        """``$(( ))`` over whole numbers."""
+        self.at = start + 3
+        used = [Part("", (self.line(start),)), *self.parts('"', end - 2)]
+        self.at, text = end, shown(tuple(used))
+        words = {name: self.value(name, "", start) or () for name in _NAMES.findall(text)}
+        used += (part for word in words.values() for part in word)
+        gap = gap_of(tuple(used))
+        made = None if gap else number(_NAMES.sub(lambda found: f"({shown(words[found[0]])})", text))
+        if made is None:
+            return (replace(gap, shown=self.text[start:end]),) if gap else self.gap(start, "is not read")
+        return (Part(str(made), lines_of(tuple(used)), default=any(part.default for part in used)),)

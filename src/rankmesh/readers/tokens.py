@@ -1,58 +1,61 @@
 """Words of a shell script, each part with the line it was written on.
 
-A word is a tuple of parts. A part with a text of None stands for what the script does not state: a variable that it
-never sets, its arguments, the output of a command, or a variable that a branch may have set (``maybe``).
+A word is a tuple of parts. A part with a text of None is unknown: a variable that the script never sets, its arguments,
+or what only bash finds out.
 
 >>> word = (Part("--tp=", (3,)), Part("4", (1,)))
 >>> text_of(word), lines_of(word)
 ('--tp=4', (3, 1))
->>> [text_of(field) for field in fields((Part("--tp 4", (1,), split=True),))]
+>>> [text_of(field) for field in fields((Part("--tp 4", (1,), bare=True, split=True),))]
 ['--tp', '4']
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from rankmesh.errors import cut
 from rankmesh.readers.reading import Missing
 
-__all__ = [
-    "BREAK",
-    "Part",
-    "Word",
-    "fields",
-    "gap_of",
-    "joined",
-    "lines_of",
-    "quoted",
-    "shown",
-    "text_of",
-    "unbroken",
-    "value_of",
-]
+__all__ = ["BREAK", "Part", "Word", "fields", "gap_of", "lines_of", "number", "shown", "text_of", "value_of"]
 
 # Between the elements of an array; no text of a script holds it.
 BREAK = "\0"
-_SPACE = re.compile(r"([\s\0]+)")
+_SPACES = re.compile(r"([ \t\n]+)")
+# What bash makes other words of, outside of quotes.
+_MATCHES = re.compile(r"[*?]|\[.*\]|\{.*(,|\.\.).*\}|^\{\w+\}$|(^|[=:])~", re.DOTALL)
+_SIGNS: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: lambda left, right: left + right,
+    ast.Sub: lambda left, right: left - right,
+    ast.Mult: lambda left, right: left * right,
+    ast.Div: lambda left, right: abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1),
+    ast.Mod: lambda left, right: left - right * _SIGNS[ast.Div](left, right),
+}
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some characters of a word. ``split``: they come from an expansion outside quotes, so spaces end the word.
+    """Some characters of a word.
 
-    ``lines``  where they were written, first the line that matters most
-    ``shown``  how an unknown part is written, such as ``$TP``; ``why`` it is unknown, ``maybe`` what it could be
-    ``default``  it is the default of a variable that the environment may set
+    ``lines``      where they were written, first the line that matters most; ``at``: the place of a text
+    ``bare``       no quotes are around them; ``split``: they come from an expansion, so spaces end the word
+    ``shown``      how an unknown part is written, such as ``$TP``; ``why`` it is unknown; ``runs``: only bash knows it
+    ``elsewhere``  it comes from another file or command
+    ``default``    it is the default of a variable that the environment may set
     """
 
     text: str | None
     lines: tuple[int, ...]
+    at: int = -1
+    bare: bool = False
     split: bool = False
     shown: str = ""
     why: str = ""
-    maybe: tuple[tuple[Part, ...], ...] = ()
+    runs: bool = False
+    elsewhere: bool = False
     default: bool = False
 
 
@@ -77,7 +80,7 @@ def shown(word: Word) -> str:
 def value_of(word: Word) -> str | Missing:
     """The text, or what is missing of it."""
     gap = gap_of(word)
-    return Missing(shown(word), gap.why) if gap else "".join(part.text or "" for part in word)
+    return Missing(shown(word), gap.why, gap.runs) if gap else shown(word)
 
 
 def lines_of(word: Word) -> tuple[int, ...]:
@@ -85,50 +88,57 @@ def lines_of(word: Word) -> tuple[int, ...]:
     return tuple(dict.fromkeys(line for part in word for line in part.lines))
 
 
-def quoted(word: Word) -> Word:
-    """The same characters inside double quotes: spaces no longer end the word."""
-    return tuple(replace(part, split=False) for part in word)
-
-
-def joined(words: Iterable[Word], separator: str = " ") -> Word:
-    """Words as one text; the separator ``BREAK`` ends a word inside quotes too, as between the elements of ``"$@"``."""
-    parts: list[Part] = []
-    for number, word in enumerate(words):
-        if number:
-            parts.append(Part(separator, parts[-1].lines if parts else (), split=True))
-        parts += word
-    return tuple(parts)
-
-
-def unbroken(word: Word) -> Word:
-    """A word whose breaks became spaces, as in an assignment."""
-    return tuple(replace(part, text=" ") if part.text == BREAK else part for part in word)
-
-
 def fields(word: Word) -> Iterator[Word]:
-    """The words that one written word becomes: cut at breaks, and at the spaces of expansions outside quotes."""
+    """The words that one written word becomes: cut between elements, and at the spaces of expansions outside quotes."""
     current: list[Part] = []
-    open_ended = False
     for part in word:
-        if part.text == BREAK and not part.split:
-            yield tuple(current)
-            current, open_ended = [], True
-            continue
-        for cut, piece in _pieces(part):
-            if cut and current:
-                yield tuple(current)
-                current, open_ended = [], False
-            elif not cut:
-                current.append(piece)
-    if current or open_ended:
-        yield tuple(current)
+        if part.text == BREAK:
+            yield _matched(tuple(current))
+            current = []
+        elif part.text is None or not part.split:
+            current.append(part)
+        else:
+            for place, piece in enumerate(_SPACES.split(part.text)):
+                if place % 2 == 0 and piece:
+                    current.append(replace(part, text=piece))
+                elif place % 2 and current:
+                    yield _matched(tuple(current))
+                    current = []
+    if current:
+        yield _matched(tuple(current))
 
 
-def _pieces(part: Part) -> Iterator[tuple[bool, Part]]:
-    """The pieces of a part, and the cuts between them."""
-    if part.text is None or not part.split:
-        yield False, part
-        return
-    for number, piece in enumerate(_SPACE.split(part.text)):
-        if number % 2 or piece:
-            yield bool(number % 2), replace(part, text=piece)
+def _matched(word: Word) -> Word:
+    """The word, unknown where bash may make other words of it: names of files, braces."""
+    if gap_of(word) or not _MATCHES.search("".join((part.text or "") if part.bare else "x" for part in word)):
+        return word
+    why = f"bash may make other words of {cut(shown(word))}"
+    return (Part(None, lines_of(word), shown=shown(word), why=why, runs=True),)
+
+
+def number(text: str) -> int | None:
+    """The value of an expression of whole numbers as bash computes it, None for another expression.
+
+    >>> number("(2 - 9) / 2"), number("(2 - 9) % 4"), number("010"), number("2 ** 3")
+    (-3, -3, None, None)
+    """
+    if len(text) > 200 or re.search(r"[^\s\d+\-*/%()]|\+\+|--|\d{19}", text):
+        return None
+    try:
+        return _value(ast.parse(" ".join(text.split()), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError):
+        return None
+
+
+def _value(node: ast.expr) -> int:
+    if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+        result = _SIGNS[type(node.op)](_value(node.left), _value(node.right))
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        result = -_value(node.operand)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+        result = node.value
+    else:
+        raise ValueError(node)
+    if abs(result) >= 2**63:
+        raise ValueError(node)
+    return result

@@ -3,7 +3,8 @@
 ```
 STAND_INS   are first in PATH, and exported as bash functions for scripts that set PATH; they note their words and end
 the rest    runs: commands of the script are real, and the answers of this machine (nproc, hostname) are this machine's
-sandbox     namespaces of our own, or bubblewrap: no network; what is written goes to memory, or is refused
+sandbox     namespaces of our own, or bubblewrap: no network, no socket or device of the host; what is written goes to
+            memory, or is refused
 the end     a limit of seconds and of bytes written; every process that the script started is killed
 ```
 
@@ -30,12 +31,14 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.core.documents import read_text, refused_as
-from rankmesh.errors import PlanError, cut, quoted_path
+from rankmesh.errors import PlanError, cut, quoted, quoted_path
 from rankmesh.readers.recording import sandbox as sandbox_program
 from rankmesh.readers.recording import standin as standin_program
 from rankmesh.readers.slurm import job_variables
 
-__all__ = ["SECONDS", "STAND_INS", "Launch", "Recording", "record", "sandbox_kind"]
+__all__ = ["SANDBOXES", "SECONDS", "STAND_INS", "Launch", "Recording", "chosen_sandbox", "record", "sandbox_kind"]
+
+SANDBOXES = ("namespaces", "bubblewrap", "none")
 
 STAND_INS = (
     "torchrun",
@@ -92,19 +95,33 @@ class Recording:
     error: str
 
 
-@cache
 def sandbox_kind() -> str:
-    """What keeps a script from this machine's network and files: ``namespaces``, ``bubblewrap`` or ``none``."""
-    with _workplace() as place:
-        for kind in ("namespaces", "bubblewrap"):
-            if kind == "bubblewrap" and shutil.which("bwrap") is None:
-                continue
-            with suppress(OSError, subprocess.SubprocessError):
-                command = _confined(["true"], kind, place, [])
-                quiet = subprocess.DEVNULL
-                if subprocess.run(command, stdout=quiet, stderr=quiet, timeout=10, check=False).returncode == 0:  # noqa: S603
-                    return kind
-    return "none"
+    """The strongest sandbox that this machine allows: ``namespaces``, ``bubblewrap`` or ``none``."""
+    return next(filter(_works, SANDBOXES))
+
+
+@cache
+def _works(kind: str) -> bool:
+    if kind == "none":
+        return True
+    if kind == "bubblewrap" and shutil.which("bwrap") is None:
+        return False
+    with _workplace() as place, suppress(OSError, subprocess.SubprocessError):
+        command = _confined(["true"], kind, place, [])
+        return subprocess.run(command, cwd=place, capture_output=True, timeout=10, check=False).returncode == 0  # noqa: S603
+    return False
+
+
+def chosen_sandbox(name: str | None) -> str:
+    """Return the sandbox of this name, or the strongest. Raises ``PlanError`` where this machine does not allow it."""
+    if name is not None and name not in SANDBOXES:
+        raise PlanError(f"sandbox {quoted(name)} is not known; choose {', '.join(SANDBOXES)}", received=name)
+    best = sandbox_kind()
+    if name is None and best == "none":
+        raise PlanError("this machine allows no sandbox, so the script would run for real; name sandbox none to run it")
+    if name is not None and not _works(name):
+        raise PlanError(f"this machine does not allow the sandbox {name}; choose {best}", received=name)
+    return name or best
 
 
 def record(
@@ -157,15 +174,26 @@ def _workplace() -> Iterator[Path]:
 
 def _confined(command: Sequence[str], kind: str, place: Path, writable: Sequence[str]) -> list[str]:
     """A command inside the sandbox of this kind."""
-    how = "own" if kind == "namespaces" else "given"
-    program = [sys.executable, "-I", "-S", sandbox_program.__file__, how, str(place), str(_GRACE), str(_WRITTEN)]
-    words = [*program, *writable, "--", *command]
+    visible = _visible()
+    program = [sys.executable, "-I", "-S", sandbox_program.__file__, kind, str(place), str(_GRACE), str(_WRITTEN)]
+    words = [*program, *writable, "--", *visible, "--", *command]
     if kind != "bubblewrap":
         return words
-    folder = str(place)
-    options = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--bind", folder, folder]
+    options = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--remount-ro", "/proc"]
+    for hidden in (path for path in sandbox_program.HIDDEN if Path(path).is_dir() and not Path(path).is_symlink()):
+        inside = [path for path in (*writable, *visible) if f"{path}/".startswith(f"{hidden}/") and Path(path).is_dir()]
+        tmpfs = [] if hidden in inside else ["--tmpfs", hidden]
+        options += [*tmpfs, *(word for path in sorted(inside, key=len) for word in ("--ro-bind", path, path))]
+    options += ["--bind", str(place), str(place)]
     ends = ["--unshare-net", "--unshare-pid", "--unshare-ipc", "--die-with-parent", "--new-session"]
     return [shutil.which("bwrap") or "bwrap", *options, *ends, *words]
+
+
+def _visible() -> list[str]:
+    """The folders that a sandbox does not hide, wherever they are: those of Python, of this package, and of PATH."""
+    python = (sys.prefix, sys.base_prefix, str(Path(__file__).parent))
+    folders = (path for path in os.environ.get("PATH", "").split(os.pathsep) if path.startswith("/"))
+    return [path for path in dict.fromkeys((*python, *folders)) if path not in sandbox_program.HIDDEN]
 
 
 @dataclass
