@@ -242,7 +242,7 @@ class Sharding:
 
         Raises ``LayoutError`` for partial placements, and a mesh with gaps between its ranks.
         """
-        from rankmesh.transfer.adapters.dtensors import sharding_of
+        from rankmesh.transfer.dtensors import sharding_of
 
         return sharding_of(tensor)  # type: ignore[arg-type]  # a DTensor, which is torch's
 
@@ -251,7 +251,7 @@ class Sharding:
 
         Raises ``LayoutError`` for what DTensors cannot say: ``at``, ``parts``, ``padded``, views, another mesh.
         """
-        from rankmesh.transfer.adapters.dtensors import placements_of
+        from rankmesh.transfer.dtensors import placements_of
 
         return placements_of(self, device_mesh)  # type: ignore[arg-type]  # a DeviceMesh, which is torch's
 
