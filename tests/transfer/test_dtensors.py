@@ -69,13 +69,14 @@ def test_dtensors_round_trip(data):
 
 
 def test_what_a_dtensor_cannot_say_is_named():
-    """Positions, and a mesh of other axes."""
+    """Positions, parts, padding, and a mesh of other axes."""
     from torch.distributed.device_mesh import init_device_mesh
 
     with fake_world(0, 4):
         device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
-        with pytest.raises(LayoutError, match="a DTensor cannot say tensors that only some ranks have"):
-            rm.Sharding(rm.Mesh(tp=2, pp=2), ("tp",), (8,), at={"pp": 1}).to_dtensor(device_mesh)
+        for option, value in (("at", {"pp": 1}), ("parts", (6, 2)), ("padded", {0: 10})):
+            with pytest.raises(LayoutError, match=f"a DTensor has cuts only, and this sharding has {option}="):
+                rm.Sharding(rm.Mesh(tp=2, pp=2), ("tp",), (8,), **{option: value}).to_dtensor(device_mesh)
         with pytest.raises(LayoutError, match="make the DeviceMesh of the same ranks and axes"):
             rm.Sharding(rm.Mesh(tp=4), ("tp",), (8,)).to_dtensor(device_mesh)
 
