@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 # Every release of megatron-core from the oldest that the drop-ins follow to the newest.
-MEGATRON = ("0.14.0", "0.15.0", "0.15.1", "0.15.2", "0.15.3", "0.16.0", "0.16.1", "0.17.0", "0.17.1", "0.18.0",
+MEGATRON = ("0.16.0", "0.16.1", "0.17.0", "0.17.1", "0.18.0",
             "0.18.2", "0.19.0", "0.19.2")  # fmt: skip
 OTHERS = {
     "accelerate": "1.15.0",
