@@ -243,10 +243,3 @@ class Comparison:
         error = self.errors[layout].get(name)
         shown = "unseen" if error is None else f"{error:.0e}" if error else "0"
         return f"{shown} !" if wrong else shown
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the table, below the report."""
-        from rankmesh.core.notebook import section, table
-
-        head, rows = self.table()
-        return section(self.report(), table(head, rows))
